@@ -1,0 +1,242 @@
+"""Configuration of the Vision Transformer and of the hybrids, with the original's numbers as defaults."""
+
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers.backbone_utils import BackboneConfigMixin
+from transformers.configuration_utils import PreTrainedConfig
+
+Size = int | list[int] | tuple[int, int]
+
+# What transformers passes to a config besides the fields that the class declares.
+KNOWN_EXTRAS = frozenset(
+    "_attn_implementation _commit_hash _name_or_path attn_implementation auto_map experts_implementation model_type "
+    "name_or_path num_labels output_attentions quantization_config tie_last_hidden_states torch_dtype".split()
+)
+
+# The released models (Table 1 of arXiv 2010.11929 and of 2106.10270; vit_jax/configs/models.py).
+WIDTHS = {
+    #      layers, hidden, MLP, heads
+    "Ti": (12, 192, 768, 3),
+    "S": (12, 384, 1536, 6),
+    "B": (12, 768, 3072, 12),
+    "L": (24, 1024, 4096, 16),
+    "H": (32, 1280, 5120, 16),
+}
+# name: (width, patch size on the stem's feature map, stem depths or None for no stem)
+VARIANTS = {
+    "Ti/16": ("Ti", 16, None),
+    "S/32": ("S", 32, None),
+    "S/16": ("S", 16, None),
+    "B/32": ("B", 32, None),
+    "B/16": ("B", 16, None),
+    "B/8": ("B", 8, None),
+    "L/32": ("L", 32, None),
+    "L/16": ("L", 16, None),
+    "H/14": ("H", 14, None),
+    "R+Ti/16": ("Ti", 8, ()),
+    "R26+S/32": ("S", 1, (2, 2, 2, 2)),
+    "R26+B/32": ("B", 1, (2, 2, 2, 2)),
+    "R50+B/16": ("B", 1, (3, 4, 9)),
+    "R50+L/32": ("L", 1, (3, 4, 6, 3)),
+}
+# The models of "Surrogate Gap Minimization" (GSAM): mean pooling, no class token, no pre-logits layer.
+VARIANTS |= {f"{name}-gap-norep": VARIANTS[name] for name in ("S/32", "S/16", "B/32", "B/16")}
+
+
+def as_pair(size: Size) -> tuple[int, int]:
+    """`224` -> `(224, 224)`; `[224, 320]` -> `(224, 320)`: (height, width)."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+@strict
+class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
+    r"""A Vision Transformer of the original family (arXiv 2010.11929).
+
+    Fields that transformers' `ViTConfig` has keep its names; the defaults are ViT-B/16 with the numbers of the
+    original JAX code (tanh GELU, LayerNorm epsilon 1e-6).
+
+    Args:
+        hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: the sizes of the encoder.
+        hidden_dropout_prob: after the position embeddings, after each MLP layer and after the attention block.
+        attention_probs_dropout_prob: on the attention probabilities.
+        drop_path_rate: stochastic depth of the last layer; it grows linearly from 0 at the first.
+        initializer_range: standard deviation of the position embeddings and of the mask token.
+        image_size, patch_size: an int or (height, width), in pixels.
+        qkv_bias: whether query, key and value have biases.
+        pooling: what the head sees: "cls" (the first token), "mean" (of all tokens), "map" (big_vision's
+            attention pooling) or "none" (every token).
+        use_cls_token: whether a class token stands before the patches; by default it does with pooling "cls".
+        representation_size: width of the tanh pre-logits layer; None for no such layer.
+        position_embedding_type: "learned", "sincos2d" (fixed, MoCo v3's) or "none".
+        position_interpolation: how learned position embeddings follow the image's size: "jax" (bilinear, corners
+            aligned), "jax_exact" (the same with the original's rounding fault), "bilinear" or "bicubic" (half-pixel
+            centres, antialiased).
+
+    Raises:
+        ValueError: for sizes that do not divide, and for arguments that this class does not know.
+    """
+
+    model_type = "hf_vit"
+
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu_pytorch_tanh"
+    hidden_dropout_prob: float | int = 0.0
+    attention_probs_dropout_prob: float | int = 0.0
+    drop_path_rate: float | int = 0.0
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-6
+    image_size: Size = 224
+    patch_size: Size = 16
+    num_channels: int = 3
+    qkv_bias: bool = True
+    pooling: Literal["cls", "mean", "map", "none"] = "cls"
+    use_cls_token: bool | None = None
+    representation_size: int | None = None
+    position_embedding_type: Literal["learned", "sincos2d", "none"] = "learned"
+    position_interpolation: Literal["jax", "jax_exact", "bilinear", "bicubic"] = "jax"
+    _out_features: list[str] | None = None
+    _out_indices: list[int] | None = None
+
+    base_model_tp_plan = {  # noqa: RUF012 - transformers declares it as a class variable
+        "layers.*.attention.q_proj": "colwise",
+        "layers.*.attention.k_proj": "colwise",
+        "layers.*.attention.v_proj": "colwise",
+        "layers.*.attention.o_proj": "rowwise",
+        "layers.*.mlp.fc1": "colwise",
+        "layers.*.mlp.fc2": "rowwise",
+    }
+
+    def __post_init__(self, **kwargs):
+        out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
+        if unknown := sorted(kwargs.keys() - KNOWN_EXTRAS):
+            raise ValueError(f"{type(self).__name__} does not know {', '.join(unknown)}")
+        if self.use_cls_token is None:
+            self.use_cls_token = self.pooling == "cls"
+        super().__post_init__(**kwargs)
+        self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
+
+    @classmethod
+    def from_variant(cls, name: str, **overrides: Any) -> "HfViTConfig":
+        """The configuration of a released model: `from_variant("B/16", image_size=384)`.
+
+        Args:
+            name: a key of `VARIANTS`; those with an R (for ResNet) give an `HfViTHybridConfig`.
+            overrides: any field of the configuration.
+        """
+        if name not in VARIANTS:
+            raise ValueError(f"unknown variant {name!r}; known: {', '.join(VARIANTS)}")
+        width, patch_size, stem_depths = VARIANTS[name]
+        layers, hidden_size, intermediate_size, heads = WIDTHS[width]
+        fields: dict[str, Any] = {
+            "num_hidden_layers": layers,
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
+            "num_attention_heads": heads,
+            "patch_size": patch_size,
+        }
+        if name.endswith("-gap-norep"):
+            fields["pooling"] = "mean"
+        if stem_depths is None:
+            return HfViTConfig(**{**fields, **overrides})
+        return HfViTHybridConfig(**{**fields, "stem_depths": list(stem_depths), **overrides})
+
+    @property
+    def output_attentions(self) -> bool:
+        """Whether every forward returns attentions; unlike in transformers, with any attention implementation."""
+        return bool(self._output_attentions)
+
+    @output_attentions.setter
+    def output_attentions(self, value: bool):
+        self._output_attentions = value
+
+    @property
+    def stage_names(self) -> list[str]:
+        """What `out_features` of a backbone chooses from: the embeddings, then the output of each layer."""
+        return ["stem"] + [f"stage{number}" for number in range(1, self.num_hidden_layers + 1)]
+
+    @property
+    def stride(self) -> int:
+        """Image pixels per pixel of the map that is cut into patches: 1, or the stride of the ResNet stem."""
+        return 1
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens before the patches."""
+        return int(bool(self.use_cls_token))
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """(rows, columns) of patches at `image_size`, which is the grid of the stored position embeddings."""
+        return self.grid_of(*as_pair(self.image_size))
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """(rows, columns) of patches of an image.
+
+        Raises:
+            ValueError: the patches do not divide the image; the message names the nearest sizes that they do.
+        """
+        grid = []
+        for name, pixels, patch in zip(("height", "width"), (height, width), as_pair(self.patch_size), strict=True):
+            map_pixels = -(-pixels // self.stride)  # 'SAME' padding rounds up at every halving
+            if map_pixels < patch or map_pixels % patch:
+                step = patch * self.stride
+                nearest = sorted({max(pixels // step, 1) * step, (pixels // step + 1) * step})
+                raise ValueError(
+                    f"image {name} {pixels} is not a multiple of {step}, the {name} of a patch in pixels; "
+                    f"the nearest sizes are {' and '.join(map(str, nearest))}"
+                )
+            grid.append(map_pixels // patch)
+        return grid[0], grid[1]
+
+    def validate_architecture(self):
+        """Called by `@strict` after construction, and by the model, since fields can be set later."""
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_channels"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("image_size", "patch_size"):
+            if len(as_pair(getattr(self, name))) != 2 or min(as_pair(getattr(self, name))) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be an int or (height, width), at least 1")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) is not a multiple of "
+                f"num_attention_heads ({self.num_attention_heads})"
+            )
+        if self.position_embedding_type == "sincos2d" and self.hidden_size % 4:
+            raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of 4, which sincos2d needs")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0 and less than 1")
+        self.grid_of(*as_pair(self.image_size))
+
+
+@strict
+class HfViTHybridConfig(HfViTConfig):
+    r"""A ViT behind the stem of a ResNet (BiT: GroupNorm and standardised weights).
+
+    `patch_size` counts pixels of the stem's feature map, as in the original.
+
+    Args:
+        stem_depths: units per stage, such as [3, 4, 9]; empty for the root convolution and max-pool alone.
+        stem_width: channels of the root convolution; a multiple of 32, the number of groups of its GroupNorm.
+    """
+
+    model_type = "hf_vit_hybrid"
+
+    patch_size: Size = 1
+    stem_depths: list[int] | tuple[int, ...] = (3, 4, 9)
+    stem_width: int = 64
+
+    @property
+    def stride(self) -> int:
+        return 4 * 2 ** max(len(self.stem_depths) - 1, 0)
+
+    def validate_architecture(self):
+        if any(depth < 1 for depth in self.stem_depths):
+            raise ValueError(f"stem_depths is {self.stem_depths}; every stage must have at least 1 unit")
+        if self.stem_width < 1 or self.stem_width % 32:
+            raise ValueError(f"stem_width ({self.stem_width}) is not a multiple of 32, the groups of its GroupNorm")
+        super().validate_architecture()
