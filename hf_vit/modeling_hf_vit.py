@@ -330,7 +330,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             config.image_size = stored_size
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs.setdefault("ignore_mismatched_sizes", True)
-        model, info = super().from_pretrained(
+        model, info = super().from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             pretrained_model_name_or_path, *model_args, config=config, output_loading_info=True, **kwargs
         )
         _check_loading(info, pretrained_model_name_or_path)
