@@ -19,8 +19,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, logging
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils import logging
+from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
@@ -294,7 +294,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     config: HfViTConfig
     base_model_prefix = "vit"
     main_input_name = "pixel_values"
-    input_modalities = ("image",)
+    input_modalities = ["image"]  # noqa: RUF012
     supports_gradient_checkpointing = True
     _no_split_modules = ["HfViTEmbeddings", "HfViTLayer"]  # noqa: RUF012 - transformers declares the type
     _supports_sdpa = True

@@ -30,15 +30,15 @@ def _reshape(array: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 # What our layouts are called is what happens on the way to us; `shape` is theirs.
 as_is = Layout(lambda array: array, _reshape)
 flatten = Layout(lambda array: array.flatten(), _reshape)  # (1, 1, 1, channels) or (heads, head_dim) -> (n,)
-transpose = Layout(lambda kernel: kernel.T, lambda weight, shape: weight.T)  # (in, out) -> (out, in)
+transpose = Layout(lambda kernel: kernel.transpose(0, 1), lambda weight, shape: weight.T)  # (in, out) -> (out, in)
 channels_first = Layout(  # (rows, columns, in, out) -> (out, in, rows, columns)
     lambda kernel: kernel.permute(3, 2, 0, 1), lambda weight, shape: weight.permute(2, 3, 1, 0)
 )
 split_heads = Layout(  # (hidden, heads, head_dim) -> (heads * head_dim, hidden)
-    lambda kernel: kernel.flatten(1).T, lambda weight, shape: weight.T.reshape(shape)
+    lambda kernel: kernel.flatten(1).transpose(0, 1), lambda weight, shape: weight.T.reshape(shape)
 )
 merge_heads = Layout(  # (heads, head_dim, hidden) -> (hidden, heads * head_dim)
-    lambda kernel: kernel.flatten(0, 1).T, lambda weight, shape: weight.T.reshape(shape)
+    lambda kernel: kernel.flatten(0, 1).transpose(0, 1), lambda weight, shape: weight.T.reshape(shape)
 )
 
 
@@ -62,19 +62,33 @@ def check_names(rules: Iterable[Rule], names: Iterable[str], name_of_file: str) 
 
 
 def check_shapes(
-    state_dict: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], rules: Iterable[Rule], name: str
+    shapes: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, torch.Tensor],
+    rules: Iterable[Rule],
+    name_of_file: str,
 ) -> None:
-    """Every converted array has the shape of the parameter it becomes, and only finite numbers.
+    """Every array, once its axes have moved, has the shape of the parameter that it becomes.
+
+    Args:
+        shapes: of their arrays.
+        expected: our parameters.
 
     Raises:
         ConversionError: lists all arrays that do not.
     """
     problems = []
-    for theirs, ours, _ in rules:
-        array, wanted = state_dict[ours], tuple(expected[ours].shape)
-        if tuple(array.shape) != wanted:
-            problems.append(f"{theirs} becomes {tuple(array.shape)} where {ours} has {wanted}")
-        elif not torch.isfinite(array.sum()) and not torch.isfinite(array).all():  # the sum needs no copy
-            problems.append(f"{theirs} has {int((~torch.isfinite(array)).sum())} values that are NaN or infinite")
+    for theirs, ours, layout in rules:
+        wanted = tuple(expected[ours].shape)
+        try:
+            became = tuple(layout.to_ours(torch.empty(shapes[theirs], device="meta")).shape)
+        except (IndexError, RuntimeError):  # too few axes to move
+            became = None
+        if became != wanted:
+            problems.append(f"{theirs} {tuple(shapes[theirs])} does not become {ours} {wanted}")
     if problems:
-        raise ConversionError(f"{name} cannot be used: {'; '.join(problems)}")
+        raise ConversionError(f"{name_of_file} has arrays of the wrong shape: {'; '.join(problems)}")
+
+
+def count_not_finite(array: torch.Tensor) -> int:
+    """How many values are NaN or infinite; where none is, at the price of one sum."""
+    return 0 if torch.isfinite(array.sum()) else int((~torch.isfinite(array)).sum())
