@@ -5,8 +5,11 @@ the class token, if there is one, and the patches, row by row.
 """
 
 import copy
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,6 +35,7 @@ logger = logging.get_logger(__name__)
 # Standard deviation of a normal distribution cut at two of its own: jax.nn.initializers corrects for it.
 TRUNCATED_STD = 0.87962566103423978
 CACHED_GRIDS = 16
+CONVERSION_RECORD = "conversion.json"
 
 
 class HfViTPatchEmbeddings(nn.Module):
@@ -307,6 +311,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     # A checkpoint with a head or a pooler may be loaded without: that loses nothing in silence, it is asked for.
     _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\."]  # noqa: RUF012
 
+    conversion_record: dict[str, Any] | None = None  # what the weights were converted from
+
     def __init__(self, config: HfViTConfig, *args, **kwargs):
         config.validate_architecture()
         super().__init__(config, *args, **kwargs)
@@ -337,6 +343,13 @@ class HfViTPreTrainedModel(PreTrainedModel):
         if as_pair(image_size) != as_pair(stored_size):
             model.set_image_size(image_size)
         return (model, info) if wants_info else model
+
+    def save_pretrained(self, save_directory, **kwargs):
+        """As in transformers; writes `conversion.json` too, if the model was converted."""
+        super().save_pretrained(save_directory, **kwargs)
+        if self.conversion_record is not None:
+            text = json.dumps(self.conversion_record, indent=2)
+            (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n")
 
     @torch.no_grad()
     def set_image_size(self, image_size: Size) -> None:
