@@ -5,8 +5,11 @@ the class token, if there is one, and the patches, row by row.
 """
 
 import copy
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,8 +22,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, logging
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils import logging
+from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
@@ -32,6 +35,7 @@ logger = logging.get_logger(__name__)
 # Standard deviation of a normal distribution cut at two of its own: jax.nn.initializers corrects for it.
 TRUNCATED_STD = 0.87962566103423978
 CACHED_GRIDS = 16
+CONVERSION_RECORD = "conversion.json"
 
 
 class HfViTPatchEmbeddings(nn.Module):
@@ -294,7 +298,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     config: HfViTConfig
     base_model_prefix = "vit"
     main_input_name = "pixel_values"
-    input_modalities = ("image",)
+    input_modalities = ["image"]  # noqa: RUF012
     supports_gradient_checkpointing = True
     _no_split_modules = ["HfViTEmbeddings", "HfViTLayer"]  # noqa: RUF012 - transformers declares the type
     _supports_sdpa = True
@@ -306,6 +310,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _input_embed_layer = "patch_embeddings"
     # A checkpoint with a head or a pooler may be loaded without: that loses nothing in silence, it is asked for.
     _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\."]  # noqa: RUF012
+
+    conversion_record: dict[str, Any] | None = None  # what the weights were converted from
 
     def __init__(self, config: HfViTConfig, *args, **kwargs):
         config.validate_architecture()
@@ -330,13 +336,20 @@ class HfViTPreTrainedModel(PreTrainedModel):
             config.image_size = stored_size
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs.setdefault("ignore_mismatched_sizes", True)
-        model, info = super().from_pretrained(
+        model, info = super().from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             pretrained_model_name_or_path, *model_args, config=config, output_loading_info=True, **kwargs
         )
         _check_loading(info, pretrained_model_name_or_path)
         if as_pair(image_size) != as_pair(stored_size):
             model.set_image_size(image_size)
         return (model, info) if wants_info else model
+
+    def save_pretrained(self, save_directory, **kwargs):
+        """As in transformers; writes `conversion.json` too, if the model was converted."""
+        super().save_pretrained(save_directory, **kwargs)
+        if self.conversion_record is not None:
+            text = json.dumps(self.conversion_record, indent=2)
+            (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n")
 
     @torch.no_grad()
     def set_image_size(self, image_size: Size) -> None:
