@@ -35,6 +35,8 @@ logger = logging.get_logger(__name__)
 # Standard deviation of a normal distribution cut at two of its own: jax.nn.initializers corrects for it.
 TRUNCATED_STD = 0.87962566103423978
 CACHED_GRIDS = 16
+# What `HfViTForMaskedPatchPrediction` has besides the encoder.
+MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\."]
 CONVERSION_RECORD = "conversion.json"
 
 
@@ -70,14 +72,20 @@ class HfViTEmbeddings(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(batch, num_channels, height, width) -> (batch, tokens, hidden_size)"""
+        return self.as_tokens(self.as_patches(pixel_values), self.config.grid_of(*pixel_values.shape[-2:]))
+
+    def as_patches(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size)"""
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
             raise ValueError(
                 f"pixel_values has shape {tuple(pixel_values.shape)}; "
                 f"expected (batch, {self.config.num_channels}, height, width)"
             )
-        grid = self.config.grid_of(*pixel_values.shape[-2:])
-        feature_map = pixel_values if self.stem is None else self.stem(pixel_values)
-        hidden_states = self.patch_embeddings(feature_map)
+        self.config.grid_of(*pixel_values.shape[-2:])  # refuses a size that the patches do not divide
+        return self.patch_embeddings(pixel_values if self.stem is None else self.stem(pixel_values))
+
+    def as_tokens(self, hidden_states: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """(batch, rows * columns, hidden_size) -> (batch, tokens, hidden_size): class token and positions added"""
         if self.cls_token is not None:
             cls_token = self.cls_token.expand(hidden_states.shape[0], -1, -1)
             hidden_states = torch.cat([cls_token, hidden_states], dim=1)
@@ -309,7 +317,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}  # noqa: RUF012
     _input_embed_layer = "patch_embeddings"
     # A checkpoint with a head or a pooler may be loaded without: that loses nothing in silence, it is asked for.
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\."]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\.", *MASKED_PATCH_KEYS]  # noqa: RUF012
 
     conversion_record: dict[str, Any] | None = None  # what the weights were converted from
 
@@ -481,7 +489,7 @@ def _encode(model, hidden_states: torch.Tensor, attention_mask: torch.Tensor | N
 class HfViTForImageClassification(HfViTPreTrainedModel):
     """The encoder with a linear head; a new head is zero, as in the paper."""
 
-    _keys_to_ignore_on_load_unexpected = None
+    _keys_to_ignore_on_load_unexpected = MASKED_PATCH_KEYS
 
     def __init__(self, config: HfViTConfig):
         super().__init__(config)

@@ -11,7 +11,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 from accelerate.utils.memory import should_reduce_batch_size
-from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from ..configuration_hf_vit import as_pair
 from . import models
@@ -20,7 +19,7 @@ from .checkpoints import Checkpoints
 from .data import EvalSamples, Shares, Split, eval_loader, open_split, train_loader
 from .evaluation import empty_batch, predict, score
 from .loop import Run, TrainingStopped, resume, train
-from .objectives import Classification, Normalizer
+from .objectives import Classification, MaskedPatches, Normalizer
 from .optimization import MovingAverage, build_optimizer, freeze_parameters
 from .recipes import SettingsError, dump, parse_settings
 from .reporting import card_data, choose_trackers, write_curve, write_json
@@ -118,7 +117,9 @@ def prepare_run(settings, accelerator, model, processor, split, shares: Shares, 
     return state
 
 
-def make_objective(settings: TrainingSettings, normalizer: Normalizer, config):
+def make_objective(settings, normalizer: Normalizer, config):
+    if getattr(settings, "objective", "supervised") == "masked_patch_prediction":
+        return MaskedPatches(settings, normalizer)
     return Classification(settings, normalizer, config.num_labels)
 
 
@@ -231,15 +232,11 @@ def evaluate(argv: list[str] | None = None) -> dict:
         return show(settings)
     assert settings.model and settings.dataset
     accelerator = start(settings)
-    model = AutoModelForImageClassification.from_pretrained(
-        settings.model, **({} if settings.image_size is None else {"image_size": settings.image_size})
-    )
-    size = model.config.image_size
-    processor = models.at_size(AutoImageProcessor.from_pretrained(settings.model), size)
-    split_name = settings.eval_split or "test"
-    raw = load_split(settings.dataset, split_name, settings.dataset_config, settings.streaming)
+    model, processor = models.load_for_evaluation(settings.model, settings.image_size)
+    size = as_pair(model.config.image_size)
+    raw = load_split(settings.dataset, settings.split, settings.dataset_config, settings.streaming)
     split = open_split(raw, settings.image_column, settings.label_column)
-    samples = EvalSamples(split, processor, as_pair(size), len(processor.image_mean))
+    samples = EvalSamples(split, processor, size, len(processor.image_mean))
     loader = eval_loader(
         samples, settings.eval_batch_size, accelerator.num_processes, accelerator.process_index, settings.num_workers
     )

@@ -13,7 +13,7 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .augmentation import TrainTransform, sample_generator
@@ -120,7 +120,7 @@ def decode(sample: dict) -> Image.Image | None:
         source = io.BytesIO(sample["bytes"]) if sample["bytes"] is not None else sample["path"]
         image = Image.open(source)
         image.load()
-        return image
+        return ImageOps.exif_transpose(image)
     except (OSError, ValueError, SyntaxError, TypeError, EOFError, Image.DecompressionBombError):
         return None
 

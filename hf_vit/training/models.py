@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
 
-import hf_vit  # noqa: F401 - registers the Auto classes
-
+from ..auto import register_auto_classes
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
 from ..image_processing_hf_vit import HfViTImageProcessor
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification
+from ..modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from .data import Split
 from .settings import FinetuneSettings, PretrainSettings, TrainingSettings
 
@@ -27,6 +27,7 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     "The whole head" includes the pre-logits layer (section 3.2 of the paper).
     """
     assert settings.model
+    register_auto_classes()
     config = AutoConfig.from_pretrained(settings.model)
     for setting, field in DROPOUT_FIELDS.items():
         if getattr(settings, setting) is not None:
@@ -74,8 +75,6 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
     config = build_config(settings)
     torch.manual_seed(settings.seed)
     if settings.objective == "masked_patch_prediction":
-        from ..modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
-
         config.patch_target = settings.target
         return HfViTForMaskedPatchPrediction(config), new_processor(config)
     name_labels(config, split)
@@ -98,7 +97,18 @@ def build_config(settings: PretrainSettings) -> HfViTConfig:
 
 def new_processor(config: HfViTConfig):
     height, width = as_pair(config.image_size)
-    return HfViTImageProcessor(size={"height": height, "width": width})
+    channels = [0.5] * config.num_channels
+    return HfViTImageProcessor(size={"height": height, "width": width}, image_mean=channels, image_std=channels)
+
+
+def load_for_evaluation(name: str, image_size=None) -> tuple[PreTrainedModel, Any]:
+    """A classifier as it was saved, and its image processor."""
+    register_auto_classes()
+    size = {} if image_size is None else {"image_size": image_size}
+    model, info = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True, **size)
+    if info["missing_keys"]:
+        raise ValueError(f"{name} is no trained classifier: it lacks {', '.join(map(str, info['missing_keys']))}")
+    return model, at_size(AutoImageProcessor.from_pretrained(name), model.config.image_size)
 
 
 def at_size(processor, image_size):
@@ -110,7 +120,7 @@ def at_size(processor, image_size):
 
 def set_head_bias(model: PreTrainedModel, settings: TrainingSettings):
     """-10 with a sigmoid loss over 21,843 classes lets training start at "nothing is there" (big_vision)."""
-    if settings.head_bias is not None:
+    if settings.head_bias is not None and hasattr(model, "classifier"):
         nn.init.constant_(model.classifier.bias, settings.head_bias)  # pyright: ignore[reportArgumentType]
 
 

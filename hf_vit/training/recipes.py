@@ -162,16 +162,19 @@ def convert_to(value: Any, kind: Any) -> Any:
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:
-    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    """The types of a union; `Literal[...] | None` is one of another class than `int | None`."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
 
 
 def describe(kind: Any) -> str:
     """`int | None` -> "int or none"."""
+    if len(alternatives(kind)) > 1:
+        return " or ".join(describe(option) for option in alternatives(kind))
     if typing.get_origin(kind) is typing.Literal:
         return " or ".join(typing.get_args(kind))
-    if isinstance(kind, types.UnionType):
-        return " or ".join(describe(option) for option in typing.get_args(kind))
-    return "none" if kind is type(None) else getattr(kind, "__name__", str(kind)) if not typing.get_args(kind) else str(kind)
+    if kind is type(None):
+        return "none"
+    return str(kind) if typing.get_args(kind) else kind.__name__
 
 
 def listing(names) -> str:

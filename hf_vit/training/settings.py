@@ -10,7 +10,6 @@ class DataSettings:
 
     dataset: str | None = None  # Hub name, folder, parquet or tar file(s), or "digits" (scikit-learn's)
     dataset_config: str | None = None
-    eval_split: str | None = None  # such as "test" or "train[98%:]"
     image_column: str | None = None  # by default the one column of images
     label_column: str | None = None  # by default the one column of class labels
     streaming: bool = False
@@ -37,6 +36,7 @@ class TrainingSettings(DataSettings):
     """What fine-tuning and pre-training share."""
 
     train_split: str = "train"
+    eval_split: str | None = None  # such as "test" or "train[98%:]"
     steps: int | None = None  # optimiser steps
     epochs: float | None = None  # instead of steps
     batch_size: int = 512  # images per optimiser step, over all processes and accumulated forwards
@@ -164,6 +164,7 @@ class EvaluateSettings(DataSettings):
     """Evaluation of a saved classifier."""
 
     model: str | None = None
+    split: str = "test"
     real_labels: str | None = None  # JSON list of lists of class numbers, one per image ("Are we done with ImageNet?")
 
     def validate(self):
