@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import datasets
+from datasets.distributed import split_dataset_by_node
 import numpy as np
 import torch
 from PIL import Image, ImageOps
@@ -199,7 +200,7 @@ class StreamBatches(IterableDataset):
 
     def __init__(self, split: Split, transform: TrainTransform, seed: int, shares: Shares, start_step: int):
         stream = split.samples.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
-        self.stream = datasets.distributed.split_dataset_by_node(stream, shares.rank, shares.processes)
+        self.stream = split_dataset_by_node(stream, shares.rank, shares.processes)
         self.split, self.transform, self.seed, self.shares = split, transform, seed, shares
         self.start = start_step * shares.accumulation
 
