@@ -1,13 +1,16 @@
 """`fetch` against a real HTTP server on this machine that breaks off, refuses, forgets and changes its mind."""
 
+import fcntl
 import hashlib
 import json
 import os
 import random
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -146,12 +149,12 @@ def test_cut_bodies_are_resumed_at_the_byte(server, tmp_path):
 def test_a_body_cut_often_comes_as_long_as_there_is_progress(server, tmp_path):
     server.cuts = [30_000] * 9
     assert fetch(server.url, tmp_path).path.read_bytes() == BODY
-    assert len(server.requests) == 11
+    assert len(server.requests) == 10
 
 
 def test_a_later_call_resumes(server, tmp_path):
     server.cuts = [100_003, 0, 0]
-    with pytest.raises(SourceError, match="failed 3 times in a row .*the 100003 bytes that came are kept"):
+    with pytest.raises(SourceError, match=r"failed 3 times in a row .*the 100003 bytes that came are kept"):
         fetch(server.url, tmp_path)
     assert fetch(server.url, tmp_path).path.read_bytes() == BODY
     assert server.ranges[-1] == "bytes=100003-"
@@ -203,7 +206,7 @@ def test_a_server_without_ranges_starts_again(server, tmp_path):
     server.cuts = [100_003] * 4
     with pytest.raises(SourceError, match="failed 3 times in a row"):
         fetch(f"{server.url}?again", tmp_path)
-    assert len(server.requests) == 5 + 1
+    assert len(server.requests) == 2 + 3
 
 
 def test_another_part_than_the_missing_one_is_not_appended(server, tmp_path):
@@ -306,9 +309,7 @@ def test_a_full_disk_is_told(server, tmp_path):
     partial = kept_file(server, tmp_path, ".incomplete")
     partial.parent.mkdir(parents=True)
     partial.symlink_to("/dev/full")
-    with pytest.raises(
-        SourceError, match=rf"incomplete cannot be written \(No space left on device\): 0 of {len(BODY)}"
-    ):
+    with pytest.raises(SourceError, match=r"incomplete cannot be written \(No space left on device\): 0 of 300007"):
         fetch(server.url, tmp_path)
     assert not kept_file(server, tmp_path).exists()
 
@@ -330,6 +331,7 @@ def test_a_cache_that_is_no_folder(server, tmp_path):
 @pytest.mark.parametrize("progress", [True, False])
 def test_progress_is_shown_on_a_terminal(progress, server, tmp_path, monkeypatch):
     terminal, end = os.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))  # rows, columns, pixels
     with open(end, "w") as stderr, open(terminal, "rb", buffering=0) as screen:
         monkeypatch.setattr(sys, "stderr", stderr)
         fetch(server.url, tmp_path, progress=progress)
