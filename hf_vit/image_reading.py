@@ -1,0 +1,223 @@
+"""Whatever a user calls an image becomes a tensor (channels, height, width) of levels from 0 to 255.
+
+Levels are uint8 where the source has 8 bits, and float32 with 16 bits of precision where it has more:
+
+| source | level |
+| --- | --- |
+| uint8, Pillow's 8-bit modes | the value |
+| bool, Pillow's "1" | 0 or 255 |
+| uint16, Pillow's "I;16" and "I" | value / 257, so 65535 becomes 255 |
+| other integers | the value, which must be in [0, 255] |
+| floating point, Pillow's "F" | value * 255, which must come from [0, 1] |
+"""
+
+import base64
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub.utils import get_session, hf_raise_for_status
+from PIL import Image, ImageOps
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+ORIENTATION = 0x0112  # the EXIF tag
+DOWNLOAD_SECONDS = 60
+EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "RGBA": "RGBA", "RGBa": "RGBA"}
+DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+# A channel axis of an array may have one of these lengths, besides the number of channels asked for.
+CHANNEL_COUNTS = (1, 2, 3, 4)
+
+
+class ImageReadingError(ValueError):
+    """An image that cannot be read; the message names the file, or the place in the batch."""
+
+
+def read_image(
+    image: Any,
+    num_channels: int | None = 3,
+    background: tuple[int, ...] | list[int] = (255, 255, 255),
+    input_data_format: str | None = None,
+    keep_float: bool = False,
+    minimum_size: tuple[int, int] | None = None,
+    name: str = "the image",
+) -> torch.Tensor:
+    """Levels of an image.
+
+    Args:
+        image: a path, URL, `data:` URI, bytes, open file, {"bytes", "path"} of `datasets`, PIL image, NumPy array or
+            tensor; arrays may be a batch.
+        num_channels: how many channels the result has; None leaves them as they come.
+        background: what shows through where an image is transparent.
+        input_data_format: "channels_first" or "channels_last", for arrays whose shape does not tell.
+        keep_float: floating-point arrays are taken as they are, whatever their range.
+        minimum_size: (height, width); a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, but not below this.
+        name: how messages name the image.
+
+    Returns:
+        (..., channels, height, width), uint8 or float32.
+
+    Raises:
+        ImageReadingError: what cannot be read, is not an image, or has other channels than asked for.
+    """
+    if isinstance(image, np.ndarray | torch.Tensor):
+        levels = levels_of_array(image, num_channels, input_data_format, keep_float, name)
+    else:
+        levels = levels_of_array(decode(image, minimum_size, name), None, "channels_last", False, name)
+    if 0 in levels.shape:
+        raise ImageReadingError(f"{name} is empty: its shape is {tuple(image.shape)}")
+    return levels if num_channels is None else convert_channels(levels, num_channels, background, name)
+
+
+def decode(image: Any, minimum_size: tuple[int, int] | None, name: str) -> np.ndarray:
+    """Pixels of an image file, or PIL image, upright: (height, width) or (height, width, channels)."""
+    try:
+        if isinstance(image, Image.Image):
+            return pixels_of_pillow(image)
+        with Image.open(open_source(image)) as file:
+            if getattr(file, "is_animated", False) and file.format != "MPO":  # MPO: a photograph and its preview
+                logger.info("%s has several frames; the first one is used", name)
+            if minimum_size is not None:
+                height, width = turn(minimum_size, file)
+                file.draft(None, (width, height))
+            return pixels_of_pillow(file)
+    except Image.UnidentifiedImageError as error:
+        raise ImageReadingError(f"{name} is not an image in a format that Pillow reads") from error
+    except Exception as error:  # decoders of damaged files raise anything: OSError, SyntaxError, struct.error, ...
+        raise ImageReadingError(f"{name} cannot be read: {error}") from error
+
+
+def open_source(image: Any) -> Any:
+    """What `PIL.Image.open` takes: a path or an open file."""
+    if isinstance(image, dict):
+        image = image.get("bytes") or image.get("path")
+    if isinstance(image, bytes | bytearray | memoryview):
+        return io.BytesIO(image)
+    if isinstance(image, str) and image.startswith(("http://", "https://")):
+        response = get_session().get(image, timeout=DOWNLOAD_SECONDS, follow_redirects=True)
+        hf_raise_for_status(response)
+        return io.BytesIO(response.content)
+    if isinstance(image, str) and image.startswith("data:"):
+        return io.BytesIO(base64.b64decode(image.partition(",")[2]))
+    if isinstance(image, str | os.PathLike):
+        return Path(image)
+    if hasattr(image, "read"):
+        return image
+    raise TypeError(f"expected a path, URL, bytes, PIL image, NumPy array or tensor, got {type(image).__name__}")
+
+
+def pixels_of_pillow(image: Image.Image) -> np.ndarray:
+    """Pixels of a PIL image, upright, in a mode that `levels_of_array` and `convert_channels` know."""
+    if image.getexif().get(ORIENTATION, 1) != 1:
+        image = ImageOps.exif_transpose(image)
+    if image.mode in DEEP_MODES:
+        pixels = np.array(image)
+        return pixels if image.mode == "F" else sixteen_bits(pixels)
+    mode = "RGBA" if "transparency" in image.info else EIGHT_BIT_MODES.get(image.mode, "RGB")
+    return np.array(image if image.mode == mode else image.convert(mode))
+
+
+def sixteen_bits(pixels: np.ndarray) -> np.ndarray:
+    if pixels.min() < 0 or pixels.max() > 65535:
+        raise ValueError(f"its integers go from {pixels.min()} to {pixels.max()}, expected 16 bits (0 to 65535)")
+    return pixels.astype(np.uint16)
+
+
+def turn(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:
+    """(height, width) in the file of what is (height, width) when the image is upright."""
+    height, width = size
+    return (height, width) if image.getexif().get(ORIENTATION, 1) < 5 else (width, height)
+
+
+def levels_of_array(
+    array: np.ndarray | torch.Tensor, num_channels: int | None, data_format: str | None, keep_float: bool, name: str
+) -> torch.Tensor:
+    """Levels (..., channels, height, width) of an array or tensor, by the table above."""
+    if array.ndim == 2:
+        array, data_format = array[None], "channels_first"
+    elif array.ndim not in (3, 4):
+        raise ImageReadingError(f"{name} has {array.ndim} dimensions (shape {tuple(array.shape)}), expected 2, 3 or 4")
+    data_format = data_format or infer_data_format(array, num_channels, name)
+    tensor = array if isinstance(array, torch.Tensor) else tensor_of(array)
+    if data_format == "channels_last":
+        tensor = tensor.movedim(-1, -3)
+    if tensor.dtype == torch.uint8 or (keep_float and tensor.is_floating_point()):
+        return tensor if tensor.dtype == torch.uint8 else tensor.float()
+    if tensor.dtype == torch.bool:
+        return tensor.to(torch.uint8) * 255
+    if tensor.dtype == torch.uint16:
+        return tensor.float() / 257
+    if tensor.is_floating_point():
+        check_range(tensor, 1, "floating-point images are in [0, 1] (divide by 255, or pass uint8)", name)
+        return (tensor.float() * 65535).round() / 257  # 16 bits, so that k / 255 becomes exactly k
+    check_range(tensor, 255, "integer images are in [0, 255] (or uint16)", name)
+    return tensor.to(torch.uint8)
+
+
+def tensor_of(array: np.ndarray) -> torch.Tensor:
+    if array.dtype.kind not in "biuf":
+        raise ImageReadingError(f"an array of dtype {array.dtype} is not an image")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    usable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if usable else array.copy())
+
+
+def infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | None, name: str) -> str:
+    """Where the channels are: the axis that has `num_channels`, and if both or none have, the custom of the library."""
+    first, last = array.shape[-3], array.shape[-1]
+    if (first == num_channels) != (last == num_channels):
+        return "channels_first" if first == num_channels else "channels_last"
+    candidates = {"channels_last": last, "channels_first": first}
+    if isinstance(array, torch.Tensor):
+        candidates = {"channels_first": first, "channels_last": last}
+    for data_format, length in candidates.items():
+        if length in CHANNEL_COUNTS or length == num_channels:
+            return data_format
+    raise ImageReadingError(
+        f"{name} has shape {tuple(array.shape)}, of which neither the first nor the last axis can be the channels; "
+        'say input_data_format="channels_first" or "channels_last"'
+    )
+
+
+def check_range(tensor: torch.Tensor, highest: int, expected: str, name: str):
+    low, high = (value.item() for value in tensor.aminmax()) if tensor.numel() else (0, 0)
+    if not (low >= 0 and high <= highest):  # also true for NaN
+        raise ImageReadingError(f"{name} has values from {low:g} to {high:g}; {expected}")
+
+
+def convert_channels(
+    levels: torch.Tensor, num_channels: int, background: tuple[int, ...] | list[int], name: str
+) -> torch.Tensor:
+    """(..., channels, height, width) -> (..., num_channels, height, width): grey repeated, alpha composited."""
+    channels = levels.shape[-3]
+    if channels == num_channels:
+        return levels
+    if channels == 1:
+        return levels.expand(*levels.shape[:-3], num_channels, *levels.shape[-2:])
+    if num_channels in (1, 3) and channels in (2, 3, 4):
+        if channels == 2:
+            levels = levels[..., [0, 0, 0, 1], :, :]
+        colour = levels if channels == 3 else composite(levels, background)
+        return colour if num_channels == 3 else luma(colour)
+    raise ImageReadingError(f"{name} has {channels} channels, expected {num_channels}")
+
+
+def composite(levels: torch.Tensor, background: tuple[int, ...] | list[int]) -> torch.Tensor:
+    """Lay (..., red green blue alpha, height, width) over a colour: (..., red green blue, height, width)."""
+    colour, alpha = levels[..., :3, :, :].float(), levels[..., 3:, :, :].float()
+    behind = torch.tensor(background, dtype=torch.float32, device=levels.device)[:, None, None]
+    blended = (colour * alpha + behind * (255 - alpha)) / 255
+    return blended if levels.is_floating_point() else blended.round().to(torch.uint8)
+
+
+def luma(levels: torch.Tensor) -> torch.Tensor:
+    """ITU-R 601 brightness, in the fixed-point arithmetic of Pillow's `convert("L")`."""
+    if levels.is_floating_point():
+        weights = torch.tensor([0.299, 0.587, 0.114], device=levels.device)
+        return (levels * weights[:, None, None]).sum(-3, keepdim=True)
+    weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32, device=levels.device)
+    return ((levels.int() * weights[:, None, None]).sum(-3, keepdim=True) + 0x8000 >> 16).to(torch.uint8)
