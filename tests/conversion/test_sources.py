@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import struct
 import subprocess
@@ -261,18 +262,6 @@ def test_offline_mode_uses_the_cache_only(server, tmp_path, monkeypatch):
         fetch(f"{server.url}?other", tmp_path)
 
 
-def run_fetch(server, cache_dir, before="pass"):
-    code = f"""
-import resource, sys
-from hf_vit.conversion.sources import fetch
-{before}
-print("ready", flush=True)
-print(fetch({server.url!r}, {str(cache_dir)!r}).path.name)
-"""
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def wait_for(condition):
     deadline = time.monotonic() + 60
     while not condition():
@@ -282,25 +271,43 @@ def wait_for(condition):
 
 def test_an_interrupted_download_goes_on_where_it_was(server, tmp_path):
     server.pause_at = 200_000
-    process = run_fetch(server, tmp_path)
     partial = kept_file(server, tmp_path, ".incomplete")
-    wait_for(lambda: partial.exists() and partial.stat().st_size > 100_000)
-    process.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in process.communicate()[1]
+
+    def press_ctrl_c():
+        wait_for(lambda: partial.exists() and partial.stat().st_size > 100_000)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press_ctrl_c)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        fetch(server.url, tmp_path)
+    thread.join()
     received = partial.stat().st_size
     server.pause_at = None
     assert fetch(server.url, tmp_path).path.read_bytes() == BODY
     assert server.ranges == [None, f"bytes={received}-"]
 
 
+FETCH_AND_PRINT = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("sources", sys.argv[1])  # without the package
+sources = importlib.util.module_from_spec(spec)
+sys.modules["sources"] = sources
+spec.loader.exec_module(sources)
+print("ready", flush=True)
+print(sources.fetch(*sys.argv[2:]).path)
+"""
+
+
 def test_two_processes_download_once(server, tmp_path):
     server.pause_at = 1_000
-    processes = [run_fetch(server, tmp_path) for _ in range(2)]
+    command = [sys.executable, "-c", FETCH_AND_PRINT, str(sources.__file__), server.url, str(tmp_path)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
     wait_for(lambda: server.requests)
     time.sleep(0.3)  # for the other to reach the lock
     server.go_on.set()
-    assert [process.communicate() for process in processes] == [("vit tiny.npz\n", "")] * 2
+    assert [process.communicate()[0] for process in processes] == [f"{kept_file(server, tmp_path)}\n"] * 2
     assert len(server.requests) == 1
     assert kept_file(server, tmp_path).read_bytes() == BODY
 
@@ -315,11 +322,15 @@ def test_a_full_disk_is_told(server, tmp_path):
 
 
 def test_after_making_room_the_download_goes_on(server, tmp_path):
-    room = 100_352
-    process = run_fetch(server, tmp_path, f"resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))")
-    assert f"(File too large): {room} of {len(BODY)} bytes have been kept" in process.communicate()[1]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_352, limits[1]))
+    try:
+        with pytest.raises(SourceError, match=r"\(File too large\): 100352 of 300007 bytes have been kept"):
+            fetch(server.url, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert fetch(server.url, tmp_path).path.read_bytes() == BODY
-    assert server.ranges == [None, f"bytes={room}-"]
+    assert server.ranges == [None, "bytes=100352-"]
 
 
 def test_a_cache_that_is_no_folder(server, tmp_path):
