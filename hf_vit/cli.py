@@ -66,7 +66,7 @@ def _convert(arguments: argparse.Namespace) -> None:
         position_grid=arguments.position_grid,
     )
     save_folder(arguments.output, model, processor, arguments.overwrite)
-    record = model.conversion_record
+    record = model.conversion_record or {}
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, image size {model.config.image_size}")
     print(f"read as {record['dialect']['names']} from {record['source']} (sha256 {record['sha256'][:16]}...)")
     if record["left_out"]:
