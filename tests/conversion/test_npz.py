@@ -229,6 +229,14 @@ def test_folders_missing_files_and_unknown_names(tmp_path):
         reader.read("tail")
 
 
+def test_a_file_that_shrinks_while_it_is_open(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(20_000))
+    with NpzReader(tmp_path / "a.npz") as reader:
+        os.truncate(tmp_path / "a.npz", 100_000)
+        with pytest.raises(NpzError, match="'x' cannot be read: the file ends within its data"):
+            reader.read("x")
+
+
 class Bomb:
     def __init__(self, path):
         self.path = path
@@ -297,7 +305,6 @@ def test_tensors_are_written_in_row_order(tmp_path):
 def test_the_same_arrays_make_the_same_bytes(tmp_path):
     for name in ("a.npz", "b.npz"):
         write_npz(tmp_path / name, small_arrays().items())
-        os.utime(tmp_path / name, (0, 0))
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
     assert zipfile.ZipFile(tmp_path / "a.npz").infolist()[0].date_time == (1980, 1, 1, 0, 0, 0)
 
