@@ -1,0 +1,48 @@
+"""hf_vit: the original Vision Transformer family in the Hugging Face ecosystem, with the original's numbers.
+
+Importing it registers the classes with transformers' Auto classes.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+__version__ = "0.1.0"
+
+# Public names and where they live; each is imported when it is first asked for.
+_CONFIGURATION, _MODELING = ".configuration_hf_vit", ".modeling_hf_vit"
+_HOME = {
+    "HfViTConfig": _CONFIGURATION,
+    "HfViTHybridConfig": _CONFIGURATION,
+    "HfViTModel": _MODELING,
+    "HfViTForImageClassification": _MODELING,
+    "HfViTBackbone": _MODELING,
+    "HfViTHybridModel": _MODELING,
+    "HfViTHybridForImageClassification": _MODELING,
+    "HfViTHybridBackbone": _MODELING,
+    "HfViTImageProcessor": ".image_processing_hf_vit",
+    "register_auto_classes": ".auto",
+}
+_MODULES = ("conversion",)
+
+__all__ = ["__version__", *_HOME, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name], __name__), name)
+    elif name in _MODULES:
+        value = import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+# The command `hf-vit` answers --help without torch: it registers when a command needs it.
+if Path(sys.argv[0] if sys.argv else "").stem != "hf-vit":
+    __getattr__("register_auto_classes")()

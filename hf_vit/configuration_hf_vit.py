@@ -1,5 +1,6 @@
 """Configuration of the Vision Transformer and of the hybrids, with the original's numbers as defaults."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -213,6 +214,11 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         self.grid_of(*as_pair(self.image_size))
 
 
+def stem_stride(stem_depths: Sequence[int]) -> int:
+    """Image pixels per pixel of the stem's map: 4 after the root, and every stage but the first halves it."""
+    return 4 * 2 ** max(len(stem_depths) - 1, 0)
+
+
 @strict
 class HfViTHybridConfig(HfViTConfig):
     r"""A ViT behind the stem of a ResNet (BiT: GroupNorm and standardised weights).
@@ -232,7 +238,7 @@ class HfViTHybridConfig(HfViTConfig):
 
     @property
     def stride(self) -> int:
-        return 4 * 2 ** max(len(self.stem_depths) - 1, 0)
+        return stem_stride(self.stem_depths)
 
     def validate_architecture(self):
         if any(depth < 1 for depth in self.stem_depths):

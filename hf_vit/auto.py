@@ -1,0 +1,28 @@
+"""What transformers' Auto classes find."""
+
+from transformers import AutoBackbone, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
+
+from . import modeling_hf_vit as modeling
+from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from .image_processing_hf_vit import HfViTImageProcessor
+
+AUTO_MODELS = (
+    (AutoModel, modeling.HfViTModel, modeling.HfViTHybridModel),
+    (
+        AutoModelForImageClassification,
+        modeling.HfViTForImageClassification,
+        modeling.HfViTHybridForImageClassification,
+    ),
+    (AutoBackbone, modeling.HfViTBackbone, modeling.HfViTHybridBackbone),
+)
+
+
+def register_auto_classes() -> None:
+    """Make the Auto classes and `pipeline` know the family; calling it again changes nothing."""
+    for config_class in (HfViTConfig, HfViTHybridConfig):
+        AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+        both = {"pil": HfViTImageProcessor, "torchvision": HfViTImageProcessor}
+        AutoImageProcessor.register(config_class, image_processor_classes=both, exist_ok=True)
+    for auto_class, plain, hybrid in AUTO_MODELS:
+        auto_class.register(HfViTConfig, plain, exist_ok=True)
+        auto_class.register(HfViTHybridConfig, hybrid, exist_ok=True)

@@ -1,0 +1,129 @@
+"""`hf-vit <command>`: thin, and quick to answer, since it imports what a command needs when it runs."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; bad input is one sentence on standard error and exit status 2."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except (ValueError, OSError) as error:
+        print(f"hf-vit {arguments.command}: {one_sentence(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"hf-vit {arguments.command}: interrupted; nothing half-written was left", file=sys.stderr)
+        return 130
+    return 0
+
+
+def one_sentence(error: BaseException) -> str:
+    """What is wrong, without the names of the validators that found it."""
+    while type(error).__name__.startswith("StrictDataclass") and error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hf-vit", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_convert(commands)
+    _add_export(commands)
+    _add_predict(commands)
+    return parser
+
+
+def _add_command(commands, name: str, run: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+    command.set_defaults(run=run)
+    return command
+
+
+def _add_convert(commands) -> None:
+    command = _add_command(commands, "convert", _convert, "convert an original JAX checkpoint to a folder")
+    command.add_argument("source", help="an .npz, or a folder that holds one: a path, https://... or gs://bucket/path")
+    command.add_argument("output", type=Path, help="the folder to write")
+    command.add_argument("--labels", help="names of the classes: imagenet1k, or a file with one per line, or JSON")
+    command.add_argument("--image-size", type=_size, metavar="N|HxW", help="resample the position embeddings")
+    command.add_argument("--position-grid", type=_size, metavar="RxC", help="rows x columns, where it is no square")
+    command.add_argument("--overwrite", action="store_true", help="replace the output folder")
+
+
+def _convert(arguments: argparse.Namespace) -> None:
+    if arguments.output.exists() and not arguments.overwrite:  # before the work, not after
+        raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
+    from hf_vit.conversion import convert
+    from hf_vit.hub import save_folder
+
+    model, processor = convert(
+        arguments.source,
+        labels=arguments.labels,
+        image_size=arguments.image_size,
+        position_grid=arguments.position_grid,
+    )
+    save_folder(arguments.output, model, processor, arguments.overwrite)
+    record = model.conversion_record
+    print(f"{type(model).__name__}, {model.num_parameters():,} parameters, image size {model.config.image_size}")
+    print(f"read as {record['dialect']['names']} from {record['source']} (sha256 {record['sha256'][:16]}...)")
+    if record["left_out"]:
+        print("the head of the checkpoint is all zero: it was left out, so this is an encoder without a head")
+    print(f"saved in {arguments.output}")
+
+
+def _add_export(commands) -> None:
+    command = _add_command(commands, "export", _export, "write a folder as somebody else's checkpoint")
+    command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
+    command.add_argument("output", type=Path, help="the file to write")
+    command.add_argument("--to", required=True, choices=["jax"], help="the format")
+    command.add_argument("--dialect", default="vit_jax", choices=["vit_jax", "big_vision"], help="names in the .npz")
+    command.add_argument("--overwrite", action="store_true", help="replace the output")
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    if arguments.output.exists() and not arguments.overwrite:
+        raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
+    from hf_vit.conversion import export_jax
+    from hf_vit.hub import load_model
+
+    export_jax(load_model(arguments.folder), arguments.output, arguments.dialect)
+    print(f"saved in {arguments.output}")
+
+
+def _add_predict(commands) -> None:
+    command = _add_command(commands, "predict", _predict, "classify image files")
+    command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
+    command.add_argument("images", nargs="+", type=Path)
+    command.add_argument("--top-k", type=int, default=5, help="how many classes to name (default 5)")
+    command.add_argument("--json", action="store_true", help="one JSON object per image")
+
+
+def _predict(arguments: argparse.Namespace) -> None:
+    if arguments.top_k < 1:
+        raise ValueError(f"--top-k is {arguments.top_k}; it must be at least 1")
+    if missing := [str(image) for image in arguments.images if not image.is_file()]:
+        raise FileNotFoundError(f"no such file: {', '.join(missing)}")
+    from hf_vit.prediction import predict
+
+    for image, predictions in zip(
+        arguments.images, predict(arguments.folder, arguments.images, arguments.top_k), strict=True
+    ):
+        if arguments.json:
+            print(json.dumps({"image": str(image), "predictions": [entry._asdict() for entry in predictions]}))
+        else:
+            print(image, *(f"  {entry.score:6.1%}  {entry.label}" for entry in predictions), sep="\n")
+
+
+def _size(text: str) -> int | tuple[int, int]:
+    """`384` or `384x512`, height first."""
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither N nor HxW with numbers from 1")
+    return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""From an original JAX checkpoint (.npz) to a model: everything is inferred from array names and shapes."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, stem_stride
+from ..modeling_hf_vit import (
+    HfViTForImageClassification,
+    HfViTHybridForImageClassification,
+    HfViTHybridModel,
+    HfViTModel,
+    HfViTPreTrainedModel,
+)
+from .jax_layout import POSITIONS, Dialect, StoredArray, recognise, rules_for
+from .npz import ArrayInfo, NpzReader
+from .rules import ConversionError, Rule, check_names, check_shapes, count_not_finite
+
+DEFAULT_IMAGE_SIZE = 224  # where a file has no table of positions to read it from
+
+
+class JaxCheckpoint(NamedTuple):
+    """What the names and shapes of a file say.
+
+    arrays: for every name of the rules, where its array is.
+    fields: of the configuration, as inferred.
+    class_row_missing: whether the table of positions lacks the row of the class token.
+    left_out: the head, if it is all zero: its shape and bias, to write it back.
+    """
+
+    dialect: Dialect
+    arrays: dict[str, StoredArray]
+    fields: dict[str, Any]
+    class_row_missing: bool
+    left_out: dict[str, Any]
+
+
+def read_jax(
+    path: Path, position_grid: tuple[int, int] | None = None, **overrides: Any
+) -> tuple[HfViTPreTrainedModel, dict[str, Any]]:
+    """Read a checkpoint of vit_jax or big_vision.
+
+    Args:
+        path: the .npz file.
+        position_grid: (rows, columns) of the table of positions; a square by default.
+        overrides: fields of the configuration that no array shows, such as `pooling="none"`.
+
+    Returns:
+        The model in float32, without a head where the file has none (or one that is all zero), and what was inferred.
+
+    Raises:
+        NpzError: the file is damaged or not an .npz.
+        ConversionError: it does not hold a ViT, or arrays are missing, left over, of the wrong shape or not finite.
+    """
+    with NpzReader(path) as reader:
+        checkpoint = describe(reader, path.name, position_grid)
+        model = _empty_model(checkpoint, overrides)
+        model.load_state_dict(_read_arrays(reader, checkpoint, model, path.name), assign=True)
+        record = _record(reader, checkpoint, overrides)
+    return model.eval(), record
+
+
+def describe(reader: NpzReader, file: str, position_grid: tuple[int, int] | None = None) -> JaxCheckpoint:
+    """Recognise the dialect and infer the configuration; reads no array but the head's."""
+    dialect, arrays = recognise(list(reader.arrays), _depth_of_stack(reader.arrays, file), file)
+    shapes = _shapes(reader, arrays)
+    _check_what_is_inferred_from(shapes, file)
+    fields = infer(shapes) | _infer_positions(shapes, dialect, position_grid, file)
+    class_row_missing = fields.pop("class_row_missing")
+    left_out = _zero_head(reader, arrays)
+    if left_out:
+        arrays = {name: stored for name, stored in arrays.items() if not name.startswith("head/")}
+    return JaxCheckpoint(dialect, arrays, fields, class_row_missing, left_out)
+
+
+def _empty_model(checkpoint: JaxCheckpoint, overrides: dict[str, Any]) -> HfViTPreTrainedModel:
+    fields = {**checkpoint.fields, **overrides}
+    hybrid, has_head = "stem_depths" in fields, "head/kernel" in checkpoint.arrays
+    config = HfViTHybridConfig(**fields) if hybrid else HfViTConfig(**fields)
+    if has_head:
+        model_class = HfViTHybridForImageClassification if hybrid else HfViTForImageClassification
+    else:
+        model_class = HfViTHybridModel if hybrid else HfViTModel
+    with torch.device("meta"):
+        return model_class(config)
+
+
+def _read_arrays(
+    reader: NpzReader, checkpoint: JaxCheckpoint, model: HfViTPreTrainedModel, file: str
+) -> dict[str, torch.Tensor]:
+    """Apply the rules; every array of the file is read once, and lives no longer than its own conversion."""
+    rules = rules_for(model.config, has_head="head/kernel" in checkpoint.arrays)
+    if model.base_model is model:
+        rules = [rule._replace(ours=rule.ours.removeprefix("vit.")) for rule in rules]
+    check_names(rules, checkpoint.arrays, file)
+    shapes = _shapes(reader, checkpoint.arrays)
+    if checkpoint.class_row_missing:
+        one, rows, width = shapes[POSITIONS]
+        shapes[POSITIONS] = (one, rows + 1, width)
+    check_shapes(shapes, model.state_dict(), rules, file)
+
+    rules_of: dict[str, list[Rule]] = {}
+    for rule in rules:
+        rules_of.setdefault(checkpoint.arrays[rule.theirs].name, []).append(rule)
+    state_dict, not_finite = {}, []
+    for name, its_rules in rules_of.items():
+        array = reader.read(name).float()
+        if count := count_not_finite(array):
+            not_finite.append(f"{name} has {count} values that are NaN or infinite")
+        for theirs, ours, layout in its_rules:
+            index = checkpoint.arrays[theirs].index
+            part = array if index is None else array[index].clone()
+            if theirs == POSITIONS and checkpoint.class_row_missing:
+                part = pad(part, (0, 0, 1, 0))  # big_vision adds nothing to the class token
+            state_dict[ours] = layout.to_ours(part).contiguous()
+    if not_finite:
+        raise ConversionError(f"{file} cannot be used: {'; '.join(not_finite)}")
+    return state_dict
+
+
+def _record(reader: NpzReader, checkpoint: JaxCheckpoint, overrides: dict[str, Any]) -> dict[str, Any]:
+    dialect = checkpoint.dialect
+    dtypes = {str(reader.arrays[stored.name].dtype) for stored in checkpoint.arrays.values()}
+    return {
+        "dialect": dialect._asdict(),
+        "dtypes": sorted("bfloat16" if dtype == "|V2" else dtype for dtype in dtypes),
+        "inferred": checkpoint.fields,
+        "overrides": overrides,
+        "left_out": checkpoint.left_out,
+        "beside": sorted({name.split("/")[0] for name in reader.arrays if not name.startswith(dialect.prefix)}),
+    }
+
+
+def _check_what_is_inferred_from(shapes: Mapping[str, tuple[int, ...]], file: str) -> None:
+    block = "Transformer/encoderblock_0"
+    required = {
+        "embedding/kernel": 4,
+        f"{block}/MultiHeadDotProductAttention_1/query/kernel": 3,
+        f"{block}/MlpBlock_3/Dense_0/kernel": 2,
+    }
+    optional = {POSITIONS: 3, "pre_logits/kernel": 2, "head/kernel": 2, "conv_root/kernel": 4}
+    if missing := [name for name in required if name not in shapes]:
+        raise ConversionError(f"{file} does not hold what its layout needs; missing: {', '.join(missing)}")
+    for name, ndim in (required | optional).items():
+        if name in shapes and len(shapes[name]) != ndim:
+            raise ConversionError(f"{file} has {name} with shape {shapes[name]}; it needs {ndim} axes")
+
+
+def infer(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The fields of the configuration, all but those of the positions, from the shapes of the arrays."""
+    patch_rows, patch_columns, channels, hidden_size = shapes["embedding/kernel"]
+    layers = [int(match[1]) for name in shapes if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))]
+    block = "Transformer/encoderblock_0"
+    has_cls, has_map = "cls" in shapes, "MAPHead_0/probe" in shapes
+    fields: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": max(layers) + 1,
+        "num_attention_heads": shapes[f"{block}/MultiHeadDotProductAttention_1/query/kernel"][1],
+        "intermediate_size": shapes[f"{block}/MlpBlock_3/Dense_0/kernel"][1],
+        "patch_size": patch_rows if patch_rows == patch_columns else (patch_rows, patch_columns),
+        "num_channels": channels,
+        "pooling": "map" if has_map else "cls" if has_cls else "mean",
+        "use_cls_token": has_cls,
+        "representation_size": shapes["pre_logits/kernel"][1] if "pre_logits/kernel" in shapes else None,
+    }
+    if "head/kernel" in shapes:
+        fields["num_labels"] = shapes["head/kernel"][1]
+    return fields | _infer_stem(shapes) if "conv_root/kernel" in shapes else fields
+
+
+def _infer_stem(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    depths: dict[int, int] = {}
+    for name in shapes:
+        if match := re.match(r"block(\d+)/unit(\d+)/", name):
+            stage, unit = int(match[1]), int(match[2])
+            depths[stage] = max(depths.get(stage, 0), unit)
+    _, _, channels, width = shapes["conv_root/kernel"]
+    return {
+        "stem_depths": [depths.get(stage, 1) for stage in range(1, max(depths, default=0) + 1)],
+        "stem_width": width,
+        "num_channels": channels,
+    }
+
+
+def _infer_positions(
+    shapes: Mapping[str, tuple[int, ...]], dialect: Dialect, grid: tuple[int, int] | None, file: str
+) -> dict[str, Any]:
+    stride = stem_stride(_infer_stem(shapes)["stem_depths"]) if "conv_root/kernel" in shapes else 1
+    pixels = [size * stride for size in shapes["embedding/kernel"][:2]]  # of a patch, in the image
+    if POSITIONS not in shapes:
+        grid = grid or (max(DEFAULT_IMAGE_SIZE // pixels[0], 1), max(DEFAULT_IMAGE_SIZE // pixels[1], 1))
+        return {"position_embedding_type": "sincos2d", "image_size": _size(grid, pixels), "class_row_missing": False}
+    rows, has_cls = shapes[POSITIONS][1], "cls" in shapes
+    # big_vision's rule: a table of a square and one more has a row for the class token
+    class_row_missing = has_cls and dialect.names == "big_vision" and _fits(rows, grid)
+    num_patches = rows - (has_cls and not class_row_missing)
+    if not _fits(num_patches, grid):
+        expected = f"the {grid[0]} x {grid[1]} of position_grid" if grid else "a square"
+        raise ConversionError(
+            f"{file} has position embeddings for {num_patches} patches, which is not {expected}; "
+            "state the shape of their grid as position_grid=(rows, columns)"
+        )
+    grid = grid or (math.isqrt(num_patches), math.isqrt(num_patches))
+    return {
+        "position_embedding_type": "learned",
+        "image_size": _size(grid, pixels),
+        "class_row_missing": class_row_missing,
+    }
+
+
+def _fits(num_patches: int, grid: tuple[int, int] | None) -> bool:
+    return num_patches == (grid[0] * grid[1] if grid else math.isqrt(num_patches) ** 2)
+
+
+def _size(grid: tuple[int, int], pixels: Sequence[int]) -> int | tuple[int, int]:
+    height, width = grid[0] * pixels[0], grid[1] * pixels[1]
+    return height if height == width else (height, width)
+
+
+def _depth_of_stack(arrays: Mapping[str, ArrayInfo], file: str) -> int | None:
+    depths = {info.shape[0] for name, info in arrays.items() if "Transformer/encoderblock/" in name and info.shape}
+    if len(depths) > 1:
+        raise ConversionError(f"{file} has stacked blocks of several depths: {', '.join(map(str, sorted(depths)))}")
+    return depths.pop() if depths else None
+
+
+def _shapes(reader: NpzReader, arrays: Mapping[str, StoredArray]) -> dict[str, tuple[int, ...]]:
+    """Of the arrays by the names of the rules; a stacked array counts as its blocks."""
+    shapes = {name: reader.arrays[stored.name].shape for name, stored in arrays.items()}
+    return {name: shape if arrays[name].index is None else shape[1:] for name, shape in shapes.items()}
+
+
+def _zero_head(reader: NpzReader, arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
+    """An untrained head, as the ImageNet-21k files have it: shape and bias; empty for any other."""
+    if "head/kernel" not in arrays or "head/bias" not in arrays:
+        return {}
+    kernel, bias = reader.read(arrays["head/kernel"].name), reader.read(arrays["head/bias"].name)
+    if kernel.any() or (bias != bias[0]).any():
+        return {}
+    return {"head": {"shape": list(kernel.shape), "bias": float(bias[0])}}

@@ -1,0 +1,107 @@
+"""From a model back to a checkpoint that the original JAX code loads."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
+from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from .jax_layout import POSITIONS, Dialect, dialect_name, rules_for
+from .npz import write_npz
+from .record import record_of
+from .rules import ConversionError
+
+DIALECTS = ("vit_jax", "big_vision")
+
+
+def export_jax(model: HfViTPreTrainedModel, path: str | os.PathLike, dialect: str = "vit_jax") -> None:
+    """Write a model as an .npz that the original code loads; what was converted comes back bit by bit.
+
+    Args:
+        model: with or without a head. A model converted from a file whose all-zero head was left out gets it back.
+        path: the .npz to write; it appears when it is complete.
+        dialect: "vit_jax" (names of the released files) or "big_vision".
+
+    Raises:
+        ConversionError: the dialect has no such model.
+        NpzError: the file cannot be written.
+    """
+    if dialect not in DIALECTS:
+        raise ConversionError(f"unknown dialect {dialect!r}; known: {', '.join(DIALECTS)}")
+    if not isinstance(model, HfViTModel | HfViTForImageClassification):
+        raise ConversionError(f"{type(model).__name__} has no JAX counterpart; convert its encoder or its classifier")
+    _check_expressible(model.config, dialect)
+    write_npz(Path(path), _arrays(model, Dialect(dialect)))
+
+
+def _check_expressible(config: HfViTConfig, dialect: str) -> None:
+    problems = []
+    if dialect == "vit_jax":
+        if config.pooling == "map":
+            problems.append("attention pooling (pooling='map')")
+        if config.position_embedding_type == "sincos2d":
+            problems.append("fixed sine-cosine positions")
+    elif isinstance(config, HfViTHybridConfig):
+        problems.append("a ResNet stem")
+    elif config.position_embedding_type == "none":
+        problems.append("a model without position embeddings")
+    if not config.qkv_bias:
+        problems.append("attention without biases")
+    if (config.hidden_act, config.layer_norm_eps) != ("gelu_pytorch_tanh", 1e-6):
+        problems.append(f"{config.hidden_act} with LayerNorm epsilon {config.layer_norm_eps}")
+    if problems:
+        other = next(name for name in DIALECTS if name != dialect)
+        raise ConversionError(f"the dialect {dialect} has no {', no '.join(problems)}; another dialect is {other}")
+
+
+def _arrays(model: HfViTPreTrainedModel, dialect: Dialect) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, array) pairs, one array in memory at a time."""
+    has_head = model.base_model is not model
+    state_dict = model.state_dict()
+    folds_class_row = dialect.names == "big_vision" and "cls_token" in str(state_dict.keys())
+    for theirs, ours, layout in rules_for(model.config, has_head):
+        parameter = state_dict[ours if has_head else ours.removeprefix("vit.")]
+        array = layout.to_theirs(parameter, _their_shape(theirs, parameter, model.config))
+        if folds_class_row and theirs == "cls":
+            array = _with_class_row(array, model)
+        if folds_class_row and theirs == POSITIONS:
+            array = array[:, 1:]
+        yield dialect_name(theirs, dialect), array
+    yield from _left_out_head(model, has_head, dialect)
+
+
+def _their_shape(theirs: str, parameter: torch.Tensor, config: HfViTConfig) -> tuple[int, ...]:
+    """The shape of an array whose axes are merged on our side."""
+    hidden_size, heads = config.hidden_size, config.num_attention_heads
+    if theirs.endswith(("query/kernel", "key/kernel", "value/kernel")):
+        return hidden_size, heads, hidden_size // heads
+    if theirs.endswith(("query/bias", "key/bias", "value/bias")):
+        return heads, hidden_size // heads
+    if theirs.endswith("out/kernel"):
+        return heads, hidden_size // heads, hidden_size
+    if theirs.split("/")[-2].startswith("gn"):
+        return 1, 1, 1, len(parameter)
+    return tuple(parameter.shape)
+
+
+def _with_class_row(cls: torch.Tensor, model: HfViTPreTrainedModel) -> torch.Tensor:
+    """big_vision adds no position to the class token: its row is part of it."""
+    positions = model.base_model.embeddings.position_embeddings
+    if positions is None or not positions[:, 0].any():
+        return cls  # adding zero would lose the sign of -0.0
+    return cls + positions[:, :1]
+
+
+def _left_out_head(
+    model: HfViTPreTrainedModel, has_head: bool, dialect: Dialect
+) -> Iterator[tuple[str, torch.Tensor]]:
+    left_out: dict[str, Any] = record_of(model).get("left_out", {})
+    if has_head or "head" not in left_out:
+        return
+    rows, columns = as_pair(left_out["head"]["shape"])
+    dtype = model.layernorm.weight.dtype
+    yield dialect_name("head/kernel", dialect), torch.zeros(rows, columns, dtype=dtype)
+    yield dialect_name("head/bias", dialect), torch.full((columns,), left_out["head"]["bias"], dtype=dtype)

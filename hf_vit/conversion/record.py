@@ -1,0 +1,29 @@
+"""`conversion.json`: what was read, beside the weights that came of it."""
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..modeling_hf_vit import CONVERSION_RECORD, HfViTPreTrainedModel
+
+PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")
+
+
+def package_versions() -> dict[str, str]:
+    return {package: _version(package) for package in PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def record_of(model: HfViTPreTrainedModel) -> dict[str, Any]:
+    """The record of a converted model, or of the folder that it was loaded from; empty where there is none."""
+    if model.conversion_record is not None:
+        return model.conversion_record
+    path = Path(model.name_or_path) / CONVERSION_RECORD
+    return json.loads(path.read_text()) if path.is_file() else {}

@@ -1,0 +1,242 @@
+"""Where a checkpoint comes from: a local file or folder, or an address whose file is downloaded once and kept."""
+
+import hashlib
+import json
+import os
+import re
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote, unquote, urlsplit
+
+from filelock import FileLock
+from huggingface_hub import cached_assets_path, constants, get_session
+from huggingface_hub.errors import OfflineModeIsEnabled
+from huggingface_hub.utils import httpx, tqdm
+
+CHUNK_SIZE = 1 << 20  # bytes
+MAX_FAILURES = 3  # in a row, without a byte of progress between them
+TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a byte
+RETRY_WAIT = 1.0  # seconds before the second try; doubled before the third
+TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}  # worth another try (RFC 9110, 6585)
+LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1"}
+
+
+class SourceError(OSError):
+    """Why a checkpoint cannot be had, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint on this machine: what the user gave, and the local file or folder that it leads to."""
+
+    location: str
+    path: Path
+
+
+def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = None, progress: bool = True) -> Source:
+    """Find a checkpoint, downloading it if it is not here yet.
+
+    A download goes to `hf_vit/downloads/<sha256 of the address>/` in the Hugging Face assets cache (`HF_ASSETS_CACHE`,
+    by default `HF_HOME/assets`), is taken up where it broke off, and is never repeated once it is complete. Its
+    address, ETag, size and sha256 stand beside it in `<file name>.json`.
+
+    Args:
+        location: a local file or folder, `https://...`, `gs://bucket/path` (read through its public https address),
+            or `http://...` on this machine.
+        cache_dir: the folder to use in place of the assets cache.
+        progress: whether to show a progress bar; none is shown where stderr is no terminal.
+
+    Raises:
+        SourceError: if it does not exist, cannot be reached, is refused, or does not fit on the disk.
+    """
+    location = os.fspath(location)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", location):
+        return Source(location, _fetch_url(_https_address(location), cache_dir, progress))
+    return Source(location, _find_local(location))
+
+
+def sha256_of(path: str | os.PathLike) -> str:
+    """The hexadecimal sha256 of a file; hashing leaves other threads running."""
+    digest = hashlib.sha256()
+    block = memoryview(bytearray(CHUNK_SIZE))
+    with open(path, "rb", buffering=0) as file:
+        while length := file.readinto(block):
+            digest.update(block[:length])
+    return digest.hexdigest()
+
+
+def _find_local(location: str) -> Path:
+    path = Path(os.path.abspath(os.path.expanduser(location)))
+    if not os.path.exists(path):
+        raise SourceError(f"{path} does not exist")
+    if path.is_dir() and not os.listdir(path):
+        raise SourceError(f"{path} is an empty folder")
+    return path
+
+
+def _https_address(location: str) -> str:
+    scheme, rest = location.split("://", 1)
+    scheme = scheme.lower()
+    if scheme == "gs":
+        return f"https://storage.googleapis.com/{quote(rest)}"
+    if scheme == "https" or (scheme == "http" and urlsplit(location).hostname in LOCAL_HOSTS):
+        return location
+    if scheme == "http":
+        raise SourceError(f"{location} is not encrypted: use https://")
+    raise SourceError(f"{location} begins with {scheme}://; a path, https:// or gs:// is needed")
+
+
+def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) -> Path:
+    name = PurePosixPath(unquote(urlsplit(url).path)).name
+    if name in ("", ".."):
+        raise SourceError(f"{url} names no file")
+    assets_dir = Path(cache_dir) if cache_dir else None
+    address_hash = hashlib.sha256(url.encode()).hexdigest()
+    try:
+        file = cached_assets_path("hf_vit", "downloads", address_hash, assets_dir=assets_dir) / name
+        if not file.exists():
+            with FileLock(f"{file}.lock"):  # another process may be at the same download
+                if not file.exists():
+                    _Download(url, file, progress).run()
+    except SourceError:
+        raise
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{url} cannot be kept in the cache: {error}") from error
+    return file
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What is known of a download: written when its first bytes come, and again with the sha256 when all have come."""
+
+    url: str
+    etag: str | None  # or else the date of change; tells the server which version the first part is of
+    size: int | None  # bytes, if the server says
+    sha256: str | None = None
+
+
+class _InterruptedError(Exception):
+    """A failure that another try may mend."""
+
+
+class _Download:
+    """One file on its way from `url` to `file`, by way of `<file>.incomplete`."""
+
+    def __init__(self, url: str, file: Path, progress: bool):
+        self.url = url
+        self.file = file
+        self.partial = file.with_name(f"{file.name}.incomplete")
+        self.record_file = file.with_name(f"{file.name}.json")
+        self.progress = progress
+
+    def run(self) -> None:
+        record = self._receive_all()
+        self._save(replace(record, sha256=sha256_of(self.partial)))
+        os.replace(self.partial, self.file)
+
+    def _receive_all(self) -> _Record:
+        failures, most_received = 0, self._received()
+        while True:
+            try:
+                return self._receive_rest()
+            except _InterruptedError as error:
+                received = self._received()
+                failures = 1 if received > most_received else failures + 1
+                most_received = max(most_received, received)
+                if failures == MAX_FAILURES:
+                    raise SourceError(
+                        f"{self.url} failed {MAX_FAILURES} times in a row ({error}); "
+                        f"the {received} bytes that came are kept for the next time"
+                    ) from error
+                time.sleep(RETRY_WAIT * 2 ** (failures - 1))
+
+    def _receive_rest(self) -> _Record:
+        """Ask once for what is missing and append what comes."""
+        record, start = self._load(), self._received()
+        if record and record.size == start:
+            return record
+        headers = {"Accept-Encoding": "identity"}
+        if record and record.etag and start:
+            headers |= {"Range": f"bytes={start}-", "If-Range": record.etag}
+        try:
+            with get_session().stream("GET", self.url, headers=headers, timeout=TIMEOUT) as response:
+                self._check_status(response)
+                record, start = self._what_comes(response, record, start)
+                self._append(response, record, start)
+                return record
+        except OfflineModeIsEnabled as error:
+            raise SourceError(f"{self.url} is not in the cache and HF_HUB_OFFLINE forbids downloading it") from error
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL) as error:
+            raise SourceError(
+                f"{self.url} cannot be reached ({error}); download it elsewhere and pass the file"
+            ) from error
+        except httpx.RequestError as error:
+            raise _InterruptedError(str(error) or type(error).__name__) from error
+
+    def _check_status(self, response: httpx.Response) -> None:
+        status = response.status_code
+        if status in (200, 206):
+            return
+        if status == 416:
+            self.partial.unlink()
+            raise _InterruptedError("what was received earlier does not fit")
+        if status in TRANSIENT_STATUS:
+            raise _InterruptedError(f"HTTP {status} {response.reason_phrase}")
+        meaning = {401: "is refused", 403: "is refused, or is not there", 404: "is not there"}.get(status, "fails")
+        raise SourceError(f"{self.url} {meaning}: the server answers HTTP {status} {response.reason_phrase}")
+
+    def _what_comes(self, response: httpx.Response, record: _Record | None, start: int) -> tuple[_Record, int]:
+        """The record that the body belongs to and the offset where it begins: 0 if the server sends it all again."""
+        if response.status_code == 200:
+            return _Record(self.url, _version(response), _content_length(response)), 0
+        is_next_part = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+        if record and is_next_part and _version(response) == record.etag:
+            return record, start
+        self.partial.unlink(missing_ok=True)
+        raise _InterruptedError("the server sent another part than the missing one")
+
+    def _append(self, response: httpx.Response, record: _Record, start: int) -> None:
+        try:
+            with open(self.partial, "ab" if start else "wb") as file, self._progress_bar(record, start) as bar:
+                if start == 0:
+                    self._save(record)
+                for chunk in response.iter_raw(CHUNK_SIZE):
+                    file.write(chunk)
+                    bar.update(len(chunk))
+        except OSError as error:
+            raise SourceError(
+                f"{self.partial} cannot be written ({error.strerror}): {self._received()} of {record.size} bytes "
+                f"have been kept and the next try goes on from there"
+            ) from error
+        if record.size not in (None, self._received()):
+            raise _InterruptedError(f"{self._received()} of {record.size} bytes came")
+
+    def _progress_bar(self, record: _Record, start: int) -> tqdm:
+        off = None if self.progress else True  # None: only where stderr is no terminal
+        return tqdm(desc=self.file.name, total=record.size, initial=start, unit="B", unit_scale=True, disable=off)
+
+    def _received(self) -> int:
+        return self.partial.stat().st_size if self.partial.exists() else 0
+
+    def _load(self) -> _Record | None:
+        try:
+            return _Record(**json.loads(self.record_file.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None  # without it the download begins again
+
+    def _save(self, record: _Record) -> None:
+        temporary = self.record_file.with_name(f"{self.record_file.name}.incomplete")
+        temporary.write_text(json.dumps(asdict(record), indent=2) + "\n")
+        os.replace(temporary, self.record_file)
+
+
+def _version(response: httpx.Response) -> str | None:
+    """What `If-Range` takes (RFC 9110, 13.1.5): a strong ETag, or else the date of the last change."""
+    etag = response.headers.get("ETag", "W/")
+    return response.headers.get("Last-Modified") if etag.startswith("W/") else etag
+
+
+def _content_length(response: httpx.Response) -> int | None:
+    length = response.headers.get("Content-Length", "")
+    return int(length) if length.isdecimal() else None

@@ -1,0 +1,83 @@
+"""Saving and loading folders."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from . import modeling_hf_vit as modeling
+from .auto import register_auto_classes
+
+
+def load_model(folder: str | os.PathLike) -> modeling.HfViTPreTrainedModel:
+    """Load a model as the class that it was saved as, which the Auto classes cannot know.
+
+    Raises:
+        ValueError: the folder holds a model of another package.
+    """
+    register_auto_classes()
+    config = AutoConfig.from_pretrained(folder)
+    name = (config.architectures or ["nothing"])[0]
+    model_class = getattr(modeling, name, None)
+    if model_class is None:
+        raise ValueError(f"{folder} holds {name}, which is not a model of hf_vit")
+    return model_class.from_pretrained(folder)
+
+
+@contextmanager
+def new_folder(output: str | os.PathLike, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary folder that takes the place of `output` when the block ends well, and vanishes when it does not.
+
+    Raises:
+        FileExistsError: `output` exists and may not be overwritten.
+    """
+    output = Path(output)
+    if output.exists() and not overwrite:
+        raise FileExistsError(f"{output} exists; give --overwrite (overwrite=True) to replace it")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o777 & ~_umask())
+        _replace(output, temporary)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save_folder(
+    output: str | os.PathLike, model: modeling.HfViTPreTrainedModel, processor, overwrite: bool = False
+) -> None:
+    """Save a model and its image processor into one folder: complete, or not at all.
+
+    Raises:
+        FileExistsError: `output` exists and may not be overwritten.
+        OSError: the disk is full, or nothing may be written there; `output` is as it was.
+    """
+    with new_folder(output, overwrite) as folder:
+        try:
+            model.save_pretrained(folder)
+            processor.save_pretrained(folder)
+        except Exception as error:
+            if isinstance(error, OSError) or "os error" in str(error).lower():  # safetensors has a class of its own
+                raise OSError(f"{output} cannot be written: {error}") from error
+            raise
+
+
+def _replace(output: Path, temporary: Path) -> None:
+    if not output.exists():
+        temporary.rename(output)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent)) / "old"
+    output.rename(old)
+    temporary.rename(output)
+    shutil.rmtree(old.parent)
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

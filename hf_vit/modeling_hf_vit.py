@@ -1,0 +1,558 @@
+"""The Vision Transformer and its hybrids: one encoder, with or without a ResNet in front.
+
+Parameter names are those of transformers' ViT, so that weights move between the two by config alone. Shapes: tokens are
+the class token, if there is one, and the patches, row by row.
+"""
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import logging
+from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
+from .position_embeddings import Grid, resize_position_embeddings, sincos2d
+from .resnet_stem import ResNetStem
+
+logger = logging.get_logger(__name__)
+
+# Standard deviation of a normal distribution cut at two of its own: jax.nn.initializers corrects for it.
+TRUNCATED_STD = 0.87962566103423978
+CACHED_GRIDS = 16
+CONVERSION_RECORD = "conversion.json"
+
+
+class HfViTPatchEmbeddings(nn.Module):
+    def __init__(self, config: HfViTConfig, num_channels: int):
+        super().__init__()
+        patch_size = as_pair(config.patch_size)
+        self.projection = nn.Conv2d(num_channels, config.hidden_size, patch_size, stride=patch_size)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """(batch, channels, height, width) -> (batch, rows * columns, hidden_size)"""
+        return self.projection(pixel_values).flatten(2).transpose(1, 2)
+
+
+class HfViTEmbeddings(nn.Module):
+    """An image as tokens: ResNet stem (hybrids), patches, class token, position embeddings."""
+
+    def __init__(self, config: HfViTConfig):
+        super().__init__()
+        self.config = config
+        self.stem = None
+        map_channels = config.num_channels
+        if isinstance(config, HfViTHybridConfig):
+            self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths)
+            map_channels = self.stem.out_channels
+        self.patch_embeddings = HfViTPatchEmbeddings(config, map_channels)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.use_cls_token else None
+        self.position_embeddings = None
+        if config.position_embedding_type == "learned":
+            self.position_embeddings = nn.Parameter(self._empty_positions(config.grid_size))
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self._tables: dict[tuple, torch.Tensor] = {}
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """(batch, num_channels, height, width) -> (batch, tokens, hidden_size)"""
+        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
+            raise ValueError(
+                f"pixel_values has shape {tuple(pixel_values.shape)}; "
+                f"expected (batch, {self.config.num_channels}, height, width)"
+            )
+        grid = self.config.grid_of(*pixel_values.shape[-2:])
+        feature_map = pixel_values if self.stem is None else self.stem(pixel_values)
+        hidden_states = self.patch_embeddings(feature_map)
+        if self.cls_token is not None:
+            cls_token = self.cls_token.expand(hidden_states.shape[0], -1, -1)
+            hidden_states = torch.cat([cls_token, hidden_states], dim=1)
+        if self.config.position_embedding_type != "none":
+            hidden_states = hidden_states + self.positions_on(grid, hidden_states)
+        return self.dropout(hidden_states)
+
+    def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor:
+        """Position embeddings on any grid of patches, resampled where it is not the stored one.
+
+        Returns:
+            (1, tokens, hidden_size), in the dtype and on the device of `like`.
+        """
+        if self.position_embeddings is not None and grid == self.config.grid_size:
+            return self.position_embeddings
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._make_positions(grid, like)
+        stored = self.position_embeddings
+        version = None if stored is None or stored.is_inference() else (stored.data_ptr(), stored._version)
+        key = (grid, like.dtype, like.device, version)
+        if key not in self._tables:
+            if len(self._tables) == CACHED_GRIDS:
+                self._tables.clear()
+            self._tables[key] = self._make_positions(grid, like)
+        return self._tables[key]
+
+    def _make_positions(self, grid: Grid, like: torch.Tensor) -> torch.Tensor:
+        config = self.config
+        if self.position_embeddings is not None:
+            return resize_position_embeddings(
+                self.position_embeddings,
+                config.grid_size,
+                grid,
+                config.num_prefix_tokens,
+                config.position_interpolation,
+            )
+        table = sincos2d(grid, config.hidden_size).to(like)
+        return F.pad(table, (0, 0, config.num_prefix_tokens, 0))  # zeros for the class token
+
+    def _empty_positions(self, grid: Grid) -> torch.Tensor:
+        return torch.zeros(1, self.config.num_prefix_tokens + grid[0] * grid[1], self.config.hidden_size)
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention that returns its probabilities; the softmax is computed in float32 at least.
+
+    Args:
+        query, key, value: (batch, heads, tokens, head_dim)
+        attention_mask: broadcastable to (batch, heads, tokens, tokens): True where a token may look, or a summand.
+
+    Returns:
+        (batch, tokens, heads, head_dim) and (batch, heads, tokens, tokens)
+    """
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
+        scores = scores + attention_mask
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    probabilities = F.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
+    probabilities = F.dropout(probabilities, p=dropout, training=module.training)
+    return torch.matmul(probabilities, value).transpose(1, 2), probabilities
+
+
+class HfViTAttention(nn.Module):
+    def __init__(self, config: HfViTConfig):
+        super().__init__()
+        self.config = config
+        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.scaling = self.head_dim**-0.5
+        self.is_causal = False
+        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(batch, tokens, hidden_size) -> the same, and (batch, heads, tokens, tokens) where attentions are wanted"""
+        batch, tokens, _ = hidden_states.shape
+        query, key, value = (
+            projection(hidden_states).view(batch, tokens, -1, self.head_dim).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )  # (batch, heads, tokens, head_dim)
+        attend: Callable = eager_attention_forward  # the one implementation that returns attentions
+        if not kwargs.get("output_attentions"):
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
+        attended, attentions = attend(
+            self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
+        )
+        return self.o_proj(attended.reshape(batch, tokens, -1)), attentions
+
+
+class HfViTMLP(nn.Module):
+    def __init__(self, config: HfViTConfig):
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.fc1.role = self.fc2.role = "mlp"
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        hidden_states = self.dropout(self.activation(self.fc1(hidden_states)))
+        return self.dropout(self.fc2(hidden_states))
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (arXiv 1603.09382): a residual branch is dropped for a whole sample."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: torch.Tensor) -> torch.Tensor:
+        if not self.training or self.rate == 0:
+            return branch
+        keep = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
+        return branch * (keep / (1 - self.rate)).to(branch.dtype)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:.3f}"
+
+
+class HfViTLayer(GradientCheckpointingLayer):
+    """Pre-norm encoder block. Dropout stands where Encoder1DBlock of vit_jax/models_vit.py has it."""
+
+    def __init__(self, config: HfViTConfig, layer_index: int):
+        super().__init__()
+        self.layernorm_before = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention = HfViTAttention(config)
+        self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = HfViTMLP(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.drop_path = DropPath(config.drop_path_rate * layer_index / max(config.num_hidden_layers - 1, 1))
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs
+    ) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> the same"""
+        attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
+        hidden_states = hidden_states + self.drop_path(self.dropout(attended))
+        return hidden_states + self.drop_path(self.mlp(self.layernorm_after(hidden_states)))
+
+
+class HfViTMapPooling(nn.Module):
+    """Multihead attention pooling (MAPHead of big_vision): a learned probe looks at all tokens, then an MLP."""
+
+    def __init__(self, config: HfViTConfig):
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.probe = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = HfViTMLP(config)
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> (batch, hidden_size); `attention_mask` (batch, 1, 1, tokens) or None"""
+        query = self._split_heads(self.q_proj(self.probe)).expand(hidden_states.shape[0], -1, -1, -1)
+        key, value = self._split_heads(self.k_proj(hidden_states)), self._split_heads(self.v_proj(hidden_states))
+        pooled = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
+        pooled = self.o_proj(pooled.transpose(1, 2).flatten(2))  # (batch, 1, hidden_size)
+        return (pooled + self.mlp(self.layernorm(pooled)))[:, 0]
+
+    def _split_heads(self, states: torch.Tensor) -> torch.Tensor:
+        return states.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
+
+class HfViTPooler(nn.Module):
+    """From tokens to what the head sees: pooling, then the optional tanh pre-logits layer."""
+
+    def __init__(self, config: HfViTConfig):
+        super().__init__()
+        self.pooling = config.pooling
+        self.map = HfViTMapPooling(config) if config.pooling == "map" else None
+        width = config.representation_size
+        self.dense = None if width is None else nn.Linear(config.hidden_size, width)
+        if self.dense is not None:
+            self.dense.role = "pre_logits"
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> (batch, features), or (batch, tokens, features) with pooling "none"
+
+        Args:
+            attention_mask: (batch, tokens), True for the tokens that count; None when all do.
+        """
+        pooled = self.pool(hidden_states, attention_mask)
+        return pooled if self.dense is None else torch.tanh(self.dense(pooled))
+
+    def pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        if self.pooling == "cls":
+            return hidden_states[:, 0]
+        if self.pooling == "none":
+            return hidden_states
+        if self.map is not None:
+            return self.map(hidden_states, None if attention_mask is None else attention_mask[:, None, None, :].bool())
+        if attention_mask is None:
+            return hidden_states.mean(dim=1)
+        weights = attention_mask.to(hidden_states.dtype).unsqueeze(-1)
+        return (hidden_states * weights).sum(dim=1) / weights.sum(dim=1)
+
+
+class HfViTPreTrainedModel(PreTrainedModel):
+    config: HfViTConfig
+    base_model_prefix = "vit"
+    main_input_name = "pixel_values"
+    input_modalities = ["image"]  # noqa: RUF012
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["HfViTEmbeddings", "HfViTLayer"]  # noqa: RUF012 - transformers declares the type
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}  # noqa: RUF012
+    _input_embed_layer = "patch_embeddings"
+    # A checkpoint with a head or a pooler may be loaded without: that loses nothing in silence, it is asked for.
+    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\."]  # noqa: RUF012
+
+    conversion_record: dict[str, Any] | None = None  # what the weights were converted from
+
+    def __init__(self, config: HfViTConfig, *args, **kwargs):
+        config.validate_architecture()
+        super().__init__(config, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
+        """Load a model; nothing in it is random.
+
+        `image_size=` other than the stored one resamples the position embeddings, once. A head that is missing, or of
+        another number of labels, is re-created as zeros, and said so.
+
+        Raises:
+            ValueError: anything else is missing, left over or of another shape.
+        """
+        hub = {name: kwargs[name] for name in ("cache_dir", "local_files_only", "revision", "subfolder", "token")
+               if name in kwargs}  # fmt: skip
+        stored_size = cls.config_class.from_pretrained(pretrained_model_name_or_path, **hub).image_size
+        image_size = kwargs.pop("image_size", stored_size if config is None else config.image_size)
+        if config is not None:
+            config = copy.deepcopy(config)
+            config.image_size = stored_size
+        wants_info = kwargs.pop("output_loading_info", False)
+        kwargs.setdefault("ignore_mismatched_sizes", True)
+        model, info = super().from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
+            pretrained_model_name_or_path, *model_args, config=config, output_loading_info=True, **kwargs
+        )
+        _check_loading(info, pretrained_model_name_or_path)
+        if as_pair(image_size) != as_pair(stored_size):
+            model.set_image_size(image_size)
+        return (model, info) if wants_info else model
+
+    def save_pretrained(self, save_directory, **kwargs):
+        """As in transformers; writes `conversion.json` too, if the model was converted."""
+        super().save_pretrained(save_directory, **kwargs)
+        if self.conversion_record is not None:
+            text = json.dumps(self.conversion_record, indent=2)
+            (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n")
+
+    @torch.no_grad()
+    def set_image_size(self, image_size: Size) -> None:
+        """Resample the position embeddings to another image size, an int or (height, width) in pixels, for good."""
+        config, embeddings = self.config, self.base_model.embeddings
+        old_grid, new_grid = config.grid_size, config.grid_of(*as_pair(image_size))
+        if embeddings.position_embeddings is not None:
+            embeddings.position_embeddings = nn.Parameter(
+                resize_position_embeddings(
+                    embeddings.position_embeddings,
+                    old_grid,
+                    new_grid,
+                    config.num_prefix_tokens,
+                    config.position_interpolation,
+                )
+            )
+        config.image_size = image_size
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        """The original's initialisation (vit_jax/models_vit.py, models_resnet.py; flax's defaults elsewhere).
+
+        transformers initialises only modules that own parameters, so that each says for itself what it is.
+        """
+        super()._init_weights(module)
+        if isinstance(module, HfViTEmbeddings):
+            if module.position_embeddings is not None:
+                init.normal_(module.position_embeddings, std=self.config.initializer_range)
+            if module.cls_token is not None:
+                init.zeros_(module.cls_token)
+        elif isinstance(module, HfViTMapPooling):
+            init.xavier_uniform_(module.probe)
+        elif isinstance(module, nn.Conv2d):
+            _lecun_normal_(module.weight)
+        elif isinstance(module, nn.Linear):
+            _init_linear(module, getattr(module, "role", "projection"))
+
+
+def _init_linear(linear: nn.Linear, role: str) -> None:
+    """`role` is what the model calls the layer: "projection", "mlp", "pre_logits" or "head"."""
+    if role == "head":
+        init.zeros_(linear.weight)
+    elif role == "pre_logits":
+        _lecun_normal_(linear.weight)
+    else:
+        init.xavier_uniform_(linear.weight)
+    if role == "mlp":
+        init.normal_(linear.bias, std=1e-6)
+
+
+def _lecun_normal_(weight: torch.Tensor) -> None:
+    std = 1 / math.sqrt(weight[0].numel()) / TRUNCATED_STD
+    init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+def _check_loading(info: dict, name: str) -> None:
+    """Only the head may differ from the checkpoint."""
+    head = sorted(key for key in info["missing_keys"] if key.startswith("classifier."))
+    missing = sorted(set(info["missing_keys"]) - set(head))
+    mismatched = [entry for entry in info["mismatched_keys"] if not entry[0].startswith("classifier.")]
+    if missing or mismatched or info["unexpected_keys"]:
+        problems = [f"{key} is missing" for key in missing]
+        problems += [f"{key} has shape {tuple(theirs)}, not {tuple(ours)}" for key, theirs, ours in mismatched]
+        problems += [f"{key} is not used" for key in sorted(info["unexpected_keys"])]
+        raise ValueError(f"{name} does not fit its configuration: {'; '.join(problems)}")
+    if head or info["mismatched_keys"]:
+        logger.warning(f"The classification head of {name} does not fit; it was re-created as zeros: train it.")
+
+
+class HfViTModel(HfViTPreTrainedModel):
+    """The encoder without a head.
+
+    Args:
+        add_pooling_layer: whether to compute `pooler_output`, the vector that a head sees.
+    """
+
+    def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True):
+        super().__init__(config)
+        self.embeddings = HfViTEmbeddings(config)
+        self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(config.num_hidden_layers))
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.pooler = HfViTPooler(config) if add_pooling_layer else None
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
+        """Run the encoder.
+
+        Args:
+            pixel_values: (batch, num_channels, height, width), of any size that the patches divide, in [-1, 1].
+            attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
+            interpolate_pos_encoding: accepted for compatibility; position embeddings always follow the image.
+
+        Returns:
+            `last_hidden_state` (batch, tokens, hidden_size) after the final LayerNorm; `pooler_output`
+            (batch, representation_size or hidden_size), or (batch, tokens, ...) with pooling "none";
+            `hidden_states`: before the first and after every layer; `attentions`:
+            (batch, heads, tokens, tokens) per layer, with any attention implementation.
+        """
+        pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
+        hidden_states = self.embeddings(pixel_values)
+        hidden_states = _encode(self, hidden_states, attention_mask, **kwargs)
+        last_hidden_state = self.layernorm(hidden_states)
+        pooler_output = None if self.pooler is None else self.pooler(last_hidden_state, attention_mask)
+        return BaseModelOutputWithPooling(last_hidden_state=last_hidden_state, pooler_output=pooler_output)
+
+
+def _encode(model, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs) -> torch.Tensor:
+    """The stack of layers: (batch, tokens, hidden_size) -> the same."""
+    kwargs["output_attentions"] = kwargs.get("output_attentions", model.config.output_attentions)
+    if attention_mask is not None and kwargs["output_attentions"]:
+        attention_mask = attention_mask[:, None, None, :].bool()
+    elif attention_mask is not None:
+        attention_mask = create_bidirectional_mask(
+            config=model.config, inputs_embeds=hidden_states, attention_mask=attention_mask
+        )
+    for layer in model.layers:
+        hidden_states = layer(hidden_states, attention_mask, **kwargs)
+    return hidden_states
+
+
+class HfViTForImageClassification(HfViTPreTrainedModel):
+    """The encoder with a linear head; a new head is zero, as in the paper."""
+
+    _keys_to_ignore_on_load_unexpected = None
+
+    def __init__(self, config: HfViTConfig):
+        super().__init__(config)
+        self.vit = HfViTModel(config)
+        self.classifier = nn.Linear(config.representation_size or config.hidden_size, config.num_labels)
+        self.classifier.role = "head"
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ImageClassifierOutput:
+        """Classify; arguments as in `HfViTModel.forward`.
+
+        Args:
+            labels: (batch,) class indices, or (batch, num_labels) for several labels or regression.
+
+        Returns:
+            `logits` (batch, num_labels), or (batch, tokens, num_labels) with pooling "none"; `loss` with labels.
+        """
+        outputs = self.vit(pixel_values, attention_mask=attention_mask, **kwargs)
+        logits = self.classifier(outputs.pooler_output)
+        loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
+        return ImageClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
+    """Feature maps of any layer, after the final LayerNorm, for detection and segmentation."""
+
+    def __init__(self, config: HfViTConfig):
+        super().__init__(config)
+        self.num_features = [config.hidden_size] * len(config.stage_names)
+        self.embeddings = HfViTEmbeddings(config)
+        self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(config.num_hidden_layers))
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.post_init()
+
+    @can_return_tuple
+    @filter_output_hidden_states
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
+        """
+        Returns:
+            `feature_maps`: (batch, hidden_size, rows, columns) for every name in `out_features`.
+        """
+        rows_and_columns = self.config.grid_of(*pixel_values.shape[-2:])
+        hidden_states = self.embeddings(pixel_values)
+        feature_maps = []
+        for name, layer in zip(self.stage_names, [None, *self.layers], strict=True):
+            if layer is not None:
+                hidden_states = layer(hidden_states, **kwargs)
+            if name in self.out_features:
+                patches = self.layernorm(hidden_states)[:, self.config.num_prefix_tokens :]
+                feature_maps.append(patches.transpose(1, 2).unflatten(2, rows_and_columns))
+        return BackboneOutput(feature_maps=tuple(feature_maps))
+
+
+class HfViTHybridModel(HfViTModel):
+    config: HfViTHybridConfig
+
+
+class HfViTHybridForImageClassification(HfViTForImageClassification):
+    config: HfViTHybridConfig
+
+
+class HfViTHybridBackbone(HfViTBackbone):
+    config: HfViTHybridConfig

@@ -1,0 +1,128 @@
+"""The ResNet in front of the hybrids: BiT's ResNet with GroupNorm and standardised weights, post-activation.
+
+Numbers and padding are those of vit_jax/models_resnet.py and models_vit.py, google-research/vision_transformer.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn.functional import conv2d, max_pool2d, pad, relu
+
+NUM_GROUPS = 32
+GROUP_NORM_EPS = 1e-6
+STANDARDIZATION_EPS = 1e-5
+
+
+def pad_same(images: torch.Tensor, kernel_size: int, stride: int, value: float = 0.0) -> torch.Tensor:
+    """'SAME' padding of TensorFlow and JAX: the output is ceil(size / stride), the odd element goes after.
+
+    Args:
+        images: (batch, channels, height, width)
+    """
+    padding = []
+    for size in (images.shape[3], images.shape[2]):  # torch pads the last dimension first
+        total = max((-(-size // stride) - 1) * stride + kernel_size - size, 0)
+        padding += [total // 2, total - total // 2]
+    return pad(images, padding, value=value) if any(padding) else images
+
+
+def standardize(weight: torch.Tensor) -> torch.Tensor:
+    """(weight - mean) / (std + 1e-5) per output channel, with the population's standard deviation, in float32 at least.
+
+    Args:
+        weight: (out_channels, in_channels, height, width)
+    """
+    wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    std, mean = torch.std_mean(wide, dim=(1, 2, 3), correction=0, keepdim=True)
+    return ((wide - mean) / (std + STANDARDIZATION_EPS)).to(weight.dtype)
+
+
+class StandardizedConv2d(nn.Conv2d):
+    """Convolution without bias, with standardised weights and 'SAME' padding."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1):
+        super().__init__(in_channels, out_channels, kernel_size, stride=stride, bias=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        images = pad_same(images, self.kernel_size[0], self.stride[0])
+        return conv2d(images, standardize(self.weight), stride=self.stride)
+
+
+class GroupNorm(nn.GroupNorm):
+    def __init__(self, num_channels: int):
+        super().__init__(NUM_GROUPS, num_channels, eps=GROUP_NORM_EPS)
+
+
+class Downsample(nn.Module):
+    """Projection of the residual where a unit changes the shape."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int):
+        super().__init__()
+        self.conv = StandardizedConv2d(in_channels, out_channels, 1, stride)
+        self.norm = GroupNorm(out_channels)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(images))
+
+
+class BottleneckUnit(nn.Module):
+    """1x1, 3x3 (with the stride), 1x1 convolution, each with GroupNorm; one ReLU after the residual sum."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int):
+        super().__init__()
+        out_channels = 4 * channels
+        self.conv1 = StandardizedConv2d(in_channels, channels, 1)
+        self.norm1 = GroupNorm(channels)
+        self.conv2 = StandardizedConv2d(channels, channels, 3, stride)
+        self.norm2 = GroupNorm(channels)
+        self.conv3 = StandardizedConv2d(channels, out_channels, 1)
+        self.norm3 = GroupNorm(out_channels)
+        changes_shape = in_channels != out_channels or stride != 1
+        self.downsample = Downsample(in_channels, out_channels, stride) if changes_shape else nn.Identity()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = relu(self.norm1(self.conv1(images)))
+        hidden = relu(self.norm2(self.conv2(hidden)))
+        return relu(self.downsample(images) + self.norm3(self.conv3(hidden)))
+
+
+class ResNetStage(nn.Module):
+    def __init__(self, in_channels: int, channels: int, depth: int, stride: int):
+        super().__init__()
+        self.layers = nn.Sequential(
+            BottleneckUnit(in_channels, channels, stride),
+            *(BottleneckUnit(4 * channels, channels, stride=1) for _ in range(depth - 1)),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layers(images)
+
+
+class ResNetStem(nn.Module):
+    """Root convolution and max-pool (stride 4), then the stages, each but the first halving the map.
+
+    Args:
+        num_channels: of the images.
+        width: channels of the root; stage s has 4 * width * 2 ** s at its output.
+        depths: units per stage.
+    """
+
+    def __init__(self, num_channels: int, width: int, depths: Sequence[int]):
+        super().__init__()
+        self.convolution = StandardizedConv2d(num_channels, width, 7, stride=2)
+        self.norm = GroupNorm(width)
+        self.stages = nn.Sequential()
+        self.out_channels = width
+        for index, depth in enumerate(depths):
+            channels = width * 2**index
+            self.stages.append(ResNetStage(self.out_channels, channels, depth, stride=1 if index == 0 else 2))
+            self.out_channels = 4 * channels
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """(batch, num_channels, height, width) -> (batch, out_channels, ceil(height / stride), ceil(width / stride))"""
+        return self.stages(self.root(pixel_values))
+
+    def root(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        hidden = relu(self.norm(self.convolution(pixel_values)))
+        return max_pool2d(pad_same(hidden, 3, 2, value=float("-inf")), 3, stride=2)

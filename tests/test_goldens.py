@@ -1,0 +1,122 @@
+"""Every stage of every golden run, against what the original JAX code computed."""
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vit.conversion.jax_reading import read_jax
+
+from .conftest import golden_runs
+
+POOLING = {"token": "cls", "tok": "cls", "0": "cls", "token_unpooled": "none", "unpooled": "none", "none": "none"}
+POOLING |= {"gap": "mean", "map": "map"}
+RUNS = {run["id"]: run for run in golden_runs("vit")}
+# Sizes that the patches do not divide: the original drops the rest, we refuse.
+DROPPED = ["vit_token@39x33", "hybrid_stem@65x65", "hybrid_stem@66x67", "hybrid_stem@63x68", "hybrid_r11_linen"]
+DROPPED += ["hybrid_stem@resize97"]
+
+
+def load(run: dict, goldens, dtype: torch.dtype):
+    model, _ = read_jax(
+        goldens / run["checkpoint"],
+        position_grid=None if run["positions_resized"] or run["posemb"] == "sincos2d" else tuple(run["token_grid"]),
+        pooling=POOLING[run["classifier"]],
+        position_interpolation="jax_exact",
+    )
+    if run["positions_resized"]:
+        pixels = [size * model.config.stride for size in run["patch_size"]]
+        model.set_image_size(tuple(np.multiply(run["token_grid"], pixels).tolist()))
+    return model.to(dtype)
+
+
+def capture(model, stages: dict[str, torch.Tensor]) -> None:
+    """Have the next forward put every stage that the goldens name into `stages`, channels last."""
+
+    def put(name, images=False):
+        def hook(module, inputs, output):
+            stages[name] = output.permute(0, 2, 3, 1) if images else output
+
+        return hook
+
+    encoder = model.base_model
+    embeddings = encoder.embeddings
+    if embeddings.stem is not None:
+        embeddings.stem.stages.register_forward_pre_hook(
+            lambda module, inputs: stages.update(stem=inputs[0].permute(0, 2, 3, 1))
+        )
+        for s, stage in enumerate(embeddings.stem.stages, 1):
+            for u, unit in enumerate(stage.layers, 1):
+                unit.register_forward_hook(put(f"block{s}/unit{u}", images=True))
+    embeddings.patch_embeddings.projection.register_forward_hook(put("embedding", images=True))
+    encoder.layers[0].register_forward_pre_hook(lambda module, inputs: stages.update(embedded=inputs[0]))
+    for index, layer in enumerate(encoder.layers):
+        layer.register_forward_hook(put(f"block_{index:02d}"))
+    encoder.layernorm.register_forward_hook(put("encoded"))
+    encoder.layernorm.register_forward_hook(
+        lambda module, inputs, output: stages.update(pooled=encoder.pooler.pool(output, None))
+    )
+    encoder.pooler.register_forward_hook(put("pre_logits"))
+    if encoder is not model:
+        model.classifier.register_forward_hook(put("logits"))
+
+
+def forward(model, run: dict, pixel_values: torch.Tensor) -> None:
+    """The model's own forward; for a size that it refuses, the same with the rest of the map cut off by hand."""
+    if run["id"] not in DROPPED:
+        model(pixel_values)
+        return
+    with pytest.raises(ValueError, match=r"is not a multiple of \d+.*the nearest sizes are"):
+        model(pixel_values)
+    encoder, embeddings = model.base_model, model.base_model.embeddings
+    feature_map = pixel_values if embeddings.stem is None else embeddings.stem(pixel_values)
+    rows, columns = np.multiply(run["token_grid"], run["patch_size"])
+    hidden_states = embeddings.patch_embeddings(feature_map[:, :, :rows, :columns])
+    hidden_states = torch.cat([embeddings.cls_token.expand(len(hidden_states), -1, -1), hidden_states], dim=1)
+    hidden_states = hidden_states + embeddings.positions_on(tuple(run["token_grid"]), hidden_states)
+    for layer in encoder.layers:
+        hidden_states = layer(hidden_states)
+    model.classifier(encoder.pooler(encoder.layernorm(hidden_states)))
+
+
+def difference(ours: torch.Tensor, expected: np.ndarray) -> float:
+    """Largest difference, relative to the largest value where that is above 1."""
+    assert tuple(ours.shape) == expected.shape
+    return np.abs(ours.numpy() - expected).max() / max(1.0, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_every_stage_in_float32(run, goldens, attention):
+    model = load(run, goldens, torch.float32)
+    model.set_attn_implementation(attention)
+    with np.load(goldens / run["expected"]) as expected, torch.no_grad():
+        stages: dict[str, torch.Tensor] = {}
+        capture(model, stages)
+        forward(model, run, torch.from_numpy(expected["images"]).permute(0, 3, 1, 2))
+        tolerance = 1e-4 if run["resnet"] and run["resnet"]["num_layers"] else 1e-5
+        names = [name for name in expected.files if name not in ("images", "pos_embedding") and "_f64" not in name]
+        gaps = {name: difference(stages[name], expected[name]) for name in names}
+        assert max(gaps.values()) <= tolerance, gaps
+        if "pos_embedding" in expected:
+            positions = model.base_model.embeddings.position_embeddings
+            assert difference(positions, expected["pos_embedding"]) <= 1e-6
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_outputs_in_float64(run, goldens):
+    model = load(run, goldens, torch.float64)
+    with np.load(goldens / run["expected"]) as expected, torch.no_grad():
+        stages: dict[str, torch.Tensor] = {}
+        capture(model, stages)
+        forward(model, run, torch.from_numpy(expected["images"]).double().permute(0, 3, 1, 2))
+        tolerance = 1e-6 if run["positions_resized"] else 1e-9
+        names = [name for name in expected.files if name.endswith("_f64")]
+        assert names
+        gaps = {name: difference(stages[name.removesuffix("_f64")], expected[name]) for name in names}
+        assert max(gaps.values()) <= tolerance, gaps
+
+
+def test_every_golden_of_the_family_is_run(goldens):
+    others = {run["id"] for run in golden_runs("mixer", "bit", "bit_paper")}
+    assert len(RUNS) + len(others) == 52
+    assert {path.name for path in goldens.glob("*.expected.npz")} == {run["expected"] for run in RUNS.values()}
