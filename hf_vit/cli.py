@@ -61,6 +61,7 @@ def _add_convert(commands) -> None:
 def _convert(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and not arguments.overwrite:  # before the work, not after
         raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
+    _silence_progress_bars()
     from hf_vit.conversion import convert
     from hf_vit.hub import save_folder
 
@@ -91,6 +92,7 @@ def _add_export(commands) -> None:
 def _export(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and not arguments.overwrite:
         raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
+    _silence_progress_bars()
     from hf_vit.conversion import export_jax
     from hf_vit.hub import load_model
 
@@ -111,6 +113,7 @@ def _predict(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--top-k is {arguments.top_k}; it must be at least 1")
     if missing := [str(image) for image in arguments.images if not image.is_file()]:
         raise FileNotFoundError(f"no such file: {', '.join(missing)}")
+    _silence_progress_bars()
     from hf_vit.prediction import predict
 
     for image, predictions in zip(
@@ -141,6 +144,13 @@ def _train(arguments: argparse.Namespace) -> None:
         commands.main(commands.finetune, arguments.settings)
     else:
         commands.main(commands.pretrain, arguments.settings)
+
+
+def _silence_progress_bars() -> None:
+    """Those of transformers, over a fraction of a second; downloads keep theirs."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def _size(text: str) -> int | tuple[int, int]:

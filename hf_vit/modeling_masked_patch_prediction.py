@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.modeling_outputs import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from .configuration_hf_vit import HfViTConfig
 from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel, _encode
@@ -122,7 +122,9 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
     def corrupt(self, patches: torch.Tensor, corruption: Corruption) -> torch.Tensor:
         """(batch, patches, hidden_size) -> the same"""
         source = corruption.source.unsqueeze(-1).expand_as(patches)
-        return torch.where(corruption.masked.unsqueeze(-1), self.mask_token.to(patches.dtype), patches.gather(1, source))
+        return torch.where(
+            corruption.masked.unsqueeze(-1), self.mask_token.to(patches.dtype), patches.gather(1, source)
+        )
 
 
 def num_outputs(config: HfViTConfig) -> int:
@@ -151,7 +153,6 @@ def patch_targets(pixel_values: torch.Tensor, grid: tuple[int, int], kind: str) 
             "pixels": its pixel values, (batch, patches, channels * height * width).
     """
     pixel_values = pixel_values.float()
-    batch, channels, height, width = pixel_values.shape
     if kind == "pixels":
         patches = pixel_values.unflatten(3, (grid[1], -1)).unflatten(2, (grid[0], -1))
         return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)

@@ -10,7 +10,7 @@ from pathlib import Path
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path.pop(0)  # or evaluate.py in this folder would hide the package of that name
 
-from hf_vit.training.commands import finetune, main  # noqa: E402
+from hf_vit.training.commands import finetune, main
 
 if __name__ == "__main__":
     main(finetune)

@@ -96,7 +96,11 @@ def damage(path: Path) -> str | None:
 
 def checksum(file: Path) -> str:
     with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else slow_digest(stream)
+        return (
+            hashlib.file_digest(stream, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
+            else slow_digest(stream)
+        )
 
 
 def slow_digest(stream) -> str:

@@ -84,7 +84,9 @@ def train_and_save(settings, accelerator, model, processor, split, eval_split, p
         resume(state)
     size = as_pair(model.config.image_size)
     steps = range(state.step, state.num_steps)
-    loader = train_loader(split, train_transform(settings, model.config), settings.seed, shares, steps, settings.num_workers)
+    loader = train_loader(
+        split, train_transform(settings, model.config), settings.seed, shares, steps, settings.num_workers
+    )
     evaluate = evaluator(settings, accelerator, state, eval_split, processor, size)
     keep_best = saver(accelerator, state.model, processor, output / "best")
     report = train(state, iter(loader), evaluate, keep_best)
@@ -133,8 +135,9 @@ def start(settings) -> Accelerator:
     )
     if settings.num_processes not in (None, accelerator.num_processes):
         raise SettingsError(
-            f"num_processes is {settings.num_processes}, and {accelerator.num_processes} run; `accelerate launch --cpu` "
-            "starts one whatever it is told: use ACCELERATE_USE_CPU=true accelerate launch --multi_gpu"
+            f"num_processes is {settings.num_processes}, and {accelerator.num_processes} run; "
+            "`accelerate launch --cpu` starts one whatever it is told; "
+            "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu does not"
         )
     return accelerator
 
@@ -142,10 +145,14 @@ def start(settings) -> Accelerator:
 def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[Split, Split | None]:
     assert settings.dataset
     columns = (settings.image_column, settings.label_column, needs_labels)
-    split = open_split(load_split(settings.dataset, settings.train_split, settings.dataset_config, settings.streaming), *columns)
+    split = open_split(
+        load_split(settings.dataset, settings.train_split, settings.dataset_config, settings.streaming), *columns
+    )
     if settings.eval_split is None:
         return split, None
-    return split, open_split(load_split(settings.dataset, settings.eval_split, settings.dataset_config, settings.streaming), *columns)
+    return split, open_split(
+        load_split(settings.dataset, settings.eval_split, settings.dataset_config, settings.streaming), *columns
+    )
 
 
 def count_steps(settings: TrainingSettings, split: Split) -> int:
@@ -183,7 +190,11 @@ def evaluator(settings, accelerator, state: Run, split: Split | None, processor,
 
     def evaluate() -> dict:
         loader = eval_loader(
-            samples, settings.eval_batch_size, accelerator.num_processes, accelerator.process_index, settings.num_workers
+            samples,
+            settings.eval_batch_size,
+            accelerator.num_processes,
+            accelerator.process_index,
+            settings.num_workers,
         )
         if not supervised:
             return state.objective.evaluate(accelerator, state.model, loader, empty)  # pyright: ignore
@@ -230,7 +241,8 @@ def evaluate(argv: list[str] | None = None) -> dict:
     settings = parse_settings(EvaluateSettings, argv)
     if settings.print_config:
         return show(settings)
-    assert settings.model and settings.dataset
+    assert settings.model
+    assert settings.dataset
     accelerator = start(settings)
     model, processor = models.load_for_evaluation(settings.model, settings.image_size)
     size = as_pair(model.config.image_size)
@@ -242,7 +254,9 @@ def evaluate(argv: list[str] | None = None) -> dict:
     )
     prepared = accelerator.prepare_model(torch.compile(model) if settings.compile else model, evaluation_mode=True)
     real = json.loads(Path(settings.real_labels).read_text()) if settings.real_labels else None
-    metrics = score(predict(accelerator, prepared, loader, empty_batch(samples.padding(), settings.eval_batch_size)), real)
+    metrics = score(
+        predict(accelerator, prepared, loader, empty_batch(samples.padding(), settings.eval_batch_size)), real
+    )
     if accelerator.is_main_process and settings.output_dir:
         Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
         write_json(Path(settings.output_dir) / "metrics.json", metrics)

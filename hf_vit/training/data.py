@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import datasets
-from datasets.distributed import split_dataset_by_node
 import numpy as np
 import torch
+from datasets.distributed import split_dataset_by_node
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -48,7 +48,9 @@ class Split:
         return indicators
 
 
-def open_split(samples: Any, image_column: str | None = None, label_column: str | None = None, needs_labels=True) -> Split:
+def open_split(
+    samples: Any, image_column: str | None = None, label_column: str | None = None, needs_labels=True
+) -> Split:
     """Find images and labels by the types of the columns.
 
     Raises:
@@ -89,7 +91,9 @@ def find_column(features, name: str | None, fits: Callable[[Any], bool], what: s
     found = [column for column, feature in features.items() if fits(feature)]
     if len(found) != 1:
         columns = ", ".join(f"{column} ({describe_feature(feature)})" for column, feature in features.items())
-        raise ValueError(f"{len(found) or 'no'} columns of type {what}; choose with {option}; the columns are {columns}")
+        raise ValueError(
+            f"{len(found) or 'no'} columns of type {what}; choose with {option}; the columns are {columns}"
+        )
     return found[0]
 
 

@@ -32,7 +32,9 @@ def empty_batch(sample: dict[str, Any], batch_size: int) -> dict[str, torch.Tens
 
 
 @torch.no_grad()
-def predict(accelerator: Accelerator, model, loader: DataLoader, empty: dict[str, torch.Tensor], loss: str = "softmax") -> dict[str, Any]:
+def predict(
+    accelerator: Accelerator, model, loader: DataLoader, empty: dict[str, torch.Tensor], loss: str = "softmax"
+) -> dict[str, Any]:
     """Run a classifier over all samples of all processes.
 
     Returns:
@@ -46,7 +48,10 @@ def predict(accelerator: Accelerator, model, loader: DataLoader, empty: dict[str
         index = accelerator.gather_for_metrics(batch["index"].to(accelerator.device))
         if bool((index == PADDING).all()):
             break
-        rows.append({"index": index, **accelerator.gather_for_metrics(scores(accelerator, model, batch, loss))})
+        results = scores(accelerator, model, batch, loss)
+        rows.append(
+            {name: accelerator.gather_for_metrics(values) for name, values in results.items()} | {"index": index}
+        )
     model.train(was_training)
     columns = {name: torch.cat([row[name] for row in rows]).cpu().numpy() for name in rows[0]} if rows else {}
     return tidy(columns)

@@ -220,7 +220,9 @@ def resume(run: Run):
     for complaint in complaints:
         run.accelerator.print(complaint)
     if path is None:
-        run.accelerator.print(f"There is no checkpoint in {run.checkpoints.folder}: training starts from the beginning.")
+        run.accelerator.print(
+            f"There is no checkpoint in {run.checkpoints.folder}: training starts from the beginning."
+        )
         return
     groups, state = checkpoints.read(path)
     refuse_differences(state, state_of(run))

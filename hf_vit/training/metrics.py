@@ -8,7 +8,9 @@ import evaluate
 import numpy as np
 
 CITATION = ""
-RANKED = datasets.Features({"predictions": datasets.List(datasets.Value("int32")), "references": datasets.Value("int32")})
+RANKED = datasets.Features(
+    {"predictions": datasets.List(datasets.Value("int32")), "references": datasets.Value("int32")}
+)
 RANKED_SETS = datasets.Features(
     {"predictions": datasets.List(datasets.Value("int32")), "references": datasets.List(datasets.Value("int32"))}
 )

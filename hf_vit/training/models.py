@@ -127,7 +127,7 @@ def set_head_bias(model: PreTrainedModel, settings: TrainingSettings):
 def add_adapters(model: PreTrainedModel, settings: FinetuneSettings):
     """Wrap the model with PEFT's low-rank adapters; the head is trained whole."""
     try:
-        from peft import LoraConfig, get_peft_model
+        from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ValueError(f"lora_rank is {settings.lora_rank}, and PEFT is not installed: pip install peft") from None
     lora = LoraConfig(

@@ -137,7 +137,7 @@ class MovingAverage:
     def update(self, parameters: dict[str, torch.Tensor]):
         """Move towards the parameters by a share of 1 - decay."""
         latest = [parameters[name].detach() for name in self.parameters]
-        torch._foreach_lerp_(list(self.parameters.values()), latest, 1 - self.decay)
+        torch._foreach_lerp_(list(self.parameters.values()), latest, 1 - self.decay)  # pyright: ignore
 
     @torch.no_grad()
     def swap(self, parameters: dict[str, torch.Tensor]):

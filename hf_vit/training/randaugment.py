@@ -39,12 +39,13 @@ def autocontrast(image: Image.Image, level: float, rng) -> Image.Image:
 
 
 def stretch(channel: Image.Image) -> np.ndarray:
-    low, high = channel.getextrema()
-    values = np.arange(256, dtype=np.float32)
+    values = np.asarray(channel)
+    low, high = int(values.min()), int(values.max())
+    levels = np.arange(256, dtype=np.float32)
     if high <= low:
-        return values
+        return levels
     scale = np.float32(255 / (high - low))
-    return np.clip(values * scale - low * scale, 0, 255)
+    return np.clip(levels * scale - low * scale, 0, 255)
 
 
 def equalize(image: Image.Image, level: float, rng) -> Image.Image:

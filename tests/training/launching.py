@@ -49,7 +49,12 @@ def command(script: str, processes: int = 1, **settings) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    offline = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "0"}
+    offline = {
+        "ACCELERATE_USE_CPU": "true",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "0",
+    }
     return {**os.environ, **offline, "PYTHONPATH": str(ROOT)}
 
 

@@ -49,9 +49,9 @@ def test_boxes_lie_inside_any_image(height, width):
     rng = np.random.default_rng(0)
     for _ in range(200):
         box = sample_inception_box(height, width, rng=rng)
-        assert 0 <= box.top
+        assert box.top >= 0
         assert box.top + box.height <= height
-        assert 0 <= box.left
+        assert box.left >= 0
         assert box.left + box.width <= width
         assert box.height > 0
         assert box.width > 0

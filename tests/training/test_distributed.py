@@ -38,7 +38,9 @@ def test_every_sample_is_counted_once(runs):
     for folder in runs:
         metrics = json.loads((folder / "metrics.json").read_text())
         assert metrics["samples"] == 103
-    done = launch("evaluate", 2, model=runs[0], dataset="digits", split="test[:103]", num_processes=2, eval_batch_size=32)
+    done = launch(
+        "evaluate", 2, model=runs[0], dataset="digits", split="test[:103]", num_processes=2, eval_batch_size=32
+    )
     alone = launch("evaluate", model=runs[0], dataset="digits", split="test[:103]", eval_batch_size=7)
     two, one = (json.loads(result.stdout) for result in (done, alone))
     assert two["samples"] == one["samples"] == 103

@@ -117,9 +117,7 @@ def run_optimizer(optimizer, parameter, gradients, rates):
 def test_adamw_with_jax_decay_equals_optax():
     """optax.chain(scale_by_adam, add_decayed_weights(1e-4)) with big_vision's schedule, in NumPy."""
     layer = torch.nn.Linear(3, 5, bias=False)
-    settings = settings_with(
-        optimizer="adamw", learning_rate=1e-2, weight_decay=1e-1, weight_decay_convention="jax"
-    )
+    settings = settings_with(optimizer="adamw", learning_rate=1e-2, weight_decay=1e-1, weight_decay_convention="jax")
     gradients, shape_of_schedule = quadratic_gradients(6), [0.5, 1.0, 0.8, 0.6, 0.4, 0.2]
     weight = layer.weight.detach().numpy().astype(np.float64).copy()
     mean = variance = np.zeros_like(weight)
