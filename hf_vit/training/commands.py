@@ -1,5 +1,6 @@
 """`finetune`, `pretrain` and `evaluate` from beginning to end; the scripts and `hf-vit` call these."""
 
+import copy
 import json
 import logging
 import shutil
@@ -7,7 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 from accelerate.utils.memory import should_reduce_batch_size
@@ -82,23 +82,23 @@ def train_and_save(settings, accelerator, model, processor, split, eval_split, p
     state = prepare_run(settings, accelerator, model, processor, split, shares, output)
     if settings.resume:
         resume(state)
-    size = as_pair(model.config.image_size)
     steps = range(state.step, state.num_steps)
     loader = train_loader(
         split, train_transform(settings, model.config), settings.seed, shares, steps, settings.num_workers
     )
-    evaluate = evaluator(settings, accelerator, state, eval_split, processor, size)
+    evaluate = evaluator(settings, accelerator, state, eval_split, processor, model.config)
     keep_best = saver(accelerator, state.model, processor, output / "best")
     report = train(state, iter(loader), evaluate, keep_best)
     if state.average is not None:
         state.average.swap(state.parameters)
-    metrics = {**evaluate(), **report.totals(state.skipped), "best": state.best}
+    metrics = {**(state.metrics or evaluate()), **report.totals(state.skipped), "best": state.best}
     saver(accelerator, state.model, processor, output)()
     if accelerator.is_main_process:
         write_json(output / "metrics.json", metrics)
         write_json(output / "card_data.json", card_data(settings, metrics, accelerator))
         write_curve(state.history, output / "learning_curve.png")
     accelerator.wait_for_everyone()
+    accelerator.end_training()
     return metrics
 
 
@@ -108,7 +108,9 @@ def prepare_run(settings, accelerator, model, processor, split, shares: Shares, 
     schedule = learning_rate_schedule(
         settings.schedule, settings.learning_rate, num_steps, settings.warmup_steps, settings.final_learning_rate
     )
-    prepared = accelerator.prepare(torch.compile(model) if settings.compile else model)
+    if settings.compile:
+        model.compile()
+    prepared = accelerator.prepare(model)
     optimizer = accelerator.prepare(build_optimizer(settings, accelerator.unwrap_model(prepared)))
     normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)
     objective = make_objective(settings, normalizer, model.config)
@@ -180,11 +182,11 @@ def train_transform(settings: TrainingSettings, config) -> TrainTransform:
     )
 
 
-def evaluator(settings, accelerator, state: Run, split: Split | None, processor, size) -> Callable[[], dict]:
+def evaluator(settings, accelerator, state: Run, split: Split | None, processor, config) -> Callable[[], dict]:
     """A function that evaluates the model as it then is."""
     if split is None:
         return dict
-    samples = EvalSamples(split, processor, size, len(processor.image_mean))
+    samples = EvalSamples(split, processor, as_pair(config.image_size), config.num_channels)
     empty = empty_batch(samples.padding(), settings.eval_batch_size)
     supervised = getattr(settings, "objective", "supervised") == "supervised"
 
@@ -211,8 +213,10 @@ def saver(accelerator: Accelerator, model, processor, folder: Path) -> Callable[
         if accelerator.is_main_process:
             draft = folder.with_name(f".{folder.name}.draft")
             plain = accelerator.unwrap_model(model)
-            plain = plain.merge_adapter() or plain if hasattr(plain, "merge_adapter") else plain
-            plain.save_pretrained(draft, state_dict=tensors)
+            if hasattr(plain, "merge_and_unload"):  # PEFT: the adapters become part of the weights
+                copy.deepcopy(plain).merge_and_unload().save_pretrained(draft)
+            else:
+                plain.save_pretrained(draft, state_dict=tensors)
             processor.save_pretrained(draft)
             folder.mkdir(parents=True, exist_ok=True)
             for file in draft.iterdir():
@@ -245,14 +249,15 @@ def evaluate(argv: list[str] | None = None) -> dict:
     assert settings.dataset
     accelerator = start(settings)
     model, processor = models.load_for_evaluation(settings.model, settings.image_size)
-    size = as_pair(model.config.image_size)
     raw = load_split(settings.dataset, settings.split, settings.dataset_config, settings.streaming)
     split = open_split(raw, settings.image_column, settings.label_column)
-    samples = EvalSamples(split, processor, size, len(processor.image_mean))
+    samples = EvalSamples(split, processor, as_pair(model.config.image_size), model.config.num_channels)
     loader = eval_loader(
         samples, settings.eval_batch_size, accelerator.num_processes, accelerator.process_index, settings.num_workers
     )
-    prepared = accelerator.prepare_model(torch.compile(model) if settings.compile else model, evaluation_mode=True)
+    if settings.compile:
+        model.compile()
+    prepared = accelerator.prepare_model(model, evaluation_mode=True)
     real = json.loads(Path(settings.real_labels).read_text()) if settings.real_labels else None
     metrics = score(
         predict(accelerator, prepared, loader, empty_batch(samples.padding(), settings.eval_batch_size)), real
@@ -261,6 +266,7 @@ def evaluate(argv: list[str] | None = None) -> dict:
         Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
         write_json(Path(settings.output_dir) / "metrics.json", metrics)
     accelerator.print(json.dumps(metrics, indent=2))
+    accelerator.end_training()
     return metrics
 
 

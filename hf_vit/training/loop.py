@@ -47,6 +47,7 @@ class Run:
     best: float = -math.inf
     skipped: int = 0  # unreadable images on all processes
     history: list[dict[str, float]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -169,7 +170,7 @@ def evaluate_and_keep(run: Run, report: Report, evaluate, keep_best):
     """Evaluate, with the averaged weights if there are any, and keep the model if it is the best so far."""
     if run.average is not None:
         run.average.swap(run.parameters)
-    metrics = evaluate()
+    metrics = run.metrics = evaluate()
     if metrics:
         report.log(run.step, {f"eval_{name}": value for name, value in metrics.items()})
         quality = metrics.get("accuracy", -metrics["loss"])

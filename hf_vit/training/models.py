@@ -97,8 +97,7 @@ def build_config(settings: PretrainSettings) -> HfViTConfig:
 
 def new_processor(config: HfViTConfig):
     height, width = as_pair(config.image_size)
-    channels = [0.5] * config.num_channels
-    return HfViTImageProcessor(size={"height": height, "width": width}, image_mean=channels, image_std=channels)
+    return HfViTImageProcessor(size={"height": height, "width": width}, num_channels=config.num_channels)
 
 
 def load_for_evaluation(name: str, image_size=None) -> tuple[PreTrainedModel, Any]:
@@ -114,7 +113,11 @@ def load_for_evaluation(name: str, image_size=None) -> tuple[PreTrainedModel, An
 def at_size(processor, image_size):
     """Let the processor make images of the size the model is trained at."""
     height, width = as_pair(image_size)
-    processor.size = {"height": height, "width": width}
+    size = {"height": height, "width": width}
+    if isinstance(processor, HfViTImageProcessor):
+        processor.update(size=size)  # what depends on the size follows
+    else:
+        processor.size = size
     return processor
 
 

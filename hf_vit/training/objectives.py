@@ -23,8 +23,9 @@ class Normalizer:
     """uint8 pixels -> pixel values, on the device and in one step: (pixel / 255 - mean) / std."""
 
     def __init__(self, mean, std, device: torch.device):
-        self.scale = torch.tensor([1 / (255 * channel) for channel in std], device=device).view(-1, 1, 1)
-        self.offset = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=device).view(-1, 1, 1)
+        mean, std = (torch.tensor(np.atleast_1d(value), dtype=torch.float64).view(-1, 1, 1) for value in (mean, std))
+        self.scale = (1 / (255 * std)).float().to(device)
+        self.offset = (-mean / std).float().to(device)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, height, width, channels) uint8 -> (batch, channels, height, width) float32"""

@@ -78,8 +78,6 @@ class Report:
 
     def close(self):
         self.bar.close()
-        if self.tracking:
-            self.safely(self.accelerator.end_training)
 
 
 def loggable(settings) -> dict[str, int | float | str | bool]:
