@@ -60,7 +60,8 @@ def run(settings, accelerator: Accelerator, model, processor, split: Split, eval
     """Train a model, again with half the images per forward while they do not fit, and save all there is to it."""
     models.set_head_bias(model, settings)
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        newer = getattr(model, "activation_checkpointing_enable", None)
+        (newer or model.gradient_checkpointing_enable)()
     output = Path(settings.output_dir)
     prepare_output(settings, accelerator, output)
     per_device = settings.per_device_batch_size or max(settings.batch_size // accelerator.num_processes, 1)
