@@ -50,13 +50,19 @@ def test_unpatchify_undoes_patchify():
 
 
 @torch.no_grad()
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # flex attention in transformers and torch has its own
-@pytest.mark.parametrize("attention", ["eager", "sdpa", "flex_attention"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("fields", NATIVE.values(), ids=NATIVE)
 def test_images_of_several_shapes_equal_each_alone(fields, attention):
-    if attention == "flex_attention" and fields.get("hidden_size", 14) != 16:
-        pytest.skip("flex attention needs a head size that is a power of two")
-    model = tiny(**fields)
+    check_together_equals_alone(tiny(**fields), attention)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # flex attention in transformers and torch has its own
+def test_flex_attention_has_a_block_mask():
+    check_together_equals_alone(tiny(hidden_size=16, pooling="mean", num_hidden_layers=1), "flex_attention")
+
+
+def check_together_equals_alone(model, attention):
     images = photographs(model.config)
     alone = torch.cat([model(image[None]).logits for image in images])
     model.set_attn_implementation(attention)
