@@ -109,7 +109,8 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
             corruption = sample_corruption(len(pixel_values), grid[0] * grid[1], device=pixel_values.device)
         embeddings = self.vit.embeddings
         patches = self.corrupt(embeddings.as_patches(pixel_values), corruption)
-        hidden_states = _encode(self.vit, embeddings.as_tokens(patches, grid), None, **kwargs)
+        tokens = embeddings.as_tokens(patches, embeddings.positions_on(grid, patches))
+        hidden_states = _encode(self.vit, tokens, None, **kwargs)
         hidden_states = self.vit.layernorm(hidden_states)[:, self.config.num_prefix_tokens :]
         logits = self.predictor(hidden_states)
         targets = patch_targets(pixel_values, grid, self.config.patch_target)
