@@ -59,8 +59,8 @@ def compare(options, variant: str):
             cpu = statistics.median(result["cpu_seconds_per_step"] for result in rounds)
             memory = max(result["peak_mib"] for result in rounds)
             print(
-                f"{variant:6} {side:13} {statistics.median(speeds):7.2f} images/s ({speeds[0]:.2f} to {speeds[-1]:.2f}), "
-                f"{cpu:6.2f} CPU seconds a step, {memory:6.0f} MiB"
+                f"{variant:6} {side:13} {statistics.median(speeds):7.2f} images/s "
+                f"({speeds[0]:.2f} to {speeds[-1]:.2f}), {cpu:6.2f} CPU seconds a step, {memory:6.0f} MiB"
             )
 
 
@@ -97,7 +97,7 @@ def train_with_hf_vit(options) -> dict:
     from hf_vit.configuration_hf_vit import HfViTConfig
     from hf_vit.image_processing_hf_vit import HfViTImageProcessor
     from hf_vit.modeling_hf_vit import HfViTForImageClassification
-    from hf_vit.training import commands
+    from hf_vit.training import assembly
     from hf_vit.training.data import Shares, open_split, train_loader
     from hf_vit.training.loop import optimizer_step
     from hf_vit.training.recipes import parse_settings
@@ -112,8 +112,8 @@ def train_with_hf_vit(options) -> dict:
         model, processor = HfViTForImageClassification(config), HfViTImageProcessor()
         accelerator = Accelerator(mixed_precision=options.mixed_precision, cpu=True)
         shares = Shares(options.batch_size, options.batch_size)
-        state = commands.prepare_run(settings, accelerator, model, processor, split, shares, Path(output))
-        transform = commands.train_transform(settings, config)
+        state = assembly.prepare_run(settings, accelerator, model, processor, split, shares, Path(output))
+        transform = assembly.train_transform(settings, config)
         steps = range(options.steps + 2)
         loader = iter(train_loader(split, transform, 0, shares, steps, options.num_workers))
         clock = Clock(options)

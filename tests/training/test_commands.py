@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
+import signal
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -15,8 +18,10 @@ from hf_vit.configuration_hf_vit import HfViTConfig
 from hf_vit.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.training import commands
+from hf_vit.training.augmentation import TrainTransform
 from hf_vit.training.commands import evaluate, finetune, main, pretrain
 from hf_vit.training.loop import TrainingStopped
+from hf_vit.training.sources import load_split
 
 from .launching import DIGITS, history
 
@@ -107,6 +112,28 @@ def test_finetuning_an_image_folder(flags, pretrained, tmp_path):
     assert card["settings"]["learning_rate"] == 0.05
     again = evaluate(arguments(model=output, dataset=flags, eval_batch_size=7, num_workers=0))
     assert again["accuracy"] == 1.0
+
+
+def test_evaluation_numbers_labels_as_the_model_does(flags, pretrained, tmp_path):
+    """A data set that has the model's labels in another order, and one that has more of them."""
+    finetune_flags(flags, pretrained, tmp_path / "out")
+    split = load_split(str(flags), "test")
+    names = datasets.ClassLabel(names=["netherlands", "france"])
+    other_way = split.map(lambda row: {"label": 1 - row["label"]}).cast_column("label", names)
+    (tmp_path / "data").mkdir()
+    other_way.to_parquet(tmp_path / "data" / "test.parquet")
+    assert evaluate(arguments(model=tmp_path / "out", dataset=tmp_path / "data", num_workers=0))["accuracy"] == 1.0
+    with pytest.raises(ValueError, match="the data have 10 labels and the model predicts 2"):
+        evaluate(arguments(model=tmp_path / "out", dataset="digits"))
+
+
+def test_a_killed_data_worker_is_said(tmp_path, monkeypatch):
+    def die(self, image, rng):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(TrainTransform, "__call__", die)
+    with pytest.raises(TrainingStopped, match=r"a data worker died at step 0, .*; the last good checkpoint is none"):
+        pretrain(arguments(**{**DIGITS, "num_workers": 1}, output_dir=tmp_path / "out"))
 
 
 def test_new_head_is_zero_and_everything_else_is_the_checkpoints(flags, pretrained, tmp_path, monkeypatch):
