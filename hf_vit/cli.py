@@ -56,6 +56,7 @@ def _add_convert(commands) -> None:
 def _convert(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and not arguments.overwrite:  # before the work, not after
         raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
+    _silence_progress_bars()
     from hf_vit.conversion import convert
     from hf_vit.hub import save_folder
 
@@ -66,7 +67,7 @@ def _convert(arguments: argparse.Namespace) -> None:
         position_grid=arguments.position_grid,
     )
     save_folder(arguments.output, model, processor, arguments.overwrite)
-    record = model.conversion_record
+    record = model.conversion_record or {}
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, image size {model.config.image_size}")
     print(f"read as {record['dialect']['names']} from {record['source']} (sha256 {record['sha256'][:16]}...)")
     if record["left_out"]:
@@ -86,6 +87,7 @@ def _add_export(commands) -> None:
 def _export(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and not arguments.overwrite:
         raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
+    _silence_progress_bars()
     from hf_vit.conversion import export_jax
     from hf_vit.hub import load_model
 
@@ -106,6 +108,7 @@ def _predict(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--top-k is {arguments.top_k}; it must be at least 1")
     if missing := [str(image) for image in arguments.images if not image.is_file()]:
         raise FileNotFoundError(f"no such file: {', '.join(missing)}")
+    _silence_progress_bars()
     from hf_vit.prediction import predict
 
     for image, predictions in zip(
@@ -115,6 +118,13 @@ def _predict(arguments: argparse.Namespace) -> None:
             print(json.dumps({"image": str(image), "predictions": [entry._asdict() for entry in predictions]}))
         else:
             print(image, *(f"  {entry.score:6.1%}  {entry.label}" for entry in predictions), sep="\n")
+
+
+def _silence_progress_bars() -> None:
+    """Those of transformers, over a fraction of a second; downloads keep theirs."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def _size(text: str) -> int | tuple[int, int]:

@@ -20,6 +20,11 @@ def sincos2d(grid: Grid, hidden_size: int, temperature: float = 10_000.0) -> tor
     return torch.cat([column.sin(), column.cos(), row.sin(), row.cos()], dim=1).unsqueeze(0)
 
 
+def is_same(grid: Grid, other: Grid) -> bool:
+    """Whether two grids are equal; False for the symbolic sizes of an export, which must hold for all of them."""
+    return all(isinstance(size, int) for size in (*grid, *other)) and tuple(grid) == tuple(other)
+
+
 def resize_position_embeddings(
     position_embeddings: torch.Tensor, old_grid: Grid, new_grid: Grid, num_prefix_tokens: int, method: str = "jax"
 ) -> torch.Tensor:
@@ -31,37 +36,47 @@ def resize_position_embeddings(
         old_grid, new_grid: (rows, columns) of patches.
         method: "jax": bilinear with aligned corners, which is what `scipy.ndimage.zoom(order=1)` computes in
             `interpolate_posembed`, google-research/vision_transformer, vit_jax/checkpoint.py. "jax_exact": the same
-            with that function's rounding fault, see `_rounds_out`. "bilinear", "bicubic": half-pixel centres,
+            with that function's rounding fault, see `linear_weights`. "bilinear", "bicubic": half-pixel centres,
             antialiased, as timm does it.
 
     Returns:
         (1, num_prefix_tokens + new_rows * new_columns, hidden_size), in the dtype of the input.
+
+    Raises:
+        ValueError: the table does not have as many tokens as the old grid.
     """
-    if tuple(old_grid) == tuple(new_grid):
+    if is_same(old_grid, new_grid):
         return position_embeddings
-    dtype = position_embeddings.dtype
+    dtype, tokens = position_embeddings.dtype, num_prefix_tokens + old_grid[0] * old_grid[1]
+    if position_embeddings.ndim != 3 or position_embeddings.shape[1] != tokens:
+        raise ValueError(
+            f"position embeddings of shape {tuple(position_embeddings.shape)} cannot be resampled: {tokens} tokens are "
+            "needed; DeepSpeed ZeRO-3 keeps parameters empty: resample at load, with from_pretrained(image_size=...)"
+        )
     prefix, patches = position_embeddings.split([num_prefix_tokens, old_grid[0] * old_grid[1]], dim=1)
-    patches = patches.unflatten(1, old_grid).permute(0, 3, 1, 2)  # (1, hidden_size, old_rows, old_columns)
-    patches = patches.to(torch.promote_types(dtype, torch.float32))
-    if method.startswith("jax"):
-        patches = interpolate(patches, size=new_grid, mode="bilinear", align_corners=True)
-        if method == "jax_exact":
-            patches = _zero_what_rounds_out(patches, old_grid)
+    patches = patches.to(torch.promote_types(dtype, torch.float32)).unflatten(1, old_grid)
+    if method in ("jax", "jax_exact"):
+        rows, columns = (
+            linear_weights(old, new, method).to(patches) for old, new in zip(old_grid, new_grid, strict=True)
+        )
+        patches = torch.einsum("rh,cw,bhwd->brcd", rows, columns, patches)
     else:
+        patches = patches.permute(0, 3, 1, 2)  # (1, hidden_size, old_rows, old_columns)
         patches = interpolate(patches, size=new_grid, mode=method, align_corners=False, antialias=True)
-    patches = patches.to(dtype).flatten(2).transpose(1, 2)  # (1, new_rows * new_columns, hidden_size)
-    return torch.cat([prefix, patches], dim=1)
+        patches = patches.permute(0, 2, 3, 1)
+    return torch.cat([prefix, patches.flatten(1, 2).to(dtype)], dim=1)
 
 
-def _rounds_out(old: int, new: int) -> bool:
-    """Whether the last of `new` samples falls outside of `old` ones in scipy's arithmetic, which then gives zero."""
-    return new > 1 and (old - 1) / (new - 1) * (new - 1) > old - 1
+def linear_weights(old: int, new: int, method: str = "jax") -> torch.Tensor:
+    """Linear interpolation with aligned corners as a matrix, in float64.
 
+    The coordinate of a sample is computed as scipy does: for some sizes, 28 to 14 among them, that of the last one
+    comes out above the last point, where scipy finds nothing and writes zero. "jax_exact" does so too.
 
-def _zero_what_rounds_out(patches: torch.Tensor, old_grid: Grid) -> torch.Tensor:
-    patches = patches.clone()
-    if _rounds_out(old_grid[0], patches.shape[2]):
-        patches[:, :, -1, :] = 0
-    if _rounds_out(old_grid[1], patches.shape[3]):
-        patches[:, :, :, -1] = 0
-    return patches
+    Returns:
+        (new, old), every row sums to 1 (or 0: see above).
+    """
+    coordinates = torch.arange(new, dtype=torch.float64) * ((old - 1) / torch.sym_max(new - 1, 1))
+    distances = coordinates[:, None] - torch.arange(old, dtype=torch.float64)
+    weights = (1 - distances.abs()).clamp(min=0)
+    return weights * (coordinates <= old - 1)[:, None] if method == "jax_exact" else weights

@@ -19,12 +19,16 @@ def pad_same(images: torch.Tensor, kernel_size: int, stride: int, value: float =
 
     Args:
         images: (batch, channels, height, width)
+        kernel_size: 1, or at least the stride.
     """
+    if kernel_size == 1:
+        return images
     padding = []
     for size in (images.shape[3], images.shape[2]):  # torch pads the last dimension first
-        total = max((-(-size // stride) - 1) * stride + kernel_size - size, 0)
+        # a branch, not an expression: it keeps the symbolic sizes of a compiled model short
+        total = kernel_size - (stride if size % stride == 0 else size % stride)
         padding += [total // 2, total - total // 2]
-    return pad(images, padding, value=value) if any(padding) else images
+    return pad(images, padding, value=value)
 
 
 def standardize(weight: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+
+torch.set_num_threads(1)  # the tests run in two processes; threads that wait for each other cost more than they give
 
 GOLDENS = Path(__file__).parent / "goldens"
 SHARED = Path(os.environ.get("HF_VIT_SHARED", Path(__file__).parents[2] / "shared"))

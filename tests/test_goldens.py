@@ -116,6 +116,18 @@ def test_outputs_in_float64(run, goldens):
         assert max(gaps.values()) <= tolerance, gaps
 
 
+@pytest.mark.parametrize("run", [run for run in RUNS.values() if run["id"] not in DROPPED], ids=lambda run: run["id"])
+def test_bfloat16(run, goldens):
+    """Within 2e-2 of the logits' scale; the deep random stems are chaotic: rounding their weights alone gives 8e-2."""
+    model = load(run, goldens, torch.bfloat16)
+    with np.load(goldens / run["expected"]) as expected, torch.no_grad():
+        name = "logits" if "logits" in expected else "pre_logits"
+        outputs = model(torch.from_numpy(expected["images"]).permute(0, 3, 1, 2))
+        ours = outputs.logits if name == "logits" else outputs.pooler_output
+        gap = np.abs(ours.float().numpy() - expected[name]).max() / np.abs(expected[name]).max()
+        assert gap < (0.4 if run["resnet"] and run["resnet"]["num_layers"] else 2e-2)
+
+
 def test_every_golden_of_the_family_is_run(goldens):
     others = {run["id"] for run in golden_runs("mixer", "bit", "bit_paper")}
     assert len(RUNS) + len(others) == 52

@@ -107,19 +107,22 @@ def _read_arrays(
     rules_of: dict[str, list[Rule]] = {}
     for rule in rules:
         rules_of.setdefault(checkpoint.arrays[rule.theirs].name, []).append(rule)
-    state_dict, not_finite = {}, []
+    state_dict, problems = {}, []
     for name, its_rules in rules_of.items():
-        array = reader.read(name).float()
+        array = reader.read(name)
+        if not array.is_floating_point():
+            problems.append(f"{name} holds {array.dtype}, not floating-point numbers")
+        array = array.float()
         if count := count_not_finite(array):
-            not_finite.append(f"{name} has {count} values that are NaN or infinite")
+            problems.append(f"{name} has {count} values that are NaN or infinite")
         for theirs, ours, layout in its_rules:
             index = checkpoint.arrays[theirs].index
             part = array if index is None else array[index].clone()
             if theirs == POSITIONS and checkpoint.class_row_missing:
                 part = pad(part, (0, 0, 1, 0))  # big_vision adds nothing to the class token
             state_dict[ours] = layout.to_ours(part).contiguous()
-    if not_finite:
-        raise ConversionError(f"{file} cannot be used: {'; '.join(not_finite)}")
+    if problems:
+        raise ConversionError(f"{file} cannot be used: {'; '.join(problems)}")
     return state_dict
 
 

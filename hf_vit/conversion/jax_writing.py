@@ -1,13 +1,14 @@
 """From a model back to a checkpoint that the original JAX code loads."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
+from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
 from .jax_layout import POSITIONS, Dialect, dialect_name, rules_for
 from .npz import write_npz
@@ -45,9 +46,9 @@ def _check_expressible(config: HfViTConfig, dialect: str) -> None:
         if config.position_embedding_type == "sincos2d":
             problems.append("fixed sine-cosine positions")
     elif isinstance(config, HfViTHybridConfig):
-        problems.append("a ResNet stem")
+        problems.append("ResNet stem")
     elif config.position_embedding_type == "none":
-        problems.append("a model without position embeddings")
+        problems.append("way to leave out position embeddings")
     if not config.qkv_bias:
         problems.append("attention without biases")
     if (config.hidden_act, config.layer_norm_eps) != ("gelu_pytorch_tanh", 1e-6):
@@ -61,12 +62,12 @@ def _arrays(model: HfViTPreTrainedModel, dialect: Dialect) -> Iterator[tuple[str
     """(name, array) pairs, one array in memory at a time."""
     has_head = model.base_model is not model
     state_dict = model.state_dict()
-    folds_class_row = dialect.names == "big_vision" and "cls_token" in str(state_dict.keys())
+    folds_class_row = dialect.names == "big_vision" and model.config.use_cls_token
     for theirs, ours, layout in rules_for(model.config, has_head):
         parameter = state_dict[ours if has_head else ours.removeprefix("vit.")]
         array = layout.to_theirs(parameter, _their_shape(theirs, parameter, model.config))
         if folds_class_row and theirs == "cls":
-            array = _with_class_row(array, model)
+            array = _with_class_row(array, model.base_model.embeddings.position_embeddings)
         if folds_class_row and theirs == POSITIONS:
             array = array[:, 1:]
         yield dialect_name(theirs, dialect), array
@@ -82,26 +83,23 @@ def _their_shape(theirs: str, parameter: torch.Tensor, config: HfViTConfig) -> t
         return heads, hidden_size // heads
     if theirs.endswith("out/kernel"):
         return heads, hidden_size // heads, hidden_size
-    if theirs.split("/")[-2].startswith("gn"):
+    if re.search(r"(^|/)gn[^/]*/", theirs):
         return 1, 1, 1, len(parameter)
     return tuple(parameter.shape)
 
 
-def _with_class_row(cls: torch.Tensor, model: HfViTPreTrainedModel) -> torch.Tensor:
+def _with_class_row(cls: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
     """big_vision adds no position to the class token: its row is part of it."""
-    positions = model.base_model.embeddings.position_embeddings
     if positions is None or not positions[:, 0].any():
         return cls  # adding zero would lose the sign of -0.0
     return cls + positions[:, :1]
 
 
-def _left_out_head(
-    model: HfViTPreTrainedModel, has_head: bool, dialect: Dialect
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _left_out_head(model: HfViTPreTrainedModel, has_head: bool, dialect: Dialect) -> Iterator[tuple[str, torch.Tensor]]:
     left_out: dict[str, Any] = record_of(model).get("left_out", {})
     if has_head or "head" not in left_out:
         return
-    rows, columns = as_pair(left_out["head"]["shape"])
-    dtype = model.layernorm.weight.dtype
-    yield dialect_name("head/kernel", dialect), torch.zeros(rows, columns, dtype=dtype)
-    yield dialect_name("head/bias", dialect), torch.full((columns,), left_out["head"]["bias"], dtype=dtype)
+    rows, columns = left_out["head"]["shape"]
+    kernel = torch.zeros(rows, columns, dtype=model.dtype)
+    yield dialect_name("head/kernel", dialect), kernel
+    yield dialect_name("head/bias", dialect), kernel.new_full((columns,), left_out["head"]["bias"])

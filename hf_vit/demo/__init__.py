@@ -1,0 +1,1 @@
+"""`python -m hf_vit.demo`: the main job on real input, with no network."""

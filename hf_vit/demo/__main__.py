@@ -1,0 +1,54 @@
+"""Convert the embedded JAX checkpoint, load it with the Auto classes, classify handwriting it has never seen.
+
+The checkpoint is a small ViT that `training/recipes/digits.yaml` trained on a random 80 % of scikit-learn's digits.
+"""
+
+import argparse
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers.utils import logging
+
+from hf_vit.conversion import convert
+from hf_vit.demo.contact_sheet import draw_contact_sheet
+from hf_vit.hub import save_folder
+from hf_vit.training.sources import load_digits
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m hf_vit.demo", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--output", type=Path, default=Path("demo_output"), help="the folder for model and pictures")
+    output = parser.parse_args().output
+    logging.disable_progress_bar()
+
+    folder = convert_embedded_checkpoint(output / "digits")
+    test = load_digits()["test"]
+    images, labels = list(test["image"]), np.array(test["label"])
+    predictions = classify(folder, images)
+    right = predictions == labels
+    print(f"{right.sum()} of {len(labels)} held-out digits are right: accuracy {right.mean():.2%}")
+    sheet = draw_contact_sheet(images, labels, predictions, output / "digits.png")
+    print(f"contact sheet, wrong ones marked: {sheet}")
+
+
+def convert_embedded_checkpoint(folder: Path) -> Path:
+    with as_file(files("hf_vit.demo") / "digits.npz") as checkpoint:
+        model, processor = convert(checkpoint, labels=[str(digit) for digit in range(10)])
+    save_folder(folder, model, processor, overwrite=True)
+    print(f"converted digits.npz (original JAX layout, {model.num_parameters():,} parameters) to {folder}")
+    return folder
+
+
+def classify(folder: Path, images: list) -> np.ndarray:
+    """(number of images,) predicted classes."""
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
+    processor = AutoImageProcessor.from_pretrained(folder)
+    with torch.inference_mode():
+        return model(**processor(images, return_tensors="pt")).logits.argmax(dim=-1).numpy()
+
+
+if __name__ == "__main__":
+    main()

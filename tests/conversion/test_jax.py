@@ -1,0 +1,240 @@
+"""Checkpoints of the original JAX code: read, refused, written back."""
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vit.conversion import ConversionError, convert, export_jax
+from hf_vit.conversion.npz import NpzReader
+from hf_vit.hub import load_model, save_folder
+
+from ..conftest import golden_runs
+
+CHECKPOINTS = {run["checkpoint"]: run for run in golden_runs("vit") if "@" not in run["id"]}
+RELEASED = [name for name, run in CHECKPOINTS.items() if run["layout"] == "release"]
+BIG_VISION = [name for name, run in CHECKPOINTS.items() if run["layout"] == "big_vision"]
+
+
+def arrays_of(path) -> dict[str, np.ndarray]:
+    with np.load(path) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def changed(goldens, tmp_path, checkpoint="vit_token_rep.npz", drop=(), **changes):
+    """A copy of a golden checkpoint with other arrays, under a name that says nothing."""
+    arrays = arrays_of(goldens / checkpoint)
+    arrays = {name: array for name, array in arrays.items() if name not in drop}
+    np.savez(tmp_path / "changed.npz", **(arrays | changes))
+    return tmp_path / "changed.npz"
+
+
+def assert_same_file(ours, theirs):
+    ours, theirs = arrays_of(ours), arrays_of(theirs)
+    assert set(ours) == set(theirs)
+    for name, array in theirs.items():
+        assert (ours[name].shape, ours[name].dtype) == (array.shape, array.dtype), name
+        assert ours[name].tobytes() == array.tobytes(), name
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_everything_is_inferred_whatever_the_name(goldens, tmp_path, checkpoint):
+    run = CHECKPOINTS[checkpoint]
+    (tmp_path / "L_32-anything.npz").write_bytes((goldens / checkpoint).read_bytes())
+    grid = tuple(run["token_grid"]) if run["posemb"] == "learn" else None
+    model, processor = convert(tmp_path / "L_32-anything.npz", position_grid=grid)
+    config = model.config
+    assert (config.hidden_size, config.num_hidden_layers) == (run["hidden_size"], run["num_layers"])
+    assert (config.num_attention_heads, config.intermediate_size) == (run["num_heads"], run["mlp_dim"])
+    assert config.representation_size == run["representation_size"]
+    assert config.pooling == {"token": "cls", "tok": "cls", "gap": "mean", "map": "map"}[run["classifier"]]
+    assert config.position_embedding_type == {"learn": "learned", "sincos2d": "sincos2d"}[run["posemb"]]
+    assert (model.base_model is not model) == bool(run["num_classes"])
+    if run["num_classes"]:
+        assert config.num_labels == run["num_classes"]
+    if run["resnet"]:
+        assert list(config.stem_depths) == run["resnet"]["num_layers"]
+        assert config.stem_width == 64 * run["resnet"]["width_factor"]
+    if grid:
+        assert config.grid_size == grid
+    assert processor(np.zeros((5, 7, 3), np.uint8)).pixel_values[0].shape[1:] == tuple(
+        np.broadcast_to(config.image_size, 2)
+    )
+
+
+def test_the_record_says_what_was_read(goldens, tmp_path):
+    model, processor = convert(goldens / "bv_scan_params.npz")
+    save_folder(tmp_path / "out", model, processor)
+    record = load_model(tmp_path / "out")
+    text = (tmp_path / "out" / "conversion.json").read_text()
+    assert model.conversion_record["dialect"] == {"names": "big_vision", "prefix": "params/", "stacked": True}
+    assert model.conversion_record["dtypes"] == ["bfloat16"]
+    assert model.conversion_record["beside"] == ["opt"]
+    assert model.conversion_record["sha256"] in text
+    assert record.config.pooling == "map"
+
+
+@pytest.mark.parametrize("checkpoint", RELEASED)
+def test_released_files_come_back_bit_by_bit(goldens, tmp_path, checkpoint):
+    grid = CHECKPOINTS[checkpoint]["token_grid"]
+    save_folder(tmp_path / "folder", *convert(goldens / checkpoint, position_grid=tuple(grid)))
+    export_jax(load_model(tmp_path / "folder"), tmp_path / "back.npz")
+    assert_same_file(tmp_path / "back.npz", goldens / checkpoint)
+
+
+@pytest.mark.parametrize("checkpoint", BIG_VISION)
+def test_big_vision_files_come_back_bit_by_bit(goldens, tmp_path, checkpoint):
+    model, _ = convert(goldens / checkpoint)
+    export_jax(model, tmp_path / "back.npz", dialect="big_vision")
+    run = CHECKPOINTS[checkpoint]
+    if not run["prefix"]:
+        assert_same_file(tmp_path / "back.npz", goldens / checkpoint)
+    again, _ = convert(tmp_path / "back.npz")
+    assert again.config.to_dict() == model.config.to_dict()
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], parameter), name
+
+
+def test_present_day_names_are_written_in_released_ones(goldens, tmp_path):
+    model, _ = convert(goldens / "hybrid_r11_linen.npz")
+    export_jax(model, tmp_path / "back.npz")
+    with NpzReader(tmp_path / "back.npz") as reader:
+        assert reader.arrays["block1/unit1/gn1/scale"].shape == (1, 1, 1, 32)
+        assert "Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel" in reader.arrays
+    again, _ = convert(tmp_path / "back.npz")
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], parameter), name
+
+
+def test_a_vit_jax_file_in_big_vision_names_gives_the_same_logits(goldens, tmp_path):
+    model, _ = convert(goldens / "vit_token.npz")
+    export_jax(model, tmp_path / "folded.npz", dialect="big_vision")
+    folded, _ = convert(tmp_path / "folded.npz")
+    assert not folded.vit.embeddings.position_embeddings[:, 0].any()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(folded(images).logits, model(images).logits, rtol=0, atol=1e-6)
+
+
+def test_bfloat16_models_are_written_as_two_byte_voids(goldens, tmp_path):
+    model, _ = convert(goldens / "vit_gap.npz")
+    export_jax(model.bfloat16(), tmp_path / "half.npz")
+    assert {str(array.dtype) for array in arrays_of(tmp_path / "half.npz").values()} == {"|V2"}
+    again, _ = convert(tmp_path / "half.npz")
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], parameter.float()), name
+
+
+@pytest.mark.parametrize("bias", [0.0, -10.0])
+def test_an_all_zero_head_is_left_out_said_and_written_back(goldens, tmp_path, bias):
+    head = {"head/kernel": np.zeros((24, 21843), np.float32), "head/bias": np.full(21843, bias, np.float32)}
+    source = changed(goldens, tmp_path, **head)
+    model, processor = convert(source)
+    assert type(model).__name__ == "HfViTModel"
+    assert model.conversion_record["left_out"] == {"head": {"shape": [24, 21843], "bias": bias}}
+    save_folder(tmp_path / "folder", model, processor)
+    export_jax(load_model(tmp_path / "folder"), tmp_path / "back.npz")
+    assert_same_file(tmp_path / "back.npz", source)
+
+
+def test_older_dialects(goldens, tmp_path):
+    """Positions in the encoder, and a MAP head inlined at the top level (big_vision's fix_old_checkpoints)."""
+    arrays = arrays_of(goldens / "bv_map.npz")
+    old = {name.removeprefix("MAPHead_0/"): array for name, array in arrays.items()}
+    old["Transformer/pos_embedding"] = old.pop("pos_embedding")
+    np.savez(tmp_path / "old.npz", **old)
+    model, _ = convert(goldens / "bv_map.npz")
+    again, _ = convert(tmp_path / "old.npz")
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], parameter), name
+
+
+def test_image_size_resamples_once(goldens):
+    model, processor = convert(goldens / "vit_token.npz", image_size=(48, 24))
+    assert model.config.grid_size == (6, 3)
+    assert model.vit.embeddings.position_embeddings.shape == (1, 19, 32)
+    assert processor(np.zeros((5, 7, 3), np.uint8)).pixel_values[0].shape == (3, 48, 24)
+
+
+def test_labels(goldens, tmp_path):
+    names = [f"species {index}" for index in range(10)]
+    (tmp_path / "names.txt").write_text("\n".join(names) + "\n")
+    (tmp_path / "names.json").write_text(str({str(i): name for i, name in enumerate(names)}).replace("'", '"'))
+    for labels in (names, tmp_path / "names.txt", tmp_path / "names.json"):
+        model, _ = convert(goldens / "vit_token.npz", labels=labels)
+        assert list(model.config.id2label.values()) == names
+        assert model.config.label2id["species 7"] == 7
+    with pytest.raises(ConversionError, match="1000 labels are given, but the head has 10 classes"):
+        convert(goldens / "vit_token.npz", labels="imagenet1k")
+    with pytest.raises(ConversionError, match="neither a file nor one of: imagenet1k"):
+        convert(goldens / "vit_token.npz", labels="imagenet22k")
+    with pytest.raises(ConversionError, match="no trained head"):
+        convert(goldens / "vit_nohead.npz", labels=names)
+
+
+def wrong_checkpoints():
+    query = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/bias"
+    ones = np.ones
+    nan = ones((24, 10), np.float32)
+    nan[3, 4:7] = np.nan
+    yield {"drop": [query]}, rf"missing: {query}"
+    yield {"drop": ["embedding/kernel"]}, "unknown architecture"
+    yield {"drop": ["Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel"]}, "missing: .*MlpBlock_3/Dense_0/kernel"
+    yield {"extra/a": ones(2), "extra/b": ones(3)}, "not understood: extra/a, extra/b"
+    yield {query: ones((3, 15), np.float32)}, rf"{query} \(3, 15\) does not become .*q_proj.bias \(48,\)"
+    yield {"head/kernel": nan}, "head/kernel has 3 values that are NaN or infinite"
+    yield {"cls": np.full((1, 1, 48), np.inf, np.float32)}, "cls has 48 values that are NaN or infinite"
+    yield {"cls": ones((1, 1, 48), np.int32)}, "cls holds torch.int32, not floating-point numbers"
+    yield {"embedding/kernel": ones((8, 8, 48))}, r"embedding/kernel with shape \(8, 8, 48\); it needs 4 axes"
+    yield {"Transformer/posembed_input/pos_embedding": ones((1, 16, 48))}, "for 15 patches, which is not a square"
+
+
+@pytest.mark.parametrize(("changes", "message"), list(wrong_checkpoints()))
+def test_wrong_arrays_are_listed(goldens, tmp_path, changes, message):
+    with pytest.raises(ConversionError, match=message):
+        convert(changed(goldens, tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        (["MixerBlock_0/LayerNorm_0/bias", "stem/kernel"], "an MLP-Mixer"),
+        (["params/txt/Embed_0/embedding"], "a text tower"),
+        (["resnet/root_block/conv2d/kernel"], "a ResNet without a transformer"),
+        (["a", "b"], "an unknown architecture .arrays such as a, b"),
+    ],
+)
+def test_other_architectures_are_refused_by_name(tmp_path, names, what):
+    np.savez(tmp_path / "other.npz", **dict.fromkeys(names, np.ones(2)))
+    with pytest.raises(ConversionError, match=what):
+        convert(tmp_path / "other.npz")
+
+
+def test_a_grid_that_does_not_fit_is_refused(goldens):
+    with pytest.raises(ConversionError, match="for 16 patches, which is not the 3 x 5 of position_grid"):
+        convert(goldens / "vit_token.npz", position_grid=(3, 5))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "dialect", "message"),
+    [
+        ("bv_map.npz", "vit_jax", "has no attention pooling"),
+        ("bv_sincos.npz", "vit_jax", "has no fixed sine-cosine positions"),
+        ("hybrid_stem.npz", "big_vision", "has no ResNet stem"),
+        ("vit_token.npz", "flax", "unknown dialect 'flax'"),
+    ],
+)
+def test_models_that_a_dialect_cannot_say(goldens, tmp_path, checkpoint, dialect, message):
+    model, _ = convert(goldens / checkpoint)
+    with pytest.raises(ConversionError, match=message):
+        export_jax(model, tmp_path / "out.npz", dialect)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders(goldens, tmp_path):
+    with pytest.raises((ConversionError, OSError), match=r"empty|holds none"):
+        convert(tmp_path)
+    (tmp_path / "one.npz").write_bytes((goldens / "vit_gap.npz").read_bytes())
+    assert convert(tmp_path)[0].config.pooling == "mean"
+    (tmp_path / "two.npz").write_bytes((goldens / "vit_gap.npz").read_bytes())
+    with pytest.raises(ConversionError, match=r"must hold one .npz checkpoint; it holds one.npz, two.npz"):
+        convert(tmp_path)

@@ -1,0 +1,156 @@
+"""The command line: what it prints, and that bad input is one sentence, status 2 and nothing left behind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_vit.cli import main
+
+
+def refused(arguments, capsys, folder=None) -> str:
+    """Run a command that must fail; its one sentence, after checking that nothing was left in `folder`."""
+    before = sorted(folder.rglob("*")) if folder else None
+    status = main([str(argument) for argument in arguments])
+    error = capsys.readouterr().err.strip()
+    assert status == 2, error
+    assert "\n" not in error
+    assert "Traceback" not in error
+    if folder:
+        assert sorted(folder.rglob("*")) == before
+    return error
+
+
+@pytest.fixture
+def photograph(tmp_path):
+    path = tmp_path / "photograph.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (31, 45, 3), np.uint8)).save(path)
+    return path
+
+
+def test_convert_predict_export(goldens, tmp_path, photograph, capsys):
+    folder, back = tmp_path / "folder", tmp_path / "back.npz"
+    assert main(["convert", str(goldens / "vit_token.npz"), str(folder)]) == 0
+    assert "HfViTForImageClassification, 24,234 parameters, image size 32" in capsys.readouterr().out
+    assert main(["predict", str(folder), str(photograph), str(photograph), "--top-k", "3", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 2
+    scores = [prediction["score"] for prediction in lines[0]["predictions"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len(scores) == 3
+    assert main(["predict", str(folder), str(photograph)]) == 0
+    assert capsys.readouterr().out.count("LABEL_") == 5
+    assert main(["export", str(folder), str(back), "--to", "jax"]) == 0
+    assert main(["convert", str(back), str(folder), "--overwrite", "--image-size", "48x24"]) == 0
+    assert "image size (48, 24)" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "back.npz", "photograph.png"}
+
+
+def test_a_position_grid_can_be_stated(goldens, tmp_path, capsys):
+    assert main(["convert", str(goldens / "vit_token.npz"), str(tmp_path / "out"), "--position-grid", "2x8"]) == 0
+    assert "image size (16, 64)" in capsys.readouterr().out
+
+
+def test_bad_checkpoints(goldens, tmp_path, capsys):
+    good = (goldens / "vit_token.npz").read_bytes()
+    arrays = dict(np.load(goldens / "vit_token.npz"))
+    files = {
+        "text.npz": b"no checkpoint",
+        "short.npz": good[: len(good) // 2],
+        "flipped.npz": good[:40_000] + bytes([good[40_000] ^ 1]) + good[40_001:],
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    np.savez(tmp_path / "objects.npz", **arrays | {"cls": np.array([{"a": 1}], dtype=object)})
+    np.savez(tmp_path / "few.npz", **{name: array for name, array in arrays.items() if name != "head/bias"})
+    np.savez(tmp_path / "many.npz", **arrays, more=np.ones(3))
+    np.savez(tmp_path / "nan.npz", **arrays | {"cls": np.full((1, 1, 32), np.nan, np.float32)})
+    (tmp_path / "empty").mkdir()
+    sentences = {
+        "text.npz": "is not an .npz file",
+        "short.npz": "is truncated or damaged",
+        "flipped.npz": "its checksum is",
+        "objects.npz": "object",
+        "few.npz": "missing: head/bias",
+        "many.npz": "not understood: more",
+        "nan.npz": "cls has 32 values that are NaN or infinite",
+        "empty": "empty",
+        "nowhere.npz": "nowhere.npz",
+    }
+    for name, sentence in sentences.items():
+        assert sentence in refused(["convert", tmp_path / name, tmp_path / "out"], capsys, tmp_path)
+
+
+def test_outputs_are_not_overwritten(goldens, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    error = refused(["convert", goldens / "vit_token.npz", tmp_path / "out"], capsys, tmp_path)
+    assert "exists; give --overwrite" in error
+    (tmp_path / "out.npz").write_text("mine")
+    main(["convert", str(goldens / "vit_token.npz"), str(tmp_path / "folder")])
+    capsys.readouterr()
+    error = refused(["export", tmp_path / "folder", tmp_path / "out.npz", "--to", "jax"], capsys, tmp_path)
+    assert "exists; give --overwrite" in error
+
+
+def test_bad_images(goldens, tmp_path, photograph, capsys):
+    folder = tmp_path / "folder"
+    main(["convert", str(goldens / "vit_token.npz"), str(folder)])
+    capsys.readouterr()
+    (tmp_path / "text.jpg").write_text("no image")
+    assert "text.jpg" in refused(["predict", folder, photograph, tmp_path / "text.jpg"], capsys)
+    assert "no such file: " in refused(["predict", folder, tmp_path / "none.jpg"], capsys)
+    assert "--top-k is 0" in refused(["predict", folder, photograph, "--top-k", "0"], capsys)
+    assert "nowhere" in refused(["predict", tmp_path / "nowhere", photograph], capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["convert", "a.npz", "out", "--image-siz", "4"], "unrecognized arguments"),
+        (["convert", "a.npz", "out", "--image-size", "4x4x4"], "neither N nor HxW"),
+        (["export", "a", "b.npz", "--to", "keras"], "invalid choice"),
+        ([], "required: command"),
+    ],
+)
+def test_the_parser_refuses(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_status:
+        main(arguments)
+    assert exit_status.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_nothing(goldens, tmp_path):
+    """The limit on the size of a file stands in for a full disk: the write fails in the middle."""
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "from hf_vit.cli import main; import hf_vit.conversion, hf_vit.hub, transformers;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000));"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = ["convert", str(goldens / "vit_token.npz"), str(tmp_path / "out")]
+    result = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    assert "cannot be written" in result.stderr
+    assert "File too large" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_needs_neither_torch_nor_transformers():
+    code = "import sys; sys.argv = ['hf-vit', '--help']\nfrom hf_vit.cli import main\n"
+    code += "try: main()\nexcept SystemExit: pass\n"
+    code += "print('heavy:', {'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "convert" in result.stdout
+    assert result.stdout.strip().endswith("heavy: set()")
+
+
+def test_the_scripts_are_the_commands():
+    for script in ("convert", "export"):
+        path = Path(__file__).parents[1] / "conversion" / f"{script}.py"
+        result = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True, check=True)
+        assert f"usage: hf-vit {script}" in result.stdout
