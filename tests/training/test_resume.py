@@ -101,4 +101,4 @@ def test_what_a_run_leaves(uninterrupted):
     assert kept == ["step_00000063", "step_00000070"]
     metrics = json.loads((uninterrupted / "metrics.json").read_text())
     assert metrics["samples"] == 103
-    assert metrics["accuracy"] > 0.3
+    assert metrics["accuracy"] > 0.2  # chance is 0.1
