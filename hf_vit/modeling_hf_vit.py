@@ -42,6 +42,12 @@ CACHED_GRIDS = 16
 CONVERSION_RECORD = "conversion.json"
 
 
+def stem_numbers(config: HfViTHybridConfig) -> StemNumbers:
+    return StemNumbers(
+        config.group_norm_eps, config.weight_standardization_eps, config.weight_standardization_form
+    )
+
+
 class HfViTPatchEmbeddings(nn.Module):
     def __init__(self, config: HfViTConfig, num_channels: int):
         super().__init__()
@@ -62,10 +68,7 @@ class HfViTEmbeddings(nn.Module):
         self.stem = None
         map_channels = config.num_channels
         if isinstance(config, HfViTHybridConfig):
-            numbers = StemNumbers(
-                config.group_norm_eps, config.weight_standardization_eps, config.weight_standardization_form
-            )
-            self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths, numbers)
+            self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths, stem_numbers(config))
             map_channels = self.stem.out_channels
         self.patch_embeddings = HfViTPatchEmbeddings(config, map_channels)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.use_cls_token else None
