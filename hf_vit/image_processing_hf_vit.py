@@ -1,6 +1,8 @@
 """Image processor of the Vision Transformer: any image in, the pixels its checkpoint was evaluated with out."""
 
-from pathlib import Path
+import os
+from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,126 +11,303 @@ from huggingface_hub.dataclasses import validate_typed_dict
 from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.processing_utils import ImagesKwargs
+from transformers.utils import logging
 
-from .image_reading import read_image
-from .image_resizing import resize_bilinear
+from .image_presets import as_pair, first_settings, override_settings
+from .image_reading import ImageReadingError, read_image
+from .image_resizing import Filter, Window, center_window, cut, pad_to, resize, shortest_edge_size
+from .native_resolution import fit_grid, pad_patches, patchify
 
-BILINEAR = 2  # PIL.Image.Resampling
+logger = logging.get_logger(__name__)
 
-# What each preset determines, besides the sizes.
-COMMON = {
-    "do_convert_rgb": True,
-    "background": [255, 255, 255],
-    "do_resize": True,
-    "do_rescale": True,
-    "rescale_factor": 1 / 255,
-    "do_normalize": True,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-}
-PRESETS = {
-    # vit_jax's evaluation: tf.image.resize(image, size), then (x - 127.5) / 127.5
-    "vit_jax": {"resample": BILINEAR, "antialias": False},
-}
-# Keys of a preprocessor_config.json that are not ours to judge.
-KNOWN_EXTRAS = ("image_processor_type", "feature_extractor_type", "processor_class", "auto_map", "preset")
+# Keys of a preprocessor_config.json that are about the file.
+FILE_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class", "auto_map", "_valid_processor_keys")
+SETTINGS = tuple(first_settings())
+# Arguments of a call that are not settings of the processor.
+CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
 
 
 class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
-    r"""
-    preset (`str`): name of a way of preprocessing, one of `PRESETS`.
-    background (`list[int]`): colour that shows through where an image is transparent.
-    antialias (`bool`): whether a filter widens when an image shrinks.
-    """
+    r"""The settings of `HfViTImageProcessor` beyond those of every image processor; see there."""
 
     preset: str | None
-    background: list[int] | tuple[int, ...] | None
+    crop_pct: float | None
+    resample: int | str | None
     antialias: bool | None
+    resize_output: str | None
+    image_mean: float | int | list[float] | tuple[float, ...] | None
+    image_std: float | int | list[float] | tuple[float, ...] | None
+    num_channels: int | None
+    background: list[int] | tuple[int, ...] | None
+    patch_size: int | list[int] | tuple[int, ...] | None
+    max_num_patches: int | None
+    padding: str | None
+    reduced_decoding: bool | None
+    backend: str | None
+    on_error: str | None
 
 
 class HfViTImageProcessor(BaseImageProcessor):
-    r"""Turns images into `pixel_values` (batch, channels, height, width).
+    r"""Turns images into the `pixel_values` that a checkpoint was evaluated with.
+
+    Images are paths, URLs, bytes, PIL images, arrays or tensors of any mode and type (`image_reading` has the rules),
+    one or a list or batch of them. Every argument can also be given in a call, for that call.
 
     Args:
-        preset: which original to follow. "vit_jax": bilinear without antialias, squashed to `size`, in [-1, 1].
-        size: an int or {"height", "width"}, in pixels.
-        kwargs: any other number of the preset, by the name it has in preprocessor_config.json.
+        preset: whose preprocessing to follow. It determines all of the following but `size`:
+
+            | preset | resize | result |
+            | --- | --- | --- |
+            | "vit_jax" | bilinear without antialias, squashed to `size` | not rounded |
+            | "augreg" | area, short side 256 (448), then centre crop 224 (384) | rounded down |
+            | "big_vision" | area, short side 8/7 of the centre crop | rounded down |
+            | "lit" | bilinear without antialias, squashed | rounded down |
+            | "timm" | Pillow's bicubic, short side crop / 0.9 (from 384 on: / 1.0), then centre crop | rounded |
+            | "transformers" | Pillow's bilinear, squashed | rounded |
+            | "native" | Pillow's bilinear, aspect ratio kept, cut into patches | rounded |
+
+        size: of the resulting image, an int or {"height", "width"}; or {"shortest_edge"}, of the image before the crop.
+        crop_size: of the centre crop; where the image is smaller, black is added.
+        crop_pct: crop / short side of the resized image, in place of the preset's; only used to determine `size`.
+        do_resize, do_center_crop, do_rescale, do_normalize, do_convert_rgb: the steps. Without `do_rescale`,
+            floating-point images are taken as they are; without `do_convert_rgb`, channels are.
+        resample: 2 (bilinear), 3 (bicubic) or another number of `PIL.Image.Resampling`, or "area" (TensorFlow's).
+        antialias: whether the filter widens when the image shrinks.
+        resize_output: "float", "truncated" (cast to uint8 as TensorFlow does) or "rounded" (to uint8, by Pillow).
+        rescale_factor, image_mean, image_std: the result is (level * rescale_factor - image_mean) / image_std.
+        num_channels: 3, or what the model has. Grey images are repeated, coloured ones turned grey for 1 channel.
+        background: red, green and blue behind transparent images.
+        patch_size: pixels of a patch, an int or (height, width), for "native".
+        max_num_patches: of an image, for "native"; by default as many as an image of `size` has.
+        padding: "max_num_patches" or "longest" (image of the batch): how many patches "native" pads to.
+        reduced_decoding: decode a JPEG at 1/2, 1/4 or 1/8 of its size where that is at least the size it is resized
+            to. Faster for photographs of many megapixels, and other pixels: not what a checkpoint was evaluated with.
+        backend: "pillow" and "torch" differ in who applies Pillow's filters: Pillow, on the CPU, or PyTorch, on the
+            device of the tensor, faster and with a difference of at most one level. "auto" is "torch" for tensors and
+            where a call names a `device`.
+        on_error: "raise", or "skip" images that cannot be read: the result's attribute `skipped` has their indices.
+
+    Raises:
+        ValueError: arguments that are unknown or make no sense.
     """
 
     valid_kwargs = HfViTImageProcessorKwargs
-    model_input_names = ["pixel_values"]  # noqa: RUF012 - as in the base class
+    preset: str
 
     def __init__(self, preset: str = "vit_jax", **kwargs: Any):
-        extras = {name: value for name, value in kwargs.items() if name in KNOWN_EXTRAS or name.startswith("_")}
-        super().__init__(**extras)
-        fields = {"preset": preset, **COMMON, **lookup_preset(preset), "size": {"height": 224, "width": 224}}
-        changes = {name: value for name, value in kwargs.items() if name not in extras}
+        super().__init__(**{name: value for name, value in kwargs.items() if name in FILE_KEYS})
+        vars(self).update(first_settings())
+        changes = {name: value for name, value in kwargs.items() if name not in FILE_KEYS}
         if unknown := sorted(changes.keys() - self.valid_kwargs.__annotations__.keys()):
             raise ValueError(f"{type(self).__name__} does not know {', '.join(unknown)}")
-        self._fields = tuple(fields)
-        for name, value in change(fields, changes).items():
-            setattr(self, name, value)
+        self.update(preset=preset, **changes)
+
+    def update(self, **changes: Any):
+        """Change settings for good; those that depend on them follow, as in a call."""
+        validate_typed_dict(self.valid_kwargs, changes)  # pyright: ignore[reportArgumentType]
+        for name, value in override_settings(self.settings(), changes).items():
+            if name not in CALL_KEYS:
+                setattr(self, name, value)
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting, by name."""
+        return {name: getattr(self, name) for name in SETTINGS}
+
+    @classmethod
+    def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any):
+        """As in the base class, but settings in `kwargs` change others along, as in a call."""
+        changes = {name: value for name, value in kwargs.items() if name in cls.valid_kwargs.__annotations__}
+        rest = {name: value for name, value in kwargs.items() if name not in changes}
+        result = super().from_dict(image_processor_dict, **rest)
+        (result[0] if isinstance(result, tuple) else result).update(**changes)
+        return result
+
+    @property
+    def model_input_names(self) -> list[str]:
+        masks = ["pixel_attention_mask", "spatial_shapes"] if self.preset == "native" else []
+        return ["pixel_values", *masks]
 
     def preprocess(self, images: Any, **kwargs: Any) -> BatchFeature:
-        """Preprocess one image or a batch; keyword arguments override the processor's fields for this call."""
+        """Preprocess one image or many.
+
+        Args:
+            images: an image, a batch of equal ones in an array or tensor, or a list of either, nested or not.
+            kwargs: settings for this call, and `input_data_format` and `data_format` ("channels_first" or
+                "channels_last", of arrays that come and of what is returned), `return_tensors` ("pt", "np" or None
+                for a list), `device` (of the "torch" backend).
+
+        Returns:
+            `pixel_values` (batch, channels, height, width); with the preset "native" (batch, patches, patch height *
+            patch width * channels), `pixel_attention_mask` (batch, patches), `spatial_shapes` (batch, 2), rows and
+            columns. The attribute `skipped` has the indices of images that were left out.
+
+        Raises:
+            ImageReadingError: an image that cannot be read; the message names the file or the index.
+        """
         validate_typed_dict(self.valid_kwargs, kwargs)  # pyright: ignore[reportArgumentType]
-        fields = change({name: getattr(self, name) for name in self._fields}, kwargs)
-        processed = [
-            process_image(image, fields, str(image) if isinstance(image, str | Path) else f"image {index}")
-            for index, image in enumerate(list_images(images))
-        ]
-        batch = torch.cat(processed)
-        return_tensors = fields.get("return_tensors")
-        if return_tensors == "pt":
-            return BatchFeature({"pixel_values": batch})
-        return BatchFeature({"pixel_values": list(batch.numpy())}, tensor_type=return_tensors)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in super().to_dict().items() if name != "_fields"}
+        settings = SimpleNamespace(**{**dict.fromkeys(CALL_KEYS), **override_settings(self.settings(), kwargs)})
+        pixel_values, skipped = process_images(images, settings)
+        collate = collate_patches if settings.preset == "native" else collate_images
+        features = BatchFeature(collate(pixel_values, settings))
+        vars(features)["skipped"] = skipped
+        return features
 
 
-def lookup_preset(name: str) -> dict[str, Any]:
-    if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}")
-    return PRESETS[name]
+def process_images(images: Any, settings: SimpleNamespace) -> tuple[list[torch.Tensor], list[int]]:
+    """Pixel values (channels, height, width) of each image, and the indices of images that could not be read."""
+    pixel_values, errors = [], {}
+    for index, image in enumerate(list_images(images, settings.device)):
+        try:
+            result = process_image(image, settings, name_image(image, index))
+            pixel_values += [result] if result.ndim == 3 else list(result)
+        except ImageReadingError as error:
+            if settings.on_error == "raise":
+                raise
+            errors[index] = str(error)
+    if errors and not pixel_values:
+        raise ImageReadingError(f"none of {len(errors)} images can be read: {next(iter(errors.values()))}")
+    if errors:
+        logger.warning("skipped %d images: %s", len(errors), "; ".join(errors.values()))
+    return pixel_values, list(errors)
 
 
-def change(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Fields after an override: the size in full, None meaning "as it was"."""
-    changes = {name: value for name, value in changes.items() if value is not None}
-    if "preset" in changes:
-        fields = {**fields, **COMMON, **lookup_preset(changes["preset"])}
-    if isinstance(changes.get("size"), int):
-        changes["size"] = {"height": changes["size"], "width": changes["size"]}
-    return {**fields, **changes}
+def process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
+    """One image, or a batch of equal ones, from bytes to pixel values: (..., channels, height, width)."""
+    levels = read_image(
+        image,
+        num_channels=settings.num_channels if settings.do_convert_rgb else None,
+        background=settings.background,
+        input_data_format=settings.input_data_format,
+        keep_float=not settings.do_rescale,
+        reduce_to=partial(resized_size, settings=settings) if settings.reduced_decoding else None,
+        name=name,
+    ).to(settings.device)
+    size = resized_size(*levels.shape[-2:], settings=settings)
+    window = crop_window(size, settings)
+    if settings.do_resize:
+        levels = resize(levels, size, window, choose_filter(image, levels, settings))
+    else:
+        levels = cut(levels, window)
+    if settings.do_center_crop:
+        levels = pad_to(levels, **settings.crop_size)
+    return normalize(levels, settings, name)
 
 
-def list_images(images: Any) -> list[Any]:
-    """One image, or nested lists of images -> a flat list."""
+def resized_size(height: int, width: int, settings: SimpleNamespace) -> tuple[int, int]:
+    """(height, width) of an image after the resize."""
+    if not settings.do_resize:
+        return height, width
+    if settings.preset == "native":
+        patch_height, patch_width = as_pair(settings.patch_size)
+        rows, columns = fit_grid(height, width, (patch_height, patch_width), settings.max_num_patches)
+        return rows * patch_height, columns * patch_width
+    if "height" in settings.size:
+        return settings.size["height"], settings.size["width"]
+    return shortest_edge_size(height, width, settings.size["shortest_edge"], truncate=follows_torchvision(settings))
+
+
+def crop_window(size: tuple[int, int], settings: SimpleNamespace) -> Window:
+    if not settings.do_center_crop:
+        return range(size[0]), range(size[1])
+    crop_size = settings.crop_size["height"], settings.crop_size["width"]
+    return center_window(size, crop_size, round_half=follows_torchvision(settings))
+
+
+def follows_torchvision(settings: SimpleNamespace) -> bool:
+    """Whether sizes and offsets are rounded as those who resize with Pillow do, or as those with TensorFlow."""
+    return settings.resize_output == "rounded"
+
+
+def choose_filter(image: Any, levels: torch.Tensor, settings: SimpleNamespace) -> Filter:
+    auto_pillow = settings.device is None and not isinstance(image, torch.Tensor)
+    use_pillow = settings.backend == "pillow" or (settings.backend == "auto" and auto_pillow)
+    # Floating-point images that are taken as they are have no levels to round to.
+    output = "float" if levels.is_floating_point() and not settings.do_rescale else settings.resize_output
+    return Filter(settings.resample, settings.antialias, output, use_pillow)
+
+
+def normalize(levels: torch.Tensor, settings: SimpleNamespace, name: str) -> torch.Tensor:
+    """(level * rescale_factor - mean) / std, as one multiplication and one addition."""
+    factor = settings.rescale_factor if settings.do_rescale else 1
+    mean, std = (settings.image_mean, settings.image_std) if settings.do_normalize else (0, 1)
+    scale, offset = scale_and_offset(factor, as_tuple(mean), as_tuple(std), levels.device)
+    if len(scale) not in (1, levels.shape[-3]):
+        raise ImageReadingError(f"{name} has {levels.shape[-3]} channels, but image_mean has {len(scale)} entries")
+    return torch.empty(levels.shape, device=levels.device).copy_(levels).mul_(scale).add_(offset)
+
+
+@lru_cache(maxsize=64)
+def scale_and_offset(
+    factor: float, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
+    return (factor / stds).to(device, torch.float32), (-means / stds).to(device, torch.float32)
+
+
+def as_tuple(values: float | list[float] | tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(values) if isinstance(values, list | tuple) else (values,)
+
+
+def list_images(images: Any, device: Any = None) -> list[Any]:
+    """A flat list of images. A batch in one tensor on an accelerator stays whole, since there few large steps are
+    faster; on the CPU many small ones are, that stay in its cache."""
     if isinstance(images, list | tuple):
-        return [image for item in images for image in list_images(item)]
+        images = [image for item in images for image in list_images(item, device)]
+        return [torch.stack(images)] if can_stack(images) else images
+    if isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4:
+        on_cpu = torch.device(device or getattr(images, "device", "cpu")).type == "cpu"
+        return list(images) if on_cpu else [images]
     return [images]
 
 
-def process_image(image: Any, fields: dict[str, Any], name: str) -> torch.Tensor:
-    """From bytes to pixel values: (1 or batch, channels, height, width)."""
-    levels = read_image(
-        image,
-        num_channels=len(fields["image_mean"]) if fields["do_convert_rgb"] else None,
-        background=fields["background"],
-        input_data_format=fields.get("input_data_format"),
-        name=name,
-    )
-    if fields["do_resize"]:
-        levels = resize_bilinear(levels, fields["size"]["height"], fields["size"]["width"])
-    pixel_values = normalize(levels, fields)
-    return pixel_values if pixel_values.ndim == 4 else pixel_values[None]
+def can_stack(images: list[Any]) -> bool:
+    """Whether these are equal images on one accelerator."""
+    if len(images) < 2 or not all(isinstance(image, torch.Tensor) and image.ndim == 3 for image in images):
+        return False
+    kinds = {(image.shape, image.dtype, image.device) for image in images}
+    return len(kinds) == 1 and images[0].device.type != "cpu"
 
 
-def normalize(levels: torch.Tensor, fields: dict[str, Any]) -> torch.Tensor:
-    """(level * rescale_factor - mean) / std, as one multiplication and one addition."""
-    scale = np.float32(fields["rescale_factor"] if fields["do_rescale"] else 1)
-    if not fields["do_normalize"]:
-        return levels * torch.tensor(scale)
-    mean, std = (torch.tensor(fields[name])[:, None, None] for name in ("image_mean", "image_std"))
-    return levels.mul(scale / std).contiguous().sub_(mean / std)
+def name_image(image: Any, index: int) -> str:
+    """How messages call an image: by its file if it has one, else by its place."""
+    if isinstance(image, dict):
+        image = image.get("path")
+    path = getattr(image, "filename", image)
+    if isinstance(path, str | os.PathLike) and str(path):
+        return str(path) if len(str(path)) <= 200 else f"image {index} ({str(path)[:50]}...)"
+    return f"image {index}"
+
+
+def collate_images(pixel_values: list[torch.Tensor], settings: SimpleNamespace) -> dict[str, Any]:
+    if settings.data_format == "channels_last":
+        pixel_values = [image.movedim(-3, -1) for image in pixel_values]
+    return {"pixel_values": stack(pixel_values, settings.return_tensors)}
+
+
+def collate_patches(pixel_values: list[torch.Tensor], settings: SimpleNamespace) -> dict[str, Any]:
+    """Images of different sizes in one batch: see `HfViTImageProcessor.preprocess`."""
+    patch_size = as_pair(settings.patch_size)
+    for image in pixel_values:
+        if image.shape[-2] % patch_size[0] or image.shape[-1] % patch_size[1]:
+            raise ValueError(f"patches of {patch_size} do not divide an image of {tuple(image.shape[-2:])}")
+    patches = [patchify(image, patch_size) for image in pixel_values]
+    longest = max(len(image) for image in patches)
+    if longest > settings.max_num_patches:
+        raise ValueError(f"an image has {longest} patches, more than max_num_patches ({settings.max_num_patches})")
+    stacked, mask = pad_patches(patches, longest if settings.padding == "longest" else settings.max_num_patches)
+    grids = [[image.shape[-2] // patch_size[0], image.shape[-1] // patch_size[1]] for image in pixel_values]
+    features = {"pixel_values": stacked, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(grids)}
+    return {name: stack(list(value), settings.return_tensors) for name, value in features.items()}
+
+
+def stack(values: list[torch.Tensor], return_tensors: str | None) -> Any:
+    """One tensor ("pt") or array ("np"), or the list as it is (None)."""
+    if return_tensors is None:
+        return values
+    if len(shapes := {tuple(value.shape) for value in values}) > 1:
+        raise ValueError(
+            f"images of {len(shapes)} shapes, such as {' and '.join(map(str, sorted(shapes)[:2]))}, are no batch: "
+            "resize or crop them to one size, or leave out return_tensors for a list"
+        )
+    batch = torch.stack(values)
+    return batch.cpu().numpy() if return_tensors == "np" else batch

@@ -14,6 +14,7 @@ Levels are uint8 where the source has 8 bits, and float32 with 16 bits of precis
 import base64
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def read_image(
     background: tuple[int, ...] | list[int] = (255, 255, 255),
     input_data_format: str | None = None,
     keep_float: bool = False,
-    minimum_size: tuple[int, int] | None = None,
+    reduce_to: Callable[[int, int], tuple[int, int]] | None = None,
     name: str = "the image",
 ) -> torch.Tensor:
     """Levels of an image.
@@ -55,7 +56,8 @@ def read_image(
         background: what shows through where an image is transparent.
         input_data_format: "channels_first" or "channels_last", for arrays whose shape does not tell.
         keep_float: floating-point arrays are taken as they are, whatever their range.
-        minimum_size: (height, width); a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, but not below this.
+        reduce_to: for a height and width, the (height, width) that such an image will be resized to; a JPEG is then
+            decoded at 1/2, 1/4 or 1/8 of its size if that is at least as large.
         name: how messages name the image.
 
     Returns:
@@ -67,13 +69,13 @@ def read_image(
     if isinstance(image, np.ndarray | torch.Tensor):
         levels = levels_of_array(image, num_channels, input_data_format, keep_float, name)
     else:
-        levels = levels_of_array(decode(image, minimum_size, name), None, "channels_last", False, name)
+        levels = levels_of_array(decode(image, reduce_to, name), None, "channels_last", False, name)
     if 0 in levels.shape:
         raise ImageReadingError(f"{name} is empty: its shape is {tuple(image.shape)}")
     return levels if num_channels is None else convert_channels(levels, num_channels, background, name)
 
 
-def decode(image: Any, minimum_size: tuple[int, int] | None, name: str) -> np.ndarray:
+def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, name: str) -> np.ndarray:
     """Pixels of an image file, or PIL image, upright: (height, width) or (height, width, channels)."""
     try:
         if isinstance(image, Image.Image):
@@ -81,9 +83,10 @@ def decode(image: Any, minimum_size: tuple[int, int] | None, name: str) -> np.nd
         with Image.open(open_source(image)) as file:
             if getattr(file, "is_animated", False) and file.format != "MPO":  # MPO: a photograph and its preview
                 logger.info("%s has several frames; the first one is used", name)
-            if minimum_size is not None:
-                height, width = turn(minimum_size, file)
-                file.draft(None, (width, height))
+            if reduce_to is not None:
+                width, height = turn(file.size, file)
+                height, width = reduce_to(height, width)
+                file.draft(None, turn((width, height), file))
             return pixels_of_pillow(file)
     except Image.UnidentifiedImageError as error:
         raise ImageReadingError(f"{name} is not an image in a format that Pillow reads") from error
@@ -128,9 +131,9 @@ def sixteen_bits(pixels: np.ndarray) -> np.ndarray:
 
 
 def turn(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:
-    """(height, width) in the file of what is (height, width) when the image is upright."""
-    height, width = size
-    return (height, width) if image.getexif().get(ORIENTATION, 1) < 5 else (width, height)
+    """(width, height) in the file -> upright, or the other way round."""
+    width, height = size
+    return (width, height) if image.getexif().get(ORIENTATION, 1) < 5 else (height, width)
 
 
 def levels_of_array(

@@ -104,5 +104,5 @@ def test_an_unreadable_image_is_named(tmp_path):
 def test_an_unknown_argument_is_refused():
     with pytest.raises(ValueError, match="does not know do_normalise"):
         HfViTImageProcessor(do_normalise=False)
-    with pytest.raises(ValueError, match="unknown preset 'vit'; known: vit_jax"):
+    with pytest.raises(ValueError, match="preset is 'vit'; it must be one of vit_jax"):
         HfViTImageProcessor("vit")

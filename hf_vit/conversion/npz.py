@@ -1,6 +1,6 @@
 """Reading and writing `.npz` files one array at a time, without ever unpickling.
 
-`np.load` reads them too, but it knows no bfloat16, copies every block through `zipfile`, and answers a damaged file
+`np.load` reads them too, but it knows no bfloat16, tells no shape without reading the data, and answers a damaged file
 with whatever exception its parsers happen to raise.
 """
 
@@ -11,7 +11,6 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
@@ -22,7 +21,9 @@ import numpy as np
 import torch
 from numpy.lib import format as npy_format
 
-BLOCK_SIZE = 4 << 20  # bytes; the checksum of one block is taken while the next is read
+BLOCK_SIZE = 1 << 20  # bytes; the checksum is taken while they are in the processor's cache
+END_RECORD = struct.Struct("<4s6xH10x")  # of a zip archive: its signature, the number of members
+TOO_MANY_MEMBERS = 0xFFFF  # stands for a number that only the zip64 record holds
 LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member; the last two fields are the lengths of its name and extra
 MAX_DEFLATE_RATIO = 1032  # the most that deflate shrinks anything (zlib's technical notes)
 MAX_ELEMENTS = 2**48  # more than any checkpoint has, less than what overflows NumPy's index arithmetic
@@ -76,7 +77,6 @@ class NpzReader:
         self.arrays: dict[str, ArrayInfo] = {}
         self._members: dict[str, _Member] = {}
         self._file = self._open_file()
-        self._checksums = ThreadPoolExecutor(1, thread_name_prefix="crc32")
         try:
             self._zip = self._open_zip()
             for zip_info in self._zip.infolist():
@@ -97,7 +97,6 @@ class NpzReader:
 
     def close(self) -> None:
         self._file.close()
-        self._checksums.shutdown()
 
     def read(self, name: str) -> torch.Tensor:
         """Read one array into memory of its own: contiguous, native byte order, checksum verified.
@@ -110,7 +109,7 @@ class NpzReader:
         info, member = self.arrays[name], self._members[name]
         stored = member.zip_info.compress_type == zipfile.ZIP_STORED
         with self._reasons_placed(name):
-            buffer = torch.empty(info.nbytes, dtype=torch.uint8).numpy()  # torch aligns it for vector instructions
+            buffer = np.empty(info.nbytes, np.uint8)  # of torch's aligned buffers, glibc re-uses few: twice the memory
             (self._read_stored if stored else self._read_deflated)(member, buffer.data)
             return _as_tensor(buffer, info, member.fortran_order)
 
@@ -129,10 +128,14 @@ class NpzReader:
         if not beginning.startswith(b"PK"):
             raise NpzError(f"{self.path} is not an .npz file: it begins with {beginning!r}, a zip archive with b'PK'")
         try:
-            return zipfile.ZipFile(self._file)
+            archive = zipfile.ZipFile(self._file)
+            found, stated = len(archive.infolist()), _stated_members(self._file)
         except Exception as error:  # a damaged directory raises more from zipfile than BadZipFile
             size = _file_size(self._file)
             raise NpzError(f"{self.path} is truncated or damaged: its {size} bytes hold no zip directory") from error
+        if stated not in (found, TOO_MANY_MEMBERS):  # zipfile overlooks it when one entry swallows the next
+            raise NpzError(f"{self.path} is damaged: {found} of the {stated} arrays in its zip directory can be found")
+        return archive
 
     def _add_array(self, name: str, zip_info: zipfile.ZipInfo) -> None:
         if name in self.arrays:
@@ -159,13 +162,13 @@ class NpzReader:
         self._file.seek(member.zip_info.header_offset)
         name_length, extra_length = LOCAL_HEADER.unpack(self._file.read(LOCAL_HEADER.size))
         self._file.seek(name_length + extra_length, os.SEEK_CUR)
-        checksum = self._checksums.submit(zlib.crc32, self._file.read(member.header_size))
+        checksum = zlib.crc32(self._file.read(member.header_size))
         for block in _blocks(data):
             if self._file.readinto(block) != len(block):
                 raise EOFError("the file ends within its data")
-            checksum = self._checksums.submit(zlib.crc32, block, checksum.result())
-        if checksum.result() != member.zip_info.CRC:
-            raise ValueError(f"its checksum is {checksum.result():08x}, not {member.zip_info.CRC:08x} as the file says")
+            checksum = zlib.crc32(block, checksum)
+        if checksum != member.zip_info.CRC:
+            raise ValueError(f"its checksum is {checksum:08x}, not {member.zip_info.CRC:08x} as the file says")
 
     def _read_deflated(self, member: _Member, data: memoryview) -> None:
         with self._zip.open(member.zip_info) as stream:
@@ -209,10 +212,13 @@ def _write_zip(file: IO[bytes], path: Path, arrays: Iterable[tuple[str, torch.Te
         for name, array in arrays:
             if name in names:
                 raise NpzError(f"{path} cannot be written: two arrays have the name {name!r}")
-            if array.dtype not in SUPPORTED_DTYPES and not isinstance(array, torch.Tensor):
-                raise NpzError(f"{path} cannot be written: the array {name!r} has the unsupported dtype {array.dtype}")
-            _write_member(archive, name, _as_array(array))
             names.add(name)
+            try:
+                data = _as_array(array)
+            except TypeError as error:
+                reason = f"the array {name!r} has the unsupported dtype {array.dtype}"
+                raise NpzError(f"{path} cannot be written: {reason}") from error
+            _write_member(archive, name, data)
     if not names:
         raise NpzError(f"{path} cannot be written: there are no arrays")
 
@@ -229,10 +235,12 @@ def _write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> Non
 
 def _as_array(array: torch.Tensor | np.ndarray) -> np.ndarray:
     """A C-contiguous array, bfloat16 as raw pairs of bytes."""
-    if isinstance(array, np.ndarray):
-        return array.copy(order="C") if not array.flags.c_contiguous else array
-    tensor = array.detach().cpu().contiguous()
-    return tensor.view(torch.int16).numpy().view(BFLOAT16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    if isinstance(array, torch.Tensor):
+        tensor = array.detach().cpu()
+        array = tensor.view(torch.int16).numpy().view(BFLOAT16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    if array.dtype.newbyteorder("=") not in SUPPORTED_DTYPES:
+        raise TypeError(array.dtype)
+    return np.asarray(array, order="C")
 
 
 def _as_tensor(buffer: np.ndarray, info: ArrayInfo, fortran_order: bool) -> torch.Tensor:
@@ -283,6 +291,13 @@ def _check_array(shape: tuple[int, ...], dtype: np.dtype, data_size: int) -> Non
             f"its header claims the shape {shape} and the dtype {dtype}, which need "
             f"{math.prod(shape) * dtype.itemsize} bytes, but {data_size} are there"
         )
+
+
+def _stated_members(file: BufferedReader) -> int:
+    """How many members the end record of a zip archive speaks of; only a comment of at most 64 KiB comes after it."""
+    file.seek(-min(_file_size(file), END_RECORD.size + 2**16), os.SEEK_END)
+    tail = file.read()
+    return END_RECORD.unpack_from(tail, tail.rindex(b"PK\5\6"))[1]
 
 
 def _blocks(data: memoryview) -> Iterator[memoryview]:

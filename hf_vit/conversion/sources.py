@@ -14,7 +14,6 @@ from huggingface_hub import cached_assets_path, constants, get_session
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import httpx, tqdm
 
-CHUNK_SIZE = 1 << 20  # bytes
 MAX_FAILURES = 3  # in a row, without a byte of progress between them
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a byte
 RETRY_WAIT = 1.0  # seconds before the second try; doubled before the third
@@ -59,7 +58,7 @@ def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = Non
 def sha256_of(path: str | os.PathLike) -> str:
     """The hexadecimal sha256 of a file; hashing leaves other threads running."""
     digest = hashlib.sha256()
-    block = memoryview(bytearray(CHUNK_SIZE))
+    block = memoryview(bytearray(1 << 20))
     with open(path, "rb", buffering=0) as file:
         while length := file.readinto(block):
             digest.update(block[:length])
@@ -201,7 +200,7 @@ class _Download:
             with open(self.partial, "ab" if start else "wb") as file, self._progress_bar(record, start) as bar:
                 if start == 0:
                     self._save(record)
-                for chunk in response.iter_raw(CHUNK_SIZE):
+                for chunk in response.iter_raw():
                     file.write(chunk)
                     bar.update(len(chunk))
         except OSError as error:

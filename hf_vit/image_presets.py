@@ -1,0 +1,191 @@
+"""The settings of the image processor: which presets there are, and what else changes when one setting does."""
+
+from copy import deepcopy
+from typing import Any
+
+from .image_resizing import AREA, BICUBIC, BILINEAR, TORCH_MODES
+
+# How each preset resizes; where it then crops, crop / resized side (below 384 pixels, from 384 pixels on).
+PRESETS: dict[str, dict[str, Any]] = {
+    # vit_jax: tf.image.resize(image, size), then (x - 127.5) / 127.5
+    "vit_jax": {"resample": BILINEAR, "antialias": False, "resize_output": "float"},
+    # AugReg: resize_small(256)|central_crop(224), and resize_small(448)|central_crop(384)
+    "augreg": {"resample": AREA, "antialias": False, "resize_output": "truncated", "crop_pct": (7 / 8, 6 / 7)},
+    # big_vision's classifiers: resize_small(256)|central_crop(224)|value_range(-1, 1)
+    "big_vision": {"resample": AREA, "antialias": False, "resize_output": "truncated", "crop_pct": (7 / 8, 7 / 8)},
+    # big_vision's image-text towers: resize(224)|value_range(-1, 1)
+    "lit": {"resample": BILINEAR, "antialias": False, "resize_output": "truncated"},
+    # timm's entries for the released checkpoints
+    "timm": {"resample": BICUBIC, "antialias": True, "resize_output": "rounded", "crop_pct": (0.9, 1.0)},
+    # preprocessor_config.json of google/vit-* on the Hub
+    "transformers": {"resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
+    # aspect ratio kept, images as patches; resized as transformers' Siglip2ImageProcessor does
+    "native": {"resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
+}
+# What every preset determines besides.
+PIXELS_IN_MINUS_ONE_TO_ONE = {
+    "do_resize": True,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "num_channels": 3,
+}
+# What no preset determines.
+DEFAULTS = {
+    "size": {"height": 224, "width": 224},
+    "do_center_crop": False,
+    "crop_size": None,
+    "do_convert_rgb": True,
+    "background": [255, 255, 255],
+    "patch_size": 16,
+    "max_num_patches": None,
+    "padding": "max_num_patches",
+    "reduced_decoding": False,
+    "backend": "auto",
+    "on_error": "raise",
+}
+CHOICES = {
+    "preset": tuple(PRESETS),
+    "resample": (*range(6), AREA),
+    "resize_output": ("float", "truncated", "rounded"),
+    "padding": ("max_num_patches", "longest"),
+    "backend": ("auto", "pillow", "torch"),
+    "on_error": ("raise", "skip"),
+}
+
+
+def first_settings() -> dict[str, Any]:
+    """Every setting, as the preset "vit_jax" has it at 224 pixels."""
+    return deepcopy({"preset": "vit_jax", **PRESETS["vit_jax"], **PIXELS_IN_MINUS_ONE_TO_ONE, **DEFAULTS})
+
+
+def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Settings after some were changed, by the constructor or for one call; None means "as it was".
+
+    A preset brings all the settings that it determines, for the image size there was. Where a preset crops, a `size`
+    with height and width but without a `crop_size` is that of the crop, and the size before the crop follows.
+
+    Raises:
+        ValueError: a value that makes no sense.
+    """
+    changes = {name: deepcopy(value) for name, value in changes.items() if value is not None}
+    if not changes:
+        return settings
+    changes |= {name: complete_size(name, changes[name]) for name in ("size", "crop_size") if name in changes}
+    check_choices(changes)
+
+    preset, crop_pct = changes.get("preset", settings["preset"]), changes.pop("crop_pct", None)
+    image_size = resulting_size(settings)
+    sizes_follow = "preset" in changes or crop_pct is not None
+    if is_image_size(preset, changes):
+        image_size, sizes_follow = changes.pop("size"), True
+    if "preset" in changes:
+        settings = {**settings, **deepcopy(PIXELS_IN_MINUS_ONE_TO_ONE), **resize_settings(preset)}
+    if sizes_follow:
+        settings = {**settings, **sizes_of_preset(preset, image_size, crop_pct)}
+    settings = {**settings, **follow_channels(settings, changes), **changes}
+    if preset == "native" and "max_num_patches" not in changes and needs_patch_count(settings, changes):
+        settings["max_num_patches"] = count_patches(resulting_size(settings), as_pair(settings["patch_size"]))
+    check_settings(settings)
+    return settings
+
+
+def resulting_size(settings: dict[str, Any]) -> dict[str, int]:
+    """Height and width of the resulting image."""
+    size = settings["crop_size"] if settings["do_center_crop"] else settings["size"]
+    return size if "height" in size else {"height": size["shortest_edge"], "width": size["shortest_edge"]}
+
+
+def needs_patch_count(settings: dict[str, Any], changes: dict[str, Any]) -> bool:
+    return settings["max_num_patches"] is None or not changes.keys().isdisjoint({"size", "patch_size"})
+
+
+def count_patches(size: dict[str, int], patch_size: tuple[int, int]) -> int:
+    return max(1, size["height"] // patch_size[0]) * max(1, size["width"] // patch_size[1])
+
+
+def resize_settings(preset: str) -> dict[str, Any]:
+    return {name: value for name, value in PRESETS[preset].items() if name != "crop_pct"}
+
+
+def is_image_size(preset: str, changes: dict[str, Any]) -> bool:
+    """Whether the size in `changes` is that of the resulting image, and not the one to resize to."""
+    crops = "crop_pct" in PRESETS[preset] and changes.get("do_center_crop", True)
+    return crops and "height" in changes.get("size", {}) and "crop_size" not in changes
+
+
+def sizes_of_preset(preset: str, image_size: dict[str, int], crop_pct: float | None) -> dict[str, Any]:
+    """Sizes of the resize and of the crop with which a preset arrives at an image size."""
+    if "crop_pct" not in PRESETS[preset]:
+        return {"size": image_size, "do_center_crop": False}
+    side = max(image_size.values())
+    below_384, from_384 = PRESETS[preset]["crop_pct"]
+    resized = int(side / (crop_pct or (below_384 if side < 384 else from_384)) + 1e-6)
+    return {"size": {"shortest_edge": resized}, "do_center_crop": True, "crop_size": image_size}
+
+
+def follow_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Mean and deviation for another number of channels, or the number of channels for another mean."""
+    if "num_channels" in changes:
+        known = {name: changes.get(name, settings[name]) for name in ("image_mean", "image_std")}
+        alike = {name: value if isinstance(value, list | tuple) else [value] for name, value in known.items()}
+        return {name: value[:1] * changes["num_channels"] for name, value in alike.items() if len(set(value)) == 1}
+    if "image_mean" in changes:
+        mean = changes["image_mean"]
+        return {"num_channels": len(mean) if isinstance(mean, list | tuple) else None}
+    return {}
+
+
+def complete_size(name: str, size: Any) -> dict[str, int]:
+    """224, (224, 320) or a dictionary -> {"height", "width"} or {"shortest_edge"}."""
+    if isinstance(size, int | list | tuple):
+        size = dict(zip(("height", "width"), as_pair(size), strict=True))
+    size = dict(size)
+    shapes = [{"height", "width"}, {"shortest_edge"}] if name == "size" else [{"height", "width"}]
+    if set(size) not in shapes or not all(isinstance(side, int) and side > 0 for side in size.values()):
+        expected = " or ".join("{" + ", ".join(sorted(shape)) + "}" for shape in shapes)
+        raise ValueError(f"{name} is {size}; it must be positive pixels: an int, (height, width) or {expected}")
+    return size
+
+
+def as_pair(size: int | list[int] | tuple[int, ...]) -> tuple[int, int]:
+    """`16` -> `(16, 16)`; `[16, 8]` -> `(16, 8)`: (height, width)."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+def check_choices(changes: dict[str, Any]):
+    for name, choices in CHOICES.items():
+        if name in changes and changes[name] not in choices:
+            raise ValueError(f"{name} is {changes[name]!r}; it must be one of {', '.join(map(str, choices))}")
+    for name in ("do_pad", "pad_size"):
+        if changes.get(name):
+            raise ValueError(
+                f"{name} is {changes[name]}, but images are resized, cropped or cut into patches, not padded"
+            )
+
+
+def check_settings(settings: dict[str, Any]):
+    """Refuse settings that contradict each other."""
+    resample, antialias = settings["resample"], settings["antialias"]
+    if settings["resize_output"] == "rounded":
+        known = antialias and resample != AREA
+    else:
+        known = resample == AREA or resample in (TORCH_MODES if antialias else [BILINEAR])
+    if not known:
+        raise ValueError(
+            f"no resize with resample={resample}, antialias={antialias}, resize_output={settings['resize_output']!r}: "
+            f'Pillow\'s ({BILINEAR}, {BICUBIC}, ...) antialias and are "rounded", TensorFlow\'s are "float" or '
+            f'"truncated" and {BILINEAR} with or without antialias, {BICUBIC} with, or "{AREA}"'
+        )
+    for name in ("image_mean", "image_std"):
+        value, channels = settings[name], settings["num_channels"]
+        if isinstance(value, list | tuple) and channels is not None and len(value) != channels:
+            raise ValueError(f"{name} has {len(value)} entries for {channels} channels: {list(value)}")
+    positive = {name: settings[name] for name in ("max_num_patches", "num_channels") if settings[name] is not None}
+    positive |= dict(zip(("patch height", "patch width"), as_pair(settings["patch_size"]), strict=True))
+    for name, value in positive.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")

@@ -1,0 +1,345 @@
+"""`NpzReader` and `write_npz` against NumPy's own reader, and against damaged files."""
+
+import io
+import os
+import random
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vit.conversion.npz import BFLOAT16, SUPPORTED_DTYPES, NpzError, NpzReader, write_npz
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+CHECKPOINTS = [path for path in sorted(GOLDENS.glob("*.npz")) if "expected" not in path.name]
+DTYPES = sorted(dtype.name for dtype in SUPPORTED_DTYPES - {BFLOAT16})
+
+
+def read_all(path):
+    with NpzReader(path) as reader:
+        return {name: reader.read(name) for name in reader.arrays}
+
+
+def as_numpy(tensor):
+    return tensor.view(torch.int16).numpy().view(BFLOAT16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def assert_same(tensors, arrays):
+    assert list(tensors) == list(arrays)
+    for name, tensor in tensors.items():
+        assert as_numpy(tensor).dtype == arrays[name].dtype.newbyteorder("=")
+        assert np.array_equal(as_numpy(tensor), arrays[name])
+        assert tensor.is_contiguous()
+
+
+def load_with_numpy(path):
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+def small_arrays():
+    """Of different sizes, the last longer than a few headers."""
+    generator = np.random.default_rng(11)
+    return {
+        "cls": generator.normal(size=(1, 1, 7)).astype("f4"),
+        "head/bias": generator.integers(0, 5, size=3),
+        "head/kernel": generator.normal(size=(7, 13)).astype("f4"),
+    }
+
+
+@pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)
+def test_checkpoints_read_as_numpy_reads_them(path):
+    assert_same(read_all(path), load_with_numpy(path))
+
+
+@pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)
+def test_checkpoints_survive_reading_and_writing(path, tmp_path):
+    write_npz(tmp_path / "copy.npz", read_all(path).items())
+    original, copy = load_with_numpy(path), load_with_numpy(tmp_path / "copy.npz")
+    assert list(copy) == list(original)
+    for name, array in original.items():
+        assert (copy[name].dtype, copy[name].shape) == (array.dtype, array.shape)
+        assert copy[name].tobytes() == array.tobytes()
+
+
+def test_headers_are_known_before_reading(tmp_path):
+    np.savez(tmp_path / "a.npz", **small_arrays())
+    with NpzReader(tmp_path / "a.npz") as reader:
+        info = reader.arrays["head/kernel"]
+    assert (info.name, info.shape, info.dtype, info.nbytes) == ("head/kernel", (7, 13), np.dtype("f4"), 7 * 13 * 4)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("byte_order", ["<", ">"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_order_and_layout(save, byte_order, dtype, tmp_path):
+    dtype = np.dtype(dtype).newbyteorder(byte_order)
+    array = np.random.default_rng(3).integers(0, 2**15, size=(2, 3, 5)).astype(dtype)
+    arrays = {"c": array, "fortran": np.asfortranarray(array), "scalar": array[1, 2, 3], "none": array[:0]}
+    save(tmp_path / "a.npz", **arrays)
+    assert_same(read_all(tmp_path / "a.npz"), load_with_numpy(tmp_path / "a.npz"))
+
+
+def test_bfloat16_is_the_upper_half_of_float32(tmp_path):
+    values = torch.tensor([[1.0, -2.5, 3.0e38], [float("inf"), 1e-40, 0.1]])
+    write_npz(tmp_path / "a.npz", [("x", values.to(torch.bfloat16))])
+    stored = load_with_numpy(tmp_path / "a.npz")["x"]
+    assert stored.dtype.str == "|V2"
+    upper_half = (stored.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(upper_half, values.to(torch.bfloat16).float().numpy())
+    assert torch.equal(read_all(tmp_path / "a.npz")["x"], values.to(torch.bfloat16))
+
+
+def test_arrays_do_not_share_memory(tmp_path):
+    np.savez(tmp_path / "a.npz", **small_arrays())
+    with NpzReader(tmp_path / "a.npz") as reader:
+        reader.read("cls").zero_()
+        np.testing.assert_array_equal(reader.read("cls"), small_arrays()["cls"])
+
+
+def test_arrays_longer_than_a_block(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_vit.conversion.npz.BLOCK_SIZE", 37)
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "a.npz", **small_arrays())
+        assert_same(read_all(tmp_path / "a.npz"), small_arrays())
+
+
+def memory(field):
+    """Of this process, in KiB (proc_pid_status(5))."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+def test_reading_takes_the_memory_of_one_array(tmp_path):
+    large = np.zeros(10 << 20, "f4")  # above 32 MiB, malloc gives freed memory back at once
+    np.savez(tmp_path / "a.npz", large0=large, large1=large, large2=large)
+    del large
+    with NpzReader(tmp_path / "a.npz") as reader:
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak until here
+        before = memory("VmRSS")
+        for name in reader.arrays:
+            reader.read(name)
+        growth = memory("VmHWM") - before
+    assert 40 * 1024 * 0.9 <= growth <= 40 * 1024 * 1.25
+
+
+def rewrite(path, name, change):
+    """Put other bytes in place of one member, with a checksum that fits them."""
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    members[f"{name}.npy"] = change(members[f"{name}.npy"])
+    with zipfile.ZipFile(path, "w") as archive:
+        for filename, data in members.items():
+            archive.writestr(filename, data)
+
+
+def damaged_file(path, kind):
+    """A file with one fault."""
+    np.savez(path, **small_arrays() | {"long": np.arange(5000)})
+    data = bytearray(path.read_bytes())
+    if kind == "text":
+        path.write_bytes(b"<html>Not Found</html>")
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "single array":
+        np.save(path.with_suffix(".npy"), np.zeros(3))
+        os.replace(path.with_suffix(".npy"), path)
+    elif kind == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif kind in ("flipped bit", "flipped bit far in"):
+        place = small_arrays()["cls"] if kind == "flipped bit" else np.arange(3000, 3100)
+        data[data.index(place.tobytes())] ^= 4
+        path.write_bytes(data)
+    elif kind == "hidden array":  # the first entry of the zip directory says that a long comment follows
+        data[data.index(b"PK\1\2") + 33] = 0xFF
+        path.write_bytes(data)
+    elif kind == "wrong magic":
+        rewrite(path, "cls", lambda member: b"\x93NUMPI" + member[6:])
+    elif kind == "new version":
+        rewrite(path, "cls", lambda member: member[:6] + b"\7\0" + member[8:])
+    elif kind == "damaged header":
+        rewrite(path, "cls", lambda member: member.replace(b"'descr'", b"[descr)"))
+    elif kind == "negative":
+        rewrite(path, "cls", lambda member: member.replace(b"(1, 1, 7)", b"(-1,-1,7)"))
+    elif kind == "one petabyte":
+        rewrite(path, "cls", lambda member: member.replace(b"(1, 1, 7), }", b"(%d,),}" % 2**48))
+    elif kind == "petabytes of nothing":
+        rewrite(path, "cls", lambda member: member.replace(b"(1, 1, 7), }  ", b"(0, %d),}" % 2**60)[:128])
+    elif kind == "too short":
+        rewrite(path, "cls", lambda member: member[:-4])
+    elif kind == "strings":
+        np.savez(path, labels=np.array(["cat", "dog"]))
+    elif kind == "twice":
+        with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("cls.npy", archive.read("cls.npy"))
+    elif kind == "no arrays":
+        zipfile.ZipFile(path, "w").close()
+    elif kind == "other zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
+    elif kind == "bzip2":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
+            archive.writestr("cls.npy", b"x" * 200)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("text", "is not an .npz file: it begins with b'<html>'"),
+        ("empty", "is not an .npz file: it begins with b''"),
+        ("single array", "is a single .npy array"),
+        ("truncated", r"is truncated or damaged: its \d+ bytes hold no zip directory"),
+        ("flipped bit", "'cls' cannot be read: Bad CRC-32"),
+        ("flipped bit far in", "'long' cannot be read: its checksum is [0-9a-f]{8}, not [0-9a-f]{8} as the file says"),
+        ("hidden array", "is damaged: 1 of the 4 arrays in its zip directory can be found"),
+        ("wrong magic", "'cls' cannot be read: it begins with .*NUMPI"),
+        ("new version", "'cls' cannot be read: it begins with .*, not as a .npy array of version 1.0 or 2.0"),
+        ("damaged header", "'cls' cannot be read: .*header"),
+        ("negative", r"'cls' .* impossible shape \(-1, -1, 7\)"),
+        ("one petabyte", r"'cls' .* shape \(281474976710656,\) .* need 1125899906842624 bytes, but \d\d are there"),
+        ("petabytes of nothing", r"'cls' .* impossible shape \(0, 1152921504606846976\)"),
+        ("too short", r"'cls' .* shape \(1, 1, 7\) .* float32, which need 28 bytes, but 24 are there"),
+        ("strings", "'labels' .* unsupported dtype <U3"),
+        ("twice", "'cls' cannot be read: the file holds two of that name"),
+        ("no arrays", "holds no arrays"),
+        ("other zip", "'archive/data.pkl' cannot be read: it begins with"),
+        ("bzip2", "'cls' .* compressed by another method than deflate"),
+    ],
+)
+def test_faults_are_named(kind, message, tmp_path):
+    path = damaged_file(tmp_path / "broken.npz", kind)
+    with pytest.raises(NpzError, match=message) as caught:
+        read_all(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_missing_files_and_unknown_names(tmp_path):
+    with pytest.raises(NpzError, match=f"{tmp_path} is a folder"):
+        NpzReader(tmp_path)
+    with pytest.raises(NpzError, match=r"missing\.npz cannot be opened: No such file"):
+        NpzReader(tmp_path / "missing.npz")
+    np.savez(tmp_path / "a.npz", **small_arrays())
+    with NpzReader(tmp_path / "a.npz") as reader, pytest.raises(NpzError, match=r"a\.npz holds no array 'tail'"):
+        reader.read("tail")
+
+
+def test_a_file_that_shrinks_while_it_is_open(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(20_000))
+    with NpzReader(tmp_path / "a.npz") as reader:
+        os.truncate(tmp_path / "a.npz", 100_000)
+        with pytest.raises(NpzError, match="'x' cannot be read: the file ends within its data"):
+            reader.read("x")
+
+
+class Bomb:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_pickles_are_refused_and_never_run(tmp_path):
+    fuse = tmp_path / "exploded"
+    np.savez(tmp_path / "a.npz", fine=np.zeros(3), step=np.array([Bomb(str(fuse))], dtype=object))
+    with pytest.raises(NpzError, match=r"a\.npz: the array 'step' cannot be read: it has the dtype object, a pickle"):
+        NpzReader(tmp_path / "a.npz")
+    assert not fuse.exists()
+
+
+def test_a_directory_that_lies_about_sizes_is_refused_before_memory_is_taken(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.zeros(100, "f4"))
+    data = bytearray(path.read_bytes())
+    size = data.rindex(b"PK\1\2") + 24  # the uncompressed size in the directory entry (zip APPNOTE 4.3.12)
+    data[size : size + 4] = (2**32 - 2).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(NpzError, match=r"'x' cannot be read: it claims 4294967294 bytes, of which \d+ are stored"):
+        NpzReader(path)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_fuzz_gives_the_right_data_or_an_error(save, tmp_path):
+    arrays, path = small_arrays(), tmp_path / "a.npz"
+    buffer = io.BytesIO()
+    save(buffer, **arrays)
+    whole = buffer.getvalue()
+    pick = random.Random(5)
+    damaged = [whole[:length] for length in range(len(whole))]
+    damaged += [whole[:p] + bytes([whole[p] ^ pick.randrange(1, 256)]) + whole[p + 1 :] for p in range(len(whole))]
+    damaged += [bytes(byte if pick.random() > 0.01 else pick.randrange(256) for byte in whole) for _ in range(200)]
+    errors = 0
+    for data in damaged:
+        path.unlink(missing_ok=True)  # ext4 writes a file that is truncated and filled again straight to the disk
+        path.write_bytes(data)
+        try:
+            assert_same(read_all(path), arrays)
+        except NpzError:
+            errors += 1
+    assert len(damaged) * 0.8 < errors < len(damaged)  # the rest hits time stamps and the like
+
+
+def test_written_files_are_numpys(tmp_path):
+    arrays = small_arrays() | {"scalar": np.array(5), "none": np.zeros((0, 3)), "fortran": np.ones((3, 5), order="F")}
+    write_npz(tmp_path / "a.npz", arrays.items())
+    assert_same(read_all(tmp_path / "a.npz"), load_with_numpy(tmp_path / "a.npz"))
+    assert zipfile.ZipFile(tmp_path / "a.npz").testzip() is None
+    for name, array in load_with_numpy(tmp_path / "a.npz").items():
+        np.testing.assert_array_equal(array, arrays[name])
+
+
+def test_tensors_are_written_in_row_order(tmp_path):
+    parameter = torch.nn.Parameter(torch.arange(15.0).reshape(3, 5))
+    write_npz(tmp_path / "a.npz", [("kernel", parameter.T), ("part", parameter[:, 1:4])])
+    stored = load_with_numpy(tmp_path / "a.npz")
+    np.testing.assert_array_equal(stored["kernel"], np.arange(15.0).reshape(3, 5).T)
+    np.testing.assert_array_equal(stored["part"], np.arange(15.0).reshape(3, 5)[:, 1:4])
+
+
+def test_the_same_arrays_make_the_same_bytes(tmp_path):
+    for name in ("a.npz", "b.npz"):
+        write_npz(tmp_path / name, small_arrays().items())
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+    assert zipfile.ZipFile(tmp_path / "a.npz").infolist()[0].date_time == (1980, 1, 1, 0, 0, 0)
+
+
+def interrupted():
+    yield "x", np.zeros(3)
+    raise KeyboardInterrupt  # Ctrl-C while the second array is made
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "message"),
+    [
+        ([("x", np.zeros(3)), ("x", np.zeros(5))], NpzError, "two arrays have the name 'x'"),
+        ([("x", np.array(["cat"]))], NpzError, "'x' has the unsupported dtype <U3"),
+        ([("x", np.array([None]))], NpzError, "'x' has the unsupported dtype object"),
+        ([("x", torch.zeros(3, dtype=torch.float8_e5m2))], NpzError, "'x' has the unsupported dtype torch.float8_e5m2"),
+        ([], NpzError, "there are no arrays"),
+        (interrupted(), KeyboardInterrupt, None),
+    ],
+)
+def test_what_cannot_be_written_leaves_the_old_file(arrays, error, message, tmp_path):
+    (tmp_path / "a.npz").write_text("old")
+    with pytest.raises(error, match=message):
+        write_npz(tmp_path / "a.npz", arrays)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+    assert (tmp_path / "a.npz").read_text() == "old"
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    (tmp_path / f".a.npz.{os.getpid()}.incomplete").symlink_to("/dev/full")
+    with pytest.raises(NpzError, match=r"a\.npz cannot be written: No space left on device"):
+        write_npz(tmp_path / "a.npz", small_arrays().items())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(NpzError, match=r"nowhere/a\.npz cannot be written: No such file or directory"):
+        write_npz(tmp_path / "nowhere" / "a.npz", small_arrays().items())

@@ -1,0 +1,402 @@
+"""`fetch` against a real HTTP server on this machine that breaks off, refuses, forgets and changes its mind."""
+
+import fcntl
+import hashlib
+import json
+import os
+import random
+import re
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from huggingface_hub import close_session, constants
+
+from hf_vit.conversion import sources
+from hf_vit.conversion.sources import Source, SourceError, fetch, sha256_of
+
+BODY = random.Random(7).randbytes(300_007)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one body at every path; the lists say how the next requests go, one entry each."""
+
+    daemon_threads = False  # so that closing it waits for its handlers
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.body = BODY
+        self.version = {"ETag": '"v1"'}
+        self.takes_ranges = True
+        self.says_length = True
+        self.wrong_range = False
+        self.statuses: list[int] = []  # answered in place of the body
+        self.cuts: list[int] = []  # bytes after which the connection breaks
+        self.requests: list[dict[str, str]] = []  # their headers
+        self.pause_at: int | None = None  # bytes after which the body waits for `go_on`
+        self.go_on = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/models/vit%20tiny.npz"
+
+    @property
+    def ranges(self):
+        return [headers.get("Range") for headers in self.requests]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self):
+        server = self.server
+        server.requests.append(dict(self.headers))
+        if server.statuses:
+            return self.send_error(server.statuses.pop(0))
+        start = self.start_of_range()
+        if start >= len(server.body):
+            return self.send_error(416)
+        self.send_response(206 if start else 200)
+        for name, value in server.version.items():
+            self.send_header(name, value)
+        if start:
+            said_start = 0 if server.wrong_range else start
+            self.send_header("Content-Range", f"bytes {said_start}-{len(server.body) - 1}/{len(server.body)}")
+        if server.says_length:
+            self.send_header("Content-Length", str(len(server.body) - start))
+        self.end_headers()
+        self.send_body(server.body[start:])
+
+    def start_of_range(self):
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        is_same = self.headers.get("If-Range") in self.server.version.values()
+        return int(wanted[1]) if wanted and is_same and self.server.takes_ranges else 0
+
+    def send_body(self, data):
+        if self.server.cuts:
+            data = data[: self.server.cuts.pop(0)]
+        pause_at = self.server.pause_at if self.server.pause_at is not None else len(data)
+        try:
+            self.wfile.write(data[:pause_at])
+            self.wfile.flush()
+            if pause_at < len(data):
+                self.server.go_on.wait(timeout=60)
+            self.wfile.write(data[pause_at:])
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the client is gone
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(sources, "RETRY_WAIT", 0.0)
+    close_session()  # of an earlier test, with its environment
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.go_on.set()
+        server.shutdown()
+        thread.join()
+    close_session()
+
+
+def kept_file(server, cache_dir, suffix=""):
+    """Where a download is kept."""
+    address_hash = hashlib.sha256(server.url.encode()).hexdigest()
+    return cache_dir / "hf_vit" / "downloads" / address_hash / f"vit tiny.npz{suffix}"
+
+
+def test_download_is_kept_and_recorded(server, tmp_path):
+    source = fetch(server.url, tmp_path)
+    assert source == Source(server.url, kept_file(server, tmp_path))
+    assert source.path.read_bytes() == BODY
+    assert json.loads(kept_file(server, tmp_path, ".json").read_text()) == {
+        "url": server.url,
+        "etag": '"v1"',
+        "size": len(BODY),
+        "sha256": hashlib.sha256(BODY).hexdigest(),
+    }
+    assert not kept_file(server, tmp_path, ".incomplete").exists()
+    server.statuses = [500]
+    assert fetch(server.url, tmp_path) == source
+    assert len(server.requests) == 1
+
+
+def test_downloads_go_to_the_assets_cache(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path))
+    assert fetch(server.url).path == kept_file(server, tmp_path)
+
+
+def test_the_query_is_no_part_of_the_name(server, tmp_path):
+    assert fetch(f"{server.url}?generation=5", tmp_path).path.name == "vit tiny.npz"
+
+
+def test_cut_bodies_are_resumed_at_the_byte(server, tmp_path):
+    server.cuts = [100_003, 70_001]
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+    assert server.ranges == [None, "bytes=100003-", "bytes=170004-"]
+    assert [headers.get("If-Range") for headers in server.requests] == [None, '"v1"', '"v1"']
+
+
+def test_a_body_cut_often_comes_as_long_as_there_is_progress(server, tmp_path):
+    server.cuts = [30_000] * 9
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+    assert len(server.requests) == 10
+
+
+def test_a_later_call_resumes(server, tmp_path):
+    server.cuts = [100_003, 0, 0]
+    with pytest.raises(SourceError, match=r"failed 3 times in a row .*the 100003 bytes that came are kept"):
+        fetch(server.url, tmp_path)
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+    assert server.ranges[-1] == "bytes=100003-"
+
+
+@pytest.mark.parametrize("change", ["all bytes are there", "too many bytes are there", "no record", "broken record"])
+def test_a_later_call_copes_with_what_it_finds(change, server, tmp_path):
+    server.cuts = [100_003, 0, 0]
+    with pytest.raises(SourceError):
+        fetch(server.url, tmp_path)
+    partial, record = kept_file(server, tmp_path, ".incomplete"), kept_file(server, tmp_path, ".json")
+    if change == "all bytes are there":
+        partial.write_bytes(BODY)
+        server.statuses = [500] * 3
+    elif change == "too many bytes are there":
+        partial.write_bytes(BODY + b"more")
+    elif change == "no record":
+        record.unlink()
+    else:
+        record.write_text("{")
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+
+
+def test_a_changed_file_is_downloaded_from_its_beginning(server, tmp_path):
+    server.cuts = [100_003, 0, 0]
+    with pytest.raises(SourceError):
+        fetch(server.url, tmp_path)
+    server.body, server.version = BODY[::-1], {"ETag": '"v2"'}
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY[::-1]
+    assert json.loads(kept_file(server, tmp_path, ".json").read_text())["etag"] == '"v2"'
+
+
+@pytest.mark.parametrize(
+    "version",
+    [{}, {"ETag": 'W/"v1"'}, {"Last-Modified": "Fri, 20 Nov 2020 10:00:00 GMT"}],
+    ids=["none", "weak", "date"],
+)
+def test_only_a_sure_version_is_resumed(version, server, tmp_path):
+    server.version = version
+    server.cuts = [100_003]
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+    assert server.ranges == [None, "bytes=100003-" if "Last-Modified" in version else None]
+
+
+def test_a_server_without_ranges_starts_again(server, tmp_path):
+    server.takes_ranges = False
+    server.cuts = [100_003]
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+    server.cuts = [100_003] * 4
+    with pytest.raises(SourceError, match="failed 3 times in a row"):
+        fetch(f"{server.url}?again", tmp_path)
+    assert len(server.requests) == 2 + 3
+
+
+def test_another_part_than_the_missing_one_is_not_appended(server, tmp_path):
+    server.wrong_range = True
+    server.cuts = [100_003]
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+    assert server.ranges == [None, "bytes=100003-", None]
+
+
+def test_a_body_of_unknown_length(server, tmp_path):
+    server.says_length = False
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+
+
+def test_passing_failures_are_tried_again(server, tmp_path):
+    server.statuses = [503, 503]
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+    server.statuses = [503, 502, 500, 500]
+    with pytest.raises(SourceError, match=r"failed 3 times in a row \(HTTP 500 Internal Server Error\)"):
+        fetch(f"{server.url}?again", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (404, "is not there: the server answers HTTP 404 Not Found"),
+        (403, "is refused, or is not there: the server answers HTTP 403 Forbidden"),
+        (401, "is refused: the server answers HTTP 401 Unauthorized"),
+        (418, "fails: the server answers HTTP 418"),
+    ],
+)
+def test_final_answers_are_not_tried_again(status, message, server, tmp_path):
+    server.statuses = [status]
+    with pytest.raises(SourceError, match=re.escape(server.url) + f" {message}"):
+        fetch(server.url, tmp_path)
+    assert len(server.requests) == 1
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+
+
+def test_no_network(tmp_path):
+    with Server() as server:
+        pass  # its port is closed now
+    with pytest.raises(SourceError, match=r"cannot be reached \(.*refused\); download it elsewhere and pass the file"):
+        fetch(server.url, tmp_path)
+
+
+def test_offline_mode_uses_the_cache_only(server, tmp_path, monkeypatch):
+    fetch(server.url, tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+    with pytest.raises(SourceError, match="is not in the cache and HF_HUB_OFFLINE forbids downloading it"):
+        fetch(f"{server.url}?other", tmp_path)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_interrupted_download_goes_on_where_it_was(server, tmp_path):
+    server.pause_at = 200_000
+    partial = kept_file(server, tmp_path, ".incomplete")
+
+    def press_ctrl_c():
+        wait_for(lambda: partial.exists() and partial.stat().st_size > 100_000)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press_ctrl_c)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        fetch(server.url, tmp_path)
+    thread.join()
+    received = partial.stat().st_size
+    server.pause_at = None
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+    assert server.ranges == [None, f"bytes={received}-"]
+
+
+FETCH_AND_PRINT = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("sources", sys.argv[1])  # without the package
+sources = importlib.util.module_from_spec(spec)
+sys.modules["sources"] = sources
+spec.loader.exec_module(sources)
+print("ready", flush=True)
+print(sources.fetch(*sys.argv[2:]).path)
+"""
+
+
+def test_two_processes_download_once(server, tmp_path):
+    server.pause_at = 1_000
+    command = [sys.executable, "-c", FETCH_AND_PRINT, str(sources.__file__), server.url, str(tmp_path)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
+    wait_for(lambda: server.requests)
+    time.sleep(0.3)  # for the other to reach the lock
+    server.go_on.set()
+    assert [process.communicate()[0] for process in processes] == [f"{kept_file(server, tmp_path)}\n"] * 2
+    assert len(server.requests) == 1
+    assert kept_file(server, tmp_path).read_bytes() == BODY
+
+
+def test_a_full_disk_is_told(server, tmp_path):
+    partial = kept_file(server, tmp_path, ".incomplete")
+    partial.parent.mkdir(parents=True)
+    partial.symlink_to("/dev/full")
+    with pytest.raises(SourceError, match=r"incomplete cannot be written \(No space left on device\): 0 of 300007"):
+        fetch(server.url, tmp_path)
+    assert not kept_file(server, tmp_path).exists()
+
+
+def test_after_making_room_the_download_goes_on(server, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_352, limits[1]))
+    try:
+        with pytest.raises(SourceError, match=r"\(File too large\): 100352 of 300007 bytes have been kept"):
+            fetch(server.url, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+    assert server.ranges == [None, "bytes=100352-"]
+
+
+def test_a_cache_that_is_no_folder(server, tmp_path):
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(SourceError, match="cannot be kept in the cache"):
+        fetch(server.url, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_progress_is_shown_on_a_terminal(progress, server, tmp_path, monkeypatch):
+    terminal, end = os.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))  # rows, columns, pixels
+    with open(end, "w") as stderr, open(terminal, "rb", buffering=0) as screen:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        fetch(server.url, tmp_path, progress=progress)
+        print("end", file=stderr, flush=True)
+        shown = screen.read(10_000).decode()
+    assert ("vit tiny.npz" in shown and "300k" in shown) == progress
+
+
+def test_progress_is_not_shown_elsewhere(server, tmp_path, capfd):
+    fetch(server.url, tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("location", "address"),
+    [
+        ("gs://vit_models/augreg/Ti_16.npz", "https://storage.googleapis.com/vit_models/augreg/Ti_16.npz"),
+        ("gs://bucket/a b?#%.npz", "https://storage.googleapis.com/bucket/a%20b%3F%23%25.npz"),
+        ("https://host/x.npz?key=1", "https://host/x.npz?key=1"),
+        ("HTTP://localhost:8000/x", "HTTP://localhost:8000/x"),
+    ],
+)
+def test_addresses(location, address):
+    assert sources._https_address(location) == address
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("http://example.com/x.npz", "http://example.com/x.npz is not encrypted: use https://"),
+        ("ftp://host/x.npz", "ftp://host/x.npz begins with ftp://; a path, https:// or gs:// is needed"),
+        ("https://host/", "https://host/ names no file"),
+        ("https://host/a/..", "names no file"),
+    ],
+)
+def test_addresses_that_are_refused(location, message, tmp_path):
+    with pytest.raises(SourceError, match=re.escape(message)):
+        fetch(location, tmp_path)
+
+
+def test_local_files_and_folders(tmp_path, monkeypatch):
+    (tmp_path / "a.npz").write_bytes(BODY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert fetch("a.npz") == Source("a.npz", tmp_path / "a.npz")
+    assert fetch("~/a.npz") == Source("~/a.npz", tmp_path / "a.npz")
+    assert fetch(tmp_path) == Source(str(tmp_path), tmp_path)
+    assert sha256_of("a.npz") == hashlib.sha256(BODY).hexdigest()
+
+
+def test_local_faults(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SourceError, match=f"{tmp_path / 'b.npz'} does not exist"):
+        fetch("b.npz")
+    Path("empty").mkdir()
+    with pytest.raises(SourceError, match=f"{tmp_path / 'empty'} is an empty folder"):
+        fetch("empty")
