@@ -441,7 +441,6 @@ def _settle_upstream(model: HfViTPreTrainedModel, info: dict) -> None:
         pooler.dense = None
         model.config.representation_size = None
         info["missing_keys"] = set(info["missing_keys"]) - missing
-    info["unexpected_keys"] = {key for key in info["unexpected_keys"] if not re.search(REBUILDS_PIXELS, key)}
     conversions = getattr(model, "_weight_conversions", None) or []
     model._weight_conversions = [change for change in conversions if not isinstance(change, WeightRenaming)]
 
@@ -451,10 +450,11 @@ def _check_loading(info: dict, name: str) -> None:
     head = sorted(key for key in info["missing_keys"] if key.startswith("classifier."))
     missing = sorted(set(info["missing_keys"]) - set(head))
     mismatched = [entry for entry in info["mismatched_keys"] if not entry[0].startswith("classifier.")]
-    if missing or mismatched or info["unexpected_keys"]:
+    unexpected = sorted(key for key in info["unexpected_keys"] if not re.search(REBUILDS_PIXELS, key))
+    if missing or mismatched or unexpected:
         problems = [f"{key} is missing" for key in missing]
         problems += [f"{key} has shape {tuple(theirs)}, not {tuple(ours)}" for key, theirs, ours in mismatched]
-        problems += [f"{key} is not used" for key in sorted(info["unexpected_keys"])]
+        problems += [f"{key} is not used" for key in unexpected]
         raise ValueError(f"{name} does not fit its configuration: {'; '.join(problems)}")
     if head or info["mismatched_keys"]:
         logger.warning(f"The classification head of {name} does not fit; it was re-created as zeros: train it.")

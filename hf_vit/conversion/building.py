@@ -31,7 +31,7 @@ def empty_model(fields: dict[str, Any], has_head: bool) -> HfViTPreTrainedModel:
         return model_class(config)
 
 
-def rules_of(model: HfViTPreTrainedModel, rules: Iterable[Rule]) -> list[Rule]:
+def rules_for_model(model: HfViTPreTrainedModel, rules: Iterable[Rule]) -> list[Rule]:
     """Rules that speak of a classifier, for a model that may be the bare encoder."""
     if model.base_model is not model:
         return list(rules)

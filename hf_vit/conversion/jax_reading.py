@@ -19,7 +19,7 @@ from .building import (
     image_size_of,
     is_untrained,
     one_or_pair,
-    rules_of,
+    rules_for_model,
 )
 from .jax_layout import POSITIONS, Dialect, StoredArray, recognise, rules_for
 from .npz import ArrayInfo, NpzReader
@@ -84,7 +84,7 @@ def _read_arrays(
     reader: NpzReader, checkpoint: JaxCheckpoint, model: HfViTPreTrainedModel, file: str
 ) -> dict[str, torch.Tensor]:
     """Apply the rules; every array of the file is read once, and lives no longer than its own conversion."""
-    rules = rules_of(model, rules_for(model.config, has_head="head/kernel" in checkpoint.arrays))
+    rules = rules_for_model(model, rules_for(model.config, has_head="head/kernel" in checkpoint.arrays))
     check_names(rules, checkpoint.arrays, file)
     shapes = _shapes(reader, checkpoint.arrays)
     if checkpoint.class_row_missing:

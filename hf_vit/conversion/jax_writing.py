@@ -56,7 +56,7 @@ def _check_expressible(config: HfViTConfig, dialect: str) -> None:
         problems.append(f"{config.hidden_act} with LayerNorm epsilon {config.layer_norm_eps}")
     if config.norm_after_pooling:
         problems.append("LayerNorm after the pooling")
-    if config.pool_patches_only and config.use_cls_token:
+    if config.pool_patches_only and config.use_cls_token and config.pooling in ("mean", "map"):
         problems.append("pooling that leaves out the class token")
     if isinstance(config, HfViTHybridConfig) and stem_numbers(config) != ORIGINAL:
         problems.append(f"ResNet with {stem_numbers(config)}")

@@ -13,16 +13,21 @@ from torch.nn.functional import pad
 
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, stem_stride
 from .building import default_grid, fits, grid_of, image_size_of, one_or_pair
-from .rules import Rule, as_is, numbered, part
+from .rules import ConversionError, Rule, as_is, numbered, part
 
 MARKER = "patch_embed.proj.weight"  # every such model has it
 CLASSIFIER = "head"
 POSITIONS = "pos_embed"
 # What sizes are read from, and how many axes each must have.
+RESNET_ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
 REQUIRED = {MARKER: 4, "blocks.0.mlp.fc1.weight": 2}
-OPTIONAL = {POSITIONS: 3, "pre_logits.fc.weight": 2, "head.weight": 2, "patch_embed.backbone.stem.conv.weight": 4}
+OPTIONAL = {POSITIONS: 3, "pre_logits.fc.weight": 2, "head.weight": 2, **dict.fromkeys(RESNET_ROOTS, 4)}
 # Heads of self-supervision and the decoder of MAE, which are not part of the encoder.
 BESIDE = r"^(mask_token$|decoder_|decoder\.|head\.(mlp|last_layer)\.)"
+
+# What timm calls our activations and poolings.
+ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "quick_gelu": "quick_gelu"}
+POOLINGS = {"token": "cls", "avg": "mean", "map": "map", "": "none"}
 
 
 def parameters(theirs: str, ours: str, layout=as_is, bias: bool = True) -> Iterator[Rule]:
@@ -58,8 +63,8 @@ MAP_HEAD = (
     *parameters("attn_pool.mlp.fc2", "pooler.map.mlp.fc2"),
 )
 RESNET_ROOT = (
-    *parameters("stem.conv", "convolution", bias=False),
-    *parameters("stem.norm", "norm"),
+    *parameters("conv", "convolution", bias=False),
+    *parameters("norm", "norm"),
 )
 RESNET_UNIT = tuple(
     rule
@@ -97,7 +102,7 @@ def rules_for(config: HfViTConfig, has_head: bool) -> list[Rule]:
 
 
 def resnet_rules(config: HfViTHybridConfig) -> list[Rule]:
-    rules = list(RESNET_ROOT)
+    rules = list(numbered(RESNET_ROOT, "stem." if config.stem_depths else "", ""))
     for stage, depth in enumerate(config.stem_depths):
         for unit in range(depth):
             theirs, ours = f"stages.{stage}.blocks.{unit}.", f"stages.{stage}.layers.{unit}."
@@ -135,7 +140,7 @@ def infer(shapes: Mapping[str, tuple[int, ...]], position_grid: tuple[int, int] 
         "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
         "pooling": pooling,
         "use_cls_token": has_cls,
-        "pool_patches_only": has_cls and pooling != "cls",
+        "pool_patches_only": has_cls,
         "norm_after_pooling": norm_last,
         "representation_size": shapes["pre_logits.fc.weight"][0] if "pre_logits.fc.weight" in shapes else None,
         "position_interpolation": "bicubic",
@@ -152,8 +157,23 @@ def infer(shapes: Mapping[str, tuple[int, ...]], position_grid: tuple[int, int] 
     return {**fields, "image_size": image_size_of(grid, pixels)}
 
 
+def settings_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the configuration that the config.json of a timm folder states and no array shows."""
+    arguments = config.get("model_args") or {}
+    fields: dict[str, Any] = {}
+    if "act_layer" in arguments:
+        fields["hidden_act"] = ACTIVATIONS.get(arguments["act_layer"], arguments["act_layer"])
+    if "num_heads" in arguments:
+        fields["num_attention_heads"] = arguments["num_heads"]
+    if "global_pool" in config:
+        if config["global_pool"] not in POOLINGS:
+            raise ConversionError(f"its global_pool is {config['global_pool']!r}; hf_vit has {', '.join(POOLINGS)}")
+        fields["pooling"] = POOLINGS[config["global_pool"]]
+    return fields
+
+
 def _infer_stem(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    root = shapes.get("patch_embed.backbone.stem.conv.weight")
+    root = next((shapes[name] for name in RESNET_ROOTS if name in shapes), None)
     if root is None:
         return {}
     depths: dict[int, int] = {}

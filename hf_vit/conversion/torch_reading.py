@@ -9,7 +9,7 @@ import torch
 
 from ..modeling_hf_vit import HfViTPreTrainedModel
 from . import timm_layout, torchvision_layout
-from .building import check_required, empty_model, is_untrained, rules_of
+from .building import check_required, empty_model, is_untrained, rules_for_model
 from .rules import ConversionError, to_ours
 from .torch_files import read_arrays
 
@@ -22,13 +22,17 @@ FAMILIES = {"timm": timm_layout, "torchvision": torchvision_layout}
 
 
 def read_torch(
-    path: Path, position_grid: tuple[int, int] | None = None, **overrides: Any
+    path: Path,
+    position_grid: tuple[int, int] | None = None,
+    settings: dict[str, Any] | None = None,
+    **overrides: Any,
 ) -> tuple[HfViTPreTrainedModel, dict[str, Any]]:
     """Read a .safetensors, .pth, .pt or .bin of one of `FAMILIES`.
 
     Args:
         path: the file; nothing in it is unpickled.
         position_grid: (rows, columns) of the table of positions; a square by default.
+        settings: fields of the configuration that a config.json beside it states.
         overrides: fields of the configuration that no array shows, such as `num_attention_heads`.
 
     Returns:
@@ -50,11 +54,11 @@ def read_torch(
 
     shapes = {name: tuple(array.shape) for name, array in own.items()}
     check_required(shapes, family.REQUIRED, family.OPTIONAL, path.name)
-    fields = {**family.infer(shapes, position_grid, path.name), **overrides}
+    fields = {**family.infer(shapes, position_grid, path.name), **(settings or {}), **overrides}
     fields = {"num_attention_heads": _num_heads(fields, path.name), **fields}
     has_head = f"{family.CLASSIFIER}.weight" in own
     model = empty_model(fields, has_head)
-    rules = rules_of(model, family.rules_for(model.config, has_head))
+    rules = rules_for_model(model, family.rules_for(model.config, has_head))
     model.load_state_dict(to_ours(own, model.state_dict(), rules, path.name), assign=True)
     record = {
         "dialect": {"names": names, "prefix": prefix, "container": container},
