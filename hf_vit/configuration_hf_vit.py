@@ -78,6 +78,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         pool_patches_only: whether "mean" and "map" leave the class token out, as timm does.
         norm_after_pooling: whether the final LayerNorm comes after the pooling (timm's `fc_norm`), so that
             `last_hidden_state` is without it.
+        image_size_history: the sizes that the position embeddings had before they were resampled, the one they were
+            trained at first; None if they never were.
 
     Raises:
         ValueError: for sizes that do not divide, and for arguments that this class does not know.
@@ -106,6 +108,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     position_interpolation: Literal["jax", "jax_exact", "bilinear", "bicubic", "bicubic_aliased"] = "jax"
     pool_patches_only: bool = False
     norm_after_pooling: bool = False
+    image_size_history: list[Size] | None = None
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
 

@@ -30,7 +30,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
-from .position_embeddings import Grid, resize_position_embeddings, sincos2d
+from .position_embeddings import Grid, is_same, resize_position_embeddings, sincos2d
 from .resnet_stem import ResNetStem, StemNumbers
 from .upstream_vit import REBUILDS_PIXELS, WEIGHT_NAMES, is_upstream
 
@@ -78,8 +78,27 @@ class HfViTEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self._tables: dict[tuple, torch.Tensor] = {}
 
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """(batch, num_channels, height, width) -> (batch, tokens, hidden_size)"""
+    def forward(self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor | None = None) -> torch.Tensor:
+        """Images, or images of several shapes as patches, to tokens.
+
+        Args:
+            pixel_values: (batch, num_channels, height, width); with `spatial_shapes` (batch, patches, values), see
+                `HfViTImageProcessor` with the preset "native".
+            spatial_shapes: (batch, 2), rows and columns of patches of each image.
+
+        Returns:
+            (batch, tokens, hidden_size)
+        """
+        if spatial_shapes is None:
+            patches, positions = self.embed_images(pixel_values)
+        else:
+            patches, positions = self.embed_patches(pixel_values, spatial_shapes)
+        if self.cls_token is not None:
+            patches = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+        return self.dropout(patches if positions is None else patches + positions)
+
+    def embed_images(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(batch, num_channels, height, width) -> patches (batch, rows * columns, hidden_size), positions (1, ...)"""
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
             raise ValueError(
                 f"pixel_values has shape {tuple(pixel_values.shape)}; "
@@ -87,13 +106,34 @@ class HfViTEmbeddings(nn.Module):
             )
         grid = self.config.grid_of(*pixel_values.shape[-2:])
         feature_map = pixel_values if self.stem is None else self.stem(pixel_values)
-        hidden_states = self.patch_embeddings(feature_map)
-        if self.cls_token is not None:
-            cls_token = self.cls_token.expand(hidden_states.shape[0], -1, -1)
-            hidden_states = torch.cat([cls_token, hidden_states], dim=1)
-        if self.config.position_embedding_type != "none":
-            hidden_states = hidden_states + self.positions_on(grid, hidden_states)
-        return self.dropout(hidden_states)
+        patches = self.patch_embeddings(feature_map)
+        return patches, None if self.config.position_embedding_type == "none" else self.positions_on(grid, patches)
+
+    def embed_patches(
+        self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(batch, patches, values) -> patches (batch, patches, hidden_size) and positions, zero where there is none
+
+        Images of the same shape are put together again and embedded in one go, which gives a stem its neighbours.
+        """
+        height, width = (size * self.config.stride for size in as_pair(self.config.patch_size))
+        batch, length, values = pixel_values.shape
+        if values != height * width * self.config.num_channels:
+            raise ValueError(
+                f"pixel_values has {values} values per patch; patches of {height} x {width} pixels with "
+                f"{self.config.num_channels} channels have {height * width * self.config.num_channels}"
+            )
+        patches = pixel_values.new_zeros(batch, length, self.config.hidden_size)
+        positions = pixel_values.new_zeros(batch, self.config.num_prefix_tokens + length, self.config.hidden_size)
+        shapes, group_of = spatial_shapes.unique(dim=0, return_inverse=True)
+        for group, (rows, columns) in enumerate(shapes.tolist()):
+            members = (group_of == group).nonzero()[:, 0]
+            images = unpatchify(pixel_values[members, : rows * columns], (rows, columns), (height, width))
+            embedded, table = self.embed_images(images)
+            patches[members, : rows * columns] = embedded
+            if table is not None:
+                positions[members, : table.shape[1]] = table
+        return patches, positions
 
     def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor:
         """Position embeddings on any grid of patches, resampled where it is not the stored one.
@@ -101,7 +141,7 @@ class HfViTEmbeddings(nn.Module):
         Returns:
             (1, tokens, hidden_size), in the dtype and on the device of `like`.
         """
-        if self.position_embeddings is not None and grid == self.config.grid_size:
+        if self.position_embeddings is not None and is_same(grid, self.config.grid_size):
             return self.position_embeddings
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._make_positions(grid, like)
@@ -129,6 +169,12 @@ class HfViTEmbeddings(nn.Module):
 
     def _empty_positions(self, grid: Grid) -> torch.Tensor:
         return torch.zeros(1, self.config.num_prefix_tokens + grid[0] * grid[1], self.config.hidden_size)
+
+
+def unpatchify(patches: torch.Tensor, grid: Grid, patch_size: tuple[int, int]) -> torch.Tensor:
+    """(batch, rows * columns, patch height * patch width * channels) -> (batch, channels, height, width)"""
+    images = patches.unflatten(2, (*patch_size, -1)).unflatten(1, grid)  # (batch, rows, columns, *patch_size, channels)
+    return images.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
 
 
 def eager_attention_forward(
@@ -394,6 +440,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                     config.position_interpolation,
                 )
             )
+        config.image_size_history = [*(config.image_size_history or []), config.image_size]
         config.image_size = image_size
 
     @torch.no_grad()
@@ -482,12 +529,17 @@ class HfViTModel(HfViTPreTrainedModel):
         pixel_values: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
+        pixel_attention_mask: torch.Tensor | None = None,
+        spatial_shapes: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """Run the encoder.
 
         Args:
-            pixel_values: (batch, num_channels, height, width), of any size that the patches divide, in [-1, 1].
+            pixel_values: (batch, num_channels, height, width), of any size that the patches divide, in [-1, 1]; or
+                images of several shapes as patches, (batch, patches, values), with the next two.
+            pixel_attention_mask: (batch, patches), 1 for the patches that are not padding.
+            spatial_shapes: (batch, 2), rows and columns of patches of each image.
             attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
             interpolate_pos_encoding: accepted for compatibility; position embeddings always follow the image.
 
@@ -498,7 +550,9 @@ class HfViTModel(HfViTPreTrainedModel):
             (batch, heads, tokens, tokens) per layer, with any attention implementation.
         """
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
-        hidden_states = self.embeddings(pixel_values)
+        hidden_states = self.embeddings(pixel_values, spatial_shapes)
+        if pixel_attention_mask is not None:
+            attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
         hidden_states = _encode(self, hidden_states, attention_mask, **kwargs)
         norm_before, norm_after = (None, self.layernorm) if self.config.norm_after_pooling else (self.layernorm, None)
         last_hidden_state = hidden_states if norm_before is None else norm_before(hidden_states)

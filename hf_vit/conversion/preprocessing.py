@@ -1,6 +1,7 @@
 """The image processor that goes with a checkpoint: a preset of `HfViTImageProcessor`, and what its folder says."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,46 +10,73 @@ from ..image_processing_hf_vit import HfViTImageProcessor
 
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 BILINEAR, BICUBIC = 2, 3  # PIL.Image.Resampling
-# torchvision's references and ViT_..._Weights.transforms(): Resize(256), CenterCrop(224), bilinear
-TORCHVISION = {"resample": BILINEAR, "crop_pct": 224 / 256, **IMAGENET}
-# DeiT, MAE and DINO: Resize(256, bicubic), CenterCrop(224)
-FACEBOOK = {"crop_pct": 224 / 256, **IMAGENET}
+# ViT_..._Weights.transforms() of torchvision: resize 256, centre crop 224
+TORCHVISION = {"preset": "timm", "resample": BILINEAR, "crop_pct": 224 / 256, **IMAGENET}
+# the evaluations of DeiT, MAE and DINO: resize 256, centre crop 224
+FACEBOOK = {"preset": "timm", "resample": BICUBIC, "crop_pct": 224 / 256, **IMAGENET}
 PREPROCESSOR_CONFIG = "preprocessor_config.json"
 
 
-def processor_for(
-    config: HfViTConfig, dialect: dict[str, Any], folder: Path, settings: dict[str, Any]
-) -> HfViTImageProcessor:
-    """The processor that does what the source did at evaluation, as far as it is known.
+def processor_settings(
+    dialect: dict[str, Any], location: str, folder: Path, config: dict[str, Any]
+) -> dict[str, Any]:
+    """How the source preprocessed images at evaluation, as far as it is known: arguments of `HfViTImageProcessor`.
 
     Args:
         dialect: what the record of the conversion says of the source.
+        location: where it came from.
         folder: of the checkpoint; a preprocessor_config.json in one of transformers is followed.
-        settings: the config.json of that folder, if there is one; timm keeps the preprocessing there.
+        config: the config.json of that folder, if there is one; timm keeps the preprocessing there.
     """
+    names = dialect["names"]
+    if names == "transformers":
+        file = folder / PREPROCESSOR_CONFIG
+        return _of_transformers(json.loads(file.read_text()) if file.is_file() else {})
+    if names == "torchvision":
+        return TORCHVISION
+    if names == "timm":
+        # their scripts keep the weights under these names, and timm under others
+        is_facebook = dialect["container"] in ("model", "teacher", "student")
+        return FACEBOOK if is_facebook else _of_timm(config.get("pretrained_cfg") or config)
+    return {"preset": _preset_of_jax(dialect, location)}
+
+
+def build_processor(config: HfViTConfig, **settings: Any) -> HfViTImageProcessor:
+    """The image processor of a model: its size, channels and patches, and a preset's way of getting there."""
     height, width = as_pair(config.image_size)
-    size = {"height": height, "width": width}
-    if dialect["names"] == "transformers":
-        if (folder / PREPROCESSOR_CONFIG).is_file():
-            return _of_transformers(json.loads((folder / PREPROCESSOR_CONFIG).read_text()))
-        return HfViTImageProcessor(preset="transformers", size=size)
-    if dialect["names"] == "torchvision":
-        return HfViTImageProcessor(preset="timm", size=size, **TORCHVISION)
-    if dialect["names"] == "timm":
-        own = settings.get("pretrained_cfg") or settings
-        found = FACEBOOK if dialect["container"] in ("model", "teacher", "student") else _of_timm(own)
-        return HfViTImageProcessor(preset="timm", size=size, **found)
-    return HfViTImageProcessor(preset="vit_jax", size=size)
+    patch_height, patch_width = (size * config.stride for size in as_pair(config.patch_size))
+    own = {
+        "size": {"height": height, "width": width},
+        "patch_size": [patch_height, patch_width],
+        "num_channels": config.num_channels,
+    }
+    return HfViTImageProcessor(**{**own, **settings})
+
+
+def _preset_of_jax(dialect: dict[str, Any], location: str) -> str:
+    """The evaluation of those who trained the checkpoint: by its dialect and, for AugReg, by where it comes from.
+
+    No array tells an AugReg file from one of the first release; its address or name does.
+    """
+    if dialect["prefix"].endswith("img/"):
+        return "lit"
+    if dialect["names"] == "big_vision":
+        return "big_vision"
+    is_augreg = "vit_models/augreg/" in location or re.search(r"-aug_[a-z]+\d?-wd_", Path(location).name)
+    return "augreg" if is_augreg else "vit_jax"
 
 
 def _of_timm(pretrained_cfg: dict[str, Any]) -> dict[str, Any]:
-    found = {"crop_pct": pretrained_cfg.get("crop_pct")}
-    found |= {"image_mean": pretrained_cfg.get("mean"), "image_std": pretrained_cfg.get("std")}
-    found["resample"] = {"bilinear": BILINEAR, "bicubic": BICUBIC}.get(pretrained_cfg.get("interpolation", ""))
-    return {name: value for name, value in found.items() if value is not None}
+    found = {
+        "crop_pct": pretrained_cfg.get("crop_pct"),
+        "image_mean": pretrained_cfg.get("mean"),
+        "image_std": pretrained_cfg.get("std"),
+        "resample": {"bilinear": BILINEAR, "bicubic": BICUBIC}.get(pretrained_cfg.get("interpolation", "")),
+    }
+    return {"preset": "timm"} | {name: value for name, value in found.items() if value is not None}
 
 
-def _of_transformers(stored: dict[str, Any]) -> HfViTImageProcessor:
+def _of_transformers(stored: dict[str, Any]) -> dict[str, Any]:
     if "Hybrid" in stored.get("image_processor_type", stored.get("feature_extractor_type", "")):
         # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
         stored = {"resample": BICUBIC, "do_center_crop": True, "crop_size": 224, **stored}
@@ -56,4 +84,4 @@ def _of_transformers(stored: dict[str, Any]) -> HfViTImageProcessor:
     found = {name: value for name, value in stored.items() if name in known and value is not None}
     if not found.get("do_center_crop"):
         found.pop("crop_size", None)
-    return HfViTImageProcessor(preset="transformers", **found)
+    return {"preset": "transformers", **found}
