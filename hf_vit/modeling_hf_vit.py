@@ -43,9 +43,7 @@ CONVERSION_RECORD = "conversion.json"
 
 
 def stem_numbers(config: HfViTHybridConfig) -> StemNumbers:
-    return StemNumbers(
-        config.group_norm_eps, config.weight_standardization_eps, config.weight_standardization_form
-    )
+    return StemNumbers(config.group_norm_eps, config.weight_standardization_eps, config.weight_standardization_form)
 
 
 class HfViTPatchEmbeddings(nn.Module):

@@ -17,9 +17,7 @@ FACEBOOK = {"preset": "timm", "resample": BICUBIC, "crop_pct": 224 / 256, **IMAG
 PREPROCESSOR_CONFIG = "preprocessor_config.json"
 
 
-def processor_settings(
-    dialect: dict[str, Any], location: str, folder: Path, config: dict[str, Any]
-) -> dict[str, Any]:
+def processor_settings(dialect: dict[str, Any], location: str, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """How the source preprocessed images at evaluation, as far as it is known: arguments of `HfViTImageProcessor`.
 
     Args:

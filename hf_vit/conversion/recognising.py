@@ -81,7 +81,9 @@ def recognise_source(
     if is_upstream(settings):
         return _weights_in(path), partial(read_transformers, path, settings)
     if model_type := settings.get("model_type"):
-        what = "is in the format of hf_vit already" if model_type.startswith("hf_vit") else f"holds a {model_type} model"
+        what = (
+            "is in the format of hf_vit already" if model_type.startswith("hf_vit") else f"holds a {model_type} model"
+        )
         raise ConversionError(f"{path} {what}; hf_vit converts vit, vit_mae and vit-hybrid of transformers")
     file = path if path.is_file() else _checkpoint_in(path, has_settings=bool(settings))
     if is_torch_file(file):

@@ -131,7 +131,7 @@ def infer(shapes: Mapping[str, tuple[int, ...]], position_grid: tuple[int, int] 
     stem = _infer_stem(shapes)
     fields: dict[str, Any] = {
         "hidden_size": hidden_size,
-        "num_hidden_layers": 1 + max((int(name.split(".")[1]) for name in shapes if name.startswith("blocks."))),
+        "num_hidden_layers": 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")),
         "intermediate_size": shapes["blocks.0.mlp.fc1.weight"][0],
         "patch_size": one_or_pair(patch_rows, patch_columns),
         "num_channels": map_channels,

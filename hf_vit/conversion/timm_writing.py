@@ -8,10 +8,11 @@ from typing import Any
 from safetensors.torch import save_file
 
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
-from ..hub import new_file, new_folder
-from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel, stem_numbers
+from ..hub import new_folder
+from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
 from ..resnet_stem import StemNumbers
 from .building import rules_for_model
+from .output import new_file
 from .rules import ConversionError, to_theirs
 from .timm_layout import ACTIVATIONS, POOLINGS, rules_for
 
@@ -25,9 +26,7 @@ HYBRIDS = {
 }
 
 
-def export_timm(
-    model: HfViTPreTrainedModel, path: str | os.PathLike, overwrite: bool = False
-) -> dict[str, Any]:
+def export_timm(model: HfViTPreTrainedModel, path: str | os.PathLike, overwrite: bool = False) -> dict[str, Any]:
     """Write a model as timm has it.
 
     A file holds the weights alone. A folder says too how the model is built, so that

@@ -18,7 +18,7 @@ CONTAINERS = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher", "
 
 
 def is_torch_file(path: Path) -> bool:
-    """Whether a file is one of PyTorch's, by its first bytes and not by its name; anything else is for the .npz reader."""
+    """Whether a file is one of PyTorch's, by its first bytes; what is damaged, by its name."""
     with open(path, "rb") as file:
         start = file.read(16)
     if start[:2] == b"PK":

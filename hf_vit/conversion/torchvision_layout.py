@@ -56,14 +56,16 @@ def canonical(arrays: dict[str, torch.Tensor], position_grid: tuple[int, int] | 
 
 def infer(shapes: Mapping[str, tuple[int, ...]], position_grid: tuple[int, int] | None, file: str) -> dict[str, Any]:
     """The fields of the configuration, all but the number of heads."""
-    hidden_size, channels, patch_rows, patch_columns = shapes[MARKER]
+    hidden_size, channels, *pixels = shapes[MARKER]
+    grid = grid_of(shapes[POSITIONS][1] - 1, position_grid, file)
     block = "encoder.layers.encoder_layer_"
+    layers = {int(name[len(block) :].split(".")[0]) for name in shapes if name.startswith(block)}
     fields = {
         "hidden_size": hidden_size,
-        "num_hidden_layers": 1 + max(int(name[len(block) :].split(".")[0]) for name in shapes if name.startswith(block)),
+        "num_hidden_layers": max(layers) + 1,
         "intermediate_size": shapes[f"{block}0.mlp.0.weight"][0],
-        "image_size": image_size_of(grid_of(shapes[POSITIONS][1] - 1, position_grid, file), (patch_rows, patch_columns)),
-        "patch_size": one_or_pair(patch_rows, patch_columns),
+        "image_size": image_size_of(grid, pixels),
+        "patch_size": one_or_pair(*pixels),
         "num_channels": channels,
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-6,
