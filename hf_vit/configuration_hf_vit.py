@@ -80,6 +80,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             `last_hidden_state` is without it.
         image_size_history: the sizes that the position embeddings had before they were resampled, the one they were
             trained at first; None if they never were.
+        patch_target: what masked patch prediction predicts: "mean_color" (3 bits per channel), "downsized" (the same of
+            each cell of a 4 x 4 grid) or "pixels".
 
     Raises:
         ValueError: for sizes that do not divide, and for arguments that this class does not know.
@@ -109,6 +111,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     pool_patches_only: bool = False
     norm_after_pooling: bool = False
     image_size_history: list[Size] | None = None
+    patch_target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
 

@@ -39,6 +39,8 @@ logger = logging.get_logger(__name__)
 # Standard deviation of a normal distribution cut at two of its own: jax.nn.initializers corrects for it.
 TRUNCATED_STD = 0.87962566103423978
 CACHED_GRIDS = 16
+# What `HfViTForMaskedPatchPrediction` has besides the encoder.
+MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\."]
 CONVERSION_RECORD = "conversion.json"
 
 
@@ -87,30 +89,25 @@ class HfViTEmbeddings(nn.Module):
         Returns:
             (batch, tokens, hidden_size)
         """
-        if spatial_shapes is None:
-            patches, positions = self.embed_images(pixel_values)
-        else:
-            patches, positions = self.embed_patches(pixel_values, spatial_shapes)
-        if self.cls_token is not None:
-            patches = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
-        return self.dropout(patches if positions is None else patches + positions)
+        if spatial_shapes is not None:
+            return self.as_tokens(*self.as_padded_patches(pixel_values, spatial_shapes))
+        patches = self.as_patches(pixel_values)
+        return self.as_tokens(patches, self.positions_on(self.config.grid_of(*pixel_values.shape[-2:]), patches))
 
-    def embed_images(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(batch, num_channels, height, width) -> patches (batch, rows * columns, hidden_size), positions (1, ...)"""
+    def as_patches(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size)"""
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
             raise ValueError(
                 f"pixel_values has shape {tuple(pixel_values.shape)}; "
                 f"expected (batch, {self.config.num_channels}, height, width)"
             )
-        grid = self.config.grid_of(*pixel_values.shape[-2:])
-        feature_map = pixel_values if self.stem is None else self.stem(pixel_values)
-        patches = self.patch_embeddings(feature_map)
-        return patches, None if self.config.position_embedding_type == "none" else self.positions_on(grid, patches)
+        self.config.grid_of(*pixel_values.shape[-2:])  # refuses a size that the patches do not divide
+        return self.patch_embeddings(pixel_values if self.stem is None else self.stem(pixel_values))
 
-    def embed_patches(
+    def as_padded_patches(
         self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(batch, patches, values) -> patches (batch, patches, hidden_size) and positions, zero where there is none
+        """(batch, patches, values) -> (batch, patches, hidden_size) and positions, zero where there is no patch
 
         Images of the same shape are put together again and embedded in one go, which gives a stem its neighbours.
         """
@@ -127,18 +124,26 @@ class HfViTEmbeddings(nn.Module):
         for group, (rows, columns) in enumerate(shapes.tolist()):
             members = (group_of == group).nonzero()[:, 0]
             images = unpatchify(pixel_values[members, : rows * columns], (rows, columns), (height, width))
-            embedded, table = self.embed_images(images)
-            patches[members, : rows * columns] = embedded
+            patches[members, : rows * columns] = self.as_patches(images)
+            table = self.positions_on((rows, columns), patches)
             if table is not None:
                 positions[members, : table.shape[1]] = table
-        return patches, positions
+        return patches, None if self.config.position_embedding_type == "none" else positions
 
-    def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor:
+    def as_tokens(self, patches: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """(batch, patches, hidden_size) -> (batch, tokens, hidden_size): class token and positions added"""
+        if self.cls_token is not None:
+            patches = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+        return self.dropout(patches if positions is None else patches + positions)
+
+    def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor | None:
         """Position embeddings on any grid of patches, resampled where it is not the stored one.
 
         Returns:
-            (1, tokens, hidden_size), in the dtype and on the device of `like`.
+            (1, tokens, hidden_size), in the dtype and on the device of `like`; None for a model without.
         """
+        if self.config.position_embedding_type == "none":
+            return None
         if self.position_embeddings is not None and is_same(grid, self.config.grid_size):
             return self.position_embeddings
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -374,7 +379,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}  # noqa: RUF012
     _input_embed_layer = "patch_embeddings"
     # A checkpoint with a head or a pooler may be loaded without: that loses nothing in silence, it is asked for.
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\."]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\.", *MASKED_PATCH_KEYS]  # noqa: RUF012
 
     conversion_record: dict[str, Any] | None = None  # what the weights were converted from
 
@@ -575,7 +580,7 @@ def _encode(model, hidden_states: torch.Tensor, attention_mask: torch.Tensor | N
 class HfViTForImageClassification(HfViTPreTrainedModel):
     """The encoder with a linear head; a new head is zero, as in the paper."""
 
-    _keys_to_ignore_on_load_unexpected = None
+    _keys_to_ignore_on_load_unexpected = MASKED_PATCH_KEYS
 
     def __init__(self, config: HfViTConfig):
         super().__init__(config)
