@@ -7,7 +7,7 @@ from typing import Any
 
 from ..configuration_hf_vit import Size
 from ..modeling_hf_vit import HfViTPreTrainedModel
-from .graph_writing import DYNAMIC, export_aot_inductor, export_onnx, export_torch
+from .graph_writing import export_aot_inductor, export_onnx, export_torch
 from .jax_writing import export_jax
 from .output import refuse_existing
 from .rules import ConversionError
@@ -63,17 +63,3 @@ def export(
     refuse_existing(path, overwrite)
     export_jax(model, Path(path), dialect)
     return {}
-
-
-def size_of(text: str | None) -> Size | str | None:
-    """`384`, `384x512` (height first) or `dynamic`, as the command line has it.
-
-    Raises:
-        ConversionError: it is neither.
-    """
-    if text is None or text == DYNAMIC:
-        return text
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ConversionError(f"the size {text!r} is neither N nor HxW with numbers from 1, nor {DYNAMIC}")
-    return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
