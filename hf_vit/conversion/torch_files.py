@@ -72,5 +72,7 @@ def _read_pickle(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise ConversionError(f"{path.name} holds more than arrays, and hf_vit runs no code of a checkpoint") from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise
         raise ConversionError(f"{path.name} is damaged: {str(error).splitlines()[0]}") from error
