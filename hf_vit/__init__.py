@@ -22,6 +22,8 @@ _HOME = {
     "HfViTHybridBackbone": _MODELING,
     "HfViTImageProcessor": ".image_processing_hf_vit",
     "register_auto_classes": ".auto",
+    "push": ".pushing",
+    "add_code": ".remote_code",
 }
 _MODULES = ("conversion",)
 

@@ -3,8 +3,11 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from .commands import add_command
+from .commands.hub import add_hub_commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,18 +37,17 @@ def build_parser() -> argparse.ArgumentParser:
     _add_convert(commands)
     _add_export(commands)
     _add_predict(commands)
+    add_hub_commands(commands)
     return parser
 
 
-def _add_command(commands, name: str, run: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
-    command.set_defaults(run=run)
-    return command
-
-
 def _add_convert(commands) -> None:
-    command = _add_command(commands, "convert", _convert, "convert an original JAX checkpoint to a folder")
-    command.add_argument("source", help="an .npz, or a folder that holds one: a path, https://... or gs://bucket/path")
+    command = add_command(commands, "convert", _convert, "convert an original JAX checkpoint to a folder")
+    command.add_argument(
+        "source",
+        help="an .npz, or a folder that holds one: a path, https://... or gs://bucket/path; or augreg:best:B/16",
+    )
+    command.add_argument("--index", help="AugReg's index.csv, for `augreg:best:` of what is not recommended")
     command.add_argument("output", type=Path, help="the folder to write")
     command.add_argument("--labels", help="names of the classes: imagenet1k, or a file with one per line, or JSON")
     command.add_argument("--image-size", type=_size, metavar="N|HxW", help="resample the position embeddings")
@@ -57,11 +59,12 @@ def _convert(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and not arguments.overwrite:  # before the work, not after
         raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
     _silence_progress_bars()
+    from hf_vit.catalog import address_of
     from hf_vit.conversion import convert
     from hf_vit.hub import save_folder
 
     model, processor = convert(
-        arguments.source,
+        address_of(arguments.source, arguments.index),
         labels=arguments.labels,
         image_size=arguments.image_size,
         position_grid=arguments.position_grid,
@@ -76,7 +79,7 @@ def _convert(arguments: argparse.Namespace) -> None:
 
 
 def _add_export(commands) -> None:
-    command = _add_command(commands, "export", _export, "write a folder as somebody else's checkpoint")
+    command = add_command(commands, "export", _export, "write a folder as somebody else's checkpoint")
     command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
     command.add_argument("output", type=Path, help="the file to write")
     command.add_argument("--to", required=True, choices=["jax"], help="the format")
@@ -96,7 +99,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
 
 def _add_predict(commands) -> None:
-    command = _add_command(commands, "predict", _predict, "classify image files")
+    command = add_command(commands, "predict", _predict, "classify image files")
     command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
     command.add_argument("images", nargs="+", type=Path)
     command.add_argument("--top-k", type=int, default=5, help="how many classes to name (default 5)")

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ..catalog import address_of
 from ..configuration_hf_vit import Size, as_pair
 from ..image_processing_hf_vit import HfViTImageProcessor
 from ..modeling_hf_vit import HfViTPreTrainedModel
@@ -25,7 +26,8 @@ def convert(
     """Convert a checkpoint of the original family.
 
     Args:
-        source: a path, `https://...` or `gs://bucket/path` of an .npz, or a folder that holds one.
+        source: a path, `https://...` or `gs://bucket/path` of an .npz, or a folder that holds one; or
+            `augreg:best:B/16`, what the original code chooses of "How to train your ViT?", or `augreg:NAME`.
         labels: names of the classes: "imagenet1k", a file (a name per line, or JSON) or a list.
         image_size: resample the position embeddings to another size, an int or (height, width) in pixels.
         position_grid: (rows, columns) of the table of positions in the file; a square by default.
@@ -40,7 +42,7 @@ def convert(
         ValueError: the file is not a checkpoint that we can convert; one sentence says why.
         OSError: it cannot be fetched.
     """
-    fetched = fetch(str(source))
+    fetched = fetch(address_of(str(source)))
     path = _checkpoint_in(fetched.path)
     with ThreadPoolExecutor(1) as executor:
         sha256 = executor.submit(sha256_of, path)  # hashing runs beside the reading
