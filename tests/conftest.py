@@ -1,13 +1,12 @@
 import json
 import os
-import subprocess
-import sys
-import textwrap
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from .hub_client import Clients
 from .local_hub import LocalHub
 
 torch.set_num_threads(1)  # the tests run in two processes; threads that wait for each other cost more than they give
@@ -43,40 +42,28 @@ HUB_TOKENS = {
 }
 
 
-@pytest.fixture
-def hub(tmp_path):
-    """A Hub on this machine, see local_hub.py."""
-    with LocalHub(tmp_path / "hub", HUB_TOKENS) as running:
-        yield running
+@pytest.fixture(scope="session")
+def _hub_and_clients(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hub")
+    with LocalHub(folder / "hub", HUB_TOKENS) as hub:
+        clients = Clients(hub, folder / "clients")
+        yield hub, clients
+        clients.stop()
 
 
 @pytest.fixture
-def client(hub, tmp_path):
-    """Runs a command as a user of the Hub, in a process of its own: huggingface_hub reads its address when imported.
-
-    The command is either a list (`["-m", "hf_vit.cli", ...]`) or Python code; every run has a fresh cache.
-    """
-    homes = iter(range(100))
-
-    def run(command, token: str | None = "hf_alice", status: int = 0, **changes: str) -> str:
-        done = start_client(hub, command, token, tmp_path / f"home{next(homes)}", **changes)
-        output, error = done.communicate()
-        assert done.returncode == status, output + error
-        return (error if status else output).strip()
-
-    return run
+def hub(_hub_and_clients):
+    """A Hub on this machine, with nothing in it; see local_hub.py."""
+    hub, _ = _hub_and_clients
+    for part in ("repos", "objects"):
+        shutil.rmtree(hub.root / part)
+        (hub.root / part).mkdir()
+    hub.requests.clear()
+    hub.faults.clear()
+    return hub
 
 
-def start_client(hub, command, token: str | None, home: Path, **changes: str) -> subprocess.Popen:
-    arguments = ["-c", textwrap.dedent(command)] if isinstance(command, str) else [str(part) for part in command]
-    environment = {
-        **os.environ,
-        **hub.env(token, home),
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-        "PYTHONWARNINGS": "error::UserWarning:hf_vit",
-        **changes,
-    }
-    return subprocess.Popen(
-        [sys.executable, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+@pytest.fixture
+def client(hub, _hub_and_clients):
+    """Runs Python code, or `hf-vit` with a list of arguments, as a user of the Hub, with a fresh cache."""
+    return _hub_and_clients[1]

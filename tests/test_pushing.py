@@ -1,6 +1,7 @@
 """Pushing, over HTTP: a Hub on this machine, and every client in a process of its own with a fresh cache."""
 
 import json
+import os
 import signal
 import time
 
@@ -12,7 +13,7 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.cards import BEGIN, split_readme
 from hf_vit.hub import save_folder
 
-from .conftest import start_client
+from .local_hub import Repo
 
 TINY = {
     "hidden_size": 14,
@@ -40,19 +41,15 @@ def folder(tmp_path):
 
 
 def push(*arguments):
-    return ["-m", "hf_vit.cli", "push", *arguments]
+    return ["push", *arguments]
 
 
 def commits_of(hub, repository, revision="main"):
-    from .local_hub import Repo
-
     repo = Repo(hub, "model", repository)
     return list(repo.history(repo.resolve(revision)))
 
 
 def readme_of(hub, repository, revision="main"):
-    from .local_hub import Repo
-
     repo = Repo(hub, "model", repository)
     return repo.read(commits_of(hub, repository, revision)[0]["files"]["README.md"]).decode()
 
@@ -148,7 +145,7 @@ def test_branches_pull_requests_and_dry_runs(hub, client, folder):
     assert list(commits_of(hub, "acme/vit")[0]["files"]) == [".gitattributes"]
     assert "model.safetensors" in commits_of(hub, "acme/vit", "dev/x")[0]["files"]
     client("from huggingface_hub import HfApi; HfApi().update_repo_settings('acme/vit', private=False)")
-    output = client(push(folder, "acme/vit", "--create-pr", "--code"), token="hf_bob")
+    output = client(push(folder, "acme/vit", "--create-pr", "--code"))
     assert f"pushed: {hub.url}/acme/vit/discussions/1" in output
     assert "modeling_hf_vit.py" in commits_of(hub, "acme/vit", "refs/pr/1")[0]["files"]
     assert list(commits_of(hub, "acme/vit")[0]["files"]) == [".gitattributes"]
@@ -191,7 +188,9 @@ def test_failures_are_one_sentence_and_leave_nothing(hub, client, folder, tmp_pa
     no_token = client(push(folder, "alice/taken"), status=2, token=None)
     assert no_token.startswith(f"hf-vit push: alice/taken: there is no token for {hub.url}: run `hf auth login`")
     assert len(no_token.splitlines()) == 1
-    assert "http://127.0.0.1:9 failed" in client(push(folder, "a/b"), status=2, HF_ENDPOINT="http://127.0.0.1:9")
+    moved = "from huggingface_hub import constants; constants.ENDPOINT = 'http://127.0.0.1:9'\n"
+    error = client(f"{moved}from hf_vit import push\npush({str(folder)!r}, 'a/b')", status=1)
+    assert "PushError: a/b: the connection to http://127.0.0.1:9 failed" in error
 
 
 def test_a_push_that_is_killed_goes_on_where_it_stopped(hub, client, tmp_path):
@@ -206,13 +205,11 @@ def test_a_push_that_is_killed_goes_on_where_it_stopped(hub, client, tmp_path):
     def uploads():
         return [request["path"].split("?")[0] for request in hub.requests if request["method"] == "PUT"]
 
-    hub.fail("^/lfs/", "PUT", times=0)
     hub.fail("/api/models/alice/large/commit/", "POST", status=0, delay=60)
-    pushing = start_client(hub, push(tmp_path / "large", "alice/large"), "hf_alice", tmp_path / "killed")
-    while len(uploads()) < len(shards) and pushing.poll() is None:
-        time.sleep(0.1)
-    pushing.send_signal(signal.SIGKILL)
-    pushing.communicate()
+    pushing = client.start(push(tmp_path / "large", "alice/large"))
+    while len(uploads()) < len(shards) and pushing.is_running():
+        time.sleep(0.05)
+    os.kill(pushing.pid, signal.SIGKILL)
     assert len(commits_of(hub, "alice/large")) == 1
     hub.faults.clear()
     client(push(tmp_path / "large", "alice/large"))
@@ -233,9 +230,10 @@ def test_two_pushers_at_once(hub, client, tmp_path):
     for number in range(2):
         save_tiny(tmp_path / f"from{number}", seed=number)
         (tmp_path / f"from{number}" / f"notes{number}.txt").write_text("mine")
-        command = push(tmp_path / f"from{number}", "acme/vit")
-        pushers.append(start_client(hub, command, "hf_alice", tmp_path / f"pusher{number}"))
-    assert [pusher.communicate()[1] and pusher.returncode for pusher in pushers] in ([0, 0], ["", ""], [0, ""], ["", 0])
+        pushers.append(client.start(push(tmp_path / f"from{number}", "acme/vit")))
+    for pusher in pushers:
+        output, error = pusher.wait()
+        assert pusher.status == 0, output + error
     files = commits_of(hub, "acme/vit")[0]["files"]
     assert {"notes0.txt", "notes1.txt", "README.md", "model.safetensors"} <= set(files)
     assert len(commits_of(hub, "acme/vit")) == 3
