@@ -57,7 +57,7 @@ class HfViTEmbeddings(nn.Module):
         self.config = config
         self.stem = None
         map_channels = config.num_channels
-        if isinstance(config, HfViTHybridConfig):
+        if config.model_type == HfViTHybridConfig.model_type:  # as remote code, the class can be there twice
             self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths)
             map_channels = self.stem.out_channels
         self.patch_embeddings = HfViTPatchEmbeddings(config, map_channels)
