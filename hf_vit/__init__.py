@@ -17,6 +17,7 @@ _HOME = {
     "HfViTModel": _MODELING,
     "HfViTForImageClassification": _MODELING,
     "HfViTBackbone": _MODELING,
+    "HfViTForMaskedPatchPrediction": ".modeling_masked_patch_prediction",
     "HfViTHybridModel": _MODELING,
     "HfViTHybridForImageClassification": _MODELING,
     "HfViTHybridBackbone": _MODELING,

@@ -12,7 +12,11 @@ from .commands.hub import add_hub_commands
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; bad input is one sentence on standard error and exit status 2."""
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments, settings = parser.parse_known_args(argv)
+    if settings and not arguments.takes_settings:
+        parser.error(f"unrecognized arguments: {' '.join(settings)}")
+    arguments.settings = settings
     try:
         arguments.run(arguments)
     except (ValueError, OSError) as error:
@@ -37,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_convert(commands)
     _add_export(commands)
     _add_predict(commands)
+    _add_training(commands)
     add_hub_commands(commands)
     return parser
 
@@ -121,6 +126,27 @@ def _predict(arguments: argparse.Namespace) -> None:
             print(json.dumps({"image": str(image), "predictions": [entry._asdict() for entry in predictions]}))
         else:
             print(image, *(f"  {entry.score:6.1%}  {entry.label}" for entry in predictions), sep="\n")
+
+
+def _add_training(commands) -> None:
+    about = {
+        "train": "fine-tune the model of --model, or without one train from random weights",
+        "evaluate": "measure a classifier on a split of a data set",
+    }
+    for name, what in about.items():
+        command = commands.add_parser(name, help=what, add_help=False)  # the settings have a parser of their own
+        command.set_defaults(run=_train, takes_settings=True)
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from hf_vit.training import commands
+
+    if arguments.command == "evaluate":
+        commands.main(commands.evaluate, arguments.settings)
+    elif any(setting.split("=")[0] == "--model" for setting in arguments.settings):
+        commands.main(commands.finetune, arguments.settings)
+    else:
+        commands.main(commands.pretrain, arguments.settings)
 
 
 def _silence_progress_bars() -> None:

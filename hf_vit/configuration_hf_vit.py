@@ -73,6 +73,10 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         position_interpolation: how learned position embeddings follow the image's size: "jax" (bilinear, corners
             aligned), "jax_exact" (the same with the original's rounding fault), "bilinear" or "bicubic" (half-pixel
             centres, antialiased).
+        image_size_history: the sizes that the position embeddings had before they were resampled, the one they were
+            trained at first; None if they never were.
+        patch_target: what masked patch prediction predicts: "mean_color" (3 bits per channel), "downsized" (the same of
+            each cell of a 4 x 4 grid) or "pixels".
 
     Raises:
         ValueError: for sizes that do not divide, and for arguments that this class does not know.
@@ -99,6 +103,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     representation_size: int | None = None
     position_embedding_type: Literal["learned", "sincos2d", "none"] = "learned"
     position_interpolation: Literal["jax", "jax_exact", "bilinear", "bicubic"] = "jax"
+    image_size_history: list[Size] | None = None
+    patch_target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
 

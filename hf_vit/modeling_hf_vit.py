@@ -27,7 +27,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
-from .position_embeddings import Grid, resize_position_embeddings, sincos2d
+from .position_embeddings import Grid, is_same, resize_position_embeddings, sincos2d
 from .resnet_stem import ResNetStem
 
 logger = logging.get_logger(__name__)
@@ -35,6 +35,8 @@ logger = logging.get_logger(__name__)
 # Standard deviation of a normal distribution cut at two of its own: jax.nn.initializers corrects for it.
 TRUNCATED_STD = 0.87962566103423978
 CACHED_GRIDS = 16
+# What `HfViTForMaskedPatchPrediction` has besides the encoder.
+MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\."]
 CONVERSION_RECORD = "conversion.json"
 
 
@@ -68,30 +70,73 @@ class HfViTEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self._tables: dict[tuple, torch.Tensor] = {}
 
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """(batch, num_channels, height, width) -> (batch, tokens, hidden_size)"""
+    def forward(self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor | None = None) -> torch.Tensor:
+        """Images, or images of several shapes as patches, to tokens.
+
+        Args:
+            pixel_values: (batch, num_channels, height, width); with `spatial_shapes` (batch, patches, values), see
+                `HfViTImageProcessor` with the preset "native".
+            spatial_shapes: (batch, 2), rows and columns of patches of each image.
+
+        Returns:
+            (batch, tokens, hidden_size)
+        """
+        if spatial_shapes is not None:
+            return self.as_tokens(*self.as_padded_patches(pixel_values, spatial_shapes))
+        patches = self.as_patches(pixel_values)
+        return self.as_tokens(patches, self.positions_on(self.config.grid_of(*pixel_values.shape[-2:]), patches))
+
+    def as_patches(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size)"""
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
             raise ValueError(
                 f"pixel_values has shape {tuple(pixel_values.shape)}; "
                 f"expected (batch, {self.config.num_channels}, height, width)"
             )
-        grid = self.config.grid_of(*pixel_values.shape[-2:])
-        feature_map = pixel_values if self.stem is None else self.stem(pixel_values)
-        hidden_states = self.patch_embeddings(feature_map)
-        if self.cls_token is not None:
-            cls_token = self.cls_token.expand(hidden_states.shape[0], -1, -1)
-            hidden_states = torch.cat([cls_token, hidden_states], dim=1)
-        if self.config.position_embedding_type != "none":
-            hidden_states = hidden_states + self.positions_on(grid, hidden_states)
-        return self.dropout(hidden_states)
+        self.config.grid_of(*pixel_values.shape[-2:])  # refuses a size that the patches do not divide
+        return self.patch_embeddings(pixel_values if self.stem is None else self.stem(pixel_values))
 
-    def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor:
+    def as_padded_patches(
+        self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(batch, patches, values) -> (batch, patches, hidden_size) and positions, zero where there is no patch
+
+        Images of the same shape are put together again and embedded in one go, which gives a stem its neighbours.
+        """
+        height, width = (size * self.config.stride for size in as_pair(self.config.patch_size))
+        batch, length, values = pixel_values.shape
+        if values != height * width * self.config.num_channels:
+            raise ValueError(
+                f"pixel_values has {values} values per patch; patches of {height} x {width} pixels with "
+                f"{self.config.num_channels} channels have {height * width * self.config.num_channels}"
+            )
+        patches = pixel_values.new_zeros(batch, length, self.config.hidden_size)
+        positions = pixel_values.new_zeros(batch, self.config.num_prefix_tokens + length, self.config.hidden_size)
+        shapes, group_of = spatial_shapes.unique(dim=0, return_inverse=True)
+        for group, (rows, columns) in enumerate(shapes.tolist()):
+            members = (group_of == group).nonzero()[:, 0]
+            images = unpatchify(pixel_values[members, : rows * columns], (rows, columns), (height, width))
+            patches[members, : rows * columns] = self.as_patches(images)
+            table = self.positions_on((rows, columns), patches)
+            if table is not None:
+                positions[members, : table.shape[1]] = table
+        return patches, None if self.config.position_embedding_type == "none" else positions
+
+    def as_tokens(self, patches: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """(batch, patches, hidden_size) -> (batch, tokens, hidden_size): class token and positions added"""
+        if self.cls_token is not None:
+            patches = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+        return self.dropout(patches if positions is None else patches + positions)
+
+    def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor | None:
         """Position embeddings on any grid of patches, resampled where it is not the stored one.
 
         Returns:
-            (1, tokens, hidden_size), in the dtype and on the device of `like`.
+            (1, tokens, hidden_size), in the dtype and on the device of `like`; None for a model without.
         """
-        if self.position_embeddings is not None and grid == self.config.grid_size:
+        if self.config.position_embedding_type == "none":
+            return None
+        if self.position_embeddings is not None and is_same(grid, self.config.grid_size):
             return self.position_embeddings
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._make_positions(grid, like)
@@ -119,6 +164,12 @@ class HfViTEmbeddings(nn.Module):
 
     def _empty_positions(self, grid: Grid) -> torch.Tensor:
         return torch.zeros(1, self.config.num_prefix_tokens + grid[0] * grid[1], self.config.hidden_size)
+
+
+def unpatchify(patches: torch.Tensor, grid: Grid, patch_size: tuple[int, int]) -> torch.Tensor:
+    """(batch, rows * columns, patch height * patch width * channels) -> (batch, channels, height, width)"""
+    images = patches.unflatten(2, (*patch_size, -1)).unflatten(1, grid)  # (batch, rows, columns, *patch_size, channels)
+    return images.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
 
 
 def eager_attention_forward(
@@ -309,7 +360,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}  # noqa: RUF012
     _input_embed_layer = "patch_embeddings"
     # A checkpoint with a head or a pooler may be loaded without: that loses nothing in silence, it is asked for.
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\."]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\.", *MASKED_PATCH_KEYS]  # noqa: RUF012
 
     conversion_record: dict[str, Any] | None = None  # what the weights were converted from
 
@@ -366,6 +417,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                     config.position_interpolation,
                 )
             )
+        config.image_size_history = [*(config.image_size_history or []), config.image_size]
         config.image_size = image_size
 
     @torch.no_grad()
@@ -441,12 +493,17 @@ class HfViTModel(HfViTPreTrainedModel):
         pixel_values: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
+        pixel_attention_mask: torch.Tensor | None = None,
+        spatial_shapes: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """Run the encoder.
 
         Args:
-            pixel_values: (batch, num_channels, height, width), of any size that the patches divide, in [-1, 1].
+            pixel_values: (batch, num_channels, height, width), of any size that the patches divide, in [-1, 1]; or
+                images of several shapes as patches, (batch, patches, values), with the next two.
+            pixel_attention_mask: (batch, patches), 1 for the patches that are not padding.
+            spatial_shapes: (batch, 2), rows and columns of patches of each image.
             attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
             interpolate_pos_encoding: accepted for compatibility; position embeddings always follow the image.
 
@@ -457,7 +514,9 @@ class HfViTModel(HfViTPreTrainedModel):
             (batch, heads, tokens, tokens) per layer, with any attention implementation.
         """
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
-        hidden_states = self.embeddings(pixel_values)
+        hidden_states = self.embeddings(pixel_values, spatial_shapes)
+        if pixel_attention_mask is not None:
+            attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
         hidden_states = _encode(self, hidden_states, attention_mask, **kwargs)
         last_hidden_state = self.layernorm(hidden_states)
         pooler_output = None if self.pooler is None else self.pooler(last_hidden_state, attention_mask)
@@ -481,7 +540,7 @@ def _encode(model, hidden_states: torch.Tensor, attention_mask: torch.Tensor | N
 class HfViTForImageClassification(HfViTPreTrainedModel):
     """The encoder with a linear head; a new head is zero, as in the paper."""
 
-    _keys_to_ignore_on_load_unexpected = None
+    _keys_to_ignore_on_load_unexpected = MASKED_PATCH_KEYS
 
     def __init__(self, config: HfViTConfig):
         super().__init__(config)

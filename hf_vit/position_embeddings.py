@@ -20,6 +20,11 @@ def sincos2d(grid: Grid, hidden_size: int, temperature: float = 10_000.0) -> tor
     return torch.cat([column.sin(), column.cos(), row.sin(), row.cos()], dim=1).unsqueeze(0)
 
 
+def is_same(grid: Grid, other: Grid) -> bool:
+    """Whether two grids are equal; False for the symbolic sizes of an export, which must hold for all of them."""
+    return all(isinstance(size, int) for size in (*grid, *other)) and tuple(grid) == tuple(other)
+
+
 def resize_position_embeddings(
     position_embeddings: torch.Tensor, old_grid: Grid, new_grid: Grid, num_prefix_tokens: int, method: str = "jax"
 ) -> torch.Tensor:
@@ -36,10 +41,18 @@ def resize_position_embeddings(
 
     Returns:
         (1, num_prefix_tokens + new_rows * new_columns, hidden_size), in the dtype of the input.
+
+    Raises:
+        ValueError: the table does not have as many tokens as the old grid.
     """
-    if tuple(old_grid) == tuple(new_grid):
+    if is_same(old_grid, new_grid):
         return position_embeddings
-    dtype = position_embeddings.dtype
+    dtype, tokens = position_embeddings.dtype, num_prefix_tokens + old_grid[0] * old_grid[1]
+    if position_embeddings.ndim != 3 or position_embeddings.shape[1] != tokens:
+        raise ValueError(
+            f"position embeddings of shape {tuple(position_embeddings.shape)} cannot be resampled: {tokens} tokens are "
+            "needed; DeepSpeed ZeRO-3 keeps parameters empty: resample at load, with from_pretrained(image_size=...)"
+        )
     prefix, patches = position_embeddings.split([num_prefix_tokens, old_grid[0] * old_grid[1]], dim=1)
     patches = patches.to(torch.promote_types(dtype, torch.float32)).unflatten(1, old_grid)
     if method in ("jax", "jax_exact"):
@@ -63,7 +76,7 @@ def linear_weights(old: int, new: int, method: str = "jax") -> torch.Tensor:
     Returns:
         (new, old), every row sums to 1 (or 0: see above).
     """
-    coordinates = torch.arange(new, dtype=torch.float64) * ((old - 1) / max(new - 1, 1))
+    coordinates = torch.arange(new, dtype=torch.float64) * ((old - 1) / torch.sym_max(new - 1, 1))
     distances = coordinates[:, None] - torch.arange(old, dtype=torch.float64)
     weights = (1 - distances.abs()).clamp(min=0)
     return weights * (coordinates <= old - 1)[:, None] if method == "jax_exact" else weights

@@ -1,11 +1,12 @@
 """From any source that we recognise to a model and its image processor."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ..catalog import address_of
-from ..configuration_hf_vit import Size, as_pair
+from ..configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..image_processing_hf_vit import HfViTImageProcessor
 from ..modeling_hf_vit import HfViTPreTrainedModel
 from .jax_reading import read_jax
@@ -21,6 +22,7 @@ def convert(
     labels: str | Path | list[str] | None = None,
     image_size: Size | None = None,
     position_grid: Size | None = None,
+    preset: str | None = None,
     **overrides: Any,
 ) -> tuple[HfViTPreTrainedModel, HfViTImageProcessor]:
     """Convert a checkpoint of the original family.
@@ -31,6 +33,7 @@ def convert(
         labels: names of the classes: "imagenet1k", a file (a name per line, or JSON) or a list.
         image_size: resample the position embeddings to another size, an int or (height, width) in pixels.
         position_grid: (rows, columns) of the table of positions in the file; a square by default.
+        preset: of the image processor; by default the one that the checkpoint was evaluated with.
         overrides: fields of the configuration that no array shows, such as `pooling="none"`.
 
     Returns:
@@ -53,9 +56,34 @@ def convert(
         record["image_size"] = image_size
     if labels is not None:
         _set_labels(model, labels)
-    model.conversion_record = {**record, "versions": package_versions()}
-    height, width = as_pair(model.config.image_size)
-    return model, HfViTImageProcessor(preset="vit_jax", size={"height": height, "width": width})
+    preset = preset or choose_preset(record["dialect"], fetched.location)
+    model.conversion_record = {**record, "preset": preset, "versions": package_versions()}
+    return model, build_processor(model.config, preset)
+
+
+def choose_preset(dialect: dict[str, Any], location: str) -> str:
+    """The evaluation of those who trained the checkpoint: by its dialect and, for AugReg, by where it comes from.
+
+    No array tells an AugReg file from one of the first release; its address or name does.
+    """
+    if dialect["prefix"].endswith("img/"):
+        return "lit"
+    if dialect["names"] == "big_vision":
+        return "big_vision"
+    is_augreg = "vit_models/augreg/" in location or re.search(r"-aug_[a-z]+\d?-wd_", Path(location).name)
+    return "augreg" if is_augreg else "vit_jax"
+
+
+def build_processor(config: HfViTConfig, preset: str) -> HfViTImageProcessor:
+    """The image processor of a model: its size, channels and patches, and a preset's way of getting there."""
+    height, width = as_pair(config.image_size)
+    patch_height, patch_width = (size * config.stride for size in as_pair(config.patch_size))
+    return HfViTImageProcessor(
+        preset=preset,
+        size={"height": height, "width": width},
+        patch_size=[patch_height, patch_width],
+        num_channels=config.num_channels,
+    )
 
 
 def _checkpoint_in(path: Path) -> Path:

@@ -1,0 +1,16 @@
+"""Fine-tune a pretrained Vision Transformer for image classification.
+
+    accelerate launch training/finetune.py --recipe training/recipes/finetune_flowers.yaml \
+        --model google/vit-base-patch16-224-in21k --dataset DATASET --output_dir out
+"""
+
+import sys
+from pathlib import Path
+
+if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+    sys.path.pop(0)  # or evaluate.py in this folder would hide the package of that name
+
+from hf_vit.training.commands import finetune, main
+
+if __name__ == "__main__":
+    main(finetune)
