@@ -135,7 +135,7 @@ def render_metadata(
         pipeline_tag="image-classification" if sources.classifies else "image-feature-extraction",
         tags=_union(own.get("tags"), ["hf_vit", "vit", "vision", *tags]),
         datasets=_union(own.get("datasets"), filter(None, data_sets)) or None,
-        base_model=base_model if HUB_NAME.fullmatch(base_model) else None,
+        base_model=base_model if HUB_NAME.fullmatch(base_model) and not Path(base_model).exists() else None,
         model_name=name.split("/")[-1],
         eval_results=eval_results(sources, name) or None,
     ).to_dict()
@@ -211,7 +211,6 @@ def eval_results_file(texts: Mapping[str, str], name: str) -> str | None:
 
 def render_part(sources: Sources, name: str, metadata: Mapping[str, Any], has_own_text: bool) -> str:
     """Our part of the card, marks included."""
-    licence = metadata.get("license")
     return (
         template()
         .render(

@@ -181,9 +181,8 @@ def test_a_chosen_file_is_downloaded_from_its_bucket(monkeypatch):
 
 
 def test_command(index, capsys):
-    assert (
-        main(["catalog", "B/16", "--adapted-to", "oxford_iiit_pet", "--resolution", "384", "--index", str(index)]) == 0
-    )
+    adapted = ["catalog", "B/16", "--adapted-to", "oxford_iiit_pet"]
+    assert main([*adapted, "--resolution", "384", "--index", str(index)]) == 0
     assert capsys.readouterr().out.count("res_384.npz") == 3
     assert main(["catalog", LIGHT]) == 0
     assert "Oxford-IIIT Pet" in capsys.readouterr().out
