@@ -126,12 +126,16 @@ def test_transformers_default_card_never_appears(hub, client, folder):
         from hf_vit import HfViTForImageClassification
         config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
         ViTModel(config).push_to_hub("alice/vit")
-        HfViTForImageClassification.from_pretrained({str(folder)!r}).push_to_hub("alice/vit")
+        model = HfViTForImageClassification.from_pretrained({str(folder)!r})
+        model.push_to_hub("alice/vit")
+        model.save_pretrained({str(folder.parent / "saved")!r}, push_to_hub=True, private=True, tags=["mine"])
         """
     )
-    readme = readme_of(hub, "alice/vit")
-    assert "More Information Needed" not in readme
-    assert "# vit" in readme
+    for name in ("vit", "saved"):
+        readme = readme_of(hub, f"alice/{name}")
+        assert "More Information Needed" not in readme
+        assert f"# {name}" in readme
+    assert "- mine" in readme
 
 
 def test_branches_pull_requests_and_dry_runs(hub, client, folder):
