@@ -3,7 +3,7 @@
 from copy import deepcopy
 from typing import Any
 
-from .image_resizing import AREA, BICUBIC, BILINEAR, TORCH_MODES
+from .image_resizing import AREA, BICUBIC, BILINEAR, KERNELS
 
 # How each preset resizes; where it then crops, crop / resized side (below 384 pixels, from 384 pixels on).
 PRESETS: dict[str, dict[str, Any]] = {
@@ -85,7 +85,7 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
         settings = {**settings, **deepcopy(PIXELS_IN_MINUS_ONE_TO_ONE), **resize_settings(preset)}
     if sizes_follow:
         settings = {**settings, **sizes_of_preset(preset, image_size, crop_pct)}
-    settings = {**settings, **follow_channels(settings, changes), **changes}
+    settings = {**settings, **changes, **follow_channels(settings, changes)}
     if preset == "native" and "max_num_patches" not in changes and needs_patch_count(settings, changes):
         settings["max_num_patches"] = count_patches(resulting_size(settings), as_pair(settings["patch_size"]))
     check_settings(settings)
@@ -128,10 +128,10 @@ def sizes_of_preset(preset: str, image_size: dict[str, int], crop_pct: float | N
 
 def follow_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Mean and deviation for another number of channels, or the number of channels for another mean."""
+    values = {name: changes.get(name, settings[name]) for name in ("image_mean", "image_std")}
     if "num_channels" in changes:
-        known = {name: changes.get(name, settings[name]) for name in ("image_mean", "image_std")}
-        alike = {name: value if isinstance(value, list | tuple) else [value] for name, value in known.items()}
-        return {name: value[:1] * changes["num_channels"] for name, value in alike.items() if len(set(value)) == 1}
+        values = {name: value if isinstance(value, list | tuple) else [value] for name, value in values.items()}
+        return {name: value[:1] * changes["num_channels"] for name, value in values.items() if len(set(value)) == 1}
     if "image_mean" in changes:
         mean = changes["image_mean"]
         return {"num_channels": len(mean) if isinstance(mean, list | tuple) else None}
@@ -162,30 +162,34 @@ def check_choices(changes: dict[str, Any]):
             raise ValueError(f"{name} is {changes[name]!r}; it must be one of {', '.join(map(str, choices))}")
     for name in ("do_pad", "pad_size"):
         if changes.get(name):
-            raise ValueError(
-                f"{name} is {changes[name]}, but images are resized, cropped or cut into patches, not padded"
-            )
+            raise ValueError(f"{name} is {changes[name]}, but images are not padded here")
 
 
 def check_settings(settings: dict[str, Any]):
-    """Refuse settings that contradict each other."""
-    resample, antialias = settings["resample"], settings["antialias"]
-    if settings["resize_output"] == "rounded":
-        known = antialias and resample != AREA
-    else:
-        known = resample == AREA or resample in (TORCH_MODES if antialias else [BILINEAR])
-    if not known:
-        raise ValueError(
-            f"no resize with resample={resample}, antialias={antialias}, resize_output={settings['resize_output']!r}: "
-            f'Pillow\'s ({BILINEAR}, {BICUBIC}, ...) antialias and are "rounded", TensorFlow\'s are "float" or '
-            f'"truncated" and {BILINEAR} with or without antialias, {BICUBIC} with, or "{AREA}"'
-        )
+    """Refuse settings that contradict each other, or that no image can be processed with."""
+    check_resize(settings["resample"], settings["antialias"], settings["resize_output"])
     for name in ("image_mean", "image_std"):
         value, channels = settings[name], settings["num_channels"]
         if isinstance(value, list | tuple) and channels is not None and len(value) != channels:
             raise ValueError(f"{name} has {len(value)} entries for {channels} channels: {list(value)}")
-    positive = {name: settings[name] for name in ("max_num_patches", "num_channels") if settings[name] is not None}
-    positive |= dict(zip(("patch height", "patch width"), as_pair(settings["patch_size"]), strict=True))
+    if settings["image_std"] == 0 or (isinstance(settings["image_std"], list | tuple) and 0 in settings["image_std"]):
+        raise ValueError(f"image_std is {settings['image_std']}; it must not be 0")
+    patch_height, patch_width = as_pair(settings["patch_size"])
+    positive = {"patch height": patch_height, "patch width": patch_width}
+    positive |= {name: settings[name] for name in ("max_num_patches", "num_channels")}
     for name, value in positive.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+def check_resize(resample: int | str, antialias: bool, output: str):
+    if output == "rounded":
+        exists = antialias and resample != AREA
+    else:
+        exists = resample == AREA or resample in (KERNELS if antialias else [BILINEAR])
+    if not exists:
+        raise ValueError(
+            f"no resize with resample={resample}, antialias={antialias}, resize_output={output!r}: Pillow's (0 to 5) "
+            f'antialias and are "rounded", TensorFlow\'s are "float" or "truncated" and "{AREA}", {BILINEAR} with or '
+            f"without antialias, or {BICUBIC} with"
+        )

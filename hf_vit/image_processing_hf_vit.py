@@ -20,8 +20,8 @@ from .native_resolution import fit_grid, pad_patches, patchify
 
 logger = logging.get_logger(__name__)
 
-# Keys of a preprocessor_config.json that are about the file.
-FILE_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class", "auto_map", "_valid_processor_keys")
+# Keys of a preprocessor_config.json that are no settings, besides those that begin with an underscore.
+FILE_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class", "auto_map")
 SETTINGS = tuple(first_settings())
 # Arguments of a call that are not settings of the processor.
 CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
@@ -35,8 +35,8 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
     resample: int | str | None
     antialias: bool | None
     resize_output: str | None
-    image_mean: float | int | list[float] | tuple[float, ...] | None
-    image_std: float | int | list[float] | tuple[float, ...] | None
+    image_mean: float | int | list[float | int] | tuple[float | int, ...] | None
+    image_std: float | int | list[float | int] | tuple[float | int, ...] | None
     num_channels: int | None
     background: list[int] | tuple[int, ...] | None
     patch_size: int | list[int] | tuple[int, ...] | None
@@ -82,9 +82,8 @@ class HfViTImageProcessor(BaseImageProcessor):
         padding: "max_num_patches" or "longest" (image of the batch): how many patches "native" pads to.
         reduced_decoding: decode a JPEG at 1/2, 1/4 or 1/8 of its size where that is at least the size it is resized
             to. Faster for photographs of many megapixels, and other pixels: not what a checkpoint was evaluated with.
-        backend: "pillow" and "torch" differ in who applies Pillow's filters: Pillow, on the CPU, or PyTorch, on the
-            device of the tensor, faster and with a difference of at most one level. "auto" is "torch" for tensors and
-            where a call names a `device`.
+        backend: who applies Pillow's filters: "pillow", on the CPU, or "torch", in the same arithmetic on the device of
+            the tensor, for bilinear and bicubic. "auto" is "torch" for tensors and where a call names a `device`.
         on_error: "raise", or "skip" images that cannot be read: the result's attribute `skipped` has their indices.
 
     Raises:
@@ -95,9 +94,10 @@ class HfViTImageProcessor(BaseImageProcessor):
     preset: str
 
     def __init__(self, preset: str = "vit_jax", **kwargs: Any):
-        super().__init__(**{name: value for name, value in kwargs.items() if name in FILE_KEYS})
+        about_file = {name: value for name, value in kwargs.items() if name in FILE_KEYS or name.startswith("_")}
+        super().__init__(**about_file)
         vars(self).update(first_settings())
-        changes = {name: value for name, value in kwargs.items() if name not in FILE_KEYS}
+        changes = {name: value for name, value in kwargs.items() if name not in about_file}
         if unknown := sorted(changes.keys() - self.valid_kwargs.__annotations__.keys()):
             raise ValueError(f"{type(self).__name__} does not know {', '.join(unknown)}")
         self.update(preset=preset, **changes)
@@ -146,6 +146,8 @@ class HfViTImageProcessor(BaseImageProcessor):
         """
         validate_typed_dict(self.valid_kwargs, kwargs)  # pyright: ignore[reportArgumentType]
         settings = SimpleNamespace(**{**dict.fromkeys(CALL_KEYS), **override_settings(self.settings(), kwargs)})
+        if settings.backend == "pillow" and settings.device is not None and torch.device(settings.device).type != "cpu":
+            raise ValueError(f'backend="pillow" computes on the CPU, not on {settings.device}')
         pixel_values, skipped = process_images(images, settings)
         collate = collate_patches if settings.preset == "native" else collate_images
         features = BatchFeature(collate(pixel_values, settings))
@@ -164,7 +166,9 @@ def process_images(images: Any, settings: SimpleNamespace) -> tuple[list[torch.T
             if settings.on_error == "raise":
                 raise
             errors[index] = str(error)
-    if errors and not pixel_values:
+    if not pixel_values and not errors:
+        raise ValueError("there are no images to process")
+    if not pixel_values:
         raise ImageReadingError(f"none of {len(errors)} images can be read: {next(iter(errors.values()))}")
     if errors:
         logger.warning("skipped %d images: %s", len(errors), "; ".join(errors.values()))
@@ -181,7 +185,7 @@ def process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Ten
         keep_float=not settings.do_rescale,
         reduce_to=partial(resized_size, settings=settings) if settings.reduced_decoding else None,
         name=name,
-    ).to(settings.device)
+    ).to(device="cpu" if settings.backend == "pillow" else settings.device)
     size = resized_size(*levels.shape[-2:], settings=settings)
     window = crop_window(size, settings)
     if settings.do_resize:
@@ -289,11 +293,11 @@ def collate_patches(pixel_values: list[torch.Tensor], settings: SimpleNamespace)
     patch_size = as_pair(settings.patch_size)
     for image in pixel_values:
         if image.shape[-2] % patch_size[0] or image.shape[-1] % patch_size[1]:
-            raise ValueError(f"patches of {patch_size} do not divide an image of {tuple(image.shape[-2:])}")
+            raise ValueError(f"patches of {patch_size} pixels do not divide an image of {tuple(image.shape[-2:])}")
     patches = [patchify(image, patch_size) for image in pixel_values]
     longest = max(len(image) for image in patches)
     if longest > settings.max_num_patches:
-        raise ValueError(f"an image has {longest} patches, more than max_num_patches ({settings.max_num_patches})")
+        raise ValueError(f"an image has {longest} patches, more than max_num_patches, {settings.max_num_patches}")
     stacked, mask = pad_patches(patches, longest if settings.padding == "longest" else settings.max_num_patches)
     grids = [[image.shape[-2] // patch_size[0], image.shape[-1] // patch_size[1]] for image in pixel_values]
     features = {"pixel_values": stacked, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(grids)}

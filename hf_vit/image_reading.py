@@ -82,7 +82,7 @@ def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, 
             return pixels_of_pillow(image)
         with Image.open(open_source(image)) as file:
             if getattr(file, "is_animated", False) and file.format != "MPO":  # MPO: a photograph and its preview
-                logger.info("%s has several frames; the first one is used", name)
+                logger.warning_once(f"{file.format} images with several frames: the first frame is used")
             if reduce_to is not None:
                 width, height = turn(file.size, file)
                 height, width = reduce_to(height, width)
@@ -144,6 +144,8 @@ def levels_of_array(
         array, data_format = array[None], "channels_first"
     elif array.ndim not in (3, 4):
         raise ImageReadingError(f"{name} has {array.ndim} dimensions (shape {tuple(array.shape)}), expected 2, 3 or 4")
+    if array.dtype.is_complex if isinstance(array, torch.Tensor) else array.dtype.kind not in "biuf":
+        raise ImageReadingError(f"{name} has dtype {array.dtype}, which is no image")
     data_format = data_format or infer_data_format(array, num_channels, name)
     tensor = array if isinstance(array, torch.Tensor) else tensor_of(array)
     if data_format == "channels_last":
@@ -162,8 +164,6 @@ def levels_of_array(
 
 
 def tensor_of(array: np.ndarray) -> torch.Tensor:
-    if array.dtype.kind not in "biuf":
-        raise ImageReadingError(f"an array of dtype {array.dtype} is not an image")
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     usable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
     return torch.from_numpy(array if usable else array.copy())

@@ -1,23 +1,25 @@
 """Resizing as TensorFlow and as Pillow do it, on tensors (..., channels, height, width) of levels from 0 to 255.
 
-The original evaluated its models with TensorFlow's resize, whose arithmetic (float32, half-pixel centres) is written
-out here and runs on whatever device the tensor is. Other libraries evaluate with Pillow's filters: these are Pillow's
-own or, for speed and on other devices, PyTorch's, which differ from them by at most one level.
+The original evaluated its models with TensorFlow's resize; other libraries evaluate with Pillow's filters. Both are
+written out here in the arithmetic of their authors, float32 and fixed-point, so that the result is theirs to the last
+bit on whatever device the tensor is. Pillow itself can be chosen for its filters, and is faster for large images.
 """
 
+from collections.abc import Callable
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.nn.functional import interpolate, pad
+from torch.nn.functional import pad
 
 AREA = "area"  # TensorFlow's area resize; Pillow's box filter is another one
 BILINEAR, BICUBIC = Image.Resampling.BILINEAR.value, Image.Resampling.BICUBIC.value
-TORCH_MODES = {BILINEAR: "bilinear", BICUBIC: "bicubic"}
+PILLOW_BITS = 32 - 8 - 2  # of a weight in Pillow: room for 8 bits of level, a sum above 1 and the sign
 
 Window = tuple[range, range]  # rows and columns of an image
+Taps = list[tuple[torch.Tensor, torch.Tensor]]  # numbers of values, and their weights, to be summed up in this order
 
 
 class Filter(NamedTuple):
@@ -28,7 +30,7 @@ class Filter(NamedTuple):
         antialias: whether the filter widens when the image shrinks; without there is bilinear alone.
         output: "float" (float32, as TensorFlow returns it), "truncated" (that cast to uint8 as TensorFlow casts,
             downwards) or "rounded" (uint8, rounded after each axis, as Pillow does).
-        use_pillow: whether "rounded" is computed by Pillow, on the CPU, or by PyTorch.
+        use_pillow: whether Pillow computes "rounded", on the CPU.
     """
 
     resample: Any
@@ -48,13 +50,12 @@ def resize(levels: torch.Tensor, size: tuple[int, int], window: Window, how: Fil
     """
     if how.output == "rounded":
         levels = levels.round().to(torch.uint8) if levels.is_floating_point() else levels
-        if how.use_pillow:
-            return resize_with_pillow(levels, size, window, how.resample)
-        return cut(resize_with_torch(levels, size, how.resample), window)
+        resize_rounded = resize_with_pillow if how.use_pillow else resize_like_pillow
+        return resize_rounded(levels, size, window, how.resample)
     if how.resample == AREA:
         resized = resize_area(levels, size, window)
     elif how.antialias:
-        resized = cut(interpolate_images(levels.float(), size, how.resample), window)
+        resized = resize_antialiased(levels, size, window, how.resample)
     else:
         resized = resize_bilinear(levels, size, window)
     return resized if how.output == "float" else resized.to(torch.uint8)
@@ -68,7 +69,7 @@ def shortest_edge_size(height: int, width: int, side: int, truncate: bool) -> tu
     """
     short = min(height, width)
     if truncate:
-        return side if height == short else side * height // short, side if width == short else side * width // short
+        return side * height // short, side * width // short
     ratio = np.float32(side) / np.float32(short)
     return int(np.rint(np.float32(height) * ratio)), int(np.rint(np.float32(width) * ratio))
 
@@ -99,16 +100,73 @@ def pad_to(levels: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return pad(levels, (across // 2, across - across // 2, down // 2, down - down // 2))
 
 
-# As TensorFlow does it
+# The four resizes. Each works on rows of values: see `rows_of_values`.
+
+
+def resize_bilinear(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
+    """TensorFlow's bilinear resize without antialiasing: float32, not rounded. Blends in its order, left with right
+    before top with bottom, since the result may be truncated."""
+    rows, values = rows_of_values(levels)
+    above, below, down = bilinear_taps(levels.shape[-2], size[0], window[0], 1, levels.device)
+    left, right, across = bilinear_taps(levels.shape[-1], size[1], window[1], values, levels.device)
+    top, bottom = (
+        blend(take_columns(row, left), take_columns(row, right), across)
+        for row in (take_rows(rows, numbers).float() for numbers in (above, below))
+    )
+    return images_of_values(blend(top, bottom, down[:, None]), values)
+
+
+def resize_area(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
+    """TensorFlow's area resize: float32, not rounded. Sums in its order, since the result may be truncated."""
+    rows, values = rows_of_values(levels)
+    rows = sum_columns(rows.float(), area_taps(levels.shape[-1], size[1], window[1], values, levels.device))
+    rows = sum_rows(rows, area_taps(levels.shape[-2], size[0], window[0], 1, levels.device))
+    scales = [np.float32(old) / np.float32(new) for old, new in zip(levels.shape[-2:], size, strict=True)]
+    return images_of_values(rows.mul_(float(np.float32(1) / (scales[0] * scales[1]))), values)
+
+
+def resize_antialiased(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
+    """TensorFlow's resize with antialiasing, to 0.001 levels: float32, not rounded."""
+    rows, values = rows_of_values(levels)
+    across = filter_taps(resample, levels.shape[-1], size[1], window[1], values, levels.device)
+    down = filter_taps(resample, levels.shape[-2], size[0], window[0], 1, levels.device)
+    return images_of_values(sum_rows(sum_columns(rows.float(), across), down), values)
+
+
+def resize_like_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
+    """`PIL.Image.resize` of uint8, in its fixed-point arithmetic; the same to the last bit."""
+    rows, values = rows_of_values(levels)
+    old_height, old_width = levels.shape[-2:]
+    across = pillow_taps(resample, old_width, size[1], window[1], values, levels.device)
+    down = pillow_taps(resample, old_height, size[0], window[0], 1, levels.device)
+    rows = rows.int()
+    if old_height > 100 * old_width and size[0] < old_height:  # Pillow saves time on columns of pixels
+        rows = round_sums(sum_columns(round_sums(sum_rows(rows, down)), across))
+    else:
+        rows = round_sums(sum_rows(round_sums(sum_columns(rows, across)), down))
+    return images_of_values(rows.to(torch.uint8), values)
+
+
+def resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
+    """The window of `PIL.Image.resize` of uint8."""
+    if levels.ndim > 3:
+        return torch.stack([resize_with_pillow(image, size, window, resample) for image in levels])
+    if levels.shape[0] not in (1, 3):  # Pillow would take 2 and 4 channels for colour and alpha
+        return torch.cat([resize_with_pillow(channel[None], size, window, resample) for channel in levels])
+    pixels = levels.movedim(0, -1).cpu().numpy()
+    image = Image.fromarray(pixels.squeeze(-1) if levels.shape[0] == 1 else pixels)
+    rows, columns = window
+    resized = image.resize((size[1], size[0]), resample).crop((columns.start, rows.start, columns.stop, rows.stop))
+    return torch.from_numpy(np.array(resized).reshape(resized.height, resized.width, -1)).movedim(-1, 0)
+
+
+# Weights: for each of a `part` of `new` pixels along an axis, which of the `old` ones it is made of
 
 
 @lru_cache(maxsize=512)
 def bilinear_taps(old: int, new: int, part: range, values: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """For each of `part` of `new` pixels: its two neighbours among `old` ones, and the weight of the second.
-
-    Half-pixel centres without antialiasing: `tf.image.resize(method="bilinear")`, in its float32 arithmetic. Each is
-    repeated for the `values` that a pixel has, see `spread`.
-    """
+    """The two neighbours, and the weight of the second: `tf.image.resize(method="bilinear")`, in its float32
+    arithmetic. Pixels have half-pixel centres and `values` values each, see `spread`."""
     scale = np.float32(old) / np.float32(new)
     position = (np.arange(part.start, part.stop, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
     below = np.floor(position)
@@ -117,24 +175,71 @@ def bilinear_taps(old: int, new: int, part: range, values: int, device: torch.de
 
 
 @lru_cache(maxsize=512)
-def area_taps(
-    old: int, new: int, part: range, values: int, device: torch.device
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each of `part` of `new` pixels: the `old` ones that it covers, one after the other, and how much of each.
-
-    `tf.image.resize(method="area")`, in its float32 arithmetic. Each is repeated for the `values` that a pixel has.
-    """
+def area_taps(old: int, new: int, part: range, values: int, device: torch.device) -> Taps:
+    """How much of each pixel is covered: `tf.image.resize(method="area")`, in its float32 arithmetic."""
     scale = np.float32(old) / np.float32(new)
-    start = np.arange(part.start, part.stop, dtype=np.float32) * scale
-    end = np.arange(part.start + 1, part.stop + 1, dtype=np.float32) * scale
-    taps = []
-    for tap in range(int((np.ceil(end) - np.floor(start)).max())):
-        left = np.floor(start) + np.float32(tap)
-        covered = np.minimum(left + 1, end) - np.maximum(left, start)
-        covered = np.where((left < start) & (left + 1 > end), scale, covered)
-        weight = np.where(left < np.ceil(end), covered, np.float32(0)).repeat(values)
-        taps.append((spread(np.minimum(left, old - 1), values).to(device), torch.from_numpy(weight).to(device)))
-    return taps
+    start = np.arange(part.start, part.stop, dtype=np.float32)[:, None] * scale
+    end = np.arange(part.start + 1, part.stop + 1, dtype=np.float32)[:, None] * scale
+    first, last = np.floor(start), np.ceil(end)
+    left = first + np.arange((last - first).max(), dtype=np.float32)
+    covered = np.minimum(left + 1, end) - np.maximum(left, start)
+    covered = np.where((left < start) & (left + 1 > end), scale, covered)
+    return to_taps(np.minimum(left, old - 1), np.where(left < last, covered, np.float32(0)), values, device)
+
+
+@lru_cache(maxsize=512)
+def filter_taps(resample: int, old: int, new: int, part: range, values: int, device: torch.device) -> Taps:
+    """Weights of an antialiasing filter, in float32."""
+    numbers, weights = filter_weights(resample, old, new, part)
+    return to_taps(numbers, weights.astype(np.float32), values, device)
+
+
+@lru_cache(maxsize=512)
+def pillow_taps(resample: int, old: int, new: int, part: range, values: int, device: torch.device) -> Taps:
+    """Weights of a filter of Pillow, in its fixed-point format: int32 of `PILLOW_BITS` bits."""
+    numbers, weights = filter_weights(resample, old, new, part)
+    scaled = weights * 2.0**PILLOW_BITS
+    return to_taps(numbers, np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int32), values, device)
+
+
+def filter_weights(resample: int, old: int, new: int, part: range) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels (part, taps) and weights of a filter that widens with the ratio of a reduction, as Pillow computes it
+    (`precompute_coeffs` in its Resample.c)."""
+    if resample not in KERNELS:
+        raise ValueError(f"only Pillow resizes with resample={resample}; without it there are {sorted(KERNELS)}")
+    kernel, radius = KERNELS[resample]
+    widening = max(old / new, 1.0)
+    center = (np.arange(part.start, part.stop) + 0.5)[:, None] * (old / new)
+    first = np.maximum(np.trunc(center - radius * widening + 0.5), 0)
+    last = np.minimum(np.trunc(center + radius * widening + 0.5), old)
+    pixels = first + np.arange((last - first).max())
+    weights = np.where(pixels < last, kernel(np.abs(pixels - center + 0.5) * (1 / widening)), 0)
+    return np.minimum(pixels, old - 1), weights * (1 / weights.sum(1, keepdims=True))
+
+
+def triangle(distance: np.ndarray) -> np.ndarray:
+    return np.maximum(0, 1 - distance)
+
+
+def cubic(distance: np.ndarray) -> np.ndarray:
+    """Keys' cubic convolution with a = -1/2."""
+    inner = (1.5 * distance - 2.5) * distance * distance + 1
+    outer = (((distance - 5) * distance + 8) * distance - 4) * -0.5
+    return np.where(distance < 1, inner, np.where(distance < 2, outer, 0))
+
+
+KERNELS: dict[int, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
+    BILINEAR: (triangle, 1.0),
+    BICUBIC: (cubic, 2.0),
+}
+
+
+def to_taps(numbers: np.ndarray, weights: np.ndarray, values: int, device: torch.device) -> Taps:
+    """Arrays (part, taps) of pixels and their weights -> one pair of tensors for each tap."""
+    return [
+        (spread(number, values).to(device), torch.from_numpy(weight.repeat(values)).to(device))
+        for number, weight in zip(numbers.T, weights.T, strict=True)
+    ]
 
 
 def spread(pixels: np.ndarray, values: int) -> torch.Tensor:
@@ -142,39 +247,7 @@ def spread(pixels: np.ndarray, values: int) -> torch.Tensor:
     return torch.from_numpy((pixels.astype(np.int64)[:, None] * values + np.arange(values)).flatten())
 
 
-def resize_bilinear(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
-    """TensorFlow's bilinear resize without antialiasing: float32, not rounded. Blends in its order, left with right
-    before top with bottom, since the sums may be truncated later."""
-    rows, values = rows_of_values(levels)
-    above, below, down = bilinear_taps(levels.shape[-2], size[0], window[0], 1, levels.device)
-    left, right, across = bilinear_taps(levels.shape[-1], size[1], window[1], values, levels.device)
-    top, bottom = (
-        blend(take_columns(row, left), take_columns(row, right), across)
-        for row in (rows.index_select(-2, numbers).float() for numbers in (above, below))
-    )
-    return images_of_values(blend(top, bottom, down[:, None]), values)
-
-
-def resize_area(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
-    """TensorFlow's area resize: float32, not rounded. Sums in its order, since the sums may be truncated later."""
-    rows, values = rows_of_values(levels)
-    down = area_taps(levels.shape[-2], size[0], window[0], 1, levels.device)
-    across = area_taps(levels.shape[-1], size[1], window[1], values, levels.device)
-    rows = rows.float()
-    rows = reduce(torch.Tensor.add_, (take_columns(rows, numbers).mul_(weight) for numbers, weight in across))
-    rows = reduce(torch.Tensor.add_, (rows.index_select(-2, numbers).mul_(weight[:, None]) for numbers, weight in down))
-    scales = [np.float32(old) / np.float32(new) for old, new in zip(levels.shape[-2:], size, strict=True)]
-    return images_of_values(rows.mul_(float(np.float32(1) / (scales[0] * scales[1]))), values)
-
-
-def blend(first: torch.Tensor, second: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """first + (second - first) * weight, rounded in this order (`torch.lerp` has another); overwrites `second`."""
-    return second.sub_(first).mul_(weight).add_(first)
-
-
-def take_columns(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """`rows.index_select(-1, numbers)`, which is several times faster on a matrix."""
-    return rows.reshape(-1, rows.shape[-1]).index_select(1, numbers).view(*rows.shape[:-1], -1)
+# Sums over rows of values
 
 
 def rows_of_values(levels: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -190,35 +263,31 @@ def images_of_values(rows: torch.Tensor, values: int) -> torch.Tensor:
     return rows if values == 1 else rows.unflatten(-1, (-1, values)).movedim(-1, -3)
 
 
-# As Pillow does it
+def blend(first: torch.Tensor, second: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """first + (second - first) * weight, rounded in this order (`torch.lerp` has another); overwrites `second`."""
+    return second.sub_(first).mul_(weight).add_(first)
 
 
-def resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
-    """The window of `PIL.Image.resize` of uint8 (..., channels, height, width)."""
-    if levels.ndim > 3:
-        return torch.stack([resize_with_pillow(image, size, window, resample) for image in levels])
-    if levels.shape[0] not in (1, 3):  # Pillow would take 2 and 4 channels for colour and alpha
-        return torch.cat([resize_with_pillow(channel[None], size, window, resample) for channel in levels])
-    pixels = levels.movedim(0, -1).cpu().numpy()
-    image = Image.fromarray(pixels.squeeze(-1) if levels.shape[0] == 1 else pixels)
-    rows, columns = window
-    resized = image.resize((size[1], size[0]), resample).crop((columns.start, rows.start, columns.stop, rows.stop))
-    return torch.from_numpy(np.array(resized).reshape(resized.height, resized.width, -1)).movedim(-1, 0)
+def sum_columns(rows: torch.Tensor, taps: Taps) -> torch.Tensor:
+    return reduce(torch.Tensor.add_, (take_columns(rows, numbers).mul_(weights) for numbers, weights in taps))
 
 
-def resize_with_torch(levels: torch.Tensor, size: tuple[int, int], resample: int) -> torch.Tensor:
-    """PyTorch's counterpart of Pillow's filters for uint8 (..., channels, height, width)."""
-    if levels.device.type == "cpu":
-        return interpolate_images(levels, size, resample)
-    for step in ((levels.shape[-2], size[1]), size):  # as Pillow rounds and clips: after the width, after the height
-        levels = interpolate_images(levels.float(), step, resample).round().clamp(0, 255)
-    return levels.to(torch.uint8)
+def sum_rows(rows: torch.Tensor, taps: Taps) -> torch.Tensor:
+    return reduce(torch.Tensor.add_, (take_rows(rows, numbers).mul_(weights[:, None]) for numbers, weights in taps))
 
 
-def interpolate_images(levels: torch.Tensor, size: tuple[int, int], resample: int) -> torch.Tensor:
-    """`interpolate` with antialiasing, also of an image without a batch dimension."""
-    if resample not in TORCH_MODES:
-        raise ValueError(f"PyTorch resizes with resample {sorted(TORCH_MODES)}, not {resample}, which needs Pillow")
-    batch = levels if levels.ndim == 4 else levels[None]
-    resized = interpolate(batch, size=size, mode=TORCH_MODES[resample], antialias=True)
-    return resized if levels.ndim == 4 else resized[0]
+def round_sums(sums: torch.Tensor) -> torch.Tensor:
+    """From Pillow's fixed-point format to levels."""
+    return sums.add_(1 << (PILLOW_BITS - 1)).bitwise_right_shift_(PILLOW_BITS).clamp_(0, 255)
+
+
+def take_rows(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return rows.index_select(-2, numbers)
+
+
+def take_columns(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """`rows.index_select(-1, numbers)`, of a matrix and of float32 since PyTorch is several times faster there."""
+    matrix = rows.reshape(-1, rows.shape[-1])
+    if matrix.dtype == torch.int32:
+        matrix = matrix.view(torch.float32)  # the bits are copied as they are
+    return matrix.index_select(1, numbers).view(rows.dtype).view(*rows.shape[:-1], -1)

@@ -191,7 +191,7 @@ def _with_owner(api: HfApi, repo_id: str) -> str:
 def _check_repository(api: HfApi, target: Target) -> bool:
     """Whether it exists; an error if it does, but not as private as asked for."""
     try:
-        is_private = bool(api.repo_info(target.repo_id).private)
+        is_private = bool(api.model_info(target.repo_id).private)
     except RepositoryNotFoundError:
         return False
     if target.private is not None and target.private != is_private:
@@ -213,7 +213,7 @@ def _make_place(api: HfApi, target: Target, exists: bool) -> None:
 
 def _look_up(api: HfApi, target: Target) -> Remote:
     try:
-        info = api.repo_info(target.repo_id, revision=target.revision)
+        info = api.model_info(target.repo_id, revision=target.revision)
     except (RepositoryNotFoundError, RevisionNotFoundError):
         return Remote(None, [])
     return Remote(info.sha, [sibling.rfilename for sibling in info.siblings or []])
