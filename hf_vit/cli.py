@@ -3,8 +3,11 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from .commands import add_command
+from .commands.hub import add_hub_commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,22 +42,18 @@ def build_parser() -> argparse.ArgumentParser:
     _add_export(commands)
     _add_predict(commands)
     _add_training(commands)
+    add_hub_commands(commands)
     return parser
 
 
-def _add_command(commands, name: str, run: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
-    command.set_defaults(run=run, takes_settings=False)
-    return command
-
-
 def _add_convert(commands) -> None:
-    command = _add_command(commands, "convert", _convert, "convert a checkpoint to a folder that from_pretrained loads")
+    command = add_command(commands, "convert", _convert, "convert a checkpoint to a folder that from_pretrained loads")
     command.add_argument(
         "source",
         help="an original .npz; .safetensors or .pth of timm, torchvision, DeiT, MAE or DINO; or a folder of these or "
-        "of transformers: a path, https://..., gs://bucket/path or a name on the Hub",
+        "of transformers: a path, https://..., gs://bucket/path or a name on the Hub; or augreg:best:B/16",
     )
+    command.add_argument("--index", help="AugReg's index.csv, for `augreg:best:` of what is not recommended")
     command.add_argument("output", type=Path, help="the folder to write")
     command.add_argument("--labels", help="names of the classes: imagenet1k, or a file with one per line, or JSON")
     command.add_argument("--image-size", type=_size, metavar="N|HxW", help="resample the position embeddings")
@@ -74,11 +73,12 @@ def _convert(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and not arguments.overwrite:  # before the work, not after
         raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
     _silence_progress_bars()
+    from hf_vit.catalog import address_of
     from hf_vit.conversion import convert
     from hf_vit.hub import save_folder
 
     model, processor = convert(
-        arguments.source,
+        address_of(arguments.source, arguments.index),
         labels=arguments.labels,
         image_size=arguments.image_size,
         position_grid=arguments.position_grid,
@@ -94,7 +94,7 @@ def _convert(arguments: argparse.Namespace) -> None:
 
 
 def _add_export(commands) -> None:
-    command = _add_command(commands, "export", _export, "write a folder as somebody else's checkpoint")
+    command = add_command(commands, "export", _export, "write a folder as somebody else's checkpoint")
     command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
     command.add_argument("output", type=Path, help="the file to write; a folder for transformers, either for timm")
     formats = ["jax", "transformers", "timm", "onnx", "torch-export", "aot-inductor"]
@@ -140,7 +140,7 @@ def _processor_in(folder: str):
 
 
 def _add_predict(commands) -> None:
-    command = _add_command(commands, "predict", _predict, "classify image files")
+    command = add_command(commands, "predict", _predict, "classify image files")
     command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
     command.add_argument("images", nargs="+", type=Path)
     command.add_argument("--top-k", type=int, default=5, help="how many classes to name (default 5)")

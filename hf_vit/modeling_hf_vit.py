@@ -42,6 +42,8 @@ CACHED_GRIDS = 16
 # What `HfViTForMaskedPatchPrediction` has besides the encoder.
 MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\."]
 CONVERSION_RECORD = "conversion.json"
+# Arguments of `push_to_hub`, where `save_pretrained` is to call it.
+HUB_OPTIONS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
 
 def stem_numbers(config: HfViTHybridConfig) -> StemNumbers:
@@ -67,7 +69,7 @@ class HfViTEmbeddings(nn.Module):
         self.config = config
         self.stem = None
         map_channels = config.num_channels
-        if isinstance(config, HfViTHybridConfig):
+        if config.model_type == HfViTHybridConfig.model_type:  # as remote code, the class can be there twice
             self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths, stem_numbers(config))
             map_channels = self.stem.out_channels
         self.patch_embeddings = HfViTPatchEmbeddings(config, map_channels)
@@ -421,12 +423,16 @@ class HfViTPreTrainedModel(PreTrainedModel):
             model.set_image_size(image_size)
         return (model, info) if wants_info else model
 
-    def save_pretrained(self, save_directory, **kwargs):
+    def save_pretrained(self, save_directory, push_to_hub=False, **kwargs):
         """As in transformers; writes `conversion.json` too, if the model was converted."""
+        hub_options = {name: kwargs.pop(name) for name in HUB_OPTIONS if push_to_hub and name in kwargs}
         super().save_pretrained(save_directory, **kwargs)
         if self.conversion_record is not None:
             text = json.dumps(self.conversion_record, indent=2)
             (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n")
+        if push_to_hub:
+            repo_id = hub_options.pop("repo_id", Path(save_directory).resolve().name)
+            self.push_to_hub(repo_id, token=kwargs.get("token"), **hub_options)
 
     @torch.no_grad()
     def set_image_size(self, image_size: Size) -> None:

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ..catalog import address_of
 from ..configuration_hf_vit import Size, as_pair
 from ..image_processing_hf_vit import HfViTImageProcessor
 from ..modeling_hf_vit import HfViTPreTrainedModel
@@ -31,7 +32,8 @@ def convert(
     `vit-hybrid`. The model computes with the numbers that the source computes with (GELU, epsilons).
 
     Args:
-        source: a path, `https://...` or `gs://bucket/path` of a file, a folder that holds one, or a name on the Hub.
+        source: a path, `https://...` or `gs://bucket/path` of a file, a folder that holds one, or a name on the Hub; or
+            `augreg:best:B/16`, what the original code chooses of "How to train your ViT?", or `augreg:NAME`.
         labels: names of the classes: "imagenet1k", a file (a name per line, or JSON) or a list.
         image_size: resample the position embeddings to another size, an int or (height, width) in pixels.
         position_grid: (rows, columns) of the table of positions in the file; a square by default.
@@ -48,7 +50,7 @@ def convert(
         ValueError: the file is not a checkpoint that we can convert; one sentence says why.
         OSError: it cannot be fetched.
     """
-    fetched = fetch_any(str(source))
+    fetched = fetch_any(address_of(str(source)))
     settings = read_settings(fetched.path)
     path, read = recognise_source(fetched.path, settings, None if position_grid is None else as_pair(position_grid))
     with ThreadPoolExecutor(1) as executor:
