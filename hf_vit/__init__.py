@@ -23,6 +23,8 @@ _HOME = {
     "HfViTHybridBackbone": _MODELING,
     "HfViTImageProcessor": ".image_processing_hf_vit",
     "register_auto_classes": ".auto",
+    "push": ".pushing",
+    "add_code": ".remote_code",
 }
 _MODULES = ("conversion",)
 
