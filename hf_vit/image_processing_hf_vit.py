@@ -1,12 +1,10 @@
 """Image processor of the Vision Transformer: any image in, the pixels its checkpoint was evaluated with out."""
 
-import os
 from collections.abc import Iterator
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from huggingface_hub.dataclasses import validate_typed_dict
 from transformers.image_processing_base import BatchFeature
@@ -14,10 +12,11 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils import logging
 
+from .image_batches import collate_images, collate_patches, count_images, list_images, name_image
 from .image_presets import as_pair, first_settings, override_settings
 from .image_reading import ImageReadingError, read_image
 from .image_resizing import KERNELS, Filter, Window, center_window, cut, pad_to, resize, shortest_edge_size
-from .native_resolution import fit_grid, pad_patches, patchify
+from .native_resolution import fit_grid
 
 logger = logging.get_logger(__name__)
 
@@ -128,6 +127,7 @@ class HfViTImageProcessor(BaseImageProcessor):
         masks = ["pixel_attention_mask", "spatial_shapes"] if self.preset == "native" else []
         return ["pixel_values", *masks]
 
+    @torch.no_grad()
     def preprocess(self, images: Any, **kwargs: Any) -> BatchFeature:
         """Preprocess one image or many.
 
@@ -176,8 +176,14 @@ def process_images(images: list[Any], settings: SimpleNamespace, errors: dict[in
 
 
 def process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
-    """One image, or a batch of equal ones, from bytes to pixel values: (..., channels, height, width)."""
-    levels = read_image(
+    """One image, or a batch of equal ones, from bytes to pixel values."""
+    levels = read(image, settings, name)  # (..., channels, any height, any width), uint8 or float32 from 0 to 255
+    levels = resize_and_crop(levels, settings)  # (..., channels, height, width)
+    return normalize(levels, settings, name)  # float32
+
+
+def read(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
+    return read_image(
         image,
         num_channels=settings.num_channels if settings.do_convert_rgb else None,
         background=settings.background,
@@ -186,15 +192,17 @@ def process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Ten
         reduce_to=partial(resized_size, settings=settings) if settings.reduced_decoding else None,
         name=name,
     ).to(device="cpu" if settings.backend == "pillow" else settings.device)
+
+
+def resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.Tensor:
+    """Resize the part of the image that the crop leaves."""
     size = resized_size(*levels.shape[-2:], settings=settings)
     window = crop_window(size, settings)
     if settings.do_resize:
         levels = resize(levels, size, window, choose_filter(levels, size, settings))
     else:
         levels = cut(levels, window)
-    if settings.do_center_crop:
-        levels = pad_to(levels, **settings.crop_size)
-    return normalize(levels, settings, name)
+    return pad_to(levels, **settings.crop_size) if settings.do_center_crop else levels
 
 
 def resized_size(height: int, width: int, settings: SimpleNamespace) -> tuple[int, int]:
@@ -246,85 +254,8 @@ def scale_and_offset(
     factor: float, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
-    return (factor / stds).to(device, torch.float32), (-means / stds).to(device, torch.float32)
+    return (factor / stds).float().to(device), (-means / stds).float().to(device)
 
 
 def as_tuple(values: float | list[float] | tuple[float, ...]) -> tuple[float, ...]:
     return tuple(values) if isinstance(values, list | tuple) else (values,)
-
-
-def list_images(images: Any, device: Any = None) -> list[Any]:
-    """A flat list of images. A batch in one tensor on an accelerator stays whole, since there few large steps are
-    faster; on the CPU many small ones are, that stay in its cache."""
-    if isinstance(images, list | tuple):
-        images = [image for item in images for image in list_images(item, device)]
-        return [torch.stack(images)] if can_stack(images) else images
-    if isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4:
-        on_cpu = torch.device(device or getattr(images, "device", "cpu")).type == "cpu"
-        return list(images) if on_cpu else [images]
-    return [images]
-
-
-def count_images(images: list[Any]) -> int:
-    """How many images a list has in which batches count with all of theirs."""
-    return sum(len(image) if getattr(image, "ndim", 0) == 4 else 1 for image in images)
-
-
-def can_stack(images: list[Any]) -> bool:
-    """Whether these are equal images on one accelerator."""
-    if len(images) < 2 or not all(isinstance(image, torch.Tensor) and image.ndim == 3 for image in images):
-        return False
-    kinds = {(image.shape, image.dtype, image.device) for image in images}
-    return len(kinds) == 1 and images[0].device.type != "cpu"
-
-
-def name_image(image: Any, index: int) -> str:
-    """How messages call an image: by its file if it has one, else by its place."""
-    if isinstance(image, dict):
-        image = image.get("path")
-    path = getattr(image, "filename", image)
-    if isinstance(path, str | os.PathLike) and str(path):
-        return str(path) if len(str(path)) <= 200 else f"image {index} ({str(path)[:50]}...)"
-    return f"image {index}"
-
-
-def collate_images(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
-    if settings.data_format == "channels_last":
-        images = (image.movedim(-3, -1) for image in images)
-    return {"pixel_values": stack(images, length, settings.return_tensors)}
-
-
-def collate_patches(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
-    """Images of different sizes in one batch: see `HfViTImageProcessor.preprocess`."""
-    patch_size, patches, grids = as_pair(settings.patch_size), [], []
-    for image in images:
-        if image.shape[-2] % patch_size[0] or image.shape[-1] % patch_size[1]:
-            raise ValueError(f"patches of {patch_size} pixels do not divide an image of {tuple(image.shape[-2:])}")
-        patches.append(patchify(image, patch_size))
-        grids.append(torch.tensor([image.shape[-2] // patch_size[0], image.shape[-1] // patch_size[1]]))
-    longest = max(map(len, patches), default=0)
-    if longest > settings.max_num_patches:
-        raise ValueError(f"an image has {longest} patches, more than max_num_patches, {settings.max_num_patches}")
-    stacked, mask = pad_patches(patches, longest if settings.padding == "longest" else settings.max_num_patches)
-    features = {"pixel_values": stacked, "pixel_attention_mask": mask, "spatial_shapes": grids}
-    return {name: stack(iter(value), length, settings.return_tensors) for name, value in features.items()}
-
-
-def stack(results: Iterator[torch.Tensor], length: int, return_tensors: str | None) -> Any:
-    """Results of equal shape in one tensor ("pt") or array ("np"), or in a list (None).
-
-    They are put into their places one by one, so that each can use the memory of the one before.
-    """
-    if return_tensors is None:
-        return list(results)
-    batch, number = torch.empty(0), 0
-    for number, result in enumerate(results, start=1):
-        if number == 1:
-            batch = result.new_empty(length, *result.shape)
-        if result.shape != batch.shape[1:]:
-            raise ValueError(
-                f"images of shapes {tuple(batch.shape[1:])} and {tuple(result.shape)} are no batch: "
-                "resize or crop them to one size, or leave out return_tensors for a list"
-            )
-        batch[number - 1] = result
-    return batch[:number].cpu().numpy() if return_tensors == "np" else batch[:number]

@@ -91,7 +91,8 @@ def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, 
     except Image.UnidentifiedImageError as error:
         raise ImageReadingError(f"{name} is not an image in a format that Pillow reads") from error
     except Exception as error:  # decoders of damaged files raise anything: OSError, SyntaxError, struct.error, ...
-        raise ImageReadingError(f"{name} cannot be read: {error}") from error
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ImageReadingError(f"{name} cannot be read: {reason}") from error
 
 
 def open_source(image: Any) -> Any:
@@ -139,34 +140,44 @@ def turn(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:
 def levels_of_array(
     array: np.ndarray | torch.Tensor, num_channels: int | None, data_format: str | None, keep_float: bool, name: str
 ) -> torch.Tensor:
-    """Levels (..., channels, height, width) of an array or tensor, by the table above."""
-    if array.ndim == 2:
-        array, data_format = array[None], "channels_first"
-    elif array.ndim not in (3, 4):
-        raise ImageReadingError(f"{name} has {array.ndim} dimensions (shape {tuple(array.shape)}), expected 2, 3 or 4")
+    """Levels (..., channels, height, width) of an array or tensor."""
     if array.dtype.is_complex if isinstance(array, torch.Tensor) else array.dtype.kind not in "biuf":
         raise ImageReadingError(f"{name} has dtype {array.dtype}, which is no image")
-    data_format = data_format or infer_data_format(array, num_channels, name)
+    if array.ndim not in (2, 3, 4):
+        raise ImageReadingError(f"{name} has {array.ndim} dimensions (shape {tuple(array.shape)}), expected 2, 3 or 4")
     tensor = array if isinstance(array, torch.Tensor) else tensor_of(array)
-    if data_format == "channels_last":
+    if tensor.ndim == 2:
+        return to_levels(tensor[None], keep_float, name)
+    if (data_format or infer_data_format(array, num_channels, name)) == "channels_last":
         tensor = tensor.movedim(-1, -3)
-    if tensor.dtype == torch.uint8 or (keep_float and tensor.is_floating_point()):
-        return tensor if tensor.dtype == torch.uint8 else tensor.float()
+    return to_levels(tensor, keep_float, name)
+
+
+def tensor_of(array: np.ndarray) -> torch.Tensor:
+    """The array's memory where PyTorch can use it, else a copy."""
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    usable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if usable else array.copy())
+
+
+def to_levels(tensor: torch.Tensor, keep_float: bool, name: str) -> torch.Tensor:
+    """Values of any type -> levels, by the table at the top."""
+    if tensor.dtype == torch.uint8:
+        return tensor
     if tensor.dtype == torch.bool:
         return tensor.to(torch.uint8) * 255
     if tensor.dtype == torch.uint16:
         return tensor.float() / 257
-    if tensor.is_floating_point():
-        check_range(tensor, 1, "floating-point images are in [0, 1] (divide by 255, or pass uint8)", name)
-        return (tensor.float() * 65535).round() / 257  # 16 bits, so that k / 255 becomes exactly k
-    check_range(tensor, 255, "integer images are in [0, 255] (or uint16)", name)
-    return tensor.to(torch.uint8)
-
-
-def tensor_of(array: np.ndarray) -> torch.Tensor:
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    usable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
-    return torch.from_numpy(array if usable else array.copy())
+    if not tensor.is_floating_point():
+        tensor = tensor.long()  # PyTorch does little with the longer unsigned integers
+        check_range(tensor, 255, "integer images are in [0, 255] (or uint16)", name)
+        return tensor.to(torch.uint8)
+    if keep_float:
+        return tensor.float()
+    check_range(tensor, 1, "floating-point images are in [0, 1] (divide by 255, or pass uint8)", name)
+    return (tensor.float() * 65535).round() / 257  # 16 bits, so that k / 255 becomes exactly k
 
 
 def infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | None, name: str) -> str:

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +123,7 @@ def test_large_photographs(preset, height, width):
 
 
 @pytest.mark.parametrize("preset", ["vit_jax", "augreg", "timm"])
-@pytest.mark.parametrize("shape", [(1, 3000), (3000, 1)])
+@pytest.mark.parametrize("shape", [(1, 3000), (3000, 31)])
 def test_extreme_aspect_ratios(preset, shape):
     pixels = random_pixels(*shape)
     results = [process(image, preset=preset) for image in (pixels, torch.from_numpy(pixels))]
@@ -267,7 +268,10 @@ def test_saves_every_number_and_reloads(preset, pixels, tmp_path):
     assert settings["image_std"] == [0.25, 0.5, 0.75]
     assert settings["preset"] == preset
     assert {"resample", "antialias", "resize_output", "size", "rescale_factor"} <= settings.keys()
-    for reloaded in (HfViTImageProcessor.from_pretrained(tmp_path), AutoImageProcessor.from_pretrained(tmp_path)):
+    loaders = [HfViTImageProcessor.from_pretrained, AutoImageProcessor.from_pretrained]
+    loaders += [partial(AutoImageProcessor.from_pretrained, backend=name) for name in ("pil", "torchvision")]
+    for load in loaders:
+        reloaded = load(tmp_path)
         assert type(reloaded) is HfViTImageProcessor
         assert reloaded.to_dict() == processor.to_dict()
         torch.testing.assert_close(process(pixels, reloaded), process(pixels, processor), atol=0, rtol=0)
@@ -333,6 +337,12 @@ def test_devices(pixels):
     assert process(pixels, device="meta").device.type == "meta"
     with pytest.raises(ValueError, match='backend="pillow" computes on the CPU, not on meta'):
         process(pixels, device="meta", backend="pillow")
+
+
+def test_gradients_are_not_recorded(pixels):
+    result = process(torch.from_numpy(pixels / 255).requires_grad_())
+    assert not result.requires_grad
+    torch.testing.assert_close(result, process(pixels))
 
 
 def test_works_in_a_pipeline(pixels, tmp_path):

@@ -216,7 +216,10 @@ def test_reduced_decoding_is_not_below_what_is_asked():
     "array",
     [
         COLOUR.astype(np.int64),
+        COLOUR.astype(np.uint32),
+        COLOUR.astype(np.uint64),
         COLOUR.astype(np.float32) / 255,
+        COLOUR / np.longdouble(255),
         COLOUR / 255,
         COLOUR.astype(np.uint16) * 257,
         COLOUR.astype(">u2") * 257,
@@ -228,7 +231,7 @@ def test_reduced_decoding_is_not_below_what_is_asked():
 def test_types_of_arrays(array):
     np.testing.assert_array_equal(read(array), COLOUR)
     np.testing.assert_array_equal(read(array.transpose(2, 0, 1)), COLOUR)
-    if array.dtype.isnative and array.flags.writeable and min(array.strides) > 0:
+    if array.dtype.isnative and array.dtype.itemsize <= 8 and array.flags.writeable and min(array.strides) > 0:
         np.testing.assert_array_equal(read(torch.from_numpy(array)), COLOUR)
 
 
@@ -299,7 +302,7 @@ def test_taken_as_it_is():
         (17, "photo cannot be read: expected a path, URL, bytes, PIL image, NumPy array or tensor, got int"),
         (b"", "photo is not an image in a format that Pillow reads"),
         (b"Dear Sir or Madam,", "photo is not an image in a format that Pillow reads"),
-        ("nowhere.jpg", "photo cannot be read: .*No such file or directory: 'nowhere.jpg'"),
+        ("nowhere.jpg", "photo cannot be read: .*No such file or directory: '.*nowhere.jpg'"),
         (".", "photo cannot be read: .*directory"),
         ("data:image/png;base64,!", "photo "),
     ],

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from PIL import Image
@@ -19,6 +20,7 @@ from hf_vit.image_resizing import (
     shortest_edge_size,
 )
 
+PILLOW_VERSION = tuple(int(part) for part in PIL.__version__.split(".")[:2])
 GOLDENS = np.load(Path(__file__).parent / "goldens" / "preprocess.npz")
 # kind of golden: (resample, antialias, output), largest difference in levels
 TENSORFLOW = {
@@ -86,6 +88,8 @@ def test_layout_batch_and_window_change_nothing(name, old, channels):
 @pytest.mark.parametrize("new", [(20, 36), (62, 53), (7, 200)])
 @pytest.mark.parametrize("extreme", [False, True])
 def test_pillows_filters_to_the_last_bit(resample, old, new, extreme):
+    if old[0] > 100 * old[1] and PILLOW_VERSION < (12, 2):
+        pytest.skip("Pillow before 12.2 resizes columns of pixels in another order")
     levels = random_levels(3, *old)
     levels = (levels > 127).to(torch.uint8) * 255 if extreme else levels  # black and white: overshoots are clipped
     expected = np.asarray(Image.fromarray(levels.movedim(0, -1).numpy()).resize(new[::-1], resample))
