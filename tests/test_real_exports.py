@@ -68,5 +68,7 @@ def test_onnxruntime_computes_the_same_logits(model_and_processor, pixel_values,
     export_onnx(model_and_processor[0], tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     theirs = torch.from_numpy(session.run(None, {"pixel_values": pixel_values.numpy()})[0])
-    torch.testing.assert_close(theirs, logits, rtol=0, atol=1e-5)
+    # float32 itself is 2e-5 away from float64 here, with logits up to 19: 1e-5 is of the largest logit
+    torch.testing.assert_close(theirs / logits.abs().max(), logits / logits.abs().max(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(theirs.softmax(dim=1), logits.softmax(dim=1), rtol=0, atol=1e-5)
     assert theirs.argmax(dim=1).tolist() == logits.argmax(dim=1).tolist()

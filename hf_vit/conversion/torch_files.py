@@ -1,7 +1,6 @@
 """Checkpoints as PyTorch users keep them: .safetensors, and .pth, .pt or .bin without unpickling anything."""
 
 import argparse
-import json
 import zipfile
 from pathlib import Path
 from pickle import UnpicklingError
@@ -46,12 +45,6 @@ def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
     if not arrays:
         raise ConversionError(f"{path.name} holds no arrays")
     return arrays, container
-
-
-def read_sharded(index: Path) -> dict[str, torch.Tensor]:
-    """The arrays of all files that an index (`model.safetensors.index.json`) names."""
-    files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    return {name: array for file in files for name, array in read_arrays(index.parent / file)[0].items()}
 
 
 def _is_safetensors(path: Path) -> bool:
