@@ -385,12 +385,13 @@ def conversion(sources: Sources, name: str) -> dict[str, Any]:
     record = sources.conversion
     if not record:
         return {}
-    command = ["hf-vit", "convert", record["source"], name.split("/")[-1]]
+    source = record["source"] if "://" in record["source"] else Path(record["source"]).name  # no paths of somebody's
+    command = ["hf-vit", "convert", source, name.split("/")[-1]]
     if "labels" in sources.facts and sources.classifies:
         command += ["--labels", sources.facts["labels"]]
     if "image_size" in record:
         command += ["--image-size", _size(record["image_size"]).replace(" ", "")]
-    rows = {"source": f"`{record['source']}`"}
+    rows = {"source": f"`{source}`"}
     if "sha256" in record:
         rows["sha256 of the source"] = f"`{record['sha256']}`"
     if "dialect" in record:
