@@ -47,16 +47,25 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_convert(commands) -> None:
-    command = add_command(commands, "convert", _convert, "convert an original JAX checkpoint to a folder")
+    command = add_command(commands, "convert", _convert, "convert a checkpoint to a folder that from_pretrained loads")
     command.add_argument(
         "source",
-        help="an .npz, or a folder that holds one: a path, https://... or gs://bucket/path; or augreg:best:B/16",
+        help="an original .npz; .safetensors or .pth of timm, torchvision, DeiT, MAE or DINO; or a folder of these or "
+        "of transformers: a path, https://..., gs://bucket/path, a name on the Hub, or augreg:best:B/16",
     )
     command.add_argument("--index", help="AugReg's index.csv, for `augreg:best:` of what is not recommended")
     command.add_argument("output", type=Path, help="the folder to write")
     command.add_argument("--labels", help="names of the classes: imagenet1k, or a file with one per line, or JSON")
     command.add_argument("--image-size", type=_size, metavar="N|HxW", help="resample the position embeddings")
     command.add_argument("--position-grid", type=_size, metavar="RxC", help="rows x columns, where it is no square")
+    command.add_argument(
+        "--set",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="a field of the configuration that no array shows, such as num_attention_heads=4; may be repeated",
+    )
     command.add_argument("--overwrite", action="store_true", help="replace the output folder")
 
 
@@ -73,6 +82,7 @@ def _convert(arguments: argparse.Namespace) -> None:
         labels=arguments.labels,
         image_size=arguments.image_size,
         position_grid=arguments.position_grid,
+        **dict(arguments.set),
     )
     save_folder(arguments.output, model, processor, arguments.overwrite)
     record = model.conversion_record or {}
@@ -86,9 +96,16 @@ def _convert(arguments: argparse.Namespace) -> None:
 def _add_export(commands) -> None:
     command = add_command(commands, "export", _export, "write a folder as somebody else's checkpoint")
     command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
-    command.add_argument("output", type=Path, help="the file to write")
-    command.add_argument("--to", required=True, choices=["jax"], help="the format")
+    command.add_argument("output", type=Path, help="the file to write; a folder for transformers, either for timm")
+    formats = ["jax", "transformers", "timm", "onnx", "torch-export", "aot-inductor"]
+    command.add_argument("--to", required=True, choices=formats, help="the format")
     command.add_argument("--dialect", default="vit_jax", choices=["vit_jax", "big_vision"], help="names in the .npz")
+    command.add_argument(
+        "--size",
+        type=lambda text: text if text == "dynamic" else _size(text),
+        metavar="N|HxW|dynamic",
+        help="of the images of a program (onnx, torch-export, aot-inductor); by default the model's own",
+    )
     command.add_argument("--overwrite", action="store_true", help="replace the output")
 
 
@@ -96,11 +113,30 @@ def _export(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and not arguments.overwrite:
         raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
     _silence_progress_bars()
-    from hf_vit.conversion import export_jax
+    from hf_vit.conversion import export
     from hf_vit.hub import load_model
 
-    export_jax(load_model(arguments.folder), arguments.output, arguments.dialect)
+    left = export(
+        load_model(arguments.folder),
+        arguments.output,
+        arguments.to,
+        processor=_processor_in(arguments.folder) if arguments.to == "transformers" else None,
+        dialect=arguments.dialect,
+        size=arguments.size,
+        overwrite=arguments.overwrite,
+    )
+    if left:
+        print("timm.create_model computes the same with", json.dumps(left))
     print(f"saved in {arguments.output}")
+
+
+def _processor_in(folder: str):
+    from hf_vit import HfViTImageProcessor
+
+    try:
+        return HfViTImageProcessor.from_pretrained(folder)
+    except OSError:  # a model that was saved without
+        return None
 
 
 def _add_predict(commands) -> None:
@@ -154,6 +190,17 @@ def _silence_progress_bars() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """`name=value`, the value as JSON or, where it is none, as text."""
+    name, separator, value = text.partition("=")
+    if not (separator and name.isidentifier()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 def _size(text: str) -> int | tuple[int, int]:

@@ -1,6 +1,7 @@
 """Image processor of the Vision Transformer: any image in, the pixels its checkpoint was evaluated with out."""
 
 import os
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from transformers.utils import logging
 
 from .image_presets import as_pair, first_settings, override_settings
 from .image_reading import ImageReadingError, read_image
-from .image_resizing import Filter, Window, center_window, cut, pad_to, resize, shortest_edge_size
+from .image_resizing import KERNELS, Filter, Window, center_window, cut, pad_to, resize, shortest_edge_size
 from .native_resolution import fit_grid, pad_patches, patchify
 
 logger = logging.get_logger(__name__)
@@ -83,7 +84,7 @@ class HfViTImageProcessor(BaseImageProcessor):
         reduced_decoding: decode a JPEG at 1/2, 1/4 or 1/8 of its size where that is at least the size it is resized
             to. Faster for photographs of many megapixels, and other pixels: not what a checkpoint was evaluated with.
         backend: who applies Pillow's filters: "pillow", on the CPU, or "torch", in the same arithmetic on the device of
-            the tensor, for bilinear and bicubic. "auto" is "torch" for tensors and where a call names a `device`.
+            the tensor, for bilinear and bicubic. "auto" is the faster one; the result is the same to the last bit.
         on_error: "raise", or "skip" images that cannot be read: the result's attribute `skipped` has their indices.
 
     Raises:
@@ -148,31 +149,30 @@ class HfViTImageProcessor(BaseImageProcessor):
         settings = SimpleNamespace(**{**dict.fromkeys(CALL_KEYS), **override_settings(self.settings(), kwargs)})
         if settings.backend == "pillow" and settings.device is not None and torch.device(settings.device).type != "cpu":
             raise ValueError(f'backend="pillow" computes on the CPU, not on {settings.device}')
-        pixel_values, skipped = process_images(images, settings)
+        images, errors = list_images(images, settings.device), {}
+        if not images:
+            raise ValueError("there are no images to process")
         collate = collate_patches if settings.preset == "native" else collate_images
-        features = BatchFeature(collate(pixel_values, settings))
-        vars(features)["skipped"] = skipped
+        features = BatchFeature(collate(process_images(images, settings, errors), count_images(images), settings))
+        if len(errors) == len(images):
+            raise ImageReadingError(f"none of {len(errors)} images can be read: {next(iter(errors.values()))}")
+        if errors:
+            logger.warning("skipped %d images: %s", len(errors), "; ".join(errors.values()))
+        vars(features)["skipped"] = list(errors)
         return features
 
 
-def process_images(images: Any, settings: SimpleNamespace) -> tuple[list[torch.Tensor], list[int]]:
-    """Pixel values (channels, height, width) of each image, and the indices of images that could not be read."""
-    pixel_values, errors = [], {}
-    for index, image in enumerate(list_images(images, settings.device)):
+def process_images(images: list[Any], settings: SimpleNamespace, errors: dict[int, str]) -> Iterator[torch.Tensor]:
+    """Pixel values (channels, height, width) of each image; what was wrong with those left out goes into `errors`."""
+    for index, image in enumerate(images):
         try:
             result = process_image(image, settings, name_image(image, index))
-            pixel_values += [result] if result.ndim == 3 else list(result)
         except ImageReadingError as error:
             if settings.on_error == "raise":
                 raise
             errors[index] = str(error)
-    if not pixel_values and not errors:
-        raise ValueError("there are no images to process")
-    if not pixel_values:
-        raise ImageReadingError(f"none of {len(errors)} images can be read: {next(iter(errors.values()))}")
-    if errors:
-        logger.warning("skipped %d images: %s", len(errors), "; ".join(errors.values()))
-    return pixel_values, list(errors)
+        else:
+            yield from result if result.ndim == 4 else [result]
 
 
 def process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
@@ -189,7 +189,7 @@ def process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Ten
     size = resized_size(*levels.shape[-2:], settings=settings)
     window = crop_window(size, settings)
     if settings.do_resize:
-        levels = resize(levels, size, window, choose_filter(image, levels, settings))
+        levels = resize(levels, size, window, choose_filter(levels, size, settings))
     else:
         levels = cut(levels, window)
     if settings.do_center_crop:
@@ -222,11 +222,12 @@ def follows_torchvision(settings: SimpleNamespace) -> bool:
     return settings.resize_output == "rounded"
 
 
-def choose_filter(image: Any, levels: torch.Tensor, settings: SimpleNamespace) -> Filter:
-    auto_pillow = settings.device is None and not isinstance(image, torch.Tensor)
-    use_pillow = settings.backend == "pillow" or (settings.backend == "auto" and auto_pillow)
+def choose_filter(levels: torch.Tensor, size: tuple[int, int], settings: SimpleNamespace) -> Filter:
     # Floating-point images that are taken as they are have no levels to round to.
     output = "float" if levels.is_floating_point() and not settings.do_rescale else settings.resize_output
+    many_taps = levels.shape[-2] * levels.shape[-1] > 4 * size[0] * size[1]
+    faster_in_pillow = levels.device.type == "cpu" and (many_taps or settings.resample not in KERNELS)
+    use_pillow = settings.backend == "pillow" or (settings.backend == "auto" and faster_in_pillow)
     return Filter(settings.resample, settings.antialias, output, use_pillow)
 
 
@@ -264,6 +265,11 @@ def list_images(images: Any, device: Any = None) -> list[Any]:
     return [images]
 
 
+def count_images(images: list[Any]) -> int:
+    """How many images a list has in which batches count with all of theirs."""
+    return sum(len(image) if getattr(image, "ndim", 0) == 4 else 1 for image in images)
+
+
 def can_stack(images: list[Any]) -> bool:
     """Whether these are equal images on one accelerator."""
     if len(images) < 2 or not all(isinstance(image, torch.Tensor) and image.ndim == 3 for image in images):
@@ -282,36 +288,43 @@ def name_image(image: Any, index: int) -> str:
     return f"image {index}"
 
 
-def collate_images(pixel_values: list[torch.Tensor], settings: SimpleNamespace) -> dict[str, Any]:
+def collate_images(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
     if settings.data_format == "channels_last":
-        pixel_values = [image.movedim(-3, -1) for image in pixel_values]
-    return {"pixel_values": stack(pixel_values, settings.return_tensors)}
+        images = (image.movedim(-3, -1) for image in images)
+    return {"pixel_values": stack(images, length, settings.return_tensors)}
 
 
-def collate_patches(pixel_values: list[torch.Tensor], settings: SimpleNamespace) -> dict[str, Any]:
+def collate_patches(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
     """Images of different sizes in one batch: see `HfViTImageProcessor.preprocess`."""
-    patch_size = as_pair(settings.patch_size)
-    for image in pixel_values:
+    patch_size, patches, grids = as_pair(settings.patch_size), [], []
+    for image in images:
         if image.shape[-2] % patch_size[0] or image.shape[-1] % patch_size[1]:
             raise ValueError(f"patches of {patch_size} pixels do not divide an image of {tuple(image.shape[-2:])}")
-    patches = [patchify(image, patch_size) for image in pixel_values]
-    longest = max(len(image) for image in patches)
+        patches.append(patchify(image, patch_size))
+        grids.append(torch.tensor([image.shape[-2] // patch_size[0], image.shape[-1] // patch_size[1]]))
+    longest = max(map(len, patches), default=0)
     if longest > settings.max_num_patches:
         raise ValueError(f"an image has {longest} patches, more than max_num_patches, {settings.max_num_patches}")
     stacked, mask = pad_patches(patches, longest if settings.padding == "longest" else settings.max_num_patches)
-    grids = [[image.shape[-2] // patch_size[0], image.shape[-1] // patch_size[1]] for image in pixel_values]
-    features = {"pixel_values": stacked, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(grids)}
-    return {name: stack(list(value), settings.return_tensors) for name, value in features.items()}
+    features = {"pixel_values": stacked, "pixel_attention_mask": mask, "spatial_shapes": grids}
+    return {name: stack(iter(value), length, settings.return_tensors) for name, value in features.items()}
 
 
-def stack(values: list[torch.Tensor], return_tensors: str | None) -> Any:
-    """One tensor ("pt") or array ("np"), or the list as it is (None)."""
+def stack(results: Iterator[torch.Tensor], length: int, return_tensors: str | None) -> Any:
+    """Results of equal shape in one tensor ("pt") or array ("np"), or in a list (None).
+
+    They are put into their places one by one, so that each can use the memory of the one before.
+    """
     if return_tensors is None:
-        return values
-    if len(shapes := {tuple(value.shape) for value in values}) > 1:
-        raise ValueError(
-            f"images of {len(shapes)} shapes, such as {' and '.join(map(str, sorted(shapes)[:2]))}, are no batch: "
-            "resize or crop them to one size, or leave out return_tensors for a list"
-        )
-    batch = torch.stack(values)
-    return batch.cpu().numpy() if return_tensors == "np" else batch
+        return list(results)
+    batch, number = torch.empty(0), 0
+    for number, result in enumerate(results, start=1):
+        if number == 1:
+            batch = result.new_empty(length, *result.shape)
+        if result.shape != batch.shape[1:]:
+            raise ValueError(
+                f"images of shapes {tuple(batch.shape[1:])} and {tuple(result.shape)} are no batch: "
+                "resize or crop them to one size, or leave out return_tensors for a list"
+            )
+        batch[number - 1] = result
+    return batch[:number].cpu().numpy() if return_tensors == "np" else batch[:number]

@@ -2,7 +2,7 @@
 
 The original evaluated its models with TensorFlow's resize; other libraries evaluate with Pillow's filters. Both are
 written out here in the arithmetic of their authors, float32 and fixed-point, so that the result is theirs to the last
-bit on whatever device the tensor is. Pillow itself can be chosen for its filters, and is faster for large images.
+bit on whatever device the tensor is. Pillow itself can be chosen for its filters; it is faster for large images.
 """
 
 from collections.abc import Callable
@@ -107,13 +107,12 @@ def resize_bilinear(levels: torch.Tensor, size: tuple[int, int], window: Window)
     """TensorFlow's bilinear resize without antialiasing: float32, not rounded. Blends in its order, left with right
     before top with bottom, since the result may be truncated."""
     rows, values = rows_of_values(levels)
-    above, below, down = bilinear_taps(levels.shape[-2], size[0], window[0], 1, levels.device)
+    used, above, below, down = bilinear_rows(levels.shape[-2], size[0], window[0], levels.device)
     left, right, across = bilinear_taps(levels.shape[-1], size[1], window[1], values, levels.device)
-    top, bottom = (
-        blend(take_columns(row, left), take_columns(row, right), across)
-        for row in (take_rows(rows, numbers).float() for numbers in (above, below))
-    )
-    return images_of_values(blend(top, bottom, down[:, None]), values)
+    rows = take_rows(rows, used).float()
+    rows = blend(take_columns(rows, left), take_columns(rows, right), across)
+    rows = blend(take_rows(rows, above), take_rows(rows, below), down[:, None])
+    return images_of_values(rows, values)
 
 
 def resize_area(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
@@ -171,7 +170,15 @@ def bilinear_taps(old: int, new: int, part: range, values: int, device: torch.de
     position = (np.arange(part.start, part.stop, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
     below = np.floor(position)
     first, second = spread(np.maximum(below, 0), values), spread(np.minimum(np.ceil(position), old - 1), values)
-    return first.to(device), second.to(device), torch.from_numpy((position - below).repeat(values)).to(device)
+    return first.to(device), second.to(device), torch.from_numpy(np.tile(position - below, values)).to(device)
+
+
+@lru_cache(maxsize=512)
+def bilinear_rows(old: int, new: int, part: range, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """The same for rows, after all but those that are used were left out: which are used, then the taps among them."""
+    first, second, weight = bilinear_taps(old, new, part, 1, torch.device("cpu"))
+    used, places = torch.cat([first, second]).unique(return_inverse=True)
+    return tuple(tensor.to(device) for tensor in (used, places[: len(part)], places[len(part) :], weight))
 
 
 @lru_cache(maxsize=512)
@@ -237,14 +244,15 @@ KERNELS: dict[int, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
 def to_taps(numbers: np.ndarray, weights: np.ndarray, values: int, device: torch.device) -> Taps:
     """Arrays (part, taps) of pixels and their weights -> one pair of tensors for each tap."""
     return [
-        (spread(number, values).to(device), torch.from_numpy(weight.repeat(values)).to(device))
+        (spread(number, values).to(device), torch.from_numpy(np.tile(weight, values)).to(device))
         for number, weight in zip(numbers.T, weights.T, strict=True)
     ]
 
 
 def spread(pixels: np.ndarray, values: int) -> torch.Tensor:
-    """Numbers of pixels -> numbers of their values: [0, 2] -> [0, 1, 2, 6, 7, 8] for three values in each pixel."""
-    return torch.from_numpy((pixels.astype(np.int64)[:, None] * values + np.arange(values)).flatten())
+    """Numbers of pixels -> numbers of their values, those of the first channel first: [0, 2] -> [0, 6, 1, 7, 2, 8] for
+    three values in each pixel."""
+    return torch.from_numpy((pixels.astype(np.int64) * values + np.arange(values)[:, None]).flatten())
 
 
 # Sums over rows of values
@@ -259,8 +267,8 @@ def rows_of_values(levels: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def images_of_values(rows: torch.Tensor, values: int) -> torch.Tensor:
-    """The way back from `rows_of_values`."""
-    return rows if values == 1 else rows.unflatten(-1, (-1, values)).movedim(-1, -3)
+    """(..., height, values * width), as `spread` orders them -> (..., channels, height, width)."""
+    return rows if values == 1 else rows.unflatten(-1, (values, -1)).movedim(-2, -3)
 
 
 def blend(first: torch.Tensor, second: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -286,8 +294,6 @@ def take_rows(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def take_columns(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """`rows.index_select(-1, numbers)`, of a matrix and of float32 since PyTorch is several times faster there."""
-    matrix = rows.reshape(-1, rows.shape[-1])
-    if matrix.dtype == torch.int32:
-        matrix = matrix.view(torch.float32)  # the bits are copied as they are
+    """`rows.index_select(-1, numbers)`, of a matrix of float32 since PyTorch is several times faster there."""
+    matrix = rows.reshape(-1, rows.shape[-1]).view(torch.float32)  # bits are copied as they are, also of int32
     return matrix.index_select(1, numbers).view(rows.dtype).view(*rows.shape[:-1], -1)

@@ -7,6 +7,7 @@ the class token, if there is one, and the patches, row by row.
 import copy
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.core_model_loading import WeightRenaming
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
@@ -28,7 +31,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
 from .position_embeddings import Grid, is_same, resize_position_embeddings, sincos2d
-from .resnet_stem import ResNetStem
+from .resnet_stem import ResNetStem, StemNumbers
+from .upstream_vit import REBUILDS_PIXELS, WEIGHT_NAMES, is_upstream
 
 logger = logging.get_logger(__name__)
 
@@ -40,6 +44,10 @@ MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\."]
 CONVERSION_RECORD = "conversion.json"
 # Arguments of `push_to_hub`, where `save_pretrained` is to call it.
 HUB_OPTIONS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
+
+
+def stem_numbers(config: HfViTHybridConfig) -> StemNumbers:
+    return StemNumbers(config.group_norm_eps, config.weight_standardization_eps, config.weight_standardization_form)
 
 
 class HfViTPatchEmbeddings(nn.Module):
@@ -62,7 +70,7 @@ class HfViTEmbeddings(nn.Module):
         self.stem = None
         map_channels = config.num_channels
         if config.model_type == HfViTHybridConfig.model_type:  # as remote code, the class can be there twice
-            self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths)
+            self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths, stem_numbers(config))
             map_channels = self.stem.out_channels
         self.patch_embeddings = HfViTPatchEmbeddings(config, map_channels)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.use_cls_token else None
@@ -319,19 +327,30 @@ class HfViTPooler(nn.Module):
     def __init__(self, config: HfViTConfig):
         super().__init__()
         self.pooling = config.pooling
+        leaves_out_prefix = config.pool_patches_only and config.pooling in ("mean", "map")
+        self.first_token = config.num_prefix_tokens if leaves_out_prefix else 0
         self.map = HfViTMapPooling(config) if config.pooling == "map" else None
         width = config.representation_size
         self.dense = None if width is None else nn.Linear(config.hidden_size, width)
         if self.dense is not None:
             self.dense.role = "pre_logits"
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        norm: nn.Module | None = None,
+    ) -> torch.Tensor:
         """(batch, tokens, hidden_size) -> (batch, features), or (batch, tokens, features) with pooling "none"
 
         Args:
             attention_mask: (batch, tokens), True for the tokens that count; None when all do.
+            norm: the final LayerNorm, if it comes after the pooling.
         """
+        hidden_states = hidden_states[:, self.first_token :]
+        attention_mask = None if attention_mask is None else attention_mask[:, self.first_token :]
         pooled = self.pool(hidden_states, attention_mask)
+        pooled = pooled if norm is None else norm(pooled)
         return pooled if self.dense is None else torch.tanh(self.dense(pooled))
 
     def pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -374,6 +393,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
         """Load a model; nothing in it is random.
 
+        Folders of transformers' own `vit`, `vit_mae` and (of version 4) `vit-hybrid` load too, with their numbers.
+
         `image_size=` other than the stored one resamples the position embeddings, once. A head that is missing, or of
         another number of labels, is re-created as zeros, and said so.
 
@@ -382,6 +403,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """
         hub = {name: kwargs[name] for name in ("cache_dir", "local_files_only", "revision", "subfolder", "token")
                if name in kwargs}  # fmt: skip
+        settings, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+        if is_upstream(settings):
+            kwargs["key_mapping"] = {**WEIGHT_NAMES, **kwargs.get("key_mapping", {})}
         stored_size = cls.config_class.from_pretrained(pretrained_model_name_or_path, **hub).image_size
         image_size = kwargs.pop("image_size", stored_size if config is None else config.image_size)
         if config is not None:
@@ -392,6 +416,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
         model, info = super().from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             pretrained_model_name_or_path, *model_args, config=config, output_loading_info=True, **kwargs
         )
+        if is_upstream(settings):
+            _settle_upstream(model, info)
         _check_loading(info, pretrained_model_name_or_path)
         if as_pair(image_size) != as_pair(stored_size):
             model.set_image_size(image_size)
@@ -463,15 +489,28 @@ def _lecun_normal_(weight: torch.Tensor) -> None:
     init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
+def _settle_upstream(model: HfViTPreTrainedModel, info: dict) -> None:
+    """What only the weights of one of transformers' ViTs say, and the names in which the model is saved again."""
+    pooler = getattr(model.base_model, "pooler", None)
+    missing = {key for key in info["missing_keys"] if key.removeprefix("vit.").startswith("pooler.dense.")}
+    if pooler is not None and missing:  # its config.json does not say whether it has a pooler
+        pooler.dense = None
+        model.config.representation_size = None
+        info["missing_keys"] = set(info["missing_keys"]) - missing
+    conversions = getattr(model, "_weight_conversions", None) or []
+    model._weight_conversions = [change for change in conversions if not isinstance(change, WeightRenaming)]
+
+
 def _check_loading(info: dict, name: str) -> None:
     """Only the head may differ from the checkpoint."""
     head = sorted(key for key in info["missing_keys"] if key.startswith("classifier."))
     missing = sorted(set(info["missing_keys"]) - set(head))
     mismatched = [entry for entry in info["mismatched_keys"] if not entry[0].startswith("classifier.")]
-    if missing or mismatched or info["unexpected_keys"]:
+    unexpected = sorted(key for key in info["unexpected_keys"] if not re.search(REBUILDS_PIXELS, key))
+    if missing or mismatched or unexpected:
         problems = [f"{key} is missing" for key in missing]
         problems += [f"{key} has shape {tuple(theirs)}, not {tuple(ours)}" for key, theirs, ours in mismatched]
-        problems += [f"{key} is not used" for key in sorted(info["unexpected_keys"])]
+        problems += [f"{key} is not used" for key in unexpected]
         raise ValueError(f"{name} does not fit its configuration: {'; '.join(problems)}")
     if head or info["mismatched_keys"]:
         logger.warning(f"The classification head of {name} does not fit; it was re-created as zeros: train it.")
@@ -524,8 +563,9 @@ class HfViTModel(HfViTPreTrainedModel):
         if pixel_attention_mask is not None:
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
         hidden_states = _encode(self, hidden_states, attention_mask, **kwargs)
-        last_hidden_state = self.layernorm(hidden_states)
-        pooler_output = None if self.pooler is None else self.pooler(last_hidden_state, attention_mask)
+        norm_before, norm_after = (None, self.layernorm) if self.config.norm_after_pooling else (self.layernorm, None)
+        last_hidden_state = hidden_states if norm_before is None else norm_before(hidden_states)
+        pooler_output = None if self.pooler is None else self.pooler(last_hidden_state, attention_mask, norm_after)
         return BaseModelOutputWithPooling(last_hidden_state=last_hidden_state, pooler_output=pooler_output)
 
 

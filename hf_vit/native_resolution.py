@@ -42,19 +42,19 @@ def patchify(images: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:
     return patches.flatten(-3).flatten(-3, -2)
 
 
-def pad_patches(patches: Sequence[torch.Tensor], length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stack the patches of several images.
+def pad_patches(patches: Sequence[torch.Tensor], length: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Give several images the same number of patches.
 
     Args:
         patches: for each image (patches, values).
         length: the number of patches to pad with zeros to.
 
     Returns:
-        (images, length, values), and an int32 mask (images, length) that is 1 at patches and 0 at padding.
+        For each image (length, values), and an int32 mask (length,) that is 1 at patches and 0 at padding.
     """
-    counts = torch.tensor([len(image) for image in patches])
-    stacked = torch.stack([pad(image, (0, 0, 0, length - len(image))) for image in patches])
-    return stacked, (torch.arange(length) < counts[:, None]).int().to(stacked.device)
+    padded = [pad(image, (0, 0, 0, length - len(image))) for image in patches]
+    masks = [(torch.arange(length, device=image.device) < len(image)).int() for image in patches]
+    return padded, masks
 
 
 class PatchCountBatchSampler(Sampler[list[int]]):

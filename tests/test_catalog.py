@@ -175,7 +175,9 @@ def test_the_best_is_what_the_original_code_chooses(index, tmp_path):
 
 def test_a_chosen_file_is_downloaded_from_its_bucket(monkeypatch):
     """What the address leads to is not in reach of a test; that it is asked for is."""
-    monkeypatch.setattr("hf_vit.conversion.converting.fetch", lambda location: (_ for _ in ()).throw(OSError(location)))
+    monkeypatch.setattr(
+        "hf_vit.conversion.converting.fetch_any", lambda location: (_ for _ in ()).throw(OSError(location))
+    )
     with pytest.raises((OSError, ConversionError), match="gs://vit_models/augreg/Ti_16-i21k-300ep"):
         convert("augreg:best:Ti/16")
 

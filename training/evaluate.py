@@ -9,7 +9,13 @@ from pathlib import Path
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path.pop(0)  # or evaluate.py in this folder would hide the package of that name
 
-from hf_vit.training.commands import evaluate, main
+from hf_vit.training import commands
+
+
+def main():
+    """What `accelerate launch --tpu` calls in each process."""
+    commands.main(commands.evaluate)
+
 
 if __name__ == "__main__":
-    main(evaluate)
+    main()

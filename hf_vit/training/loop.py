@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DistributedType, set_seed
 
 from . import checkpoints
 from .checkpoints import Checkpoints
@@ -106,7 +106,7 @@ def optimizer_step(run: Run, step: int, batches: Iterator[dict]) -> tuple[torch.
     sums = torch.zeros(3, device=accelerator.device)
     norm = torch.zeros(())
     for _ in range(run.shares.accumulation):
-        batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in next(batches).items()}
+        batch = {name: t.to(accelerator.device, non_blocking=True) for name, t in next_batch(run, batches).items()}
         with accelerator.accumulate(run.model):
             with accelerator.autocast():
                 losses, correct = run.objective(run.model, batch, rng)
@@ -118,7 +118,20 @@ def optimizer_step(run: Run, step: int, batches: Iterator[dict]) -> tuple[torch.
         sums += torch.stack([losses.detach().sum(), correct.sum(), batch["skipped"].sum()]).float()
     if run.average is not None:
         run.average.update(run.parameters)
-    return sums, torch.as_tensor(norm)
+    return sums, torch.zeros(()) if norm is None else torch.as_tensor(norm)  # DeepSpeed clips by itself
+
+
+def next_batch(run: Run, batches: Iterator[dict]) -> dict[str, torch.Tensor]:
+    try:
+        return next(batches)
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        newest, _ = run.checkpoints.newest()
+        raise TrainingStopped(
+            f"a data worker died at step {run.step}, often for lack of memory: {error}; "
+            f"the last good checkpoint is {newest or 'none'}; try fewer num_workers, then --resume"
+        ) from error
 
 
 def seed_step(seed: int, step: int, process: int) -> np.random.Generator:
@@ -185,10 +198,12 @@ def evaluate_and_keep(run: Run, report: Report, evaluate, keep_best):
 def save(run: Run):
     """Write a checkpoint; every process takes part, since weights may be spread over them."""
     model = run.accelerator.unwrap_model(run.model)
-    groups = {
-        "model": checkpoints.model_tensors(model),
-        "optimizer": checkpoints.optimizer_tensors(model, run.optimizer.optimizer),
-    }
+    if run.accelerator.distributed_type == DistributedType.DEEPSPEED:  # keeps the optimiser's state to itself
+        whole_model = run.accelerator.get_state_dict(run.model)
+        groups = {"model": {name: checkpoints.whole(tensor) for name, tensor in whole_model.items()}}
+    else:
+        optimizer = checkpoints.optimizer_tensors(model, run.optimizer.optimizer)
+        groups = {"model": checkpoints.model_tensors(model), "optimizer": optimizer}
     if run.average is not None:
         groups["average"] = {name: checkpoints.whole(tensor) for name, tensor in run.average.parameters.items()}
     if run.accelerator.is_main_process:
@@ -217,6 +232,8 @@ def resume(run: Run):
     Raises:
         ValueError: when the settings differ, naming each difference.
     """
+    if run.accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise ValueError("DeepSpeed keeps the optimiser's state to itself; resume needs another launcher template")
     path, complaints = run.checkpoints.newest()
     for complaint in complaints:
         run.accelerator.print(complaint)

@@ -85,12 +85,8 @@ class MaskedPatches:
             rows.append(accelerator.gather_for_metrics(scores)[(index >= 0) & valid])
             counts = add_counts(counts, accelerator.gather_for_metrics(outputs.targets)[(index >= 0) & valid])
         loss, accuracy = torch.cat(rows).mean(dim=0).tolist()
-        return {
-            "loss": loss,
-            "accuracy": accuracy,
-            "histogram_entropy": entropy(counts),
-            "samples": len(torch.cat(rows)),
-        }
+        results = {"loss": loss, "patch_accuracy": accuracy, "samples": len(torch.cat(rows))}
+        return {**results, "histogram_entropy": entropy(counts)} if len(counts) else results
 
 
 def add_counts(counts: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -76,21 +76,20 @@ def torch_weight_decay(weight_decay: float, convention: str, learning_rate: floa
     return weight_decay if convention == "torch" else weight_decay / learning_rate
 
 
-def build_optimizer(settings, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser that the settings ask for, over the model's trainable parameters."""
+def build_optimizer(settings, model: nn.Module, fused: bool = False) -> torch.optim.Optimizer:
+    """The optimiser that the settings ask for, over the model's trainable parameters.
+
+    Args:
+        fused: update all parameters in one kernel, which torch has for CPUs and NVIDIA's GPUs.
+    """
     decay = torch_weight_decay(settings.weight_decay, settings.weight_decay_convention, settings.learning_rate)
     groups = parameter_groups(model, decay, settings.layer_decay)
     if settings.optimizer == "adamw":
         betas = (settings.adam_beta1, settings.adam_beta2)
-        return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_epsilon, fused=is_fusable(model))
+        return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_epsilon, fused=fused)
     if settings.momentum_dtype == "bfloat16":
         return CompactSGD(groups, settings.learning_rate, settings.momentum)
-    return torch.optim.SGD(groups, settings.learning_rate, settings.momentum, fused=is_fusable(model))
-
-
-def is_fusable(model: nn.Module) -> bool:
-    """Whether torch has a one-kernel update for where these parameters are."""
-    return all(parameter.device.type in ("cpu", "cuda") for parameter in model.parameters())
+    return torch.optim.SGD(groups, settings.learning_rate, settings.momentum, fused=fused)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float):

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import yaml
 
 Settings = TypeVar("Settings")
+STRUCTURE = ("base", "options", "select")
 EXCLUSIVE = (("steps", "epochs"),)  # what is said later replaces the other one
 
 
@@ -72,33 +73,45 @@ def parse_selection(select: list[str]) -> dict[str, str]:
 
 
 def read_recipe(path: str | Path, select: dict[str, str] | None = None) -> dict[str, Any]:
-    """The fields a recipe sets, its base and its selected options applied."""
-    values, options, selected = read_layers(Path(path))
-    for group, level in {**selected, **(select or {})}.items():
-        if group not in options:
-            raise SettingsError(f"{path} has no options called {group!r}; it has {listing(options)}")
-        levels = {str(name): fields for name, fields in options[group].items()}
-        if str(level) not in levels:
-            raise SettingsError(f"{group} in {path} has no level {level!r}; it has {listing(levels)}")
-        values = merge(values, levels[str(level)])
+    """The fields a recipe sets, its base and its selected options applied.
+
+    What a recipe says itself wins over its base and the options of its base; its options win over what it says.
+    """
+    layers = read_layers(Path(path))
+    selected: dict[str, Any] = {}
+    for layer in layers:
+        selected |= layer.get("select", {})
+    selected |= select or {}
+    groups = {group for layer in layers for group in layer.get("options", {})}
+    if unknown := sorted(selected.keys() - groups):
+        raise SettingsError(f"{path} has no options called {unknown[0]!r}; it has {listing(sorted(groups))}")
+    values: dict[str, Any] = {}
+    for layer in layers:
+        values = merge(values, {name: value for name, value in layer.items() if name not in STRUCTURE})
+        for group, levels in layer.get("options", {}).items():
+            if group in selected:
+                values = merge(values, level_of(group, levels, str(selected[group]), path))
     return values
 
 
-def read_layers(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-    """(fields, options, selection) of a recipe on top of its base."""
+def level_of(group: str, levels: dict, level: str, path: str | Path) -> dict[str, Any]:
+    by_name = {str(name): fields for name, fields in levels.items()}
+    if level not in by_name:
+        raise SettingsError(f"{group} in {path} has no level {level!r}; it has {listing(by_name)}")
+    return by_name[level]
+
+
+def read_layers(path: Path) -> list[dict[str, Any]]:
+    """The recipe's base, the base of that, ...: the first to apply comes first."""
     try:
-        values = yaml.safe_load(path.read_text()) or {}
+        layer = yaml.safe_load(path.read_text()) or {}
     except FileNotFoundError:
         raise SettingsError(f"there is no recipe {path}") from None
     except yaml.YAMLError as error:
         raise SettingsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise SettingsError(f"{path} holds a {type(values).__name__}, not settings with values")
-    base, options, select = values.pop("base", None), values.pop("options", {}), values.pop("select", {})
-    if base is None:
-        return values, options, select
-    base_values, base_options, base_select = read_layers(path.parent / base)
-    return merge(base_values, values), {**base_options, **options}, {**base_select, **select}
+    if not isinstance(layer, dict):
+        raise SettingsError(f"{path} holds a {type(layer).__name__}, not settings with values")
+    return [*(read_layers(path.parent / layer["base"]) if "base" in layer else []), layer]
 
 
 def merge(values: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:

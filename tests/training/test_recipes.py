@@ -61,6 +61,12 @@ def test_base_options_and_selection(tmp_path):
         read_recipe(child, {"size": "low"})
 
 
+def test_a_recipe_wins_over_the_options_of_its_base(tmp_path):
+    (tmp_path / "base.yaml").write_text("options: {length: {long: {steps: 9}}}\nselect: {length: long}\n")
+    (tmp_path / "child.yaml").write_text("base: base.yaml\nepochs: 2\n")
+    assert read_recipe(tmp_path / "child.yaml") == {"epochs": 2}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

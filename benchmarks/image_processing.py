@@ -1,0 +1,229 @@
+"""How long an image takes to become pixel values, side by side with other libraries.
+
+    python benchmarks/image_processing.py [--rounds 30] [--threads 1] [--photograph FILE.jpg] [--json FILE]
+
+Three tasks, each from what a user has to a float32 tensor ready for the model, at 224 pixels:
+
+* a JPEG of 500 x 375 pixels;
+* a JPEG of 4000 x 3000 pixels, where ours may also decode at a reduced scale, with the difference that this makes;
+* a batch of 256 tensors of 375 x 500 pixels, on the GPU if there is one.
+
+Without `--photograph` the JPEGs hold noise with the spectrum of one; their quality is 90. The contenders take turns in
+every round; the tables have medians, and the ratio to the fastest of the others. A library that is not installed is
+left out, and said.
+"""
+
+import argparse
+import io
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+Contenders = dict[str, Callable[[], object]]
+SIDE = 224
+BATCH = 256
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    torch.set_num_threads(arguments.threads)
+    transforms = import_torchvision()  # before transformers, which takes a torchvision that is there for a working one
+    peers = load_peers(transforms)
+    photograph = make_photograph(arguments.photograph)
+    small, large = as_jpeg(photograph, 500, 375), as_jpeg(photograph, 4000, 3000)
+    rounds, few = arguments.rounds, max(3, arguments.rounds // 5)
+    report = {
+        "threads": arguments.threads,
+        "bytes": {"small": len(small), "large": len(large)},
+        "milliseconds": {
+            "small": measure(jpeg_contenders(small, peers), rounds),
+            "large": measure(large_contenders(large, peers), few),
+            "batch": measure(batch_contenders(photograph.resize((500, 375)), transforms), few),
+        },
+        "reduced_decoding": reduced_difference(large),
+    }
+    print(as_markdown(report))
+    print(json.dumps(report))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="preprocessing against other libraries", allow_abbrev=False)
+    parser.add_argument("--rounds", type=int, default=30, help="how often each is timed, large tasks a fifth of it")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch (default 1, as in a data loader)")
+    parser.add_argument("--photograph", type=Path, help="an image to cut the JPEGs from")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    return parser.parse_args(argv)
+
+
+# Images
+
+
+def make_photograph(path: Path | None) -> Image.Image:
+    """A photograph of 4000 x 3000, or noise with the spectrum of one: amplitudes that fall with the inverse of the
+    frequency, and further where a lens blurs. As a JPEG it has the size of one, about 3 bits for each pixel."""
+    if path:
+        return Image.open(path).convert("RGB").resize((4000, 3000), Image.Resampling.LANCZOS)
+    frequency = np.hypot(np.fft.fftfreq(3000)[:, None], np.fft.rfftfreq(4000)).astype(np.float32)
+    frequency[0, 0] = np.inf
+    falloff = 1 / frequency / (1 + (frequency / 0.25) ** 4)
+    generator = np.random.default_rng(0)
+    grey, red, blue = (
+        np.fft.irfft2(np.fft.rfft2(generator.standard_normal((3000, 4000), dtype=np.float32)) * falloff)
+        for _ in range(3)
+    )
+    colour = np.stack([grey + 0.3 * red, grey, grey + 0.3 * blue], axis=-1)
+    return Image.fromarray(np.clip(128 + 50 * colour / colour.std(), 0, 255).astype(np.uint8))
+
+
+def as_jpeg(image: Image.Image, width: int, height: int) -> bytes:
+    file = io.BytesIO()
+    image.resize((width, height), Image.Resampling.LANCZOS).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def reduced_difference(jpeg: bytes) -> dict[str, float]:
+    """Levels between the pixels of exact and of reduced decoding."""
+    differences = {}
+    for preset in ("vit_jax", "timm", "transformers"):
+        exact, reduced = (ours(preset, reduced_decoding=value)(jpeg) for value in (False, True))
+        differences[preset] = 127.5 * (exact - reduced).abs().mean().item()
+    return differences
+
+
+# Contenders
+
+
+def import_torchvision():
+    """torchvision.transforms.v2 or None. A wheel for CUDA lacks its compiled operators beside a PyTorch for the CPU;
+    the transforms need none of them, but their schemas must exist."""
+    try:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    except RuntimeError:
+        pass  # they exist
+    try:
+        from torchvision.transforms import v2
+    except ImportError:
+        return skip("torchvision")
+    return v2
+
+
+def skip(name: str) -> None:
+    print(f"{name} is not installed and is left out: pip install {name}", file=sys.stderr)
+
+
+def load_peers(transforms) -> dict[str, Callable[[Image.Image], object]]:
+    """What turns a PIL image into a batch of one."""
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    peers = {"transformers, Pillow": partial(ViTImageProcessorPil(), return_tensors="pt")}
+    if transforms:
+        from transformers.models.vit.image_processing_vit import ViTImageProcessor
+
+        peers["transformers, torchvision"] = partial(ViTImageProcessor(), return_tensors="pt")
+        pipeline = torchvision_pipeline(transforms, transforms.ToImage())
+        peers["torchvision v2"] = lambda image: pipeline(image)[None]
+    try:
+        from timm.data import create_transform
+    except ImportError:
+        skip("timm")
+    else:
+        timm = create_transform(SIDE, interpolation="bicubic", crop_pct=0.9, mean=(0.5,) * 3, std=(0.5,) * 3)
+        peers["timm"] = lambda image: timm(image)[None]
+    return peers
+
+
+def torchvision_pipeline(transforms, *before):
+    scale = (transforms.ToDtype(torch.float32, scale=True), transforms.Normalize([0.5] * 3, [0.5] * 3))
+    return transforms.Compose([*before, transforms.Resize((SIDE, SIDE), antialias=True), *scale])
+
+
+def jpeg_contenders(jpeg: bytes, peers: dict[str, Callable]) -> Contenders:
+    contenders: Contenders = {"decoding and one Pillow resize": partial(decode_and_resize, jpeg)}
+    for preset in ("vit_jax", "augreg", "timm", "transformers"):
+        contenders[f"ours, {preset}"] = partial(ours(preset), jpeg)
+    for name, peer in peers.items():
+        contenders[name] = lambda peer=peer: peer(Image.open(io.BytesIO(jpeg)).convert("RGB"))
+    return contenders
+
+
+def large_contenders(jpeg: bytes, peers: dict[str, Callable]) -> Contenders:
+    contenders = jpeg_contenders(jpeg, peers)
+    for preset in ("vit_jax", "transformers"):
+        contenders[f"ours, {preset}, reduced decoding"] = partial(ours(preset, reduced_decoding=True), jpeg)
+    return contenders
+
+
+def batch_contenders(image: Image.Image, transforms) -> Contenders:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    batch = torch.from_numpy(np.array(image)).permute(2, 0, 1).repeat(BATCH, 1, 1, 1).to(device)
+    presets = ("vit_jax", "augreg", "transformers")
+    contenders: Contenders = {f"ours, {preset}": partial(ours(preset), batch) for preset in presets}
+    if transforms:
+        from transformers.models.vit.image_processing_vit import ViTImageProcessor
+
+        contenders["transformers, torchvision"] = partial(ViTImageProcessor(), batch, return_tensors="pt")
+        contenders["torchvision v2"] = partial(torchvision_pipeline(transforms), batch)
+    return contenders
+
+
+def ours(preset: str, **settings) -> Callable[[object], torch.Tensor]:
+    from hf_vit import HfViTImageProcessor
+
+    processor = HfViTImageProcessor(preset, **settings)
+    return lambda images: processor(images, return_tensors="pt").pixel_values
+
+
+def decode_and_resize(jpeg: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(jpeg)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+
+
+# Measuring
+
+
+def measure(contenders: Contenders, rounds: int) -> dict[str, float]:
+    """Median milliseconds of each; the contenders take turns."""
+    seconds = {name: [] for name in contenders}
+    for number in range(rounds + 1):
+        for name, contender in contenders.items():
+            start = time.perf_counter()
+            contender()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if number:  # the first round warms up
+                seconds[name].append(time.perf_counter() - start)
+    return {name: 1000 * statistics.median(values) for name, values in seconds.items()}
+
+
+def as_markdown(report: dict) -> str:
+    titles = {
+        "small": f"A JPEG of 500 x 375, {report['bytes']['small'] >> 10} kB",
+        "large": f"A JPEG of 4000 x 3000, {report['bytes']['large'] >> 10} kB",
+        "batch": f"{BATCH} tensors of 375 x 500",
+    }
+    lines = [f"PyTorch with {report['threads']} threads"]
+    for task, milliseconds in report["milliseconds"].items():
+        others = [value for name, value in milliseconds.items() if not name.startswith(("ours", "decoding"))]
+        lines += ["", f"| {titles[task]} | milliseconds | ratio to the fastest other |", "| --- | --: | --: |"]
+        for name, value in milliseconds.items():
+            ratio = f"{value / min(others):.2f}" if others else ""
+            lines.append(f"| {name} | {value:.2f} | {ratio} |")
+    lines += ["", "| 4000 x 3000, reduced decoding | mean difference, levels of 255 |", "| --- | --: |"]
+    lines += [f"| {preset} | {value:.2f} |" for preset, value in report["reduced_decoding"].items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
