@@ -51,7 +51,7 @@ def _add_convert(commands) -> None:
     command.add_argument(
         "source",
         help="an original .npz; .safetensors or .pth of timm, torchvision, DeiT, MAE or DINO; or a folder of these or "
-        "of transformers: a path, https://..., gs://bucket/path, a name on the Hub, or augreg:best:B/16",
+        "of transformers: a path, https://..., gs://bucket/path or a name on the Hub; or augreg:best:B/16",
     )
     command.add_argument("--index", help="AugReg's index.csv, for `augreg:best:` of what is not recommended")
     command.add_argument("output", type=Path, help="the folder to write")
