@@ -26,6 +26,7 @@ NOBODYS_TEXT = ("This model card has been automatically generated.", "[More Info
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 OURS = ("library_name", "pipeline_tag", "model-index")  # of the front matter; in the rest the README's own word counts
 ACCURACIES = ("accuracy", "top1", "top_1", "eval_accuracy")  # what training and Trainer call it
+JAX = ("vit_jax", "flax", "big_vision")  # dialects of the original's files
 COCO_CATS = "http://images.cocodataset.org/val2017/000000039769.jpg"
 
 CLASSIFY = """\
@@ -385,12 +386,13 @@ def conversion(sources: Sources, name: str) -> dict[str, Any]:
     record = sources.conversion
     if not record:
         return {}
-    command = ["hf-vit", "convert", record["source"], name.split("/")[-1]]
+    source = record["source"] if "://" in record["source"] else Path(record["source"]).name  # no paths of somebody's
+    command = ["hf-vit", "convert", source, name.split("/")[-1]]
     if "labels" in sources.facts and sources.classifies:
         command += ["--labels", sources.facts["labels"]]
     if "image_size" in record:
         command += ["--image-size", _size(record["image_size"]).replace(" ", "")]
-    rows = {"source": f"`{record['source']}`"}
+    rows = {"source": f"`{source}`"}
     if "sha256" in record:
         rows["sha256 of the source"] = f"`{record['sha256']}`"
     if "dialect" in record:
@@ -401,7 +403,9 @@ def conversion(sources: Sources, name: str) -> dict[str, Any]:
         rows["largest difference to the original"] = str(record["difference"])
     if "versions" in record:
         rows["versions"] = ", ".join(f"{package} {its}" for package, its in record["versions"].items())
-    text = "Every array was read once and rearranged, none was changed; `hf-vit export --to jax` gives the source back."
+    text = "Every array was read once and rearranged, none was changed."
+    if record.get("dialect", {}).get("names", "vit_jax") in JAX:
+        text += " `hf-vit export --to jax` gives the source back."
     if "image_size" in record:
         text = "Every array was read once and rearranged; the position embeddings were resampled to the image size."
     return {"text": text, "command": shlex.join(command), "rows": rows}

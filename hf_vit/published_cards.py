@@ -8,7 +8,7 @@ from typing import Any
 from .cards import render_card
 from .catalog import Released, parse_augreg, released
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from .image_processing_hf_vit import HfViTImageProcessor
+from .conversion.preprocessing import build_processor, processor_settings
 
 NUM_CLASSES = {"imagenet-1k": 1000, "imagenet-21k": 21843}
 PLAIN_VIT_BASELINE = {"pooling": "mean", "position_embedding_type": "sincos2d", "representation_size": 384}
@@ -42,11 +42,12 @@ def folder_texts(entry: Released) -> dict[str, str]:
     """What the small files of the converted folder will say, as far as the catalog knows it."""
     config = configuration(entry)
     resolution = entry.facts.get("resolution")
-    processor = HfViTImageProcessor(preset="vit_jax", **({} if resolution is None else {"size": resolution}))
+    dialect = {"names": "big_vision" if entry.family == "big_vision" else "vit_jax", "prefix": ""}
+    processor = build_processor(config, **processor_settings(dialect, entry.location, Path(), {}))
     fields: dict[str, Any] = {"image_size": resolution} if resolution is None else {}
     return {
         "config.json": json.dumps(config.to_dict() | fields),
-        "preprocessor_config.json": json.dumps(processor.to_dict() | ({"size": {}} if resolution is None else {})),
+        "preprocessor_config.json": json.dumps(processor.to_dict() | ({} if resolution else {"size": {}})),
         "conversion.json": json.dumps({"source": entry.location}),
     }
 

@@ -48,8 +48,9 @@ def auto_map(model_type: str) -> dict[str, str]:
     config_class = CONFIGURATIONS[model_type]
     references = {"AutoConfig": _reference(config_class)}
     for auto_class, *model_classes in AUTO_MODELS:
-        model_class = next(cls for cls in model_classes if cls.config_class is config_class)
-        references[auto_class.__name__] = _reference(model_class)
+        for model_class in model_classes:
+            if model_class.config_class is config_class:
+                references[auto_class.__name__] = _reference(model_class)
     return references
 
 

@@ -79,6 +79,11 @@ def test_a_card_says_what_was_converted_and_who_measured_what(goldens, tmp_path)
     assert f"| sha256 of the source | `{model.conversion_record['sha256']}` |" in card
     assert "| read as | vit_jax, float32 |" in card
     assert "| classes | 10 |" in card
+    model.conversion_record["source"] = "/home/me/secret/mine.npz"
+    save_folder(tmp_path / "mine", model, processor)
+    card = render_folder_card(tmp_path / "mine")
+    assert "hf-vit convert mine.npz mine\n" in card
+    assert "secret" not in card
 
 
 def test_a_card_of_a_training_run(folder):
