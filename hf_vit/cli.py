@@ -74,17 +74,17 @@ def _convert(arguments: argparse.Namespace) -> None:
         raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
     _silence_progress_bars()
     from hf_vit.catalog import address_of
-    from hf_vit.conversion import convert
-    from hf_vit.hub import save_folder
+    from hf_vit.conversion import convert_to_folder
 
-    model, processor = convert(
+    model = convert_to_folder(
         address_of(arguments.source, arguments.index),
+        arguments.output,
+        overwrite=arguments.overwrite,
         labels=arguments.labels,
         image_size=arguments.image_size,
         position_grid=arguments.position_grid,
         **dict(arguments.set),
     )
-    save_folder(arguments.output, model, processor, arguments.overwrite)
     record = model.conversion_record or {}
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, image size {model.config.image_size}")
     print(f"read as {record['dialect']['names']} from {record['source']} (sha256 {record['sha256'][:16]}...)")

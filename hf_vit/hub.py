@@ -1,5 +1,6 @@
 """Saving and loading folders."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -43,7 +44,13 @@ def new_folder(output: str | os.PathLike, overwrite: bool = False) -> Iterator[P
     try:
         yield temporary
         temporary.chmod(0o777 & ~_umask())
+        for file in temporary.iterdir():  # safetensors makes files that only their owner may read
+            file.chmod((0o777 if file.is_dir() else 0o666) & ~_umask())
         _replace(output, temporary)
+    except Exception as error:
+        if _is_about_writing(error, temporary):
+            raise OSError(f"{output} cannot be written: {error}") from error
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -58,13 +65,15 @@ def save_folder(
         OSError: the disk is full, or nothing may be written there; `output` is as it was.
     """
     with new_folder(output, overwrite) as folder:
-        try:
-            model.save_pretrained(folder)
-            processor.save_pretrained(folder)
-        except Exception as error:
-            if isinstance(error, OSError) or "os error" in str(error).lower():  # safetensors has a class of its own
-                raise OSError(f"{output} cannot be written: {error}") from error
-            raise
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
+
+
+def _is_about_writing(error: Exception, folder: Path) -> bool:
+    """A full disk, or no rights: as an OSError of Python, or as the class of its own that safetensors has."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS) or str(folder) in str(error)
+    return "os error" in str(error).lower()
 
 
 def _replace(output: Path, temporary: Path) -> None:

@@ -427,12 +427,22 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """As in transformers; writes `conversion.json` too, if the model was converted."""
         hub_options = {name: kwargs.pop(name) for name in HUB_OPTIONS if push_to_hub and name in kwargs}
         super().save_pretrained(save_directory, **kwargs)
-        if self.conversion_record is not None:
-            text = json.dumps(self.conversion_record, indent=2)
-            (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n")
+        self._save_record(save_directory)
         if push_to_hub:
             repo_id = hub_options.pop("repo_id", Path(save_directory).resolve().name)
             self.push_to_hub(repo_id, token=kwargs.get("token"), **hub_options)
+
+    def save_description(self, save_directory) -> None:
+        """What `save_pretrained` writes besides the weights."""
+        self.config.architectures = [type(self).__name__]
+        self.config.dtype = self.dtype
+        self.config.save_pretrained(save_directory)
+        self._save_record(save_directory)
+
+    def _save_record(self, save_directory) -> None:
+        if self.conversion_record is not None:
+            text = json.dumps(self.conversion_record, indent=2)
+            (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n")
 
     @torch.no_grad()
     def set_image_size(self, image_size: Size) -> None:

@@ -1,6 +1,6 @@
 """Reading and writing other people's checkpoints: one rule table per source."""
 
-from .converting import convert
+from .converting import convert, convert_to_folder
 from .exporting import export
 from .graph_writing import export_aot_inductor, export_onnx, export_torch
 from .jax_writing import export_jax
@@ -11,6 +11,7 @@ from .transformers_writing import export_transformers
 __all__ = [
     "ConversionError",
     "convert",
+    "convert_to_folder",
     "export",
     "export_aot_inductor",
     "export_jax",

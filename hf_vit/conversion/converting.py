@@ -6,6 +6,7 @@ from typing import Any
 
 from ..catalog import address_of
 from ..configuration_hf_vit import Size, as_pair
+from ..hub import new_folder
 from ..image_processing_hf_vit import HfViTImageProcessor
 from ..modeling_hf_vit import HfViTPreTrainedModel
 from .labels import read_labels
@@ -23,6 +24,7 @@ def convert(
     image_size: Size | None = None,
     position_grid: Size | None = None,
     preset: str | None = None,
+    weights: Path | None = None,
     **overrides: Any,
 ) -> tuple[HfViTPreTrainedModel, HfViTImageProcessor]:
     """Convert a checkpoint of the original family, or of one of its ports.
@@ -38,6 +40,8 @@ def convert(
         image_size: resample the position embeddings to another size, an int or (height, width) in pixels.
         position_grid: (rows, columns) of the table of positions in the file; a square by default.
         preset: of the image processor; by default what the checkpoint was evaluated with.
+        weights: a .safetensors file that the weights of an .npz are streamed into; the model then stays on the meta
+            device, without any. See `convert_to_folder`.
         overrides: fields of the configuration that no array shows, such as `pooling="none"`; for files of timm and
             torchvision `num_attention_heads`, where the heads are not of 64 channels, and `hidden_act`.
 
@@ -53,6 +57,8 @@ def convert(
     fetched = fetch_any(address_of(str(source)))
     settings = read_settings(fetched.path)
     path, read = recognise_source(fetched.path, settings, None if position_grid is None else as_pair(position_grid))
+    if weights is not None and path.suffix == ".npz":
+        overrides["weights"] = weights
     with ThreadPoolExecutor(1) as executor:
         sha256 = executor.submit(sha256_of, path)  # hashing runs beside the reading
         model, record = read(**overrides)
@@ -68,6 +74,33 @@ def convert(
         _set_labels(model, labels)
     model.conversion_record = {**record, "preset": preprocessing["preset"], "versions": package_versions()}
     return model, build_processor(model.config, **preprocessing)
+
+
+def convert_to_folder(
+    source: str | Path, output: str | Path, *, image_size: Size | None = None, overwrite: bool = False, **options: Any
+) -> HfViTPreTrainedModel:
+    """`convert` and save: the weights of an .npz go from file to file, a few arrays at a time.
+
+    Args:
+        output: the folder; it appears when it is complete.
+        options: those of `convert`.
+
+    Returns:
+        The model; without weights, on the meta device, where they were streamed.
+
+    Raises:
+        FileExistsError: `output` exists and may not be overwritten.
+        ValueError, OSError: as `convert`; and where the folder cannot be written.
+    """
+    with new_folder(output, overwrite) as folder:
+        weights = folder / "model.safetensors" if image_size is None else None  # resampling needs them in memory
+        model, processor = convert(source, image_size=image_size, weights=weights, **options)
+        if model.device.type == "meta":
+            model.save_description(folder)
+        else:
+            model.save_pretrained(folder)
+        processor.save_pretrained(folder)
+    return model
 
 
 def _set_labels(model: HfViTPreTrainedModel, labels: str | Path | list[str]) -> None:

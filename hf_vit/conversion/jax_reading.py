@@ -1,7 +1,8 @@
 """From an original JAX checkpoint (.npz) to a model: everything is inferred from array names and shapes."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from .building import (
 from .jax_layout import POSITIONS, Dialect, StoredArray, recognise, rules_for
 from .npz import ArrayInfo, NpzReader
 from .rules import ConversionError, Rule, check_names, check_shapes, check_values
+from .streaming import write_safetensors
 
 
 class JaxCheckpoint(NamedTuple):
@@ -43,13 +45,14 @@ class JaxCheckpoint(NamedTuple):
 
 
 def read_jax(
-    path: Path, position_grid: tuple[int, int] | None = None, **overrides: Any
+    path: Path, position_grid: tuple[int, int] | None = None, weights: Path | None = None, **overrides: Any
 ) -> tuple[HfViTPreTrainedModel, dict[str, Any]]:
     """Read a checkpoint of vit_jax or big_vision.
 
     Args:
         path: the .npz file.
         position_grid: (rows, columns) of the table of positions; a square by default.
+        weights: a .safetensors file that they are streamed into, array by array; the model then has none.
         overrides: fields of the configuration that no array shows, such as `pooling="none"`.
 
     Returns:
@@ -62,7 +65,13 @@ def read_jax(
     with NpzReader(path) as reader:
         checkpoint = describe(reader, path.name, position_grid)
         model = empty_model({**checkpoint.fields, **overrides}, has_head="head/kernel" in checkpoint.arrays)
-        model.load_state_dict(_read_arrays(reader, checkpoint, model, path.name), assign=True)
+        rules = _checked_rules(reader, checkpoint, model, path.name)
+        arrays = _convert_arrays(reader, checkpoint, rules, path.name)
+        if weights is None:
+            model.load_state_dict(dict(arrays), assign=True)
+        else:
+            parameters = model.state_dict()
+            write_safetensors(weights, {rule.ours: tuple(parameters[rule.ours].shape) for rule in rules}, arrays)
         record = _record(reader, checkpoint, overrides)
     return model.eval(), record
 
@@ -80,10 +89,8 @@ def describe(reader: NpzReader, file: str, position_grid: tuple[int, int] | None
     return JaxCheckpoint(dialect, arrays, fields, class_row_missing, left_out)
 
 
-def _read_arrays(
-    reader: NpzReader, checkpoint: JaxCheckpoint, model: HfViTPreTrainedModel, file: str
-) -> dict[str, torch.Tensor]:
-    """Apply the rules; every array of the file is read once, and lives no longer than its own conversion."""
+def _checked_rules(reader: NpzReader, checkpoint: JaxCheckpoint, model: HfViTPreTrainedModel, file: str) -> list[Rule]:
+    """The rules of a model, those of one array of the file side by side, after checking all names and shapes."""
     rules = rules_for_model(model, rules_for(model.config, has_head="head/kernel" in checkpoint.arrays))
     check_names(rules, checkpoint.arrays, file)
     shapes = _shapes(reader, checkpoint.arrays)
@@ -91,12 +98,16 @@ def _read_arrays(
         one, rows, width = shapes[POSITIONS]
         shapes[POSITIONS] = (one, rows + 1, width)
     check_shapes(shapes, model.state_dict(), rules, file)
+    place = {name: index for index, name in enumerate(reader.arrays)}
+    return sorted(rules, key=lambda rule: place[checkpoint.arrays[rule.theirs].name])
 
-    rules_of: dict[str, list[Rule]] = {}
-    for rule in rules:
-        rules_of.setdefault(checkpoint.arrays[rule.theirs].name, []).append(rule)
-    state_dict, problems = {}, []
-    for name, its_rules in rules_of.items():
+
+def _convert_arrays(
+    reader: NpzReader, checkpoint: JaxCheckpoint, rules: list[Rule], file: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(our name, parameter) of every rule; each array of the file is read once, and lives only for its own rules."""
+    problems = []
+    for name, its_rules in groupby(rules, key=lambda rule: checkpoint.arrays[rule.theirs].name):
         array = reader.read(name)
         problems += check_values(name, array)
         array = array.float()
@@ -105,10 +116,9 @@ def _read_arrays(
             part = array if index is None else array[index].clone()
             if theirs == POSITIONS and checkpoint.class_row_missing:
                 part = pad(part, (0, 0, 1, 0))  # big_vision adds nothing to the class token
-            state_dict[ours] = layout.to_ours(part).contiguous()
+            yield ours, layout.to_ours(part).contiguous()
     if problems:
         raise ConversionError(f"{file} cannot be used: {'; '.join(problems)}")
-    return state_dict
 
 
 def _record(reader: NpzReader, checkpoint: JaxCheckpoint, overrides: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.conversion import ConversionError, convert, export_jax
+from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
 from hf_vit.conversion.npz import NpzReader
 from hf_vit.hub import load_model, save_folder
 
@@ -238,3 +238,19 @@ def test_folders(goldens, tmp_path):
     (tmp_path / "two.npz").write_bytes((goldens / "vit_gap.npz").read_bytes())
     with pytest.raises(ConversionError, match=r"must hold one checkpoint .*; it holds one.npz, two.npz"):
         convert(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "checkpoint", ["hybrid_stem_rep_gap.npz", "bv_scan_params.npz", "bv_tok.npz", "vit_nohead.npz"]
+)
+def test_straight_to_a_folder_is_the_same_as_through_memory(goldens, tmp_path, checkpoint):
+    save_folder(tmp_path / "through", *convert(goldens / checkpoint))
+    model = convert_to_folder(goldens / checkpoint, tmp_path / "straight")
+    assert model.device.type == "meta"
+    files = {path.name for path in (tmp_path / "straight").iterdir()}
+    assert files == {path.name for path in (tmp_path / "through").iterdir()}
+    for name in files - {"model.safetensors"}:
+        assert (tmp_path / "straight" / name).read_text() == (tmp_path / "through" / name).read_text(), name
+    straight, through = load_model(tmp_path / "straight"), load_model(tmp_path / "through")
+    for name, parameter in through.state_dict().items():
+        assert torch.equal(straight.state_dict()[name], parameter), name

@@ -1,0 +1,32 @@
+"""Weights from file to file: the library that writes .safetensors wants all tensors in memory at once."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+ALIGNMENT = 8  # bytes, of the header's end
+
+
+def write_safetensors(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[tuple[str, torch.Tensor]]
+) -> None:
+    """Write float32 tensors one at a time, as https://github.com/huggingface/safetensors describes the format.
+
+    Args:
+        shapes: of all tensors, in the order in which they come.
+        tensors: (name, contiguous tensor) pairs; each may vanish when the next is asked for.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in tensors:
+            file.write(tensor.numpy().data)
