@@ -13,7 +13,7 @@ from transformers.processing_utils import ImagesKwargs
 from transformers.utils import logging
 
 from .image_batches import collate_images, collate_patches, count_images, list_images, name_image
-from .image_presets import as_pair, first_settings, override_settings
+from .image_presets import as_pair, check_choices, first_settings, override_settings
 from .image_reading import ImageReadingError, read_image
 from .image_resizing import KERNELS, Filter, Window, center_window, cut, pad_to, resize, shortest_edge_size
 from .native_resolution import fit_grid
@@ -113,6 +113,17 @@ class HfViTImageProcessor(BaseImageProcessor):
         """Every setting, by name."""
         return {name: getattr(self, name) for name in SETTINGS}
 
+    def settings_of_call(self, **kwargs: Any) -> SimpleNamespace:
+        """Every setting as changed for one call, and the arguments of the call."""
+        call = {name: kwargs.pop(name, None) for name in CALL_KEYS}
+        check_choices(call)
+        if kwargs:
+            validate_typed_dict(self.valid_kwargs, kwargs)  # pyright: ignore[reportArgumentType]
+        settings = SimpleNamespace(**override_settings(self.settings(), kwargs), **call)
+        if settings.backend == "pillow" and settings.device is not None and torch.device(settings.device).type != "cpu":
+            raise ValueError(f'backend="pillow" computes on the CPU, not on {settings.device}')
+        return settings
+
     @classmethod
     def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any):
         """As in the base class, but settings in `kwargs` change others along, as in a call."""
@@ -145,10 +156,7 @@ class HfViTImageProcessor(BaseImageProcessor):
         Raises:
             ImageReadingError: an image that cannot be read; the message names the file or the index.
         """
-        validate_typed_dict(self.valid_kwargs, kwargs)  # pyright: ignore[reportArgumentType]
-        settings = SimpleNamespace(**{**dict.fromkeys(CALL_KEYS), **override_settings(self.settings(), kwargs)})
-        if settings.backend == "pillow" and settings.device is not None and torch.device(settings.device).type != "cpu":
-            raise ValueError(f'backend="pillow" computes on the CPU, not on {settings.device}')
+        settings = self.settings_of_call(**kwargs)
         images, errors = list_images(images, settings.device), {}
         if not images:
             raise ValueError("there are no images to process")
