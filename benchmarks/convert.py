@@ -72,12 +72,13 @@ def run(command: str) -> tuple[float, int]:
     """Seconds that a shell command takes, and the peak memory in bytes of the largest process in it."""
     os.sync()
     start = time.perf_counter()
-    process = subprocess.Popen(command, shell=True, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - start
-    process.returncode = os.waitstatus_to_exitcode(status)
+    with subprocess.Popen(command, shell=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        messages = process.stderr.read().decode()
     if process.returncode:
-        raise SystemExit(f"{command} ended with status {process.returncode}")
+        raise SystemExit(f"{command} ended with status {process.returncode}: {messages}")
     return seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -17,11 +17,14 @@ _HOME = {
     "HfViTModel": _MODELING,
     "HfViTForImageClassification": _MODELING,
     "HfViTBackbone": _MODELING,
+    "HfViTForMaskedPatchPrediction": ".modeling_masked_patch_prediction",
     "HfViTHybridModel": _MODELING,
     "HfViTHybridForImageClassification": _MODELING,
     "HfViTHybridBackbone": _MODELING,
     "HfViTImageProcessor": ".image_processing_hf_vit",
     "register_auto_classes": ".auto",
+    "push": ".pushing",
+    "add_code": ".remote_code",
 }
 _MODULES = ("conversion",)
 

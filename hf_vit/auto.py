@@ -5,6 +5,7 @@ from transformers import AutoBackbone, AutoConfig, AutoImageProcessor, AutoModel
 from . import modeling_hf_vit as modeling
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from .image_processing_hf_vit import HfViTImageProcessor
+from .pushing import push_saved
 
 AUTO_MODELS = (
     (AutoModel, modeling.HfViTModel, modeling.HfViTHybridModel),
@@ -18,7 +19,7 @@ AUTO_MODELS = (
 
 
 def register_auto_classes() -> None:
-    """Make the Auto classes and `pipeline` know the family; calling it again changes nothing."""
+    """Make the Auto classes and `pipeline` know the family; and `push_to_hub` our card; again changes nothing."""
     for config_class in (HfViTConfig, HfViTHybridConfig):
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         both = {"pil": HfViTImageProcessor, "torchvision": HfViTImageProcessor}
@@ -26,3 +27,5 @@ def register_auto_classes() -> None:
     for auto_class, plain, hybrid in AUTO_MODELS:
         auto_class.register(HfViTConfig, plain, exist_ok=True)
         auto_class.register(HfViTHybridConfig, hybrid, exist_ok=True)
+    # Here and not in the classes' own files, which travel to the Hub without the rest of the package.
+    modeling.HfViTPreTrainedModel.push_to_hub = HfViTImageProcessor.push_to_hub = push_saved

@@ -3,13 +3,20 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from .commands import add_command
+from .commands.hub import add_hub_commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; bad input is one sentence on standard error and exit status 2."""
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments, settings = parser.parse_known_args(argv)
+    if settings and not arguments.takes_settings:
+        parser.error(f"unrecognized arguments: {' '.join(settings)}")
+    arguments.settings = settings
     try:
         arguments.run(arguments)
     except (ValueError, OSError) as error:
@@ -34,22 +41,31 @@ def build_parser() -> argparse.ArgumentParser:
     _add_convert(commands)
     _add_export(commands)
     _add_predict(commands)
+    _add_training(commands)
+    add_hub_commands(commands)
     return parser
 
 
-def _add_command(commands, name: str, run: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
-    command.set_defaults(run=run)
-    return command
-
-
 def _add_convert(commands) -> None:
-    command = _add_command(commands, "convert", _convert, "convert an original JAX checkpoint to a folder")
-    command.add_argument("source", help="an .npz, or a folder that holds one: a path, https://... or gs://bucket/path")
+    command = add_command(commands, "convert", _convert, "convert a checkpoint to a folder that from_pretrained loads")
+    command.add_argument(
+        "source",
+        help="an original .npz; .safetensors or .pth of timm, torchvision, DeiT, MAE or DINO; or a folder of these or "
+        "of transformers: a path, https://..., gs://bucket/path or a name on the Hub; or augreg:best:B/16",
+    )
+    command.add_argument("--index", help="AugReg's index.csv, for `augreg:best:` of what is not recommended")
     command.add_argument("output", type=Path, help="the folder to write")
     command.add_argument("--labels", help="names of the classes: imagenet1k, or a file with one per line, or JSON")
     command.add_argument("--image-size", type=_size, metavar="N|HxW", help="resample the position embeddings")
     command.add_argument("--position-grid", type=_size, metavar="RxC", help="rows x columns, where it is no square")
+    command.add_argument(
+        "--set",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="a field of the configuration that no array shows, such as num_attention_heads=4; may be repeated",
+    )
     command.add_argument("--overwrite", action="store_true", help="replace the output folder")
 
 
@@ -57,14 +73,16 @@ def _convert(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and not arguments.overwrite:  # before the work, not after
         raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
     _silence_progress_bars()
+    from hf_vit.catalog import address_of
     from hf_vit.conversion import convert
     from hf_vit.hub import save_folder
 
     model, processor = convert(
-        arguments.source,
+        address_of(arguments.source, arguments.index),
         labels=arguments.labels,
         image_size=arguments.image_size,
         position_grid=arguments.position_grid,
+        **dict(arguments.set),
     )
     save_folder(arguments.output, model, processor, arguments.overwrite)
     record = model.conversion_record or {}
@@ -76,11 +94,18 @@ def _convert(arguments: argparse.Namespace) -> None:
 
 
 def _add_export(commands) -> None:
-    command = _add_command(commands, "export", _export, "write a folder as somebody else's checkpoint")
+    command = add_command(commands, "export", _export, "write a folder as somebody else's checkpoint")
     command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
-    command.add_argument("output", type=Path, help="the file to write")
-    command.add_argument("--to", required=True, choices=["jax"], help="the format")
+    command.add_argument("output", type=Path, help="the file to write; a folder for transformers, either for timm")
+    formats = ["jax", "transformers", "timm", "onnx", "torch-export", "aot-inductor"]
+    command.add_argument("--to", required=True, choices=formats, help="the format")
     command.add_argument("--dialect", default="vit_jax", choices=["vit_jax", "big_vision"], help="names in the .npz")
+    command.add_argument(
+        "--size",
+        type=lambda text: text if text == "dynamic" else _size(text),
+        metavar="N|HxW|dynamic",
+        help="of the images of a program (onnx, torch-export, aot-inductor); by default the model's own",
+    )
     command.add_argument("--overwrite", action="store_true", help="replace the output")
 
 
@@ -88,15 +113,34 @@ def _export(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and not arguments.overwrite:
         raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
     _silence_progress_bars()
-    from hf_vit.conversion import export_jax
+    from hf_vit.conversion import export
     from hf_vit.hub import load_model
 
-    export_jax(load_model(arguments.folder), arguments.output, arguments.dialect)
+    left = export(
+        load_model(arguments.folder),
+        arguments.output,
+        arguments.to,
+        processor=_processor_in(arguments.folder) if arguments.to == "transformers" else None,
+        dialect=arguments.dialect,
+        size=arguments.size,
+        overwrite=arguments.overwrite,
+    )
+    if left:
+        print("timm.create_model computes the same with", json.dumps(left))
     print(f"saved in {arguments.output}")
 
 
+def _processor_in(folder: str):
+    from hf_vit import HfViTImageProcessor
+
+    try:
+        return HfViTImageProcessor.from_pretrained(folder)
+    except OSError:  # a model that was saved without
+        return None
+
+
 def _add_predict(commands) -> None:
-    command = _add_command(commands, "predict", _predict, "classify image files")
+    command = add_command(commands, "predict", _predict, "classify image files")
     command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
     command.add_argument("images", nargs="+", type=Path)
     command.add_argument("--top-k", type=int, default=5, help="how many classes to name (default 5)")
@@ -120,11 +164,43 @@ def _predict(arguments: argparse.Namespace) -> None:
             print(image, *(f"  {entry.score:6.1%}  {entry.label}" for entry in predictions), sep="\n")
 
 
+def _add_training(commands) -> None:
+    about = {
+        "train": "fine-tune the model of --model, or without one train from random weights",
+        "evaluate": "measure a classifier on a split of a data set",
+    }
+    for name, what in about.items():
+        command = commands.add_parser(name, help=what, add_help=False)  # the settings have a parser of their own
+        command.set_defaults(run=_train, takes_settings=True)
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from hf_vit.training import commands
+
+    if arguments.command == "evaluate":
+        commands.main(commands.evaluate, arguments.settings)
+    elif any(setting.split("=")[0] == "--model" for setting in arguments.settings):
+        commands.main(commands.finetune, arguments.settings)
+    else:
+        commands.main(commands.pretrain, arguments.settings)
+
+
 def _silence_progress_bars() -> None:
     """Those of transformers, over a fraction of a second; downloads keep theirs."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """`name=value`, the value as JSON or, where it is none, as text."""
+    name, separator, value = text.partition("=")
+    if not (separator and name.isidentifier()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 def _size(text: str) -> int | tuple[int, int]:

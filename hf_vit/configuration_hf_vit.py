@@ -7,12 +7,14 @@ from huggingface_hub.dataclasses import strict
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 
+from .upstream_vit import is_upstream, translate_settings
+
 Size = int | list[int] | tuple[int, int]
 
 # What transformers passes to a config besides the fields that the class declares.
 KNOWN_EXTRAS = frozenset(
     "_attn_implementation _commit_hash _name_or_path attn_implementation auto_map experts_implementation model_type "
-    "name_or_path num_labels output_attentions quantization_config tie_last_hidden_states torch_dtype".split()
+    "name_or_path num_labels output_attentions quantization_config tie_last_hidden_states torch_dtype use_cache".split()
 )
 
 # The released models (Table 1 of arXiv 2010.11929 and of 2106.10270; vit_jax/configs/models.py).
@@ -72,9 +74,14 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         position_embedding_type: "learned", "sincos2d" (fixed, MoCo v3's) or "none".
         position_interpolation: how learned position embeddings follow the image's size: "jax" (bilinear, corners
             aligned), "jax_exact" (the same with the original's rounding fault), "bilinear" or "bicubic" (half-pixel
-            centres, antialiased).
+            centres, antialiased, as timm does it) or "bicubic_aliased" (the same without antialias, as transformers).
+        pool_patches_only: whether "mean" and "map" leave the class token out, as timm does.
+        norm_after_pooling: whether the final LayerNorm comes after the pooling (timm's `fc_norm`), so that
+            `last_hidden_state` is without it.
         image_size_history: the sizes that the position embeddings had before they were resampled, the one they were
             trained at first; None if they never were.
+        patch_target: what masked patch prediction predicts: "mean_color" (3 bits per channel), "downsized" (the same of
+            each cell of a 4 x 4 grid) or "pixels".
 
     Raises:
         ValueError: for sizes that do not divide, and for arguments that this class does not know.
@@ -100,8 +107,11 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     use_cls_token: bool | None = None
     representation_size: int | None = None
     position_embedding_type: Literal["learned", "sincos2d", "none"] = "learned"
-    position_interpolation: Literal["jax", "jax_exact", "bilinear", "bicubic"] = "jax"
+    position_interpolation: Literal["jax", "jax_exact", "bilinear", "bicubic", "bicubic_aliased"] = "jax"
+    pool_patches_only: bool = False
+    norm_after_pooling: bool = False
     image_size_history: list[Size] | None = None
+    patch_target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
 
@@ -122,6 +132,18 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             self.use_cls_token = self.pooling == "cls"
         super().__post_init__(**kwargs)
         self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a config.json says; that of transformers' own `vit`, `vit_mae` and `vit-hybrid` in our words."""
+        settings, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if not is_upstream(settings):
+            return settings, kwargs
+        translated, model_type = translate_settings(settings), settings["model_type"]
+        if ("stem_depths" in translated) != issubclass(cls, HfViTHybridConfig):
+            kind = "HfViTHybrid" if "stem_depths" in translated else "HfViT"
+            raise ValueError(f"{pretrained_model_name_or_path} holds a model of type {model_type}: use {kind}...")
+        return translated, kwargs
 
     @classmethod
     def from_variant(cls, name: str, **overrides: Any) -> "HfViTConfig":
@@ -231,6 +253,10 @@ class HfViTHybridConfig(HfViTConfig):
     Args:
         stem_depths: units per stage, such as [3, 4, 9]; empty for the root convolution and max-pool alone.
         stem_width: channels of the root convolution; a multiple of 32, the number of groups of its GroupNorm.
+        group_norm_eps: epsilon of every GroupNorm of the stem.
+        weight_standardization_eps: epsilon of its standardised weights.
+        weight_standardization_form: what that epsilon is added to: the "std", as in the original, or the "variance",
+            as in timm and transformers.
     """
 
     model_type = "hf_vit_hybrid"
@@ -238,6 +264,9 @@ class HfViTHybridConfig(HfViTConfig):
     patch_size: Size = 1
     stem_depths: list[int] | tuple[int, ...] = (3, 4, 9)
     stem_width: int = 64
+    group_norm_eps: float = 1e-6
+    weight_standardization_eps: float = 1e-5
+    weight_standardization_form: Literal["std", "variance"] = "std"
 
     @property
     def stride(self) -> int:

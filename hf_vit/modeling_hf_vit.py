@@ -7,6 +7,7 @@ the class token, if there is one, and the patches, row by row.
 import copy
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.core_model_loading import WeightRenaming
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
@@ -28,14 +31,23 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
 from .position_embeddings import Grid, is_same, resize_position_embeddings, sincos2d
-from .resnet_stem import ResNetStem
+from .resnet_stem import ResNetStem, StemNumbers
+from .upstream_vit import REBUILDS_PIXELS, WEIGHT_NAMES, is_upstream
 
 logger = logging.get_logger(__name__)
 
 # Standard deviation of a normal distribution cut at two of its own: jax.nn.initializers corrects for it.
 TRUNCATED_STD = 0.87962566103423978
 CACHED_GRIDS = 16
+# What `HfViTForMaskedPatchPrediction` has besides the encoder.
+MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\."]
 CONVERSION_RECORD = "conversion.json"
+# Arguments of `push_to_hub`, where `save_pretrained` is to call it.
+HUB_OPTIONS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
+
+
+def stem_numbers(config: HfViTHybridConfig) -> StemNumbers:
+    return StemNumbers(config.group_norm_eps, config.weight_standardization_eps, config.weight_standardization_form)
 
 
 class HfViTPatchEmbeddings(nn.Module):
@@ -57,8 +69,8 @@ class HfViTEmbeddings(nn.Module):
         self.config = config
         self.stem = None
         map_channels = config.num_channels
-        if isinstance(config, HfViTHybridConfig):
-            self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths)
+        if config.model_type == HfViTHybridConfig.model_type:  # as remote code, the class can be there twice
+            self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths, stem_numbers(config))
             map_channels = self.stem.out_channels
         self.patch_embeddings = HfViTPatchEmbeddings(config, map_channels)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.use_cls_token else None
@@ -79,30 +91,25 @@ class HfViTEmbeddings(nn.Module):
         Returns:
             (batch, tokens, hidden_size)
         """
-        if spatial_shapes is None:
-            patches, positions = self.embed_images(pixel_values)
-        else:
-            patches, positions = self.embed_patches(pixel_values, spatial_shapes)
-        if self.cls_token is not None:
-            patches = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
-        return self.dropout(patches if positions is None else patches + positions)
+        if spatial_shapes is not None:
+            return self.as_tokens(*self.as_padded_patches(pixel_values, spatial_shapes))
+        patches = self.as_patches(pixel_values)
+        return self.as_tokens(patches, self.positions_on(self.config.grid_of(*pixel_values.shape[-2:]), patches))
 
-    def embed_images(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(batch, num_channels, height, width) -> patches (batch, rows * columns, hidden_size), positions (1, ...)"""
+    def as_patches(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size)"""
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
             raise ValueError(
                 f"pixel_values has shape {tuple(pixel_values.shape)}; "
                 f"expected (batch, {self.config.num_channels}, height, width)"
             )
-        grid = self.config.grid_of(*pixel_values.shape[-2:])
-        feature_map = pixel_values if self.stem is None else self.stem(pixel_values)
-        patches = self.patch_embeddings(feature_map)
-        return patches, None if self.config.position_embedding_type == "none" else self.positions_on(grid, patches)
+        self.config.grid_of(*pixel_values.shape[-2:])  # refuses a size that the patches do not divide
+        return self.patch_embeddings(pixel_values if self.stem is None else self.stem(pixel_values))
 
-    def embed_patches(
+    def as_padded_patches(
         self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(batch, patches, values) -> patches (batch, patches, hidden_size) and positions, zero where there is none
+        """(batch, patches, values) -> (batch, patches, hidden_size) and positions, zero where there is no patch
 
         Images of the same shape are put together again and embedded in one go, which gives a stem its neighbours.
         """
@@ -119,18 +126,26 @@ class HfViTEmbeddings(nn.Module):
         for group, (rows, columns) in enumerate(shapes.tolist()):
             members = (group_of == group).nonzero()[:, 0]
             images = unpatchify(pixel_values[members, : rows * columns], (rows, columns), (height, width))
-            embedded, table = self.embed_images(images)
-            patches[members, : rows * columns] = embedded
+            patches[members, : rows * columns] = self.as_patches(images)
+            table = self.positions_on((rows, columns), patches)
             if table is not None:
                 positions[members, : table.shape[1]] = table
-        return patches, positions
+        return patches, None if self.config.position_embedding_type == "none" else positions
 
-    def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor:
+    def as_tokens(self, patches: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """(batch, patches, hidden_size) -> (batch, tokens, hidden_size): class token and positions added"""
+        if self.cls_token is not None:
+            patches = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+        return self.dropout(patches if positions is None else patches + positions)
+
+    def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor | None:
         """Position embeddings on any grid of patches, resampled where it is not the stored one.
 
         Returns:
-            (1, tokens, hidden_size), in the dtype and on the device of `like`.
+            (1, tokens, hidden_size), in the dtype and on the device of `like`; None for a model without.
         """
+        if self.config.position_embedding_type == "none":
+            return None
         if self.position_embeddings is not None and is_same(grid, self.config.grid_size):
             return self.position_embeddings
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -312,19 +327,30 @@ class HfViTPooler(nn.Module):
     def __init__(self, config: HfViTConfig):
         super().__init__()
         self.pooling = config.pooling
+        leaves_out_prefix = config.pool_patches_only and config.pooling in ("mean", "map")
+        self.first_token = config.num_prefix_tokens if leaves_out_prefix else 0
         self.map = HfViTMapPooling(config) if config.pooling == "map" else None
         width = config.representation_size
         self.dense = None if width is None else nn.Linear(config.hidden_size, width)
         if self.dense is not None:
             self.dense.role = "pre_logits"
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        norm: nn.Module | None = None,
+    ) -> torch.Tensor:
         """(batch, tokens, hidden_size) -> (batch, features), or (batch, tokens, features) with pooling "none"
 
         Args:
             attention_mask: (batch, tokens), True for the tokens that count; None when all do.
+            norm: the final LayerNorm, if it comes after the pooling.
         """
+        hidden_states = hidden_states[:, self.first_token :]
+        attention_mask = None if attention_mask is None else attention_mask[:, self.first_token :]
         pooled = self.pool(hidden_states, attention_mask)
+        pooled = pooled if norm is None else norm(pooled)
         return pooled if self.dense is None else torch.tanh(self.dense(pooled))
 
     def pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -355,7 +381,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}  # noqa: RUF012
     _input_embed_layer = "patch_embeddings"
     # A checkpoint with a head or a pooler may be loaded without: that loses nothing in silence, it is asked for.
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\."]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\.", *MASKED_PATCH_KEYS]  # noqa: RUF012
 
     conversion_record: dict[str, Any] | None = None  # what the weights were converted from
 
@@ -367,6 +393,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
         """Load a model; nothing in it is random.
 
+        Folders of transformers' own `vit`, `vit_mae` and (of version 4) `vit-hybrid` load too, with their numbers.
+
         `image_size=` other than the stored one resamples the position embeddings, once. A head that is missing, or of
         another number of labels, is re-created as zeros, and said so.
 
@@ -375,6 +403,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """
         hub = {name: kwargs[name] for name in ("cache_dir", "local_files_only", "revision", "subfolder", "token")
                if name in kwargs}  # fmt: skip
+        settings, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+        if is_upstream(settings):
+            kwargs["key_mapping"] = {**WEIGHT_NAMES, **kwargs.get("key_mapping", {})}
         stored_size = cls.config_class.from_pretrained(pretrained_model_name_or_path, **hub).image_size
         image_size = kwargs.pop("image_size", stored_size if config is None else config.image_size)
         if config is not None:
@@ -385,17 +416,23 @@ class HfViTPreTrainedModel(PreTrainedModel):
         model, info = super().from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             pretrained_model_name_or_path, *model_args, config=config, output_loading_info=True, **kwargs
         )
+        if is_upstream(settings):
+            _settle_upstream(model, info)
         _check_loading(info, pretrained_model_name_or_path)
         if as_pair(image_size) != as_pair(stored_size):
             model.set_image_size(image_size)
         return (model, info) if wants_info else model
 
-    def save_pretrained(self, save_directory, **kwargs):
+    def save_pretrained(self, save_directory, push_to_hub=False, **kwargs):
         """As in transformers; writes `conversion.json` too, if the model was converted."""
+        hub_options = {name: kwargs.pop(name) for name in HUB_OPTIONS if push_to_hub and name in kwargs}
         super().save_pretrained(save_directory, **kwargs)
         if self.conversion_record is not None:
             text = json.dumps(self.conversion_record, indent=2)
             (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n")
+        if push_to_hub:
+            repo_id = hub_options.pop("repo_id", Path(save_directory).resolve().name)
+            self.push_to_hub(repo_id, token=kwargs.get("token"), **hub_options)
 
     @torch.no_grad()
     def set_image_size(self, image_size: Size) -> None:
@@ -452,15 +489,28 @@ def _lecun_normal_(weight: torch.Tensor) -> None:
     init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
+def _settle_upstream(model: HfViTPreTrainedModel, info: dict) -> None:
+    """What only the weights of one of transformers' ViTs say, and the names in which the model is saved again."""
+    pooler = getattr(model.base_model, "pooler", None)
+    missing = {key for key in info["missing_keys"] if key.removeprefix("vit.").startswith("pooler.dense.")}
+    if pooler is not None and missing:  # its config.json does not say whether it has a pooler
+        pooler.dense = None
+        model.config.representation_size = None
+        info["missing_keys"] = set(info["missing_keys"]) - missing
+    conversions = getattr(model, "_weight_conversions", None) or []
+    model._weight_conversions = [change for change in conversions if not isinstance(change, WeightRenaming)]
+
+
 def _check_loading(info: dict, name: str) -> None:
     """Only the head may differ from the checkpoint."""
     head = sorted(key for key in info["missing_keys"] if key.startswith("classifier."))
     missing = sorted(set(info["missing_keys"]) - set(head))
     mismatched = [entry for entry in info["mismatched_keys"] if not entry[0].startswith("classifier.")]
-    if missing or mismatched or info["unexpected_keys"]:
+    unexpected = sorted(key for key in info["unexpected_keys"] if not re.search(REBUILDS_PIXELS, key))
+    if missing or mismatched or unexpected:
         problems = [f"{key} is missing" for key in missing]
         problems += [f"{key} has shape {tuple(theirs)}, not {tuple(ours)}" for key, theirs, ours in mismatched]
-        problems += [f"{key} is not used" for key in sorted(info["unexpected_keys"])]
+        problems += [f"{key} is not used" for key in unexpected]
         raise ValueError(f"{name} does not fit its configuration: {'; '.join(problems)}")
     if head or info["mismatched_keys"]:
         logger.warning(f"The classification head of {name} does not fit; it was re-created as zeros: train it.")
@@ -513,8 +563,9 @@ class HfViTModel(HfViTPreTrainedModel):
         if pixel_attention_mask is not None:
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
         hidden_states = _encode(self, hidden_states, attention_mask, **kwargs)
-        last_hidden_state = self.layernorm(hidden_states)
-        pooler_output = None if self.pooler is None else self.pooler(last_hidden_state, attention_mask)
+        norm_before, norm_after = (None, self.layernorm) if self.config.norm_after_pooling else (self.layernorm, None)
+        last_hidden_state = hidden_states if norm_before is None else norm_before(hidden_states)
+        pooler_output = None if self.pooler is None else self.pooler(last_hidden_state, attention_mask, norm_after)
         return BaseModelOutputWithPooling(last_hidden_state=last_hidden_state, pooler_output=pooler_output)
 
 
@@ -535,7 +586,7 @@ def _encode(model, hidden_states: torch.Tensor, attention_mask: torch.Tensor | N
 class HfViTForImageClassification(HfViTPreTrainedModel):
     """The encoder with a linear head; a new head is zero, as in the paper."""
 
-    _keys_to_ignore_on_load_unexpected = None
+    _keys_to_ignore_on_load_unexpected = MASKED_PATCH_KEYS
 
     def __init__(self, config: HfViTConfig):
         super().__init__(config)

@@ -37,7 +37,7 @@ def resize_position_embeddings(
         method: "jax": bilinear with aligned corners, which is what `scipy.ndimage.zoom(order=1)` computes in
             `interpolate_posembed`, google-research/vision_transformer, vit_jax/checkpoint.py. "jax_exact": the same
             with that function's rounding fault, see `linear_weights`. "bilinear", "bicubic": half-pixel centres,
-            antialiased, as timm does it.
+            antialiased, as timm does it. "bicubic_aliased": without antialias, as transformers does it.
 
     Returns:
         (1, num_prefix_tokens + new_rows * new_columns, hidden_size), in the dtype of the input.
@@ -62,7 +62,8 @@ def resize_position_embeddings(
         patches = torch.einsum("rh,cw,bhwd->brcd", rows, columns, patches)
     else:
         patches = patches.permute(0, 3, 1, 2)  # (1, hidden_size, old_rows, old_columns)
-        patches = interpolate(patches, size=new_grid, mode=method, align_corners=False, antialias=True)
+        mode, antialias = method.removesuffix("_aliased"), not method.endswith("_aliased")
+        patches = interpolate(patches, size=new_grid, mode=mode, align_corners=False, antialias=antialias)
         patches = patches.permute(0, 2, 3, 1)
     return torch.cat([prefix, patches.flatten(1, 2).to(dtype)], dim=1)
 

@@ -1,9 +1,13 @@
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+
+from .hub_client import Clients
+from .local_hub import LocalHub
 
 torch.set_num_threads(1)  # the tests run in two processes; threads that wait for each other cost more than they give
 
@@ -29,3 +33,37 @@ def golden_runs(*families: str) -> list[dict]:
     """The runs of goldens/index.json that belong to a model family."""
     runs = json.loads((GOLDENS / "index.json").read_text())
     return [run for run in runs if run["family"] in families]
+
+
+HUB_TOKENS = {
+    "hf_alice": {"name": "alice", "orgs": ["acme"]},
+    "hf_bob": {"name": "bob"},
+    "hf_reader": {"name": "alice", "role": "read"},
+}
+
+
+@pytest.fixture(scope="session")
+def _hub_and_clients(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hub")
+    with LocalHub(folder / "hub", HUB_TOKENS) as hub:
+        clients = Clients(hub, folder / "clients")
+        yield hub, clients
+        clients.stop()
+
+
+@pytest.fixture
+def hub(_hub_and_clients):
+    """A Hub on this machine, with nothing in it; see local_hub.py."""
+    hub, _ = _hub_and_clients
+    for part in ("repos", "objects"):
+        shutil.rmtree(hub.root / part)
+        (hub.root / part).mkdir()
+    hub.requests.clear()
+    hub.faults.clear()
+    return hub
+
+
+@pytest.fixture
+def client(hub, _hub_and_clients):
+    """Runs Python code, or `hf-vit` with a list of arguments, as a user of the Hub, with a fresh cache."""
+    return _hub_and_clients[1]

@@ -1,27 +1,29 @@
 """From an original JAX checkpoint (.npz) to a model: everything is inferred from array names and shapes."""
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
-from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, stem_stride
-from ..modeling_hf_vit import (
-    HfViTForImageClassification,
-    HfViTHybridForImageClassification,
-    HfViTHybridModel,
-    HfViTModel,
-    HfViTPreTrainedModel,
+from ..configuration_hf_vit import stem_stride
+from ..modeling_hf_vit import HfViTPreTrainedModel
+from .building import (
+    check_required,
+    default_grid,
+    empty_model,
+    fits,
+    grid_of,
+    image_size_of,
+    is_untrained,
+    one_or_pair,
+    rules_for_model,
 )
 from .jax_layout import POSITIONS, Dialect, StoredArray, recognise, rules_for
 from .npz import ArrayInfo, NpzReader
-from .rules import ConversionError, Rule, check_names, check_shapes, count_not_finite
-
-DEFAULT_IMAGE_SIZE = 224  # where a file has no table of positions to read it from
+from .rules import ConversionError, Rule, check_names, check_shapes, check_values
 
 
 class JaxCheckpoint(NamedTuple):
@@ -59,7 +61,7 @@ def read_jax(
     """
     with NpzReader(path) as reader:
         checkpoint = describe(reader, path.name, position_grid)
-        model = _empty_model(checkpoint, overrides)
+        model = empty_model({**checkpoint.fields, **overrides}, has_head="head/kernel" in checkpoint.arrays)
         model.load_state_dict(_read_arrays(reader, checkpoint, model, path.name), assign=True)
         record = _record(reader, checkpoint, overrides)
     return model.eval(), record
@@ -78,25 +80,11 @@ def describe(reader: NpzReader, file: str, position_grid: tuple[int, int] | None
     return JaxCheckpoint(dialect, arrays, fields, class_row_missing, left_out)
 
 
-def _empty_model(checkpoint: JaxCheckpoint, overrides: dict[str, Any]) -> HfViTPreTrainedModel:
-    fields = {**checkpoint.fields, **overrides}
-    hybrid, has_head = "stem_depths" in fields, "head/kernel" in checkpoint.arrays
-    config = HfViTHybridConfig(**fields) if hybrid else HfViTConfig(**fields)
-    if has_head:
-        model_class = HfViTHybridForImageClassification if hybrid else HfViTForImageClassification
-    else:
-        model_class = HfViTHybridModel if hybrid else HfViTModel
-    with torch.device("meta"):
-        return model_class(config)
-
-
 def _read_arrays(
     reader: NpzReader, checkpoint: JaxCheckpoint, model: HfViTPreTrainedModel, file: str
 ) -> dict[str, torch.Tensor]:
     """Apply the rules; every array of the file is read once, and lives no longer than its own conversion."""
-    rules = rules_for(model.config, has_head="head/kernel" in checkpoint.arrays)
-    if model.base_model is model:
-        rules = [rule._replace(ours=rule.ours.removeprefix("vit.")) for rule in rules]
+    rules = rules_for_model(model, rules_for(model.config, has_head="head/kernel" in checkpoint.arrays))
     check_names(rules, checkpoint.arrays, file)
     shapes = _shapes(reader, checkpoint.arrays)
     if checkpoint.class_row_missing:
@@ -110,11 +98,8 @@ def _read_arrays(
     state_dict, problems = {}, []
     for name, its_rules in rules_of.items():
         array = reader.read(name)
-        if not array.is_floating_point():
-            problems.append(f"{name} holds {array.dtype}, not floating-point numbers")
+        problems += check_values(name, array)
         array = array.float()
-        if count := count_not_finite(array):
-            problems.append(f"{name} has {count} values that are NaN or infinite")
         for theirs, ours, layout in its_rules:
             index = checkpoint.arrays[theirs].index
             part = array if index is None else array[index].clone()
@@ -147,11 +132,7 @@ def _check_what_is_inferred_from(shapes: Mapping[str, tuple[int, ...]], file: st
         f"{block}/MlpBlock_3/Dense_0/kernel": 2,
     }
     optional = {POSITIONS: 3, "pre_logits/kernel": 2, "head/kernel": 2, "conv_root/kernel": 4}
-    if missing := [name for name in required if name not in shapes]:
-        raise ConversionError(f"{file} does not hold what its layout needs; missing: {', '.join(missing)}")
-    for name, ndim in (required | optional).items():
-        if name in shapes and len(shapes[name]) != ndim:
-            raise ConversionError(f"{file} has {name} with shape {shapes[name]}; it needs {ndim} axes")
+    check_required(shapes, required, optional, file)
 
 
 def infer(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -165,7 +146,7 @@ def infer(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "num_hidden_layers": max(layers) + 1,
         "num_attention_heads": shapes[f"{block}/MultiHeadDotProductAttention_1/query/kernel"][1],
         "intermediate_size": shapes[f"{block}/MlpBlock_3/Dense_0/kernel"][1],
-        "patch_size": patch_rows if patch_rows == patch_columns else (patch_rows, patch_columns),
+        "patch_size": one_or_pair(patch_rows, patch_columns),
         "num_channels": channels,
         "pooling": "map" if has_map else "cls" if has_cls else "mean",
         "use_cls_token": has_cls,
@@ -196,33 +177,17 @@ def _infer_positions(
     stride = stem_stride(_infer_stem(shapes)["stem_depths"]) if "conv_root/kernel" in shapes else 1
     pixels = [size * stride for size in shapes["embedding/kernel"][:2]]  # of a patch, in the image
     if POSITIONS not in shapes:
-        grid = grid or (max(DEFAULT_IMAGE_SIZE // pixels[0], 1), max(DEFAULT_IMAGE_SIZE // pixels[1], 1))
-        return {"position_embedding_type": "sincos2d", "image_size": _size(grid, pixels), "class_row_missing": False}
+        size = image_size_of(grid or default_grid(pixels), pixels)
+        return {"position_embedding_type": "sincos2d", "image_size": size, "class_row_missing": False}
     rows, has_cls = shapes[POSITIONS][1], "cls" in shapes
     # big_vision's rule: a table of a square and one more has a row for the class token
-    class_row_missing = has_cls and dialect.names == "big_vision" and _fits(rows, grid)
-    num_patches = rows - (has_cls and not class_row_missing)
-    if not _fits(num_patches, grid):
-        expected = f"the {grid[0]} x {grid[1]} of position_grid" if grid else "a square"
-        raise ConversionError(
-            f"{file} has position embeddings for {num_patches} patches, which is not {expected}; "
-            "state the shape of their grid as position_grid=(rows, columns)"
-        )
-    grid = grid or (math.isqrt(num_patches), math.isqrt(num_patches))
+    class_row_missing = has_cls and dialect.names == "big_vision" and fits(rows, grid)
+    grid = grid_of(rows - (has_cls and not class_row_missing), grid, file)
     return {
         "position_embedding_type": "learned",
-        "image_size": _size(grid, pixels),
+        "image_size": image_size_of(grid, pixels),
         "class_row_missing": class_row_missing,
     }
-
-
-def _fits(num_patches: int, grid: tuple[int, int] | None) -> bool:
-    return num_patches == (grid[0] * grid[1] if grid else math.isqrt(num_patches) ** 2)
-
-
-def _size(grid: tuple[int, int], pixels: Sequence[int]) -> int | tuple[int, int]:
-    height, width = grid[0] * pixels[0], grid[1] * pixels[1]
-    return height if height == width else (height, width)
 
 
 def _depth_of_stack(arrays: Mapping[str, ArrayInfo], file: str) -> int | None:
@@ -243,6 +208,4 @@ def _zero_head(reader: NpzReader, arrays: Mapping[str, StoredArray]) -> dict[str
     if "head/kernel" not in arrays or "head/bias" not in arrays:
         return {}
     kernel, bias = reader.read(arrays["head/kernel"].name), reader.read(arrays["head/bias"].name)
-    if kernel.any() or (bias != bias[0]).any():
-        return {}
-    return {"head": {"shape": list(kernel.shape), "bias": float(bias[0])}}
+    return {"head": {"shape": list(kernel.shape), "bias": float(bias[0])}} if is_untrained(kernel, bias) else {}

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel, stem_numbers
+from ..resnet_stem import ORIGINAL
 from .jax_layout import POSITIONS, Dialect, dialect_name, rules_for
 from .npz import write_npz
 from .record import record_of
@@ -53,6 +54,12 @@ def _check_expressible(config: HfViTConfig, dialect: str) -> None:
         problems.append("attention without biases")
     if (config.hidden_act, config.layer_norm_eps) != ("gelu_pytorch_tanh", 1e-6):
         problems.append(f"{config.hidden_act} with LayerNorm epsilon {config.layer_norm_eps}")
+    if config.norm_after_pooling:
+        problems.append("LayerNorm after the pooling")
+    if config.pool_patches_only and config.use_cls_token and config.pooling in ("mean", "map"):
+        problems.append("pooling that leaves out the class token")
+    if isinstance(config, HfViTHybridConfig) and stem_numbers(config) != ORIGINAL:
+        problems.append(f"ResNet with {stem_numbers(config)}")
     if problems:
         other = next(name for name in DIALECTS if name != dialect)
         raise ConversionError(f"the dialect {dialect} has no {', no '.join(problems)}; another dialect is {other}")

@@ -1,6 +1,6 @@
 """Rule tables: one row per parameter, their name, our name and how the axes move; applied once, nothing left over."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,6 +40,14 @@ split_heads = Layout(  # (hidden, heads, head_dim) -> (heads * head_dim, hidden)
 merge_heads = Layout(  # (heads, head_dim, hidden) -> (hidden, heads * head_dim)
     lambda kernel: kernel.flatten(0, 1).transpose(0, 1), lambda weight, shape: weight.T.reshape(shape)
 )
+
+
+def part(index: int, of: int) -> Layout:
+    """One of several parameters that are one array: equal parts of its first axis, q | k | v.
+
+    On the way back the parts are joined: see `to_theirs`.
+    """
+    return Layout(lambda array: array.tensor_split(of)[index], lambda parameter, shape: parameter)
 
 
 def numbered(rules: Iterable[Rule], theirs: str, ours: str) -> Iterator[Rule]:
@@ -87,6 +95,38 @@ def check_shapes(
             problems.append(f"{theirs} {tuple(shapes[theirs])} does not become {ours} {wanted}")
     if problems:
         raise ConversionError(f"{name_of_file} has arrays of the wrong shape: {'; '.join(problems)}")
+
+
+def to_ours(
+    arrays: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], rules: Sequence[Rule], name_of_file: str
+) -> dict[str, torch.Tensor]:
+    """Apply a table to the arrays of a checkpoint: our parameters, in float32.
+
+    Raises:
+        ConversionError: arrays that are missing, left over, of the wrong shape or type, or not finite.
+    """
+    check_names(rules, arrays, name_of_file)
+    check_shapes({name: tuple(array.shape) for name, array in arrays.items()}, expected, rules, name_of_file)
+    if problems := [text for name, array in arrays.items() for text in check_values(name, array)]:
+        raise ConversionError(f"{name_of_file} cannot be used: {'; '.join(problems)}")
+    return {rule.ours: rule.layout.to_ours(arrays[rule.theirs]).float().contiguous() for rule in rules}
+
+
+def to_theirs(parameters: Mapping[str, torch.Tensor], rules: Iterable[Rule]) -> dict[str, torch.Tensor]:
+    """Apply a table to our parameters; rows with the same name of theirs are parts of one array."""
+    arrays: dict[str, torch.Tensor] = {}
+    for theirs, ours, layout in rules:
+        array = layout.to_theirs(parameters[ours], tuple(parameters[ours].shape))
+        arrays[theirs] = torch.cat([arrays[theirs], array]) if theirs in arrays else array.contiguous()
+    return arrays
+
+
+def check_values(name: str, array: torch.Tensor) -> Iterator[str]:
+    """What is wrong with the numbers of an array."""
+    if not array.is_floating_point():
+        yield f"{name} holds {array.dtype}, not floating-point numbers"
+    elif count := count_not_finite(array):
+        yield f"{name} has {count} values that are NaN or infinite"
 
 
 def count_not_finite(array: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Convert the embedded JAX checkpoint, load it with the Auto classes, classify handwriting it has never seen.
+"""Convert the embedded JAX checkpoint, load it with the Auto classes, classify handwriting, fine-tune.
 
 The checkpoint is a small ViT that `training/recipes/digits.yaml` trained on a random 80 % of scikit-learn's digits.
 """
@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from hf_vit.conversion import convert
 from hf_vit.demo.contact_sheet import draw_contact_sheet
+from hf_vit.demo.finetuning import IMAGE_SIZE, finetune_at_higher_resolution
 from hf_vit.hub import save_folder
 from hf_vit.training.sources import load_digits
 
@@ -32,6 +33,10 @@ def main() -> None:
     print(f"{right.sum()} of {len(labels)} held-out digits are right: accuracy {right.mean():.2%}")
     sheet = draw_contact_sheet(images, labels, predictions, output / "digits.png")
     print(f"contact sheet, wrong ones marked: {sheet}")
+    print("fine-tuning at a higher resolution, through `accelerate launch` ...")
+    before, after = finetune_at_higher_resolution(folder, output / "finetuned")
+    print(f"at {IMAGE_SIZE} x {IMAGE_SIZE} pixels: accuracy {before:.2%} before fine-tuning, {after:.2%} after")
+    print(f"learning curve: {output / 'finetuned' / 'after' / 'learning_curve.png'}")
 
 
 def convert_embedded_checkpoint(folder: Path) -> Path:

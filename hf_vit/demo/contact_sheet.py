@@ -32,7 +32,7 @@ def draw_contact_sheet(images: list, labels: np.ndarray, predictions: np.ndarray
     figure.suptitle(
         f"{len(labels)} held-out digits, accuracy {accuracy:.2%}; the wrong ones first, in red", fontsize=11
     )
-    figure.tight_layout(pad=0.5)
+    figure.tight_layout(pad=0.5, rect=(0, 0, 1, 0.97))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

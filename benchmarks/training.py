@@ -1,0 +1,262 @@
+"""Speed of a whole training loop, JPEG files on disk to optimiser step, beside transformers' Trainer and timm.
+
+    python benchmarks/training.py --images FOLDER [--variants Ti/16 S/16 B/16] [--rounds 3]
+
+FOLDER holds train/<class>/*.jpg. Every side trains the same architecture at 224 pixels on the same files with random
+crops and flips, SGD with momentum and clipping, in the same precision, batch, threads and number of workers. Sides
+take turns, each in a process of its own; the figure is the median over rounds. A peer that is not installed is skipped.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SIDES = ("hf_vit", "transformers", "timm")
+SIZES = {  # hidden size, heads; 12 layers each
+    "Ti/16": (192, 3),
+    "S/16": (384, 6),
+    "B/16": (768, 12),
+}
+MEAN = STD = (0.5, 0.5, 0.5)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=Path, required=True)
+    parser.add_argument("--variants", nargs="+", default=["Ti/16", "S/16", "B/16"], choices=SIZES)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6, help="timed steps of a round, after two that are not")
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--num_workers", type=int, default=1)
+    parser.add_argument("--mixed_precision", default="no", choices=["no", "bf16"])
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        silence_torchvision()
+        print(json.dumps(globals()[f"train_with_{options.side}"](options)))
+        return
+    for variant in options.variants:
+        compare(options, variant)
+
+
+def compare(options, variant: str):
+    """Let the sides take turns and print a line for each."""
+    results: dict[str, list[dict]] = {side: [] for side in SIDES}
+    for _ in range(options.rounds):
+        for side in SIDES:
+            if (result := run_side(options, variant, side)) is not None:
+                results[side].append(result)
+    for side, rounds in results.items():
+        if rounds:
+            speeds = sorted(options.batch_size / result["seconds_per_step"] for result in rounds)
+            cpu = statistics.median(result["cpu_seconds_per_step"] for result in rounds)
+            memory = max(result["peak_mib"] for result in rounds)
+            print(
+                f"{variant:6} {side:13} {statistics.median(speeds):7.2f} images/s "
+                f"({speeds[0]:.2f} to {speeds[-1]:.2f}), {cpu:6.2f} CPU seconds a step, {memory:6.0f} MiB"
+            )
+
+
+def run_side(options, variant: str, side: str) -> dict | None:
+    arguments = [sys.executable, __file__, *sys.argv[1:], "--variants", variant, "--side", side]
+    done = subprocess.run(arguments, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        print(f"{variant:6} {side:13} skipped: {reason}")
+        return None
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+class Clock:
+    """Wall time per step, and CPU time of the training process alone, after two steps of warming up."""
+
+    def __init__(self, options):
+        self.steps = options.steps
+        self.ticks: list[tuple[float, float]] = []
+
+    def tick(self):
+        self.ticks.append((time.perf_counter(), time.process_time()))
+
+    def result(self) -> dict[str, float]:
+        ticks = self.ticks[1 : self.steps + 2]
+        wall, cpu = (ticks[-1][kind] - ticks[0][kind] for kind in (0, 1))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return {"seconds_per_step": wall / self.steps, "cpu_seconds_per_step": cpu / self.steps, "peak_mib": peak}
+
+
+def train_with_hf_vit(options) -> dict:
+    from accelerate import Accelerator
+
+    from hf_vit.configuration_hf_vit import HfViTConfig
+    from hf_vit.image_processing_hf_vit import HfViTImageProcessor
+    from hf_vit.modeling_hf_vit import HfViTForImageClassification
+    from hf_vit.training import assembly
+    from hf_vit.training.data import Shares, open_split, train_loader
+    from hf_vit.training.loop import optimizer_step
+    from hf_vit.training.recipes import parse_settings
+    from hf_vit.training.settings import FinetuneSettings
+    from hf_vit.training.sources import load_split
+
+    split = open_split(load_split(str(options.images), "train"))
+    with tempfile.TemporaryDirectory() as output:
+        line = f"--model none_needed --dataset {options.images} --output_dir {output} --steps {options.steps + 2}"
+        settings = parse_settings(FinetuneSettings, [*line.split(), "--batch_size", str(options.batch_size)])
+        config = HfViTConfig.from_variant(options.variants[0], num_labels=split.num_labels)
+        model, processor = HfViTForImageClassification(config), HfViTImageProcessor()
+        accelerator = Accelerator(mixed_precision=options.mixed_precision, cpu=True)
+        shares = Shares(options.batch_size, options.batch_size)
+        state = assembly.prepare_run(settings, accelerator, model, processor, split, shares, Path(output))
+        transform = assembly.train_transform(settings, config)
+        steps = range(options.steps + 2)
+        loader = iter(train_loader(split, transform, 0, shares, steps, options.num_workers))
+        clock = Clock(options)
+        state.model.train()
+        for step in steps:
+            _, norm = optimizer_step(state, step, loader)
+            float(norm)
+            clock.tick()
+        return clock.result()
+
+
+def train_with_transformers(options) -> dict:
+    import datasets
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments, ViTConfig, ViTForImageClassification
+
+    hidden_size, heads = SIZES[options.variants[0]]
+    data = datasets.load_dataset("imagefolder", data_dir=str(options.images), split="train")
+    transform = usual_transform()
+    data.set_transform(
+        lambda rows: {
+            "pixel_values": [transform(image.convert("RGB")) for image in rows["image"]],
+            "labels": rows["label"],
+        }
+    )
+    config = ViTConfig(
+        hidden_size=hidden_size,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden_size,
+        num_labels=data.features["label"].num_classes,
+    )
+    clock = Clock(options)
+
+    class Tick(TrainerCallback):
+        def on_step_end(self, *arguments, **keywords):
+            clock.tick()
+
+    with tempfile.TemporaryDirectory() as output:
+        arguments = TrainingArguments(
+            output_dir=output,
+            per_device_train_batch_size=options.batch_size,
+            max_steps=options.steps + 2,
+            learning_rate=0.01,
+            optim="sgd",
+            optim_args="momentum=0.9",
+            lr_scheduler_type="cosine",
+            max_grad_norm=1.0,
+            dataloader_num_workers=options.num_workers,
+            remove_unused_columns=False,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            bf16=options.mixed_precision == "bf16",
+            disable_tqdm=True,
+        )
+        torch.manual_seed(0)
+        Trainer(ViTForImageClassification(config), arguments, train_dataset=data, callbacks=[Tick()]).train()
+    return clock.result()
+
+
+def usual_transform():
+    """torchvision's, where it can be imported; otherwise the same with Pillow."""
+    try:
+        from torchvision import transforms
+
+        return transforms.Compose(
+            [
+                transforms.RandomResizedCrop(224, scale=(0.05, 1.0)),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                transforms.Normalize(MEAN, STD),
+            ]
+        )
+    except (ImportError, RuntimeError):
+        return pillow_transform
+
+
+def pillow_transform(image):
+    import random
+
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    area = image.width * image.height * random.uniform(0.05, 1.0)
+    ratio = random.uniform(3 / 4, 4 / 3)
+    width, height = (min(int((area * r) ** 0.5), side) for r, side in ((ratio, image.width), (1 / ratio, image.height)))
+    left, top = random.randint(0, image.width - width), random.randint(0, image.height - height)
+    image = image.resize((224, 224), Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
+    if random.random() < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div_(255).sub_(0.5).div_(0.5)
+
+
+def train_with_timm(options) -> dict:
+    import timm
+    import timm.data
+    import timm.optim
+    import torch
+
+    hidden_size, heads = SIZES[options.variants[0]]
+    data = timm.data.create_dataset("", root=str(options.images / "train"))
+    classes = len(list((options.images / "train").iterdir()))
+    model = timm.create_model(
+        "vit_base_patch16_224", embed_dim=hidden_size, num_heads=heads, num_classes=classes
+    ).train()
+    loader = timm.data.create_loader(
+        data,
+        (3, 224, 224),
+        options.batch_size,
+        is_training=True,
+        use_prefetcher=False,
+        scale=(0.05, 1.0),
+        color_jitter=0,
+        interpolation="bilinear",
+        mean=MEAN,
+        std=STD,
+        num_workers=options.num_workers,
+        pin_memory=False,
+    )
+    optimizer = timm.optim.create_optimizer_v2(model, "momentum", lr=0.01, weight_decay=0, momentum=0.9)
+    clock = Clock(options)
+    while len(clock.ticks) < options.steps + 2:
+        for images, labels in loader:
+            with torch.autocast("cpu", torch.bfloat16, enabled=options.mixed_precision == "bf16"):
+                loss = torch.nn.functional.cross_entropy(model(images).float(), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            timm.utils.dispatch_clip_grad(model.parameters(), 1.0)
+            optimizer.step()
+            clock.tick()
+            if len(clock.ticks) == options.steps + 2:
+                break
+    return clock.result()
+
+
+def silence_torchvision():
+    """A torchvision built for CUDA imports beside a CPU torch without its registrations of compiled operators."""
+    import types
+
+    for name in ("_meta_registrations", "_autograd_registrations"):
+        sys.modules.setdefault(f"torchvision.{name}", types.ModuleType(name))
+
+
+if __name__ == "__main__":
+    main()

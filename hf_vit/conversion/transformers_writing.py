@@ -1,0 +1,79 @@
+"""From a model to a folder that transformers loads as its own `vit`, without this package."""
+
+import os
+
+import transformers
+
+from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
+from ..hub import new_folder
+from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from ..upstream_vit import SHARED_SETTINGS
+from .rules import ConversionError
+
+
+def export_transformers(
+    model: HfViTPreTrainedModel, folder: str | os.PathLike, processor=None, overwrite: bool = False
+) -> None:
+    """Write a model as transformers' `ViTForImageClassification`, or `ViTModel` where it has no head.
+
+    Its GELU and epsilon are in the config.json, so that the logits are the same.
+
+    Args:
+        model: with a class token and learned position embeddings; a hybrid has no counterpart in transformers 5.
+        folder: to write; it appears when it is complete.
+        processor: an `HfViTImageProcessor`, of which size, mean and deviation are written too. The pixels of
+            transformers' own processor differ from it by what is between two ways of resizing.
+        overwrite: whether `folder` may be replaced.
+
+    Raises:
+        ConversionError: transformers has no such model.
+        FileExistsError: `folder` exists and may not be overwritten.
+    """
+    if not isinstance(model, HfViTModel | HfViTForImageClassification):
+        raise ConversionError(f"{type(model).__name__} has no counterpart in transformers; convert its encoder")
+    has_head = model.base_model is not model
+    _check_expressible(model.config, has_head)
+    theirs = _their_model(model, has_head)
+    theirs.load_state_dict(model.state_dict(), assign=True)
+    with new_folder(folder, overwrite) as temporary:
+        theirs.save_pretrained(temporary)
+        if processor is not None:
+            _their_processor(model.config, processor).save_pretrained(temporary)
+
+
+def _check_expressible(config: HfViTConfig, has_head: bool) -> None:
+    problems = []
+    if isinstance(config, HfViTHybridConfig):
+        problems.append("ViT behind a ResNet")
+    if config.pooling != "cls" or not config.use_cls_token or config.norm_after_pooling:
+        problems.append(f"pooling {config.pooling!r}, or ViT without a class token")
+    if config.position_embedding_type != "learned":
+        problems.append(f"position embeddings of type {config.position_embedding_type}")
+    if has_head and config.representation_size is not None:
+        problems.append("pre-logits layer in front of a classifier")
+    if problems:
+        raise ConversionError(f"transformers has no {', no '.join(problems)}")
+
+
+def _their_model(model: HfViTPreTrainedModel, has_head: bool) -> transformers.PreTrainedModel:
+    config = transformers.ViTConfig(
+        **{name: getattr(model.config, name) for name in SHARED_SETTINGS},
+        pooler_output_size=model.config.representation_size,
+        id2label=model.config.id2label,
+        label2id=model.config.label2id,
+        dtype=model.dtype,
+    )
+    if has_head:
+        return transformers.ViTForImageClassification(config)
+    return transformers.ViTModel(config, add_pooling_layer=model.config.representation_size is not None)
+
+
+def _their_processor(config: HfViTConfig, processor) -> transformers.ViTImageProcessor:
+    height, width = as_pair(config.image_size)
+    return transformers.ViTImageProcessor(
+        size={"height": height, "width": width},
+        resample=2,
+        rescale_factor=processor.rescale_factor,
+        image_mean=processor.image_mean,
+        image_std=processor.image_std,
+    )

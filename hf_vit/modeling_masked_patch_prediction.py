@@ -1,0 +1,185 @@
+"""Masked patch prediction, the self-supervised training of appendix B.1.2 of the paper (arXiv 2010.11929).
+
+The original never released its code; the section leaves two things open, which are decided here: exactly the given
+share of each image's patches is corrupted, and the "random other patch" comes from the same image.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.utils.generic import ModelOutput
+
+from .configuration_hf_vit import HfViTConfig
+from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel, _encode
+
+LEVELS = 8  # 3 bits per channel
+CELLS = 4  # the downsized patch has 4 x 4 cells
+
+
+class Corruption(NamedTuple):
+    """What happens to each patch of a batch: tensors (batch, patches)."""
+
+    selected: torch.Tensor  # bool: predicted, whether or not it was changed
+    masked: torch.Tensor  # bool: replaced by the mask token
+    source: torch.Tensor  # the number of the patch that stands here: its own, or another one's
+
+
+def sample_corruption(
+    batch: int,
+    patches: int,
+    share: float = 0.5,
+    mask_share: float = 0.8,
+    random_share: float = 0.1,
+    device: torch.device | str = "cpu",
+    generator: torch.Generator | None = None,
+) -> Corruption:
+    """Choose patches to corrupt: of `share` of them, 80 % are masked, 10 % replaced by another patch, 10 % kept.
+
+    Raises:
+        ValueError: `share` of the patches rounds to none of them.
+    """
+    count = round(patches * share)
+    if count < 1:
+        raise ValueError(f"a share of {share} of {patches} patches selects none of them")
+    order = torch.rand(batch, patches, device=device, generator=generator).argsort(dim=1)
+    selected = order < count
+    kind = torch.rand(batch, patches, device=device, generator=generator)
+    masked = selected & (kind < mask_share)
+    replaced = selected & (kind >= mask_share) & (kind < mask_share + random_share)
+    own = torch.arange(patches, device=device).expand(batch, -1)
+    step = torch.randint(1, max(patches, 2), (batch, patches), device=device, generator=generator)
+    return Corruption(selected, masked, torch.where(replaced, (own + step) % patches, own))
+
+
+@dataclass
+class MaskedPatchPredictionOutput(ModelOutput):
+    """Result of a forward.
+
+    Args:
+        loss: mean over the selected patches of the batch.
+        loss_per_image: the same per image, (batch,).
+        accuracy_per_image: share of its predictions that are right, (batch,); 0 for the regression of pixels.
+        logits: (batch, patches, outputs)
+        targets: (batch, patches), (batch, patches, 16) or (batch, patches, values), see `patch_targets`.
+        selected: (batch, patches) bool.
+    """
+
+    loss: torch.Tensor | None = None
+    loss_per_image: torch.Tensor | None = None
+    accuracy_per_image: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    targets: torch.Tensor | None = None
+    selected: torch.Tensor | None = None
+
+
+class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
+    """The encoder, a mask token, and a linear layer that says what a corrupted patch looked like."""
+
+    _keys_to_ignore_on_load_unexpected = None
+
+    def __init__(self, config: HfViTConfig):
+        super().__init__(config)
+        self.vit = HfViTModel(config, add_pooling_layer=False)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.predictor = nn.Linear(config.hidden_size, num_outputs(config))
+        self.predictor.role = "head"
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)
+        if module is self:
+            init.normal_(self.mask_token, std=self.config.initializer_range)
+
+    def forward(
+        self, pixel_values: torch.Tensor, corruption: Corruption | None = None, **kwargs
+    ) -> MaskedPatchPredictionOutput:
+        """Corrupt patch embeddings, encode, and compare predictions with the pixels.
+
+        Args:
+            pixel_values: (batch, channels, height, width) in [-1, 1].
+            corruption: sampled with the paper's shares if not given.
+        """
+        grid = self.config.grid_of(*pixel_values.shape[-2:])
+        if corruption is None:
+            corruption = sample_corruption(len(pixel_values), grid[0] * grid[1], device=pixel_values.device)
+        embeddings = self.vit.embeddings
+        patches = self.corrupt(embeddings.as_patches(pixel_values), corruption)
+        tokens = embeddings.as_tokens(patches, embeddings.positions_on(grid, patches))
+        hidden_states = _encode(self.vit, tokens, None, **kwargs)
+        hidden_states = self.vit.layernorm(hidden_states)[:, self.config.num_prefix_tokens :]
+        logits = self.predictor(hidden_states)
+        targets = patch_targets(pixel_values, grid, self.config.patch_target)
+        losses, right = compare(logits, targets, self.config.patch_target, self.config.num_channels)
+        selected = corruption.selected
+        per_image = (losses * selected).sum(dim=1) / selected.sum(dim=1)
+        accuracy = (right * selected).sum(dim=1) / selected.sum(dim=1)
+        return MaskedPatchPredictionOutput(per_image.mean(), per_image, accuracy, logits, targets, selected)
+
+    def corrupt(self, patches: torch.Tensor, corruption: Corruption) -> torch.Tensor:
+        """(batch, patches, hidden_size) -> the same"""
+        source = corruption.source.unsqueeze(-1).expand_as(patches)
+        return torch.where(
+            corruption.masked.unsqueeze(-1), self.mask_token.to(patches.dtype), patches.gather(1, source)
+        )
+
+
+def num_outputs(config: HfViTConfig) -> int:
+    """Numbers predicted for each patch."""
+    colors = LEVELS**config.num_channels
+    if config.patch_target == "pixels":
+        (height, width), (rows, columns) = image_and_grid(config)
+        return config.num_channels * (height // rows) * (width // columns)
+    return colors if config.patch_target == "mean_color" else CELLS * CELLS * colors
+
+
+def image_and_grid(config: HfViTConfig) -> tuple[tuple[int, int], tuple[int, int]]:
+    size = config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return (height, width), config.grid_size
+
+
+def patch_targets(pixel_values: torch.Tensor, grid: tuple[int, int], kind: str) -> torch.Tensor:
+    """What is to be predicted of each patch.
+
+    Args:
+        pixel_values: (batch, channels, height, width) in [-1, 1].
+        grid: (rows, columns) of patches.
+        kind: "mean_color": the class number of the patch's mean colour at 3 bits per channel, (batch, patches);
+            "downsized": the same for each cell of the patch shrunk to 4 x 4, (batch, patches, 16);
+            "pixels": its pixel values, (batch, patches, channels * height * width).
+    """
+    pixel_values = pixel_values.float()
+    if kind == "pixels":
+        patches = pixel_values.unflatten(3, (grid[1], -1)).unflatten(2, (grid[0], -1))
+        return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+    cells = 1 if kind == "mean_color" else CELLS
+    means = F.adaptive_avg_pool2d(pixel_values, (grid[0] * cells, grid[1] * cells))
+    classes = color_classes(means)  # (batch, rows * cells, columns * cells)
+    classes = classes.unflatten(2, (grid[1], cells)).unflatten(1, (grid[0], cells))
+    return classes.permute(0, 1, 3, 2, 4).flatten(3).flatten(1, 2).squeeze(-1)
+
+
+def color_classes(colors: torch.Tensor) -> torch.Tensor:
+    """(batch, channels, height, width) in [-1, 1] -> (batch, height, width) class numbers, the first channel first."""
+    levels = ((colors + 1) / 2 * LEVELS).floor().clamp(0, LEVELS - 1).long()
+    weights = LEVELS ** torch.arange(colors.shape[1] - 1, -1, -1, device=colors.device)
+    return (levels * weights.view(-1, 1, 1)).sum(dim=1)
+
+
+def compare(
+    logits: torch.Tensor, targets: torch.Tensor, kind: str, num_channels: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss, share of right predictions) of each patch: (batch, patches) both."""
+    logits = logits.float()
+    if kind == "pixels":
+        return (logits - targets).square().mean(dim=-1), torch.zeros_like(logits[..., 0])
+    if kind == "mean_color":
+        targets = targets.unsqueeze(-1)
+    logits = logits.unflatten(-1, (-1, LEVELS**num_channels))  # (batch, patches, cells, colours)
+    losses = F.cross_entropy(logits.flatten(0, 2), targets.flatten(), reduction="none").view(targets.shape)
+    return losses.mean(dim=-1), (logits.argmax(dim=-1) == targets).float().mean(dim=-1)

@@ -1,0 +1,182 @@
+"""The parts of a run, put together from its settings."""
+
+import copy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
+
+from ..configuration_hf_vit import as_pair
+from .augmentation import TrainTransform
+from .checkpoints import Checkpoints
+from .data import EvalSamples, Shares, Split, eval_loader, open_split
+from .evaluation import empty_batch, predict, score
+from .loop import Run
+from .objectives import Classification, MaskedPatches, Normalizer
+from .optimization import MovingAverage, build_optimizer
+from .recipes import SettingsError, dump
+from .reporting import choose_trackers
+from .schedules import learning_rate_schedule
+from .settings import DataSettings, TrainingSettings
+from .sources import load_split
+
+
+def start(settings) -> Accelerator:
+    """The accelerator, after checking that there are as many processes as were asked for."""
+    trackers = choose_trackers(getattr(settings, "report_to", "none"))
+    accelerator = Accelerator(
+        mixed_precision=settings.mixed_precision,
+        log_with=trackers or None,
+        project_config=ProjectConfiguration(project_dir=settings.output_dir) if trackers else None,
+    )
+    if settings.num_processes not in (None, accelerator.num_processes):
+        raise SettingsError(
+            f"num_processes is {settings.num_processes}, and {accelerator.num_processes} run; "
+            "`accelerate launch --cpu` starts one whatever it is told; "
+            "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu does not"
+        )
+    return accelerator
+
+
+def prepare_output(settings, accelerator: Accelerator, output: Path):
+    """Refuse to mix two runs in one folder."""
+    if accelerator.is_main_process:
+        if output.exists() and any(output.iterdir()) and not settings.resume:
+            if not settings.overwrite:
+                raise SettingsError(f"{output} is not empty: continue it with --resume, or delete it with --overwrite")
+            shutil.rmtree(output)
+        output.mkdir(parents=True, exist_ok=True)
+        if not settings.resume:
+            (output / "recipe.yaml").write_text(dump(settings))
+    accelerator.wait_for_everyone()
+
+
+def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[Split, Split | None]:
+    """The training split and the evaluation split, with labels that mean the same.
+
+    Raises:
+        ValueError: when they do not.
+    """
+    split = open_named(settings, settings.train_split, needs_labels)
+    if settings.eval_split is None:
+        return split, None
+    eval_split = open_named(settings, settings.eval_split, needs_labels)
+    if split.label_names != eval_split.label_names:
+        raise ValueError(
+            f"{settings.train_split} has the labels {split.label_names}, {settings.eval_split} {eval_split.label_names}"
+        )
+    return split, eval_split
+
+
+def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> Split:
+    assert settings.dataset
+    samples = load_split(settings.dataset, name, settings.dataset_config, settings.streaming)
+    return open_split(samples, settings.image_column, settings.label_column, needs_labels)
+
+
+def prepare_run(settings, accelerator, model, processor, split, shares: Shares, output: Path) -> Run:
+    """Hand model and optimiser to the accelerator; what is random or scheduled stays a function of the step."""
+    num_steps = count_steps(settings, split)
+    schedule = learning_rate_schedule(
+        settings.schedule, settings.learning_rate, num_steps, settings.warmup_steps, settings.final_learning_rate
+    )
+    if settings.compile:
+        model.compile()
+    optimizer = build_optimizer(settings, model, fused=accelerator.device.type in ("cpu", "cuda"))
+    prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding exchanges the parameters of both
+    normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)
+    objective = make_objective(settings, normalizer, model.config)
+    checkpoints = Checkpoints(output / "checkpoints", settings.keep_checkpoints)
+    state = Run(settings, accelerator, prepared, optimizer, schedule, num_steps, shares, objective, checkpoints)
+    if settings.ema_decay is not None:
+        state.average = MovingAverage(state.parameters, settings.ema_decay)
+    return state
+
+
+def make_objective(settings, normalizer: Normalizer, config):
+    if getattr(settings, "objective", "supervised") == "masked_patch_prediction":
+        return MaskedPatches(settings, normalizer)
+    return Classification(settings, normalizer, config.num_labels)
+
+
+def count_steps(settings: TrainingSettings, split: Split) -> int:
+    """Optimiser steps of the run."""
+    if settings.steps is not None:
+        return settings.steps
+    assert settings.epochs is not None
+    if settings.streaming:
+        raise SettingsError(f"epochs is {settings.epochs}, and a stream has no length: set steps")
+    return max(round(settings.epochs * len(split) / settings.batch_size), 1)
+
+
+def train_transform(settings: TrainingSettings, config) -> TrainTransform:
+    low, high = settings.crop_area
+    return TrainTransform(
+        as_pair(config.image_size),
+        settings.crop,
+        (low, high),
+        settings.resize,
+        settings.flip,
+        settings.randaugment_layers,
+        settings.randaugment_magnitude,
+        settings.antialias,
+        mode={1: "L", 3: "RGB"}[config.num_channels],
+    )
+
+
+def evaluator(settings, accelerator, state: Run, split: Split | None, processor, config) -> Callable[[], dict]:
+    """A function that evaluates the model as it then is."""
+    if split is None:
+        return dict
+    samples = EvalSamples(split, processor, as_pair(config.image_size), config.num_channels)
+
+    def evaluate() -> dict:
+        loader, empty = evaluation_batches(settings, accelerator, samples)
+        if isinstance(state.objective, MaskedPatches):
+            return state.objective.evaluate(accelerator, state.model, loader, empty)
+        return score(predict(accelerator, state.model, loader, empty, settings.loss))
+
+    return evaluate
+
+
+def evaluation_batches(settings: DataSettings, accelerator: Accelerator, samples: EvalSamples):
+    """This process's batches, and a batch of padding."""
+    size, workers = settings.eval_batch_size, settings.num_workers
+    loader = eval_loader(samples, size, accelerator.num_processes, accelerator.process_index, workers)
+    return loader, empty_batch(samples.padding(), size)
+
+
+def saver(accelerator: Accelerator, model, processor, folder: Path) -> Callable[[], None]:
+    """A function that saves the model as it then is, whole, under another name first.
+
+    Raises:
+        OSError: when it cannot be written; what was there before still is.
+    """
+
+    def save():
+        tensors = accelerator.get_state_dict(model)
+        if accelerator.is_main_process:
+            draft = folder.with_name(f".{folder.name}.draft")
+            try:
+                save_plain(accelerator.unwrap_model(model), tensors, draft)
+                processor.save_pretrained(draft)
+            except Exception as error:  # safetensors has an exception of its own for a full disk
+                shutil.rmtree(draft, ignore_errors=True)
+                raise OSError(f"could not save the model in {folder}: {error}") from error
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in draft.iterdir():
+                file.replace(folder / file.name)
+            draft.rmdir()
+        accelerator.wait_for_everyone()
+
+    return save
+
+
+def save_plain(model, tensors: dict, folder: Path):
+    """Save a model; PEFT's adapters become part of the weights."""
+    if hasattr(model, "merge_and_unload"):
+        copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
+    else:
+        model.save_pretrained(folder, state_dict=tensors)

@@ -1,0 +1,150 @@
+"""Training augmentation of the original: inception crop, flip, RandAugment, on one PIL image.
+
+Everything random comes from the generator that the caller passes in, so that a sample looks the same however many
+worker processes there are.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from .randaugment import randaugment
+
+ATTEMPTS = 100  # tries of TensorFlow's sampler before it takes the whole image
+
+
+class Box(NamedTuple):
+    """A crop in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class TrainTransform:
+    """An image of any size and mode -> (height, width, channels) uint8.
+
+    Args:
+        size: (height, width) of the result, in pixels.
+        crop: "inception", "random" (a window of `size` from the image squashed to `resize`) or "none" (squash).
+        crop_area: smallest and largest share of the image that an inception crop keeps.
+        resize: side of the square a random crop is cut from.
+        antialias: whether shrinking averages pixels; the original does not.
+    """
+
+    size: tuple[int, int]
+    crop: str = "inception"
+    crop_area: tuple[float, float] = (0.05, 1.0)
+    resize: int | None = None
+    flip: bool = True
+    randaugment_layers: int = 0
+    randaugment_magnitude: float = 0
+    antialias: bool = False
+    mode: str = "RGB"
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
+        image = self.cut(to_mode(image, self.mode), rng)
+        if self.flip and rng.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.randaugment_layers:
+            image = randaugment(image, self.randaugment_layers, self.randaugment_magnitude, rng)
+        return np.array(image).reshape(*self.size, -1)
+
+    def cut(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        """The part of the image that is seen, at its final size."""
+        if self.crop == "inception":
+            box = sample_inception_box(image.height, image.width, self.crop_area, rng=rng)
+            return crop_and_resize(image, box, self.size, self.antialias)
+        if self.crop == "random":
+            assert self.resize is not None
+            side = (max(self.resize, self.size[0]), max(self.resize, self.size[1]))
+            image = crop_and_resize(image, whole(image), side, self.antialias)
+            top = int(rng.integers(side[0] - self.size[0] + 1))
+            left = int(rng.integers(side[1] - self.size[1] + 1))
+            return image.crop((left, top, left + self.size[1], top + self.size[0]))
+        return crop_and_resize(image, whole(image), self.size, self.antialias)
+
+
+def to_mode(image: Image.Image, mode: str) -> Image.Image:
+    """Convert, with 16-bit grey scaled down to 8 bits, which PIL would cut off instead."""
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image if image.mode == mode else image.convert(mode)
+
+
+def whole(image: Image.Image) -> Box:
+    return Box(0, 0, image.height, image.width)
+
+
+def crop_and_resize(image: Image.Image, box: Box, size: tuple[int, int], antialias: bool = False) -> Image.Image:
+    """Crop, then resize bilinearly with half-pixel centres and truncate to uint8, as `tf.image.resize` and `tf.cast`.
+
+    PIL's `resize` always averages when it shrinks; its `transform` does not.
+    """
+    image = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
+    height, width = size
+    if antialias:
+        return image.resize((width, height), Image.Resampling.BILINEAR)
+    if image.size == (width, height):
+        return image
+    return image.transform(
+        (width, height), Image.Transform.EXTENT, (0, 0, box.width, box.height), Image.Resampling.BILINEAR
+    )
+
+
+def sample_inception_box(
+    height: int,
+    width: int,
+    area: tuple[float, float] = (0.05, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    *,
+    rng: np.random.Generator,
+) -> Box:
+    """A random part of an image, as `tf.image.sample_distorted_bounding_box` draws it.
+
+    The aspect ratio (width over height) is uniform; then the height is uniform among those whose area is allowed, which
+    is not what torchvision's RandomResizedCrop does (uniform area, log-uniform ratio).
+
+    Args:
+        area: smallest and largest share of the image.
+    """
+    for _ in range(ATTEMPTS):
+        size = sample_crop_size(height, width, area, rng.uniform(*ratio), rng)
+        if size is not None:
+            top, left = (int(rng.integers(max(room, 1))) for room in (height - size[0], width - size[1]))
+            return Box(top, left, *size)
+    return Box(0, 0, height, width)
+
+
+def sample_crop_size(
+    height: int, width: int, area: tuple[float, float], ratio: float, rng: np.random.Generator
+) -> tuple[int, int] | None:
+    """(height, width) of a crop with this ratio, or None when rounding leaves none that fits.
+
+    `GenerateRandomCrop` of tensorflow/core/kernels/image/sample_distorted_bounding_box_op.cc.
+    """
+    smallest, largest = (share * height * width for share in area)
+    max_height = round(math.sqrt(largest / ratio))
+    if round(max_height * ratio) > width:
+        max_height = int((width + 0.5 - 1e-7) / ratio)
+        max_height -= round(max_height * ratio) > width
+    max_height = min(max_height, height)
+    min_height = min(round(math.sqrt(smallest / ratio)), max_height)
+    crop_height = int(rng.integers(min_height, max_height + 1))
+    if crop_height * round(crop_height * ratio) < smallest:
+        crop_height += 1
+    if crop_height * round(crop_height * ratio) > largest:
+        crop_height -= 1
+    crop_width = round(crop_height * ratio)
+    fits = smallest <= crop_height * crop_width <= largest and 0 < crop_width <= width and 0 < crop_height <= height
+    return (crop_height, crop_width) if fits else None
+
+
+def sample_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """The generator of one sample in one epoch."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch, index))))

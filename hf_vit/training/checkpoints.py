@@ -1,0 +1,166 @@
+"""Checkpoints that survive a crash: whole or absent, checked when read, the newest few kept.
+
+A checkpoint is a folder `step_00000120` of safetensors files, `state.json`, and `checksums.json` with the SHA-256 of
+each. It is written under another name, flushed to disk and renamed, so that a crash leaves the one before it. Nothing
+is pickled. What is random in training is a function of (seed, step, process): there are no generator states to keep.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        folder: created with the first of them.
+        keep: how many of the newest stay.
+    """
+
+    def __init__(self, folder: Path, keep: int):
+        self.folder, self.keep = folder, keep
+
+    def write(self, step: int, groups: dict[str, Tensors], state: dict[str, Any]) -> Path:
+        """Save tensors and JSON-able state; called by one process.
+
+        Raises:
+            OSError: when the disk is full; earlier checkpoints are as they were.
+        """
+        final = self.folder / f"step_{step:08d}"
+        draft = self.folder / f".{final.name}.draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        try:
+            for group, tensors in groups.items():
+                save_file(tensors, draft / f"{group}.safetensors")
+            (draft / "state.json").write_text(json.dumps(state, indent=1))
+            sums = {file.name: checksum(file) for file in sorted(draft.iterdir())}
+            (draft / "checksums.json").write_text(json.dumps(sums, indent=1))
+            for file in (*draft.iterdir(), draft):
+                flush(file)
+            shutil.rmtree(final, ignore_errors=True)
+            draft.rename(final)
+            flush(self.folder)
+        except Exception as error:  # safetensors has an exception of its own for a full disk
+            shutil.rmtree(draft, ignore_errors=True)
+            raise OSError(f"could not save the checkpoint of step {step} in {self.folder}: {error}") from error
+        for old in self.paths()[: -self.keep]:
+            shutil.rmtree(old)
+        return final
+
+    def paths(self) -> list[Path]:
+        """Oldest first."""
+        return sorted(path for path in self.folder.glob("step_*") if re.fullmatch(r"step_\d{8}", path.name))
+
+    def newest(self) -> tuple[Path | None, list[str]]:
+        """The newest whole checkpoint, and a sentence for each newer one that is damaged."""
+        complaints = []
+        for path in reversed(self.paths()):
+            problem = damage(path)
+            if problem is None:
+                return path, complaints
+            complaints.append(f"{path} is damaged ({problem}); the one before it is used")
+        return None, complaints
+
+
+def read(path: Path) -> tuple[dict[str, Tensors], dict[str, Any]]:
+    """Tensor groups and state of a checkpoint."""
+    groups = {file.stem: load_file(file) for file in path.glob("*.safetensors")}
+    return groups, json.loads((path / "state.json").read_text())
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        sums = json.loads((path / "checksums.json").read_text())
+    except (OSError, ValueError) as error:
+        return f"checksums.json: {error}"
+    for name, expected in sums.items():
+        if not (path / name).is_file():
+            return f"{name} is missing"
+        if checksum(path / name) != expected:
+            return f"the SHA-256 of {name} is not the one it was saved with"
+    return None
+
+
+def checksum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return (
+            hashlib.file_digest(stream, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
+            else slow_digest(stream)
+        )
+
+
+def slow_digest(stream) -> str:
+    """`hashlib.file_digest` for Python 3.10."""
+    digest = hashlib.sha256()
+    while block := stream.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def flush(path: Path):
+    """Ask the system to put a file, or the names in a folder, onto the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU, gathered from all processes if it is sharded; every process must call it."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().cpu().contiguous()
+
+
+def placed_like(full: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """A whole tensor put where `reference` is, sharded as it is."""
+    full = full.to(reference.device)
+    if isinstance(reference, DTensor) and full.shape == reference.shape:
+        return distribute_tensor(full, reference.device_mesh, reference.placements)
+    return full
+
+
+def model_tensors(model: torch.nn.Module) -> Tensors:
+    return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+
+
+@torch.no_grad()
+def restore_model(model: torch.nn.Module, tensors: Tensors):
+    """Copy saved tensors into the model in place."""
+    current = model.state_dict()
+    if current.keys() != tensors.keys():
+        raise ValueError(f"the checkpoint has other tensors than the model: {sorted(current.keys() ^ tensors.keys())}")
+    for name, tensor in current.items():
+        tensor.copy_(placed_like(tensors[name], tensor))
+
+
+def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
+    """The optimiser's state as `parameter name/state name`."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{name}/{key}"] = whole(torch.as_tensor(value))
+    return tensors
+
+
+def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors):
+    """What `torch.optim.Optimizer.load_state_dict` does, without casting a bfloat16 momentum to float32."""
+    parameters = dict(model.named_parameters())
+    for name, tensor in tensors.items():
+        parameter_name, _, key = name.rpartition("/")
+        parameter = parameters[parameter_name]
+        optimizer.state[parameter][key] = placed_like(tensor, parameter)

@@ -1,0 +1,97 @@
+"""Evaluation in which every sample counts exactly once, on any number of processes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+from .losses import cross_entropy, make_targets
+
+TOP_K = 5
+PADDING = -1
+
+
+def padded(loader: DataLoader, empty: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """The batches of a loader, each filled up to the length of `empty`, then `empty` without end: shapes never change.
+
+    Args:
+        empty: a batch of padding, whose index is -1.
+    """
+    for batch in loader:
+        yield {name: torch.cat([tensor, empty[name][len(tensor) :]]) for name, tensor in batch.items()}
+    while True:
+        yield empty
+
+
+def empty_batch(sample: dict[str, Any], batch_size: int) -> dict[str, torch.Tensor]:
+    """Padding in the shape of a batch of such samples."""
+    return {name: torch.as_tensor(np.stack([value] * batch_size)) for name, value in sample.items()}
+
+
+@torch.no_grad()
+def predict(
+    accelerator: Accelerator, model, loader: DataLoader, empty: dict[str, torch.Tensor], loss: str = "softmax"
+) -> dict[str, Any]:
+    """Run a classifier over all samples of all processes.
+
+    Returns:
+        On every process, for the samples whose image could be read, in the order of the data set: "ranked" (number, 5)
+        class numbers, best first, "label", "loss" and "index"; and "skipped", the number of unreadable images.
+    """
+    was_training = model.training
+    model.eval()
+    rows: list[dict[str, torch.Tensor]] = []
+    for batch in padded(loader, empty):
+        index = accelerator.gather_for_metrics(batch["index"].to(accelerator.device))
+        if bool((index == PADDING).all()):
+            break
+        results = scores(accelerator, model, batch, loss)
+        rows.append(
+            {name: accelerator.gather_for_metrics(values) for name, values in results.items()} | {"index": index}
+        )
+    model.train(was_training)
+    columns = {name: torch.cat([row[name] for row in rows]).cpu().numpy() for name in rows[0]} if rows else {}
+    return tidy(columns)
+
+
+def scores(accelerator: Accelerator, model, batch: dict[str, torch.Tensor], loss: str) -> dict[str, torch.Tensor]:
+    """Per-sample results of one batch on one process."""
+    batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+    with accelerator.autocast():
+        logits = model(pixel_values=batch["image"]).logits.float()
+    labels = batch["label"]
+    targets = make_targets(labels.clamp(min=0), logits.shape[1])
+    ranked = logits.topk(min(TOP_K, logits.shape[1])).indices
+    losses = cross_entropy(logits, targets, loss)
+    return {"ranked": ranked, "label": labels, "loss": losses, "valid": batch["valid"]}
+
+
+def tidy(columns: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Without padding and unreadable images, in the order of the data set."""
+    if not columns:
+        raise ValueError("the evaluation split is empty")
+    real = columns["index"] >= 0
+    good = real & columns["valid"].astype(bool)
+    order = np.argsort(columns["index"][good], kind="stable")
+    kept = {name: values[good][order] for name, values in columns.items() if name != "valid"}
+    return {**kept, "skipped": int(real.sum() - good.sum())}
+
+
+def score(predictions: dict[str, Any], real_labels: list[list[int]] | None = None) -> dict[str, float | int]:
+    """Metrics of `predict`'s result; see `hf_vit.training.metrics`."""
+    from .metrics import MeanPerClassAccuracy, RealAccuracy, TopKAccuracy  # importing evaluate takes seconds
+
+    ranked, labels = predictions["ranked"], predictions["label"]
+    results: dict[str, float | int] = {"loss": float(predictions["loss"].mean())}
+    if labels.ndim == 2:  # several labels: the first prediction is one of them
+        results["accuracy"] = float(labels[np.arange(len(labels)), ranked[:, 0]].mean())
+    else:
+        results |= TopKAccuracy().compute(predictions=ranked, references=labels) or {}
+        results |= MeanPerClassAccuracy().compute(predictions=ranked, references=labels) or {}
+    if real_labels is not None:
+        chosen = [real_labels[index] for index in predictions["index"]]
+        results |= RealAccuracy().compute(predictions=ranked, references=chosen) or {}
+    return {**results, "samples": len(labels), "skipped": predictions["skipped"]}

@@ -1,0 +1,41 @@
+"""Cross-entropies of the original recipes, per sample."""
+
+import torch
+from torch.nn import functional as F
+
+
+def make_targets(
+    labels: torch.Tensor, num_labels: int, label_smoothing: float = 0.0, kind: str = "softmax"
+) -> torch.Tensor:
+    """Class numbers (batch,), or indicators (batch, num_labels) for several labels, as float targets.
+
+    Smoothing mixes a softmax target with the uniform distribution, and moves each sigmoid target towards 1/2.
+
+    Returns:
+        (batch, num_labels)
+    """
+    targets = F.one_hot(labels, num_labels) if labels.ndim == 1 else labels
+    rest = 1 / num_labels if kind == "softmax" else 0.5
+    return targets.float() * (1 - label_smoothing) + label_smoothing * rest
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, kind: str = "softmax") -> torch.Tensor:
+    """One loss per sample, in float32.
+
+    Args:
+        logits, targets: (batch, num_labels)
+        kind: "softmax", or "sigmoid": binary cross-entropies summed over the labels, as `sigmoid_xent` of big_vision.
+
+    Returns:
+        (batch,)
+    """
+    logits = logits.float()
+    if kind == "softmax":
+        return -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=-1)
+
+
+def is_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Whether the highest logit is at one of the highest targets: (batch,) bool."""
+    top = targets.gather(1, logits.argmax(dim=1, keepdim=True))[:, 0]
+    return top == targets.amax(dim=1)

@@ -1,0 +1,70 @@
+"""Metrics as `evaluate.Metric` classes of this package: nothing is fetched.
+
+Predictions are ranked class numbers, best first, so that no process has to send all its logits.
+"""
+
+import datasets
+import evaluate
+import numpy as np
+
+CITATION = ""
+RANKED = datasets.Features(
+    {"predictions": datasets.List(datasets.Value("int32")), "references": datasets.Value("int32")}
+)
+RANKED_SETS = datasets.Features(
+    {"predictions": datasets.List(datasets.Value("int32")), "references": datasets.List(datasets.Value("int32"))}
+)
+
+
+class TopKAccuracy(evaluate.Metric):
+    """Share of samples whose label is among the first k predictions, for each k."""
+
+    def __init__(self, ks: tuple[int, ...] = (1, 5), **kwargs):
+        self.ks = ks
+        super().__init__(keep_in_memory=True, **kwargs)
+
+    def _info(self):
+        return evaluate.MetricInfo(description=self.__doc__ or "", citation=CITATION, features=RANKED)
+
+    def _compute(self, predictions, references):
+        ranked, labels = np.asarray(predictions), np.asarray(references)
+        hits = ranked == labels[:, None]
+        return {name_of(k): float(hits[:, :k].any(axis=1).mean()) for k in self.ks if k <= ranked.shape[1]}
+
+
+def name_of(k: int) -> str:
+    return "accuracy" if k == 1 else f"top{k}_accuracy"
+
+
+class MeanPerClassAccuracy(evaluate.Metric):
+    """The accuracy within each class, averaged over the classes that occur (Oxford Pets, Flowers, Caltech-101)."""
+
+    def __init__(self, **kwargs):
+        super().__init__(keep_in_memory=True, **kwargs)
+
+    def _info(self):
+        return evaluate.MetricInfo(description=self.__doc__ or "", citation=CITATION, features=RANKED)
+
+    def _compute(self, predictions, references):
+        labels = np.asarray(references)
+        hits = np.asarray(predictions)[:, 0] == labels
+        present = np.bincount(labels) > 0
+        per_class = np.bincount(labels, weights=hits)[present] / np.bincount(labels)[present]
+        return {"mean_per_class_accuracy": float(per_class.mean())}
+
+
+class RealAccuracy(evaluate.Metric):
+    """ImageNet ReaL accuracy (arXiv 2006.07159): the first prediction is one of the image's labels.
+
+    Images without any label do not count.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(keep_in_memory=True, **kwargs)
+
+    def _info(self):
+        return evaluate.MetricInfo(description=self.__doc__ or "", citation=CITATION, features=RANKED_SETS)
+
+    def _compute(self, predictions, references):
+        hits = [ranked[0] in labels for ranked, labels in zip(predictions, references, strict=True) if len(labels)]
+        return {"real_accuracy": float(np.mean(hits)) if hits else 0.0, "real_images": len(hits)}

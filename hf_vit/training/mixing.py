@@ -1,0 +1,63 @@
+"""Mixup and cutmix on a batch, on the device."""
+
+import numpy as np
+import torch
+
+
+class Mixer:
+    """Mix each image of a batch with its neighbour, and the targets alike.
+
+    One mixing weight per batch and a partner rolled by one, as big_vision does (`get_mixup` in utils.py); the weight is
+    max(a, 1 - a) with a from Beta(alpha, alpha), so that an image stays mostly itself. With both alphas set, each batch
+    is mixed one way or the other with equal chances.
+
+    Args:
+        mixup_alpha, cutmix_alpha: 0 turns one off.
+    """
+
+    def __init__(self, mixup_alpha: float = 0.0, cutmix_alpha: float = 0.0):
+        self.mixup_alpha = mixup_alpha
+        self.cutmix_alpha = cutmix_alpha
+
+    def __call__(
+        self, pixel_values: torch.Tensor, targets: torch.Tensor, rng: np.random.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(batch, channels, height, width) and (batch, num_labels) -> the same shapes, mixed."""
+        if not self.mixup_alpha and not self.cutmix_alpha:
+            return pixel_values, targets
+        if not self.cutmix_alpha or (self.mixup_alpha and rng.random() < 0.5):
+            return mixup(pixel_values, targets, mixing_weight(self.mixup_alpha, rng))
+        return cutmix(pixel_values, targets, rng.beta(self.cutmix_alpha, self.cutmix_alpha), rng)
+
+
+def mixing_weight(alpha: float, rng: np.random.Generator) -> float:
+    weight = rng.beta(alpha, alpha)
+    return max(weight, 1 - weight)
+
+
+def mixup(pixel_values: torch.Tensor, targets: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Arxiv 1710.09412: `weight` of each image and the rest of the one before it."""
+    return tuple(weight * values + (1 - weight) * values.roll(1, 0) for values in (pixel_values, targets))  # type: ignore
+
+
+def cutmix(
+    pixel_values: torch.Tensor, targets: torch.Tensor, weight: float, rng: np.random.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Arxiv 1905.04899: a rectangle of 1 - `weight` of the area comes from the image before.
+
+    The rectangle is cut off at the borders; the targets follow the area that it has.
+    """
+    height, width = pixel_values.shape[-2:]
+    side = (1 - weight) ** 0.5
+    top, bottom = clipped_span(height, side, rng)
+    left, right = clipped_span(width, side, rng)
+    mixed = pixel_values.clone()
+    mixed[..., top:bottom, left:right] = pixel_values.roll(1, 0)[..., top:bottom, left:right]
+    kept = 1 - (bottom - top) * (right - left) / (height * width)
+    return mixed, kept * targets + (1 - kept) * targets.roll(1, 0)
+
+
+def clipped_span(length: int, share: float, rng: np.random.Generator) -> tuple[int, int]:
+    half = int(length * share) // 2
+    centre = int(rng.integers(length))
+    return max(centre - half, 0), min(centre + half, length)

@@ -1,0 +1,158 @@
+"""The models that are trained: loaded with a new head, or built from a configuration; and their image processors."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
+
+from ..auto import register_auto_classes
+from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
+from ..image_processing_hf_vit import HfViTImageProcessor
+from ..modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification
+from ..modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
+from .data import Split
+from .settings import FinetuneSettings, PretrainSettings, TrainingSettings
+
+DROPOUT_FIELDS = {
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "drop_path": "drop_path_rate",
+}
+
+
+def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTrainedModel, Any]:
+    """A pretrained model with its whole head replaced by one zero linear layer, and its image processor.
+
+    "The whole head" includes the pre-logits layer (section 3.2 of the paper).
+    """
+    assert settings.model
+    register_auto_classes()
+    config = AutoConfig.from_pretrained(settings.model)
+    for setting, field in DROPOUT_FIELDS.items():
+        if getattr(settings, setting) is not None:
+            setattr(config, field, getattr(settings, setting))
+    size = {} if settings.image_size is None else {"image_size": settings.image_size}
+    model, info = AutoModelForImageClassification.from_pretrained(
+        settings.model, config=config, output_loading_info=True, **size
+    )
+    refuse_random_weights(info, settings.model)
+    replace_head(model, split)
+    processor = AutoImageProcessor.from_pretrained(settings.model)
+    return model, at_size(processor, model.config.image_size)
+
+
+def refuse_random_weights(info: dict[str, Any], name: str):
+    """The head is new anyway; nothing else may be."""
+    wrong = [str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]) if "classifier" not in str(key)]
+    if wrong:
+        raise ValueError(f"{name} lacks weights of the model, or has them in other shapes: {', '.join(wrong)}")
+
+
+def align_labels(split: Split, config) -> Split:
+    """The split with its labels numbered as the model's are, by name.
+
+    Raises:
+        ValueError: the data have labels that the model cannot predict.
+    """
+    if split.num_labels > config.num_labels:
+        raise ValueError(f"the data have {split.num_labels} labels and the model predicts {config.num_labels}")
+    names = [config.id2label[number] for number in range(config.num_labels)]
+    if not split.label_names or split.multi_label or not set(split.label_names) <= set(names):
+        return split  # no names to go by: the numbers are taken as they are
+    if split.label_names != names[: split.num_labels]:
+        split.samples = split.samples.align_labels_with_mapping(dict(config.label2id), split.label_column)
+    return split
+
+
+def replace_head(model: PreTrainedModel, split: Split):
+    """One linear layer from the features, zero in every entry; no pre-logits layer."""
+    pooler = getattr(getattr(model, "vit", None), "pooler", None)
+    if isinstance(model.config, HfViTConfig) and model.config.representation_size and pooler is not None:
+        pooler.dense, model.config.representation_size = None, None
+    classifier: nn.Linear = model.classifier  # pyright: ignore[reportAssignmentType]
+    features = model.config.hidden_size if isinstance(model.config, HfViTConfig) else classifier.in_features
+    model.classifier = nn.Linear(features, split.num_labels, dtype=classifier.weight.dtype)
+    nn.init.zeros_(model.classifier.weight)
+    nn.init.zeros_(model.classifier.bias)
+    name_labels(model.config, split)
+
+
+def name_labels(config, split: Split):
+    """Carry the label names of the data into the configuration."""
+    names = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: number for number, name in config.id2label.items()}
+    config.problem_type = "multi_label_classification" if split.multi_label else "single_label_classification"
+
+
+def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[PreTrainedModel, Any]:
+    """A model with random weights, and the image processor of the original."""
+    config = build_config(settings)
+    torch.manual_seed(settings.seed)
+    if settings.objective == "masked_patch_prediction":
+        config.patch_target = settings.target
+        return HfViTForMaskedPatchPrediction(config), new_processor(config)
+    name_labels(config, split)
+    hybrid = isinstance(config, HfViTHybridConfig)
+    model = (HfViTHybridForImageClassification if hybrid else HfViTForImageClassification)(config)
+    return model, new_processor(config)
+
+
+def build_config(settings: PretrainSettings) -> HfViTConfig:
+    fields = dict(settings.config)
+    if settings.image_size is not None:
+        fields["image_size"] = settings.image_size
+    for setting, field in DROPOUT_FIELDS.items():
+        if getattr(settings, setting) is not None:
+            fields[field] = getattr(settings, setting)
+    if settings.variant:
+        return HfViTConfig.from_variant(settings.variant, **fields)
+    return (HfViTHybridConfig if "stem_depths" in fields else HfViTConfig)(**fields)
+
+
+def new_processor(config: HfViTConfig):
+    height, width = as_pair(config.image_size)
+    return HfViTImageProcessor(size={"height": height, "width": width}, num_channels=config.num_channels)
+
+
+def load_for_evaluation(name: str, image_size=None) -> tuple[PreTrainedModel, Any]:
+    """A classifier as it was saved, and its image processor."""
+    register_auto_classes()
+    size = {} if image_size is None else {"image_size": image_size}
+    model, info = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True, **size)
+    if info["missing_keys"]:
+        raise ValueError(f"{name} is no trained classifier: it lacks {', '.join(map(str, info['missing_keys']))}")
+    return model, at_size(AutoImageProcessor.from_pretrained(name), model.config.image_size)
+
+
+def at_size(processor, image_size):
+    """Let the processor make images of the size the model is trained at."""
+    height, width = as_pair(image_size)
+    size = {"height": height, "width": width}
+    if isinstance(processor, HfViTImageProcessor):
+        processor.update(size=size)  # what depends on the size follows
+    else:
+        processor.size = size
+    return processor
+
+
+def set_head_bias(model: PreTrainedModel, settings: TrainingSettings):
+    """-10 with a sigmoid loss over 21,843 classes lets training start at "nothing is there" (big_vision)."""
+    if settings.head_bias is not None and hasattr(model, "classifier"):
+        nn.init.constant_(model.classifier.bias, settings.head_bias)  # pyright: ignore[reportArgumentType]
+
+
+def add_adapters(model: PreTrainedModel, settings: FinetuneSettings):
+    """Wrap the model with PEFT's low-rank adapters; the head is trained whole."""
+    try:
+        from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ValueError(f"lora_rank is {settings.lora_rank}, and PEFT is not installed: pip install peft") from None
+    lora = LoraConfig(
+        r=settings.lora_rank,  # pyright: ignore[reportArgumentType]
+        lora_alpha=settings.lora_alpha,  # pyright: ignore[reportArgumentType]
+        target_modules=list(settings.lora_target_modules),
+        modules_to_save=["classifier"],
+    )
+    return get_peft_model(model, lora)  # pyright: ignore[reportArgumentType]

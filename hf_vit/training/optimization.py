@@ -1,0 +1,147 @@
+"""Optimisers of the original recipes: which parameters they see, at what rate, and with what decay."""
+
+import re
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+KERNELS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def kernel_names(model: nn.Module) -> set[str]:
+    """Names of the parameters that decay: weights of matmuls and convolutions.
+
+    The module says what a parameter is. Its number of dimensions does not: class token, mask token and position
+    embeddings have three, and the original does not decay them (big_vision masks `.*/kernel`).
+    """
+    return {
+        f"{prefix}.weight" if prefix else "weight"
+        for prefix, module in model.named_modules()
+        if isinstance(module, KERNELS)
+    }
+
+
+def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
+    """Stop training the parameters in whose names one of the regular expressions is found; returns their names.
+
+    Raises:
+        ValueError: for a pattern that no parameter matches, or when nothing is left to train.
+    """
+    frozen = []
+    for pattern in patterns:
+        names = [name for name, _ in model.named_parameters() if re.search(pattern, name)]
+        if not names:
+            raise ValueError(f"freeze pattern {pattern!r} matches none of the model's parameters")
+        frozen += names
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"freeze {list(patterns)} leaves no parameter to train")
+    return frozen
+
+
+def layer_of(name: str, num_layers: int) -> int:
+    """0 for the embeddings, i + 1 for encoder layer i, num_layers + 1 for what follows them."""
+    if match := re.search(r"(?:^|\.)layers?\.(\d+)\.", name):
+        return int(match.group(1)) + 1
+    return 0 if "embeddings." in name else num_layers + 1
+
+
+def parameter_groups(model: nn.Module, weight_decay: float = 0.0, layer_decay: float | None = None) -> list[dict]:
+    """Groups for an optimiser; `lr_scale` of each multiplies the schedule (see `set_learning_rate`).
+
+    Args:
+        weight_decay: of `kernel_names(model)`; nothing else decays.
+        layer_decay: learning rate of each layer over that of the layer after it.
+    """
+    kernels = kernel_names(model)
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    num_layers = max((layer_of(name, -1) for name, _ in model.named_parameters()), default=0)
+    groups: dict[tuple[float, float], dict] = {}
+    for name, parameter in trained:
+        decay = weight_decay if name in kernels else 0.0
+        scale = layer_decay ** (num_layers + 1 - layer_of(name, num_layers)) if layer_decay else 1.0
+        group = groups.setdefault((decay, scale), {"params": [], "weight_decay": decay, "lr_scale": scale})
+        group["params"].append(parameter)
+    return list(groups.values())
+
+
+def torch_weight_decay(weight_decay: float, convention: str, learning_rate: float) -> float:
+    """The `weight_decay` of torch's AdamW for one given in either convention.
+
+    torch takes `lr(step) * weight_decay * weight` off each weight. optax's `add_decayed_weights` under big_vision's
+    schedule takes `lr(step) / learning_rate * weight_decay * weight`: 1e-4 there is 0.1 here at a peak of 1e-3.
+    """
+    return weight_decay if convention == "torch" else weight_decay / learning_rate
+
+
+def build_optimizer(settings, model: nn.Module, fused: bool = False) -> torch.optim.Optimizer:
+    """The optimiser that the settings ask for, over the model's trainable parameters.
+
+    Args:
+        fused: update all parameters in one kernel, which torch has for CPUs and NVIDIA's GPUs.
+    """
+    decay = torch_weight_decay(settings.weight_decay, settings.weight_decay_convention, settings.learning_rate)
+    groups = parameter_groups(model, decay, settings.layer_decay)
+    if settings.optimizer == "adamw":
+        betas = (settings.adam_beta1, settings.adam_beta2)
+        return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_epsilon, fused=fused)
+    if settings.momentum_dtype == "bfloat16":
+        return CompactSGD(groups, settings.learning_rate, settings.momentum)
+    return torch.optim.SGD(groups, settings.learning_rate, settings.momentum, fused=fused)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float):
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group.get("lr_scale", 1.0)
+
+
+class CompactSGD(torch.optim.Optimizer):
+    """SGD with momentum kept in bfloat16, as the original fine-tunes (`optax.sgd(accumulator_dtype="bfloat16")`).
+
+    The step uses the momentum before it is rounded, as optax does.
+    """
+
+    def __init__(self, params, lr: float, momentum: float = 0.9):
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One update; `closure` is for torch's interface and is called first when given."""
+        loss = closure() if closure else None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.update(parameter, group["lr"], group["momentum"])
+        return loss
+
+    def update(self, parameter: nn.Parameter, lr: float, momentum: float):
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
+        velocity = state["momentum_buffer"].to(parameter.dtype).mul_(momentum).add_(parameter.grad)
+        state["momentum_buffer"].copy_(velocity)
+        parameter.sub_(velocity, alpha=lr)
+
+
+class MovingAverage:
+    """Exponential moving average of a model's parameters (Polyak averaging; 0.9999 in Table 2 of the paper)."""
+
+    def __init__(self, parameters: dict[str, torch.Tensor], decay: float):
+        self.decay = decay
+        self.parameters = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+
+    @torch.no_grad()
+    def update(self, parameters: dict[str, torch.Tensor]):
+        """Move towards the parameters by a share of 1 - decay."""
+        latest = [parameters[name].detach() for name in self.parameters]
+        torch._foreach_lerp_(list(self.parameters.values()), latest, 1 - self.decay)  # pyright: ignore
+
+    @torch.no_grad()
+    def swap(self, parameters: dict[str, torch.Tensor]):
+        """Exchange the average and the parameters; twice is no change."""
+        for name, average in self.parameters.items():
+            average_before = average.clone()
+            average.copy_(parameters[name])
+            parameters[name].copy_(average_before)

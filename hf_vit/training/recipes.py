@@ -1,0 +1,201 @@
+"""One parser for recipes (YAML) and the command line.
+
+A recipe sets fields of a settings class. Three more keys make families of recipes short:
+`base` names a recipe beside it that this one starts from, `options` holds groups of named levels, each a set of
+fields, and `select` says which level of each group is on: `--select augmentation=strong1`.
+"""
+
+import argparse
+import dataclasses
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+Settings = TypeVar("Settings")
+STRUCTURE = ("base", "options", "select")
+EXCLUSIVE = (("steps", "epochs"),)  # what is said later replaces the other one
+
+
+class SettingsError(ValueError):
+    """A setting that is unknown, of the wrong type, or contradicts another one."""
+
+
+def parse_settings(settings_class: type[Settings], argv: list[str] | None = None) -> Settings:
+    """Settings from `--recipe FILE`, `--select GROUP=LEVEL` and `--FIELD VALUE`; the command line wins.
+
+    Values are read as YAML on both ways in: `--freeze '[embeddings, layers.0]'`.
+
+    Raises:
+        SettingsError: in one sentence, for whatever is unknown, ill-typed or contradictory.
+        SystemExit: after --help.
+    """
+    arguments = vars(argument_parser(settings_class).parse_args(argv))
+    recipe, select = arguments.pop("recipe", None), arguments.pop("select", [])
+    values = read_recipe(recipe, parse_selection(select)) if recipe else {}
+    if select and not recipe:
+        raise SettingsError(f"--select {' '.join(select)} chooses from a recipe, and there is no --recipe")
+    values = merge(values, {name: parse_text(text) for name, text in arguments.items()})
+    return build(settings_class, values)
+
+
+def argument_parser(settings_class) -> argparse.ArgumentParser:
+    """One option per field; abbreviations are off, or `--learning_rat` would quietly work."""
+    parser = SettingsParser(allow_abbrev=False, argument_default=argparse.SUPPRESS, description=settings_class.__doc__)
+    parser.add_argument("--recipe", help="YAML file with settings")
+    parser.add_argument("--select", nargs="+", metavar="GROUP=LEVEL", help="levels of the recipe's options")
+    for field in dataclasses.fields(settings_class):
+        bare = {"nargs": "?", "const": "true"} if field.type is bool else {}
+        parser.add_argument(f"--{field.name}", metavar=describe(field.type), **bare)
+    return parser
+
+
+class SettingsParser(argparse.ArgumentParser):
+    """argparse, but a mistake is an exception like any other."""
+
+    def error(self, message):
+        raise SettingsError(message)
+
+
+def parse_text(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def parse_selection(select: list[str]) -> dict[str, str]:
+    if wrong := [item for item in select if "=" not in item]:
+        raise SettingsError(f"--select takes GROUP=LEVEL, not {wrong[0]!r}")
+    return dict(item.split("=", 1) for item in select)
+
+
+def read_recipe(path: str | Path, select: dict[str, str] | None = None) -> dict[str, Any]:
+    """The fields a recipe sets, its base and its selected options applied.
+
+    What a recipe says itself wins over its base and the options of its base; its options win over what it says.
+    """
+    layers = read_layers(Path(path))
+    selected: dict[str, Any] = {}
+    for layer in layers:
+        selected |= layer.get("select", {})
+    selected |= select or {}
+    groups = {group for layer in layers for group in layer.get("options", {})}
+    if unknown := sorted(selected.keys() - groups):
+        raise SettingsError(f"{path} has no options called {unknown[0]!r}; it has {listing(sorted(groups))}")
+    values: dict[str, Any] = {}
+    for layer in layers:
+        values = merge(values, {name: value for name, value in layer.items() if name not in STRUCTURE})
+        for group, levels in layer.get("options", {}).items():
+            if group in selected:
+                values = merge(values, level_of(group, levels, str(selected[group]), path))
+    return values
+
+
+def level_of(group: str, levels: dict, level: str, path: str | Path) -> dict[str, Any]:
+    by_name = {str(name): fields for name, fields in levels.items()}
+    if level not in by_name:
+        raise SettingsError(f"{group} in {path} has no level {level!r}; it has {listing(by_name)}")
+    return by_name[level]
+
+
+def read_layers(path: Path) -> list[dict[str, Any]]:
+    """The recipe's base, the base of that, ...: the first to apply comes first."""
+    try:
+        layer = yaml.safe_load(path.read_text()) or {}
+    except FileNotFoundError:
+        raise SettingsError(f"there is no recipe {path}") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(layer, dict):
+        raise SettingsError(f"{path} holds a {type(layer).__name__}, not settings with values")
+    return [*(read_layers(path.parent / layer["base"]) if "base" in layer else []), layer]
+
+
+def merge(values: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """`values` with `later` on top."""
+    for pair in EXCLUSIVE:
+        if any(later.get(name) is not None for name in pair):
+            values = {name: value for name, value in values.items() if name not in pair}
+    return {**values, **later}
+
+
+def build(settings_class: type[Settings], values: dict[str, Any]) -> Settings:
+    """The settings with each value converted to its field's type, and validated together."""
+    fields = {field.name: field.type for field in dataclasses.fields(settings_class)}  # pyright: ignore[reportArgumentType]
+    if unknown := sorted(values.keys() - fields.keys()):
+        raise SettingsError(f"{settings_class.__name__} has no setting called {', '.join(unknown)}")
+    settings = settings_class(**{name: convert(name, value, fields[name]) for name, value in values.items()})
+    try:
+        settings.validate()  # pyright: ignore[reportAttributeAccessIssue]
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    return settings
+
+
+def convert(name: str, value: Any, kind: Any) -> Any:
+    """`value` as `kind`, a type or a union of types; YAML 1.1 reads 1e-3 as text, so text may be a number."""
+    for option in alternatives(kind):
+        try:
+            return convert_to(value, option)
+        except (TypeError, ValueError):
+            continue
+    raise SettingsError(f"{name} is {value!r}; it must be {describe(kind)}")
+
+
+def convert_to(value: Any, kind: Any) -> Any:
+    origin = typing.get_origin(kind)
+    if kind is typing.Any:
+        return value
+    if kind is type(None):
+        if value is None or value == "none":
+            return None
+    elif origin is typing.Literal:
+        text = {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value  # YAML reads no
+        if text in typing.get_args(kind):
+            return text
+    elif origin is list:
+        items = value.split(",") if isinstance(value, str) else value
+        if isinstance(items, list | tuple):
+            return [convert_to(item, typing.get_args(kind)[0]) for item in items]
+    elif origin is dict:
+        if isinstance(value, dict):
+            return value
+    elif kind is bool:
+        if isinstance(value, bool):
+            return value
+    elif kind is str:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return str(value)
+    elif not isinstance(value, bool) and kind(value) == float(value):  # int or float
+        return kind(value)
+    raise TypeError
+
+
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    """The types of a union; `Literal[...] | None` is one of another class than `int | None`."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+
+
+def describe(kind: Any) -> str:
+    """`int | None` -> "int or none"."""
+    if len(alternatives(kind)) > 1:
+        return " or ".join(describe(option) for option in alternatives(kind))
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(typing.get_args(kind))
+    if kind is type(None):
+        return "none"
+    return str(kind) if typing.get_args(kind) else kind.__name__
+
+
+def listing(names) -> str:
+    return ", ".join(map(str, names)) or "none"
+
+
+def dump(settings) -> str:
+    """The resolved settings as a recipe."""
+    hidden = {"print_config", "resume", "overwrite"}
+    values = {name: value for name, value in dataclasses.asdict(settings).items() if name not in hidden}
+    return yaml.safe_dump(values, sort_keys=False)

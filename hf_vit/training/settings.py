@@ -1,0 +1,189 @@
+"""Every setting of training and evaluation, declared once; `recipes.parse_settings` fills them."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass
+class DataSettings:
+    """Where images and labels come from, and on what they are run."""
+
+    dataset: str | None = None  # Hub name, folder, parquet or tar file(s), or "digits" (scikit-learn's)
+    dataset_config: str | None = None
+    image_column: str | None = None  # by default the one column of images
+    label_column: str | None = None  # by default the one column of class labels
+    streaming: bool = False
+    num_workers: int = 2  # processes that decode and augment, per training process
+    image_size: int | list[int] | None = None  # pixels, or [height, width]; by default the model's
+    eval_batch_size: int = 64  # images per process and forward
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = None  # by default what `accelerate launch` says
+    compile: bool = False
+    seed: int = 0
+    num_processes: int | None = None  # refuse to run with another number
+    output_dir: str | None = None
+    print_config: bool = False
+
+    def validate(self):
+        """Raise ValueError for settings that contradict each other or that no value can satisfy."""
+        if not self.dataset and not self.print_config:
+            raise ValueError("no data: set --dataset to a Hub name, a folder, a file or digits")
+        require_positive(self, "eval_batch_size")
+        require_between(self, 0, None, "num_workers")
+
+
+@dataclass
+class TrainingSettings(DataSettings):
+    """What fine-tuning and pre-training share."""
+
+    train_split: str = "train"
+    eval_split: str | None = None  # such as "test" or "train[98%:]"
+    steps: int | None = None  # optimiser steps
+    epochs: float | None = None  # instead of steps
+    batch_size: int = 512  # images per optimiser step, over all processes and accumulated forwards
+    per_device_batch_size: int | None = None  # images per forward; by default batch_size / processes
+    find_batch_size: bool = False  # halve per_device_batch_size until it fits into memory
+
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    learning_rate: float = 0.03
+    momentum: float = 0.9
+    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    weight_decay: float = 0.0  # of matmul and convolution kernels only
+    weight_decay_convention: Literal["torch", "jax"] = "torch"  # torch multiplies it by the learning rate
+    schedule: Literal["linear", "cosine", "constant"] = "cosine"
+    warmup_steps: int = 0
+    final_learning_rate: float = 0.0
+    max_grad_norm: float | None = 1.0
+    layer_decay: float | None = None  # learning rate of each layer over that of the next one
+    freeze: list[str] = field(default_factory=list)  # patterns that parameter names are searched for
+    ema_decay: float | None = None  # Polyak averaging; the average is evaluated and saved
+
+    dropout: float | None = None  # these three: by default what the model's configuration says
+    attention_dropout: float | None = None
+    drop_path: float | None = None
+    gradient_checkpointing: bool = False
+
+    crop: Literal["inception", "random", "none"] = "inception"
+    crop_area: list[float] = field(default_factory=lambda: [0.05, 1.0])
+    resize: int | None = None  # before a random crop
+    flip: bool = True
+    randaugment_layers: int = 0
+    randaugment_magnitude: float = 0
+    mixup_alpha: float = 0.0
+    cutmix_alpha: float = 0.0
+    antialias: bool = False
+
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    label_smoothing: float = 0.0
+    head_bias: float | None = None
+
+    log_every: int = 10  # optimiser steps
+    eval_every: int | None = None  # by default ten times per run
+    save_every: int | None = None  # by default with every evaluation
+    keep_checkpoints: int = 2
+    resume: bool = False
+    overwrite: bool = False
+    report_to: str = "auto"  # tensorboard when it is installed; tensorboard, trackio, wandb, or none
+
+    def validate(self):
+        super().validate()
+        if not self.print_config and not self.output_dir:
+            raise ValueError("no place for the result: set --output_dir")
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"set one of steps and epochs; they are {self.steps} and {self.epochs}")
+        require_positive(self, "batch_size", "learning_rate", "log_every", "keep_checkpoints")
+        require_positive(self, "steps", "epochs", "per_device_batch_size", "max_grad_norm", "eval_every", "save_every")
+        require_between(self, 0, 1, "label_smoothing", "ema_decay", "momentum", "dropout", "attention_dropout")
+        require_between(self, 0, 1, "drop_path", "layer_decay", "adam_beta1", "adam_beta2", "final_learning_rate")
+        require_between(self, 0, None, "warmup_steps", "weight_decay", "mixup_alpha", "cutmix_alpha")
+        require_between(self, 0, None, "randaugment_layers", "randaugment_magnitude")
+        if self.steps is not None and self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps ({self.warmup_steps}) must be less than steps ({self.steps})")
+        if self.final_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"final_learning_rate ({self.final_learning_rate}) is above learning_rate ({self.learning_rate})"
+            )
+        if self.optimizer == "sgd" and self.weight_decay:
+            raise ValueError(f"weight_decay ({self.weight_decay}) is for adamw; the original's sgd has none")
+        if self.optimizer == "adamw" and self.momentum_dtype != "float32":
+            raise ValueError("momentum_dtype bfloat16 is for sgd")
+        if self.crop == "random" and self.resize is None:
+            raise ValueError("crop random cuts from a resized image: set resize")
+        if self.resume and self.overwrite:
+            raise ValueError("resume continues a run and overwrite deletes it: choose one")
+
+
+@dataclass
+class FinetuneSettings(TrainingSettings):
+    """Fine-tuning of a model for image classification."""
+
+    model: str | None = None  # Hub name or folder
+    linear_probe: bool = False  # train the head alone
+    lora_rank: int | None = None  # train low-rank adapters (PEFT) and the head
+    lora_alpha: float = 16
+    lora_target_modules: list[str] = field(default_factory=lambda: ["q_proj", "v_proj"])
+
+    def validate(self):
+        super().validate()
+        if not self.model and not self.print_config:
+            raise ValueError("no model: set --model to a Hub name or a folder")
+        if self.linear_probe and self.lora_rank:
+            raise ValueError(f"linear_probe freezes what lora_rank ({self.lora_rank}) would adapt: choose one")
+        require_positive(self, "lora_rank", "lora_alpha")
+
+
+@dataclass
+class PretrainSettings(TrainingSettings):
+    """Training from random weights, with labels or by masked patch prediction."""
+
+    objective: Literal["supervised", "masked_patch_prediction"] = "supervised"
+    variant: str | None = None  # such as B/16; with `config` for whatever differs from it
+    config: dict[str, Any] = field(default_factory=dict)  # fields of HfViTConfig
+    corruption: float = 0.5  # share of patches; the next two are shares of these
+    mask_share: float = 0.8
+    random_patch_share: float = 0.1
+    target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
+
+    def validate(self):
+        super().validate()
+        if not self.variant and not self.config and not self.print_config:
+            raise ValueError("no architecture: set variant (such as B/16), or config, or both")
+        require_between(self, 0, 1, "corruption", "mask_share", "random_patch_share")
+        if self.mask_share + self.random_patch_share > 1:
+            raise ValueError(
+                f"mask_share ({self.mask_share}) and random_patch_share ({self.random_patch_share}) exceed 1 together"
+            )
+        if self.objective == "masked_patch_prediction" and (self.mixup_alpha or self.cutmix_alpha):
+            raise ValueError("mixup_alpha and cutmix_alpha mix labels, which masked_patch_prediction does not use")
+
+
+@dataclass
+class EvaluateSettings(DataSettings):
+    """Evaluation of a saved classifier."""
+
+    model: str | None = None
+    split: str = "test"
+    real_labels: str | None = None  # JSON list of lists of class numbers, one per image ("Are we done with ImageNet?")
+
+    def validate(self):
+        super().validate()
+        if not self.model and not self.print_config:
+            raise ValueError("no model: set --model to a Hub name or a folder")
+
+
+def require_positive(settings, *names: str):
+    """Raise ValueError naming the first of these settings that is set and not above zero."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"{name} is {value}; it must be above 0")
+
+
+def require_between(settings, low: float, high: float | None, *names: str):
+    """Raise ValueError naming the first of these settings that is set and outside [low, high]."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and (value < low or (high is not None and value > high)):
+            raise ValueError(f"{name} is {value}; it must be at least {low}" + (f" and at most {high}" if high else ""))

@@ -1,0 +1,296 @@
+"""Checkpoints of timm, torchvision, DeiT, MAE and DINO: their own logits, every array used, and back to timm."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTHybridConfig, HfViTHybridForImageClassification
+from hf_vit.cli import main
+from hf_vit.conversion import ConversionError, convert, export_jax, export_timm
+from hf_vit.hub import load_model, save_folder
+
+from ..conftest import GOLDENS
+
+PEERS = GOLDENS.parent / "goldens_peers"
+CHECKPOINTS = json.loads((PEERS / "index.json").read_text())
+GRID = {"num_attention_heads": 2, "position_grid": (5, 9)}
+
+
+def logits(model, pixel_values):
+    with torch.no_grad():
+        outputs = model(pixel_values)
+    return outputs.logits if "logits" in outputs else outputs.pooler_output
+
+
+def convert_golden(name):
+    arguments = dict(CHECKPOINTS[name])
+    grid = arguments.pop("position_grid", None)
+    return convert(PEERS / name, position_grid=None if grid is None else tuple(grid), **arguments)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_logits_are_those_of_the_source(name):
+    model, _ = convert_golden(name)
+    with np.load(PEERS / "expected.npz") as expected:
+        height, width = np.broadcast_to(model.config.image_size, 2)
+        pixel_values = torch.from_numpy(expected[f"pixel_values_{height}x{width}"]).float()
+        theirs = torch.from_numpy(expected[f"{name}/logits"])
+    torch.testing.assert_close(logits(model, pixel_values), theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("timm_plain.safetensors", {"pooling": "cls", "hidden_act": "gelu", "layer_norm_eps": 1e-6, "qkv_bias": True}),
+        ("timm_no_embed_class.safetensors", {"pooling": "cls", "qkv_bias": False}),
+        ("timm_gap.safetensors", {"pooling": "mean", "pool_patches_only": True, "norm_after_pooling": True}),
+        ("timm_gap_siglip.safetensors", {"pooling": "mean", "use_cls_token": False, "norm_after_pooling": False}),
+        ("timm_map.safetensors", {"pooling": "map", "use_cls_token": False}),
+        ("timm_root.safetensors", {"stem_depths": [], "stem_width": 64, "patch_size": 2}),
+        (
+            "timm_hybrid.safetensors",
+            {
+                "stem_depths": [1],
+                "stem_width": 32,
+                "group_norm_eps": 1e-5,
+                "weight_standardization_eps": 1e-8,
+                "weight_standardization_form": "variance",
+            },
+        ),
+        ("timm_folder", {"hidden_act": "gelu_pytorch_tanh", "num_attention_heads": 2}),
+        ("torchvision.pth", {"representation_size": 17, "hidden_act": "gelu"}),
+    ],
+)
+def test_the_configuration_says_what_the_source_computes(name, fields):
+    model, _ = convert_golden(name)
+    assert {field: getattr(model.config, field) for field in fields} == fields
+    assert isinstance(model.config, HfViTHybridConfig) == ("stem_depths" in fields)
+
+
+def test_what_is_not_part_of_the_encoder_is_named_in_the_record():
+    assert convert_golden("mae.pth")[0].conversion_record["beside"] == ["decoder_embed.weight", "mask_token"]
+    record = convert_golden("dino.pth")[0].conversion_record
+    assert record["dialect"] == {"names": "timm", "prefix": "module.backbone.", "container": "teacher"}
+    assert record["beside"] == ["module.head.last_layer.weight_v", "module.head.mlp.0.weight"]
+    assert record["dtypes"] == ["float16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("timm_plain.safetensors", {"preset": "timm", "image_mean": [0.5, 0.5, 0.5], "resample": 3}),
+        ("deit.pth", {"preset": "timm", "image_mean": [0.485, 0.456, 0.406], "resample": 3}),
+        ("torchvision.pth", {"preset": "timm", "image_std": [0.229, 0.224, 0.225], "resample": 2}),
+        ("timm_folder", {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4], "resample": 2}),
+    ],
+)
+def test_the_processor_is_the_one_of_the_source(name, settings):
+    model, processor = convert_golden(name)
+    assert {field: getattr(processor, field) for field in settings} == settings
+    height, width = np.broadcast_to(model.config.image_size, 2)
+    assert processor(np.zeros((50, 70, 3), np.uint8)).pixel_values[0].shape == (3, height, width)
+
+
+def test_a_converted_folder_loads(tmp_path):
+    model, processor = convert_golden("timm_hybrid.safetensors")
+    save_folder(tmp_path / "folder", model, processor)
+    again = load_model(tmp_path / "folder")
+    pixel_values = torch.randn(2, 3, 12, 20)
+    assert torch.equal(logits(again, pixel_values), logits(model, pixel_values))
+
+
+@pytest.mark.parametrize("name", [name for name in CHECKPOINTS if name.endswith(".safetensors")])
+def test_the_way_back_to_timm(tmp_path, name):
+    model, _ = convert_golden(name)
+    if name == "timm_hybrid.safetensors":  # one stage of one unit is not an architecture of timm
+        with pytest.raises(ConversionError, match=r"timm has no ResNet of depths \[1\]"):
+            export_timm(model, tmp_path / "back.safetensors")
+        return
+    arguments = export_timm(model, tmp_path / "back.safetensors")
+    back, source = load_file(tmp_path / "back.safetensors"), load_file(PEERS / name)
+    assert set(back) == set(source)
+    if name == "timm_no_embed_class.safetensors":  # written with a row of zeros for the class token
+        assert not back["pos_embed"][:, 0].any()
+        back["pos_embed"] = back["pos_embed"][:, 1:]
+    for key, array in source.items():
+        assert torch.equal(back[key], array.float()), key
+    assert (arguments["embed_dim"], arguments["num_heads"], arguments["num_classes"]) == (14, 2, 11)
+    assert arguments["qkv_bias"] == (name != "timm_no_embed_class.safetensors")
+
+
+def test_a_folder_for_timm_says_how_the_model_is_built(tmp_path):
+    model, _ = convert_golden("timm_folder")
+    save_folder(tmp_path / "ours", model, convert_golden("timm_folder")[1])
+    assert main(["export", str(tmp_path / "ours"), str(tmp_path / "theirs"), "--to", "timm"]) == 0
+    stated, theirs = (
+        json.loads((folder / "config.json").read_text())["model_args"]
+        for folder in (PEERS / "timm_folder", tmp_path / "theirs")
+    )
+    assert {name: theirs[name] for name in stated} == stated
+    again, _ = convert(tmp_path / "theirs", position_grid=(5, 9))
+    assert again.config.to_dict() == convert_golden("timm_folder")[0].config.to_dict()
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], parameter), name
+
+
+def tiny_hybrid(depths):
+    config = HfViTHybridConfig(
+        hidden_size=14,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=22,
+        image_size=32 if len(depths) < 4 else 64,
+        stem_depths=depths,
+        stem_width=32,
+        num_labels=11,
+    )
+    model = HfViTHybridForImageClassification(config)
+    torch.nn.init.normal_(model.classifier.weight)  # a head of zeros would be left out
+    return model
+
+
+@pytest.mark.parametrize(
+    ("depths", "architecture"),
+    [([], "vit_tiny_r_s16_p8_224"), ([2, 2, 2, 2], "vit_small_r26_s32_224"), ([3, 4, 9], "vit_base_r50_s16_224")],
+)
+def test_hybrids_go_to_timm_and_back(tmp_path, depths, architecture):
+    model = tiny_hybrid(depths)
+    export_timm(model, tmp_path / "timm")
+    assert json.loads((tmp_path / "timm" / "config.json").read_text())["architecture"] == architecture
+    again, _ = convert(tmp_path / "timm")
+    assert list(again.config.stem_depths) == depths
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], parameter), name
+
+
+def test_an_untrained_head_is_left_out(tmp_path):
+    arrays = load_file(PEERS / "timm_plain.safetensors")
+    arrays["head.weight"], arrays["head.bias"] = torch.zeros(11, 14), torch.full((11,), -10.0)
+    save_file(arrays, tmp_path / "zero.safetensors")
+    model, _ = convert(tmp_path / "zero.safetensors", **GRID)
+    assert type(model).__name__ == "HfViTModel"
+    assert model.conversion_record["left_out"] == {"head": {"shape": [14, 11], "bias": -10.0}}
+
+
+def test_models_that_timm_cannot_say(tmp_path):
+    plain = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 22}
+    for fields, message in (
+        ({"representation_size": 9}, "no pre-logits layer"),
+        ({"position_embedding_type": "sincos2d"}, "no position embeddings of type sincos2d"),
+        ({"pooling": "mean", "use_cls_token": True}, "no pooling that sees the class token as well"),
+        ({"hidden_act": "silu"}, "no activation silu"),
+    ):
+        with pytest.raises(ConversionError, match=message):
+            export_timm(HfViTForImageClassification(HfViTConfig(**plain, **fields)), tmp_path / "out.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_port_with_other_numbers_is_not_written_as_jax(tmp_path):
+    for name, message in (
+        ("timm_plain.safetensors", "no gelu with LayerNorm epsilon"),
+        ("timm_hybrid.safetensors", r"no ResNet with StemNumbers\(group_norm_eps=1e-05"),
+        ("timm_gap.safetensors", "no LayerNorm after the pooling, no pooling that leaves out the class token"),
+    ):
+        with pytest.raises(ConversionError, match=message):
+            export_jax(convert_golden(name)[0], tmp_path / "out.npz")
+    assert not list(tmp_path.iterdir())
+
+
+def changed(tmp_path, drop=(), **changes):
+    arrays = {name: array for name, array in load_file(PEERS / "timm_plain.safetensors").items() if name not in drop}
+    save_file(arrays | changes, tmp_path / "changed.safetensors")
+    return tmp_path / "changed.safetensors"
+
+
+def wrong_checkpoints():
+    ones = torch.ones
+    yield {"drop": ["blocks.1.attn.qkv.bias"]}, "missing: blocks.1.attn.qkv.bias"
+    yield {"drop": ["blocks.0.mlp.fc1.weight"]}, "missing: blocks.0.mlp.fc1.weight"
+    yield {"drop": ["patch_embed.proj.weight"]}, "unknown architecture"
+    yield {"dist_token": ones(1, 1, 14)}, "not understood: dist_token"
+    yield {"blocks.0.ls1.gamma": ones(14), "reg_token": ones(1, 4, 14)}, "not understood: blocks.0.ls1.gamma, reg_token"
+    yield {"norm.weight": ones(15)}, r"norm.weight \(15,\) does not become vit.layernorm.weight \(14,\)"
+    yield {"blocks.0.attn.qkv.bias": ones(41)}, r"blocks.0.attn.qkv.bias \(41,\) does not become"
+    yield {"pos_embed": ones(1, 44, 14)}, "for 43 patches, which is not the 5 x 9 of position_grid"
+    yield {"pos_embed": ones(46, 14)}, r"pos_embed with shape \(46, 14\); it needs 3 axes"
+    yield {"head.weight": torch.full((11, 14), math.nan)}, "head.weight has 154 values that are NaN or infinite"
+    yield {"cls_token": ones(1, 1, 14, dtype=torch.int32)}, "cls_token holds torch.int32"
+
+
+@pytest.mark.parametrize(("changes", "message"), list(wrong_checkpoints()))
+def test_wrong_arrays_are_listed(tmp_path, changes, message):
+    with pytest.raises(ConversionError, match=message):
+        convert(changed(tmp_path, **changes), **GRID)
+
+
+def test_heads_that_cannot_be_seen_are_asked_for(tmp_path, capsys):
+    with pytest.raises(ConversionError, match="14 channels, which are no multiple of 64; state num_attention_heads"):
+        convert(PEERS / "timm_plain.safetensors", position_grid=(5, 9))
+    command = ["convert", str(PEERS / "timm_plain.safetensors"), str(tmp_path / "out"), "--position-grid", "5x9"]
+    assert main(command) == 2
+    assert "state num_attention_heads" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert main([*command, "--set", "num_attention_heads=2"]) == 0
+    assert load_model(tmp_path / "out").config.num_attention_heads == 2
+
+
+class Runs:
+    """Would print when it is unpickled."""
+
+    def __reduce__(self):
+        return print, ("unpickled",)
+
+
+def test_nothing_is_unpickled(tmp_path, capsys):
+    torch.save({"model": {"patch_embed.proj.weight": torch.ones(2)}, "hook": Runs()}, tmp_path / "evil.pth")
+    with pytest.raises(ConversionError, match="holds more than arrays, and hf_vit runs no code of a checkpoint"):
+        convert(tmp_path / "evil.pth")
+    assert "unpickled" not in capsys.readouterr().out
+
+
+def test_damaged_and_foreign_files(tmp_path):
+    for name in ("timm_plain.safetensors", "deit.pth"):
+        content = (PEERS / name).read_bytes()
+        (tmp_path / name).write_bytes(content[: len(content) // 2])
+        with pytest.raises(ConversionError, match=f"{name} is damaged"):
+            convert(tmp_path / name)
+    torch.save([torch.ones(2)], tmp_path / "list.pth")
+    with pytest.raises(ConversionError, match="holds a list, not arrays by their names"):
+        convert(tmp_path / "list.pth")
+    torch.save({"epoch": 3}, tmp_path / "empty.pth")
+    with pytest.raises(ConversionError, match="holds no arrays"):
+        convert(tmp_path / "empty.pth")
+    save_file({"vit.embeddings.patch_embeddings.projection.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConversionError, match=r"give the folder that holds its config.json too"):
+        convert(tmp_path / "model.safetensors")
+
+
+def test_names_say_nothing(tmp_path):
+    """A checkpoint is recognised by its content, under any name."""
+    for name in ("timm_plain.safetensors", "deit.pth"):
+        shutil.copy(PEERS / name, tmp_path / "anything")
+        assert convert(tmp_path / "anything", **GRID)[0].conversion_record["dialect"]["names"] == "timm"
+
+
+def test_old_torchvision_names(tmp_path):
+    weights = torch.load(PEERS / "torchvision.pth", weights_only=True)
+    old = {
+        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): weights[name] for name in weights
+    }
+    torch.save(old, tmp_path / "old.pth")
+    new, old = convert_golden("torchvision.pth")[0], convert(tmp_path / "old.pth", num_attention_heads=2)[0]
+    for name, parameter in new.state_dict().items():
+        assert torch.equal(old.state_dict()[name], parameter), name
+
+
+def test_a_timm_folder_with_another_pooling_is_refused(tmp_path):
+    shutil.copytree(PEERS / "timm_folder", tmp_path / "folder")
+    config = json.loads((tmp_path / "folder" / "config.json").read_text())
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config | {"global_pool": "avgmax"}))
+    with pytest.raises(ConversionError, match="its global_pool is 'avgmax'; hf_vit has token, avg, map"):
+        convert(tmp_path / "folder")

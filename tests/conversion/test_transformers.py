@@ -1,0 +1,389 @@
+"""transformers' own ViTs: read from folders as transformers 4 and 5 write them, and written for it to read."""
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import hf_vit
+from hf_vit import (
+    HfViTBackbone,
+    HfViTConfig,
+    HfViTForImageClassification,
+    HfViTHybridForImageClassification,
+    HfViTHybridModel,
+    HfViTModel,
+)
+from hf_vit.cli import main
+from hf_vit.conversion import ConversionError, convert, export_jax, export_transformers
+from hf_vit.hub import load_model, save_folder
+
+SIZES = {
+    "hidden_size": 14,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 22,
+    "image_size": 20,
+    "patch_size": 4,
+    "num_labels": 11,
+    "encoder_stride": 4,
+}
+
+
+def randomize(model):
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def their_model(name, **changes):
+    return randomize(getattr(transformers, name)(transformers.ViTConfig(**SIZES | changes)))
+
+
+def run(model, pixel_values, **kwargs):
+    with torch.no_grad():
+        return model(pixel_values, **kwargs)
+
+
+def assert_close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+PIXELS = torch.randn(3, 3, 20, 20, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("in_names_of_4", [True, False])
+@pytest.mark.parametrize(
+    "changes", [{}, {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-3, "qkv_bias": False}]
+)
+def test_classifiers_load_directly(tmp_path, in_names_of_4, changes):
+    theirs = their_model("ViTForImageClassification", **changes)
+    theirs.save_pretrained(tmp_path, save_original_format=in_names_of_4)
+    assert ("vit.encoder.layer.0.output.dense.bias" in load_file(tmp_path / "model.safetensors")) == in_names_of_4
+    ours, info = HfViTForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    assert ours.config.hidden_act == theirs.config.hidden_act
+    assert ours.config.layer_norm_eps == theirs.config.layer_norm_eps
+    assert_close(run(ours.eval(), PIXELS).logits, run(theirs, PIXELS).logits)
+
+
+def test_models_with_and_without_a_pooler(tmp_path):
+    theirs = their_model("ViTModel", pooler_output_size=9)
+    theirs.save_pretrained(tmp_path / "pooler")
+    ours = HfViTModel.from_pretrained(tmp_path / "pooler").eval()
+    assert ours.config.representation_size == 9
+    assert_close(run(ours, PIXELS).pooler_output, run(theirs, PIXELS).pooler_output)
+
+    bare = randomize(transformers.ViTModel(theirs.config, add_pooling_layer=False))
+    bare.save_pretrained(tmp_path / "bare")
+    ours = HfViTModel.from_pretrained(tmp_path / "bare").eval()
+    assert ours.config.representation_size is None
+    output = run(bare, PIXELS).last_hidden_state
+    assert_close(run(ours, PIXELS).last_hidden_state, output)
+    assert_close(run(ours, PIXELS).pooler_output, output[:, 0])
+
+
+def test_a_bare_model_becomes_a_classifier_with_a_head_of_zeros(tmp_path):
+    their_model("ViTModel").save_pretrained(tmp_path)
+    ours = HfViTForImageClassification.from_pretrained(tmp_path, num_labels=5)
+    assert not run(ours, PIXELS).logits.any()
+
+
+def test_the_encoder_of_masked_image_models(tmp_path):
+    theirs = their_model("ViTForMaskedImageModeling")
+    theirs.save_pretrained(tmp_path / "simmim")
+    ours = HfViTModel.from_pretrained(tmp_path / "simmim").eval()
+    assert_close(run(ours, PIXELS).last_hidden_state, run(theirs.vit, PIXELS).last_hidden_state)
+
+    sizes = {**SIZES, "decoder_hidden_size": 8, "decoder_num_attention_heads": 2, "decoder_num_hidden_layers": 1}
+    mae = transformers.ViTMAEForPreTraining(
+        transformers.ViTMAEConfig(**sizes, decoder_intermediate_size=6, mask_ratio=0.0)
+    )
+    positions = mae.vit.embeddings.position_embeddings.clone()  # fixed sines, which stay as they are
+    randomize(mae).vit.embeddings.position_embeddings.data = positions
+    mae.save_pretrained(tmp_path / "mae")
+    ours, _ = convert(tmp_path / "mae")
+    assert ours.config.representation_size is None
+    in_order = run(mae.vit, PIXELS, noise=torch.arange(25.0).expand(3, -1)).last_hidden_state
+    assert_close(run(ours, PIXELS).last_hidden_state, in_order)
+    assert all("decoder." in name for name in ours.conversion_record["beside"])
+
+
+def test_a_backbone_loads_directly(tmp_path):
+    theirs = their_model("ViTForImageClassification")
+    theirs.save_pretrained(tmp_path)
+    ours = HfViTBackbone.from_pretrained(tmp_path, out_features=["stage2"]).eval()
+    tokens = run(theirs.vit, PIXELS).last_hidden_state[:, 1:]
+    assert_close(run(ours, PIXELS).feature_maps[0], tokens.transpose(1, 2).unflatten(2, (5, 5)))
+
+
+def test_another_resolution_is_that_of_transformers(tmp_path):
+    theirs = their_model("ViTForImageClassification")
+    theirs.save_pretrained(tmp_path)
+    larger = torch.randn(2, 3, 28, 28)
+    expected = run(theirs, larger, interpolate_pos_encoding=True).logits
+    assert_close(run(HfViTForImageClassification.from_pretrained(tmp_path).eval(), larger).logits, expected)
+    resized = HfViTForImageClassification.from_pretrained(tmp_path, image_size=28).eval()
+    assert_close(run(resized, larger).logits, expected)
+
+
+def test_a_loaded_model_is_saved_in_our_names(tmp_path):
+    their_model("ViTForImageClassification").save_pretrained(tmp_path / "theirs")
+    ours = HfViTForImageClassification.from_pretrained(tmp_path / "theirs")
+    ours.save_pretrained(tmp_path / "ours")
+    assert set(load_file(tmp_path / "ours" / "model.safetensors")) == set(ours.state_dict())
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "hf_vit"
+    again = HfViTForImageClassification.from_pretrained(tmp_path / "ours")
+    assert_close(run(again, PIXELS).logits, run(ours, PIXELS).logits)
+    assert again.config.layer_norm_eps == 1e-12
+
+
+def test_upstream_still_loads_its_own_folders(tmp_path):
+    theirs = their_model("ViTForImageClassification")
+    theirs.save_pretrained(tmp_path)
+    again, info = transformers.AutoModelForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(again) is transformers.ViTForImageClassification
+    assert not any(info.values())
+
+
+# transformers 4's vit-hybrid: a Bit backbone, whose last map a ViT sees in patches of one pixel.
+BIT = {
+    "embedding_size": 32,
+    "hidden_sizes": [128, 256],
+    "depths": [2, 1],
+    "layer_type": "bottleneck",
+    "global_padding": "same",
+    "embedding_dynamic_padding": True,
+    "out_features": ["stage2"],
+}
+
+
+class UpstreamHybrid(torch.nn.Module):
+    """The oracle: upstream's BitBackbone followed by upstream's ViT, which is what the hybrid was."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = randomize(transformers.BitBackbone(transformers.BitConfig(**BIT)))
+        sizes = {**SIZES, "image_size": (4, 6), "patch_size": 1, "num_channels": 256}
+        self.vit = randomize(transformers.ViTForImageClassification(transformers.ViTConfig(**sizes)))
+
+    def forward(self, pixel_values):
+        return self.vit(self.backbone(pixel_values).feature_maps[-1]).logits
+
+    def save(self, folder, with_head=True):
+        """A folder as transformers 4.57 wrote it."""
+        folder.mkdir()
+        self.vit.save_pretrained(folder)  # in the names of version 4
+        weights = load_file(folder / "model.safetensors")
+        for name, array in self.backbone.state_dict().items():
+            weights[f"vit.embeddings.patch_embeddings.backbone.{name}"] = array
+        if not with_head:
+            weights = {name.removeprefix("vit."): array for name, array in weights.items() if name[:3] == "vit"}
+            weights |= {"pooler.dense.weight": torch.ones(14, 14), "pooler.dense.bias": torch.zeros(14)}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"model_type": "vit-hybrid", "num_channels": 3, "image_size": [32, 48], "backbone_config": BIT}
+        config |= {"backbone_featmap_shape": [1, 256, 4, 6], "backbone": None, "use_timm_backbone": False}
+        config["architectures"] = ["ViTHybridForImageClassification" if with_head else "ViTHybridModel"]
+        (folder / "config.json").write_text(json.dumps(config))
+
+
+HYBRID_PIXELS = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(2))
+
+
+def test_the_oracle_is_in_the_names_of_version_4(tmp_path):
+    UpstreamHybrid().save(tmp_path / "hybrid")
+    names = set(load_file(tmp_path / "hybrid" / "model.safetensors"))
+    stem = "vit.embeddings.patch_embeddings.backbone.bit."
+    assert {f"{stem}embedder.convolution.weight", f"{stem}encoder.stages.1.layers.0.downsample.conv.weight"} <= names
+    assert "vit.encoder.layer.1.attention.attention.query.weight" in names
+
+
+def test_hybrids_of_version_4_load_directly(tmp_path):
+    theirs = UpstreamHybrid()
+    theirs.save(tmp_path / "hybrid")
+    ours, info = HfViTHybridForImageClassification.from_pretrained(tmp_path / "hybrid", output_loading_info=True)
+    assert not any(info.values())
+    assert ours.config.weight_standardization_form == "variance"
+    assert_close(run(ours.eval(), HYBRID_PIXELS).logits, run(theirs, HYBRID_PIXELS))
+    ours.save_pretrained(tmp_path / "ours")
+    again = HfViTHybridForImageClassification.from_pretrained(tmp_path / "ours").eval()
+    assert_close(run(again, HYBRID_PIXELS).logits, run(theirs, HYBRID_PIXELS))
+
+
+def test_the_epsilons_of_a_hybrid_matter(tmp_path):
+    """With the original's numbers the logits would be others, so that the test above can fail."""
+    theirs = UpstreamHybrid()
+    theirs.save(tmp_path / "hybrid")
+    expected = run(theirs, HYBRID_PIXELS)
+    for changes in ({"group_norm_eps": 0.1}, {"weight_standardization_eps": 0.1}, {"layer_norm_eps": 0.1}):
+        ours = HfViTHybridForImageClassification.from_pretrained(tmp_path / "hybrid", **changes).eval()
+        assert (run(ours, HYBRID_PIXELS).logits - expected).abs().max() > 1e-3
+
+
+def test_hybrids_convert(tmp_path):
+    theirs = UpstreamHybrid()
+    theirs.save(tmp_path / "hybrid")
+    (tmp_path / "hybrid" / "preprocessor_config.json").write_text(
+        json.dumps(
+            {"image_processor_type": "ViTHybridImageProcessor", "size": {"shortest_edge": 40}, "image_mean": [0.5] * 3}
+        )
+    )
+    assert main(["convert", str(tmp_path / "hybrid"), str(tmp_path / "ours")]) == 0
+    ours = load_model(tmp_path / "ours").eval()
+    assert_close(run(ours, HYBRID_PIXELS).logits, run(theirs, HYBRID_PIXELS))
+    record = json.loads((tmp_path / "ours" / "conversion.json").read_text())
+    assert record["dialect"] == {"names": "transformers", "model_type": "vit-hybrid"}
+    assert re.fullmatch("[0-9a-f]{64}", record["sha256"])
+    processor = hf_vit.HfViTImageProcessor.from_pretrained(tmp_path / "ours")
+    assert (processor.resample, processor.size, processor.crop_size["height"]) == (3, {"shortest_edge": 40}, 224)
+
+
+def test_bare_hybrids_load_directly(tmp_path):
+    theirs = UpstreamHybrid()
+    theirs.save(tmp_path / "hybrid", with_head=False)
+    ours = HfViTHybridModel.from_pretrained(tmp_path / "hybrid").eval()
+    feature_map = run(theirs.backbone, HYBRID_PIXELS).feature_maps[-1]
+    expected = run(theirs.vit.vit, feature_map).last_hidden_state
+    assert_close(run(ours, HYBRID_PIXELS).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_type": "preactivation"}, "the backbone of the hybrid has layer_type 'preactivation'"),
+        ({"global_padding": None, "width_factor": 3}, "has width_factor 3, global_padding None"),
+    ],
+)
+def test_other_backbones_are_refused(tmp_path, changes, message):
+    UpstreamHybrid().save(tmp_path / "hybrid")
+    path = tmp_path / "hybrid" / "config.json"
+    config = json.loads(path.read_text())
+    config["backbone_config"] |= changes
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        HfViTHybridForImageClassification.from_pretrained(tmp_path / "hybrid")
+
+
+def test_a_class_for_the_other_kind_is_refused(tmp_path):
+    UpstreamHybrid().save(tmp_path / "hybrid")
+    with pytest.raises(ValueError, match=r"holds a model of type vit-hybrid: use HfViTHybrid"):
+        HfViTForImageClassification.from_pretrained(tmp_path / "hybrid")
+    their_model("ViTForImageClassification").save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match=r"holds a model of type vit: use HfViT"):
+        HfViTHybridForImageClassification.from_pretrained(tmp_path / "plain")
+
+
+def test_folders_convert_with_their_processor(tmp_path):
+    their_model("ViTForImageClassification", image_size=(20, 36)).save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 20, "width": 36}, image_std=[0.2, 0.3, 0.4]).save_pretrained(
+        tmp_path
+    )
+    model, processor = convert(tmp_path)
+    assert (processor.preset, processor.image_std) == ("transformers", [0.2, 0.3, 0.4])
+    assert processor(np.zeros((50, 70, 3), np.uint8)).pixel_values[0].shape == (3, 20, 36)
+    _, processor = convert(tmp_path, image_size=24)
+    assert processor(np.zeros((50, 70, 3), np.uint8)).pixel_values[0].shape == (3, 24, 24)
+    assert model.config.id2label == {index: f"LABEL_{index}" for index in range(11)}
+
+
+def change_weights(folder, drop=(), **changes):
+    weights = load_file(folder / "model.safetensors")
+    weights = {name: array for name, array in weights.items() if name not in drop}
+    save_file(weights | changes, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"drop": ["vit.layernorm.bias"]}, "vit.layernorm.bias is missing"),
+        ({"vit.extra": torch.ones(2)}, "vit.extra is not used"),
+        ({"vit.layernorm.bias": torch.ones(15)}, r"vit.layernorm.bias has shape \(15,\), not \(14,\)"),
+        ({"drop": ["classifier.bias"]}, "does not hold the head"),
+        ({"classifier.bias": torch.full((11,), torch.inf)}, "classifier.bias has 11 values that are NaN or infinite"),
+    ],
+)
+def test_wrong_weights_are_listed(tmp_path, change, message):
+    their_model("ViTForImageClassification").save_pretrained(tmp_path)
+    change_weights(tmp_path, **change)
+    with pytest.raises(ConversionError, match=message):
+        convert(tmp_path)
+
+
+def test_wrong_folders(tmp_path):
+    their_model("ViTForImageClassification").save_pretrained(tmp_path / "vit")
+    os.remove(tmp_path / "vit" / "model.safetensors")
+    with pytest.raises(ConversionError, match=r"has a config\.json but no weights"):
+        convert(tmp_path / "vit")
+    for text, message in (
+        ('{"model_type": "bert"}', "holds a bert model; hf_vit converts vit, vit_mae and vit-hybrid"),
+        ('{"model_type": "hf_vit"}', "is in the format of hf_vit already"),
+        ("{", "config.json is not JSON"),
+    ):
+        (tmp_path / "vit" / "config.json").write_text(text)
+        with pytest.raises(ConversionError, match=message):
+            convert(tmp_path / "vit")
+    their_model("ViTModel", pooler_act="relu").save_pretrained(tmp_path / "relu")
+    with pytest.raises(ConversionError, match="pooler_act is 'relu'; the pre-logits layer of hf_vit has tanh"):
+        convert(tmp_path / "relu")
+
+
+def test_a_jax_checkpoint_for_transformers(goldens, tmp_path):
+    """With tanh GELU and epsilon 1e-6, as upstream's own class computes it."""
+    model, processor = convert(goldens / "vit_token.npz")
+    save_folder(tmp_path / "ours", model, processor)
+    assert main(["export", str(tmp_path / "ours"), str(tmp_path / "theirs"), "--to", "transformers"]) == 0
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "theirs").eval()
+    assert type(theirs) is transformers.ViTForImageClassification
+    assert (theirs.config.hidden_act, theirs.config.layer_norm_eps) == ("gelu_pytorch_tanh", 1e-6)
+    pixel_values = torch.randn(2, 3, 32, 32)
+    assert_close(run(theirs, pixel_values).logits, run(model, pixel_values).logits)
+    assert transformers.ViTImageProcessor.from_pretrained(tmp_path / "theirs").size["height"] == 32
+
+    again, _ = convert(tmp_path / "theirs")
+    export_jax(again, tmp_path / "back.npz")
+    with np.load(tmp_path / "back.npz") as back, np.load(goldens / "vit_token.npz") as source:
+        assert set(back.files) == set(source.files)
+        assert all(np.array_equal(back[name], source[name]) for name in source.files)
+
+
+def test_a_pre_logits_layer_is_a_pooler_for_transformers(goldens, tmp_path):
+    model, _ = convert(goldens / "vit_token_rep.npz")
+    with pytest.raises(ConversionError, match="transformers has no pre-logits layer in front of a classifier"):
+        export_transformers(model, tmp_path / "classifier")
+    assert not list(tmp_path.iterdir())
+    export_transformers(model.vit, tmp_path / "encoder")
+    theirs = transformers.ViTModel.from_pretrained(tmp_path / "encoder").eval()
+    pixel_values = torch.randn(2, 3, *np.broadcast_to(model.config.image_size, 2))
+    assert_close(run(theirs, pixel_values).pooler_output, run(model.vit, pixel_values).pooler_output)
+
+
+def test_models_that_transformers_cannot_say(tmp_path):
+    sizes = {name: value for name, value in SIZES.items() if name != "encoder_stride"} | {"hidden_size": 16}
+    for fields, message in (
+        ({"pooling": "mean"}, "no pooling 'mean', or ViT without a class token"),
+        ({"position_embedding_type": "sincos2d"}, "no position embeddings of type sincos2d"),
+    ):
+        with pytest.raises(ConversionError, match=message):
+            export_transformers(HfViTForImageClassification(HfViTConfig(**sizes, **fields)), tmp_path / "out")
+    hybrid = HfViTHybridModel(hf_vit.HfViTHybridConfig(**sizes | {"image_size": 32, "patch_size": 2}, stem_depths=[]))
+    with pytest.raises(ConversionError, match="transformers has no ViT behind a ResNet"):
+        export_transformers(hybrid, tmp_path / "out")
+    with pytest.raises(ConversionError, match="HfViTBackbone has no counterpart"):
+        export_transformers(HfViTBackbone(HfViTConfig(**sizes)), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten_unasked(tmp_path):
+    model = HfViTForImageClassification(HfViTConfig(**{k: v for k, v in SIZES.items() if k != "encoder_stride"}))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(FileExistsError, match="give --overwrite"):
+        export_transformers(model, tmp_path / "out")
+    export_transformers(model, tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -1,0 +1,194 @@
+"""Model cards: rendered from what a folder says, checked for what they lack."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from hf_vit import HfViTImageProcessor, HfViTModel
+from hf_vit.card_check import check_card
+from hf_vit.cards import BEGIN, COCO_CATS, END, render_card, render_folder_card, split_readme
+from hf_vit.catalog import released
+from hf_vit.cli import build_parser, main
+from hf_vit.conversion import convert
+from hf_vit.hub import save_folder
+from hf_vit.published_cards import folder_name, published_card
+
+from .test_pushing import save_tiny
+
+MODEL_CARDS = Path(__file__).parents[1] / "model_cards"
+TI_16 = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
+
+
+@pytest.mark.parametrize("entry", released(), ids=folder_name)
+def test_cards_of_published_checkpoints_are_up_to_date_and_good(entry):
+    card = (MODEL_CARDS / entry.family / f"{folder_name(entry)}.md").read_text()
+    assert card == published_card(entry), "run: hf-vit card --published model_cards"
+    assert check_card(card) == []
+    command = re.search(r"^hf-vit (convert .*)$", card, re.MULTILINE)[1]
+    arguments = build_parser().parse_args(shlex.split(command))
+    assert arguments.source == entry.location
+    assert str(arguments.output) == folder_name(entry)
+    for result in entry.facts.get("results", ()):
+        assert f"| {result['value']} % |" in card
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", folder_name(entry))
+    assert len(folder_name(entry)) <= 96
+
+
+def test_there_is_a_card_for_each_and_no_other():
+    assert len(list(MODEL_CARDS.glob("*/*.md"))) == len({folder_name(entry) for entry in released()}) == 47
+
+
+def test_parameters_are_those_of_the_original():
+    """google-research/vision_transformer, vit_jax/models_test.py, at 224 pixels with 1000 classes."""
+    cards = {entry.location: published_card(entry) for entry in released() if entry.family in ("sam", "gsam")}
+    for name, count in (
+        ("sam/ViT-B_16", "86,567,656"),
+        ("sam/ViT-S_16", "22,050,664"),
+        ("gsam/ViT-S_32", "22,878,184"),
+    ):
+        assert f"| parameters | {count} |" in cards[f"gs://vit_models/{name}.npz"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_tiny(tmp_path / "folder")
+    return tmp_path / "folder"
+
+
+def test_a_card_says_what_was_converted_and_who_measured_what(goldens, tmp_path):
+    model, processor = convert(goldens / "vit_token.npz")
+    model.conversion_record["source"] = f"gs://vit_models/augreg/{TI_16}--imagenet2012-steps_20k-lr_0.03-res_384.npz"
+    save_folder(tmp_path / "ti16", model, processor)
+    card = render_folder_card(tmp_path / "ti16")
+    assert check_card(card) == []
+    metadata = split_readme(card)[0]
+    assert metadata["license"] == "apache-2.0"
+    assert metadata["datasets"] == ["imagenet-21k", "ILSVRC/imagenet-1k"]
+    (result,) = metadata["model-index"][0]["results"]
+    assert result["metrics"][0]["value"] == 78.22
+    assert "recommended AugReg checkpoints" in result["source"]["name"]
+    assert "| ImageNet-1k | accuracy | 78.22 % | this model | [README of google-research" in card
+    assert "None: this model was not evaluated by whoever uploaded it." in card
+    assert f"| sha256 of the source | `{model.conversion_record['sha256']}` |" in card
+    assert "| read as | vit_jax, float32 |" in card
+    assert "| classes | 10 |" in card
+    model.conversion_record["source"] = "/home/me/secret/mine.npz"
+    save_folder(tmp_path / "mine", model, processor)
+    card = render_folder_card(tmp_path / "mine")
+    assert "hf-vit convert mine.npz mine\n" in card
+    assert "secret" not in card
+
+
+def test_a_card_of_a_training_run(folder):
+    run = {
+        "base_model": "./runs/before",
+        "dataset": "/home/me/pictures",
+        "settings": {"learning_rate": 0.03, "recipe": None},
+        "metrics": {"accuracy": 0.5},
+        "device": "cpu x86_64",
+        "processes": 2,
+    }
+    (folder / "card_data.json").write_text(json.dumps(run))
+    card = render_folder_card(folder, license="mit")
+    assert "fine-tuned from `./runs/before`, trained on `/home/me/pictures`" in card
+    assert "| learning rate | 0.03 |" in card
+    assert "Trained on 2 x cpu x86_64." in card
+    assert "base_model" not in split_readme(card)[0]  # a folder is no name on the Hub
+    problems = check_card(card)
+    assert any("names the data set '/home/me/pictures', which is no name on the Hub" in problem for problem in problems)
+    assert any("0.5 of /home/me/pictures accuracy has no source" in problem for problem in problems)
+
+
+def test_rendering_again_changes_nothing_and_keeps_own_text(folder):
+    card = render_folder_card(folder, license="mit")
+    mine = card.replace(BEGIN, f"Mine.\n\n{BEGIN}") + "\nMine too.\n"
+    mine = mine.replace("license: mit", "license: other\nlicense_name: garden\ndatasets: [me/garden]\nlanguage: en")
+    (folder / "README.md").write_text(mine)
+    again = render_folder_card(folder)
+    (folder / "README.md").write_text(again)
+    assert render_folder_card(folder) == again
+    metadata, before, after = split_readme(again)
+    assert (before, after) == ("Mine.", "Mine too.")
+    assert (metadata["license"], metadata["license_name"], metadata["language"]) == ("other", "garden", "en")
+    assert metadata["datasets"] == ["me/garden"]
+    assert again.count(BEGIN) == again.count(END) == 1
+
+
+def test_a_readme_without_our_part_is_kept_in_front(folder):
+    (folder / "README.md").write_text("---\ntags: flowers\n---\n# My model\n\nIt is mine.\n")
+    card = render_folder_card(folder)
+    metadata, before, _ = split_readme(card)
+    assert before == "# My model\n\nIt is mine."
+    assert metadata["tags"] == ["flowers", "hf_vit", "vit", "vision"]
+    assert "\n# folder\n" not in card
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_the_example_of_a_card_runs(folder, bare, capsys, monkeypatch, tmp_path):
+    if bare:
+        model = HfViTModel.from_pretrained(folder)
+        save_folder(folder, model, HfViTImageProcessor.from_pretrained(folder), overwrite=True)
+    Image.fromarray(np.random.default_rng(1).integers(0, 255, (31, 45, 3), np.uint8)).save(tmp_path / "cats.png")
+    example = re.search(r"```python\n(.*?)```", render_folder_card(folder), re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    with torch.inference_mode():
+        exec(example.replace(COCO_CATS, str(tmp_path / "cats.png")), {})
+    assert ("torch.Size([1, 14])" if bare else "'score'") in capsys.readouterr().out
+
+
+GOOD = """---
+license: apache-2.0
+datasets: [uoft-cs/cifar10]
+---
+{begin}
+## Results
+
+| data | metric | value | of | source |
+| --- | --- | --- | --- | --- |
+| CIFAR-10 | accuracy | 98.1 % | this model | Table 5 |
+
+## Compute
+{end}
+"""
+
+
+def faults():
+    yield "license: apache-2.0\n", "", "it names no licence"
+    yield "## Compute", "[More Information Needed]\n## Compute", "More Information Needed"
+    yield "| Table 5 |", "| |", "98.1 % of CIFAR-10 accuracy has no source"
+    yield "## Compute", "It reaches 99 % elsewhere.\n## Compute", "outside the tables of results: It reaches 99 %"
+    yield "uoft-cs/cifar10", "my pictures", "the data set 'my pictures', which is no name on the Hub"
+
+
+@pytest.mark.parametrize(("good", "bad", "message"), list(faults()))
+def test_faults_of_a_card(good, bad, message):
+    card = GOOD.format(begin=BEGIN, end=END)
+    assert check_card(card) == []
+    (problem,) = check_card(card.replace(good, bad, 1))
+    assert message in problem
+
+
+def test_results_in_the_front_matter_need_a_source():
+    results = [{"task": {"type": "image-classification"}, "metrics": [{"type": "accuracy", "value": 98.1}]}]
+    index = yaml.safe_dump({"model-index": [{"name": "vit", "results": results}]})
+    (problem,) = check_card(GOOD.format(begin=BEGIN, end=END).replace("license:", f"{index}license:", 1))
+    assert problem == "model-index has 98.1 of accuracy without a source"
+
+
+def test_command(folder, capsys):
+    assert main(["card", str(folder), "--license", "mit", "--name", "me/vit"]) == 0
+    assert 'model="me/vit"' in capsys.readouterr().out
+    assert main(["card", str(folder), "--write"]) == 2
+    assert "hf-vit card: the card is not good enough: it names no licence" in capsys.readouterr().err
+    assert (folder / "README.md").read_text() == render_card(
+        {name: (folder / name).read_text() for name in ("config.json", "preprocessor_config.json")}, "folder"
+    )
+    assert main(["card", str(folder.parent)]) == 2
+    assert "holds no config.json" in capsys.readouterr().err

@@ -1,0 +1,197 @@
+"""The catalog: names of files, the built-in list, and AugReg's index."""
+
+import csv
+import itertools
+
+import pytest
+
+from hf_vit.catalog import (
+    ADAPTED_TO,
+    AUGMENTATION,
+    AUGREG,
+    AUGREG_MODELS,
+    COLUMNS,
+    address_of,
+    best_augreg,
+    explain,
+    find_released,
+    parse_augreg,
+    released,
+    released_facts,
+    search,
+)
+from hf_vit.cli import main
+from hf_vit.configuration_hf_vit import VARIANTS
+from hf_vit.conversion import convert
+
+LIGHT = "R_Ti_16-i21k-30ep-lr_0.001-aug_light0-wd_0.03-do_0.1-sd_0.1--oxford_iiit_pet-steps_0k-lr_0.003-res_384"
+
+
+def test_there_are_as_many_as_were_released():
+    counts = {family: sum(entry.family == family for entry in released()) for family in released_facts()["families"]}
+    assert counts == {
+        "imagenet21k": 9,
+        "imagenet21k+imagenet2012": 8,
+        "augreg": 18,
+        "sam": 5,
+        "gsam": 4,
+        "big_vision": 3,
+    }
+    assert {entry.variant for entry in released()} <= set(VARIANTS)
+    assert len({entry.location for entry in released()}) == 47
+
+
+def test_every_number_has_its_source_and_every_data_set_is_known():
+    for entry in released():
+        for result in entry.facts.get("results", ()):
+            assert result["dataset"] in released_facts()["datasets"], entry.name
+            assert result["source"]["url"].startswith("https://"), entry.name
+            assert result["table"], entry.name
+        assert entry.facts["license"], entry.name
+        assert set(entry.facts["datasets"]) <= set(released_facts()["datasets"]), entry.name
+
+
+def test_the_grammar_covers_the_whole_sweep():
+    """756 files of 28 settings, 9 architectures and 3 data sets, and those of B/8 (of which 3 were released)."""
+    names = [
+        f"{model}-{data}-lr_0.001-aug_{augmentation}-wd_{decay}-do_{drop}-sd_{drop}"
+        for model, data, augmentation, decay, drop in itertools.product(
+            AUGREG_MODELS, ("i1k-300ep", "i21k-300ep", "i21k-30ep"), AUGMENTATION, ("0.1", "0.03"), ("0.0", "0.1")
+        )
+    ]
+    assert len([name for name in names if not name.startswith("B_8")]) == 756
+    parsed = [parse_augreg(name) for name in names]
+    assert all(name is not None and name.adapted_to is None for name in parsed)
+    assert {AUGREG_MODELS[name.model] for name in parsed} == set(AUGREG_MODELS.values())
+    for data in ADAPTED_TO:
+        assert parse_augreg(f"{names[0]}--{data}-steps_2k-lr_0.01-res_224").adapted_to == data
+    for wrong in ("ViT-B_16", names[0] + "--cifar10-steps_0k-lr_0.01-res_224", names[0].replace("none", "light2")):
+        assert parse_augreg(wrong) is None
+
+
+def test_names_in_words_with_their_traps():
+    words = explain(f"{AUGREG}/{LIGHT}.npz")
+    assert words == explain(LIGHT)
+    assert "ViT-R+Ti/16, pre-trained on ImageNet-21k and fine-tuned on Oxford-IIIT Pet; 384 x 384 pixels" in words
+    assert "epochs: 30" in words
+    assert "500 steps (`steps_0k` in the file's name) with 100 of warm-up" in words
+    assert "RandAugment with 2 layers of magnitude 0, mixup 0 (the paper's light1" in words
+    assert "weight decay: 0.03, decoupled and multiplied by the learning rate" in words
+    assert "0.1 in the last layer, growing linearly" in words
+    assert explain("ViT-B_16").count("gs://") == 4  # four buckets have a file of that name
+    assert explain("gs://vit_models/sam/ViT-B_16.npz").count("gs://") == 1
+    assert "224 x 224" in explain(LIGHT.split("--")[0])
+    with pytest.raises(ValueError, match=r"'ViT-G_14' is no released file, and no architecture: Ti/16, S/32"):
+        explain("ViT-G_14")
+
+
+def test_released_files_are_found_by_address_or_by_a_name_that_is_theirs_alone():
+    assert find_released("gs://vit_models/gsam/ViT-B_16.npz").family == "gsam"
+    assert find_released("https://storage.googleapis.com/vit_models/imagenet21k/ViT-H_14.npz").variant == "H/14"
+    assert find_released("/downloads/ViT-H_14.npz").family == "imagenet21k"
+    assert find_released("/downloads/ViT-B_16.npz") is None  # any of four
+    assert find_released(f"/downloads/{LIGHT}.npz").facts["resolution"] == 384
+    assert find_released("/downloads/my.npz") is None
+
+
+def test_the_built_in_list_is_searched_without_an_index():
+    found = search("R50+L/32", "imagenet2012", 384)
+    assert [location for location, _ in found] == [
+        f"{AUGREG}/R50_L_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1--imagenet2012-steps_20k-lr_0.01-res_384.npz"
+    ]
+    assert search("B/16", "oxford_iiit_pet") == []
+    assert {find_released(location).family for location, _ in search("B/16", limit=99)} == set(
+        released_facts()["families"]
+    ) - {"big_vision"}
+    with pytest.raises(ValueError, match="unknown architecture 'B/17'; known: Ti/16"):
+        search("B/17")
+    with pytest.raises(ValueError, match="no file was adapted to 'pets'; data sets: imagenet2012, cifar100"):
+        search("B/16", "pets")
+
+
+@pytest.fixture
+def index(tmp_path):
+    """A few rows as in AugReg's index: two pre-trained B/16, one of them better; another data set; B/8."""
+    rows = []
+    for model, data, augmentation, final_val in (
+        ("B_16", "i21k", "light1", 0.46),
+        ("B_16", "i21k", "strong2", 0.49),
+        ("B_16", "i21k_30", "none", 0.51),
+        ("B_8", "i21k", "medium2", 0.50),
+    ):
+        epochs = "30ep" if data == "i21k_30" else "300ep"
+        filename = f"{model}-i21k-{epochs}-lr_0.001-aug_{augmentation}-wd_0.1-do_0.0-sd_0.0"
+        for resolution, accuracy in ((224, 0.91), (384, 0.93)):
+            rows.append(
+                {
+                    "name": AUGREG_MODELS[model],
+                    "ds": data,
+                    "final_val": final_val,
+                    "adapt_ds": "oxford_iiit_pet",
+                    "adapt_resolution": resolution,
+                    "adapt_final_val": accuracy + final_val / 100,
+                    "adapt_final_test": accuracy,
+                    "filename": filename,
+                    "adapt_filename": f"{filename}--oxford_iiit_pet-steps_0k-lr_0.01-res_{resolution}",
+                }
+            )
+    with open(tmp_path / "index.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return tmp_path / "index.csv"
+
+
+def test_an_index_is_searched(index):
+    found = search("B/16", "oxford_iiit_pet", 384, index)
+    assert ["30ep" in found[0].location, "strong2" in found[1].location, "light1" in found[2].location] == [True] * 3
+    assert found[1].about == "oxford_iiit_pet: validation 0.9349, test 0.9300"
+    assert len(search("B/16", "oxford_iiit_pet", index=index)) == 6
+    pretrained = search("B/16", index=index)
+    assert len(pretrained) == 3
+    assert not any("--" in location for location, _ in pretrained)
+    assert search("B/8", "kitti", index=index) == []
+
+
+def test_the_best_is_what_the_original_code_chooses(index, tmp_path):
+    assert best_augreg("B/16") == "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"  # README's recommendation
+    assert "strong2" in best_augreg("B_16", index)  # not the better one of 30 epochs
+    assert "B_8" in best_augreg("B/8", index)
+    assert (
+        address_of("augreg:best:R_Ti_16") == f"{AUGREG}/R_Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz"
+    )
+    assert address_of(f"augreg:{LIGHT}.npz") == f"{AUGREG}/{LIGHT}.npz"
+    assert address_of("weights.npz") == "weights.npz"
+    with pytest.raises(ValueError, match="AugReg has no 'H/14'; it has Ti/16, S/32"):
+        best_augreg("H/14")
+    with pytest.raises(ValueError, match="'ViT-B_16' is not the name of an AugReg file"):
+        convert("augreg:ViT-B_16")
+    with pytest.raises(ValueError, match="has no S/16 that was pre-trained on i21k"):
+        best_augreg("S/16", index)
+    (tmp_path / "other.csv").write_text("name,ds\nB/16,i21k\n")
+    with pytest.raises(ValueError, match="is not the index of AugReg; it lacks final_val, adapt_ds"):
+        best_augreg("B/16", tmp_path / "other.csv")
+
+
+def test_a_chosen_file_is_downloaded_from_its_bucket(monkeypatch):
+    """What the address leads to is not in reach of a test; that it is asked for is."""
+
+    def refuse(location):
+        raise OSError(location)
+
+    monkeypatch.setattr("hf_vit.conversion.converting.fetch_any", refuse)
+    with pytest.raises(OSError, match="gs://vit_models/augreg/Ti_16-i21k-300ep"):
+        convert("augreg:best:Ti/16")
+
+
+def test_command(index, capsys):
+    adapted = ["catalog", "B/16", "--adapted-to", "oxford_iiit_pet"]
+    assert main([*adapted, "--resolution", "384", "--index", str(index)]) == 0
+    assert capsys.readouterr().out.count("res_384.npz") == 3
+    assert main(["catalog", LIGHT]) == 0
+    assert "Oxford-IIIT Pet" in capsys.readouterr().out
+    assert main(adapted) == 0
+    assert "--index gs://vit_models/augreg/index.csv searches all files" in capsys.readouterr().out
+    assert main(["catalog", "B/8", "--adapted-to", "kitti", "--index", str(index)]) == 2
+    assert main(["catalog", "B/99"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2

@@ -1,0 +1,223 @@
+"""The libraries around a model, for real: pipelines, Trainer, PEFT, device maps, tensor parallelism."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
+
+import hf_vit
+
+from .test_pushing import push, readme_of, save_tiny
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_tiny(tmp_path / "folder")
+    return tmp_path / "folder"
+
+
+@pytest.fixture
+def images():
+    generator = np.random.default_rng(0)
+    sizes = ((31, 45), (20, 36), (64, 50))
+    return [Image.fromarray(generator.integers(0, 255, (*size, 3), np.uint8)) for size in sizes]
+
+
+@pytest.fixture
+def pixel_values(folder, images):
+    return AutoImageProcessor.from_pretrained(folder)(images, return_tensors="pt").pixel_values
+
+
+def logits_of(model, pixel_values):
+    with torch.inference_mode():
+        return model.eval()(pixel_values).logits
+
+
+def test_pipeline_for_classification(folder, images, pixel_values):
+    scores = logits_of(AutoModelForImageClassification.from_pretrained(folder), pixel_values).softmax(-1)
+    answers = pipeline("image-classification", model=str(folder))(images, top_k=4, batch_size=2)
+    for answer, its_scores in zip(answers, scores, strict=True):
+        assert [entry["score"] for entry in answer] == pytest.approx(its_scores.topk(4).values.tolist(), rel=1e-5)
+        assert answer[0]["label"] == f"LABEL_{its_scores.argmax()}"
+
+
+def test_pipeline_for_features_has_nothing_random(folder, images, pixel_values):
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        expected = model.vit(pixel_values)
+    pooled = pipeline("image-feature-extraction", model=str(folder), pool=True)(images, return_tensors=True)
+    tokens = pipeline("image-feature-extraction", model=str(folder))(images, return_tensors=True)
+    torch.testing.assert_close(torch.cat(pooled), expected.pooler_output)
+    torch.testing.assert_close(torch.cat(tokens), expected.last_hidden_state)
+
+
+def test_map_with_the_processor(folder, images, pixel_values):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=11)})
+    data = datasets.Dataset.from_dict({"image": images, "label": [3, 0, 10]}, features=features)
+    processor = AutoImageProcessor.from_pretrained(folder)
+    mapped = data.map(lambda batch: processor(batch["image"]), batched=True, batch_size=2, remove_columns="image")
+    assert torch.equal(mapped.with_format("torch")["pixel_values"][:], pixel_values)
+    on_the_fly = data.with_transform(lambda batch: processor(batch["image"], return_tensors="pt"))
+    assert torch.equal(on_the_fly[1]["pixel_values"], pixel_values[1])
+
+
+def test_trainer_trains_evaluates_and_pushes(hub, client, folder, tmp_path):
+    output = client(
+        f"""
+        import numpy as np, torch, hf_vit
+        from transformers import Trainer, TrainingArguments
+
+        model = hf_vit.HfViTForImageClassification.from_pretrained({str(folder)!r})
+        processor = hf_vit.HfViTImageProcessor.from_pretrained({str(folder)!r})
+        torch.manual_seed(0)
+        labels = [0, 1] * 8
+        data = [{{"pixel_values": torch.full((3, 20, 36), 2.0 * label - 1), "labels": label}} for label in labels]
+        arguments = TrainingArguments({str(tmp_path / "out")!r}, max_steps=12, learning_rate=0.05, report_to="none",
+            per_device_train_batch_size=8, push_to_hub=True, hub_model_id="alice/trained", use_cpu=True,
+            disable_tqdm=True, save_strategy="steps", save_steps=6, eval_strategy="steps", eval_steps=6)
+        accuracy = lambda outputs: {{"accuracy": float(np.mean(outputs.predictions.argmax(-1) == outputs.label_ids))}}
+        trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data, compute_metrics=accuracy,
+                          processing_class=processor)
+        before = trainer.evaluate()["eval_loss"]
+        trainer.train()
+        after = trainer.evaluate()
+        assert after["eval_loss"] < before / 2 and after["eval_accuracy"] == 1, (before, after)
+        trainer.push_to_hub()
+        there = hf_vit.HfViTForImageClassification.from_pretrained("alice/trained")
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), there.parameters(), strict=True))
+        resumed = Trainer(hf_vit.HfViTForImageClassification.from_pretrained({str(folder)!r}), arguments,
+                          train_dataset=data, eval_dataset=data, processing_class=processor)
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed.state.global_step == 12
+        print(dict(hf_vit.HfViTImageProcessor.from_pretrained("alice/trained").size))
+        """
+    )
+    assert output.splitlines()[-1] == "{'height': 20, 'width': 36}"
+    client(push(tmp_path / "out", "alice/trained", "--license", "mit"))
+    readme = readme_of(hub, "alice/trained")
+    assert "rendered by `hf-vit card`" in readme
+    assert "license: mit" in readme
+
+
+LORA = ["q_proj", "v_proj"]
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 asks for it
+def test_lora_is_saved_loaded_and_merged(folder, pixel_values, tmp_path):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(1)
+    base = AutoModelForImageClassification.from_pretrained(folder)
+    plain = logits_of(base, pixel_values)
+    config = peft.LoraConfig(r=3, target_modules=LORA, modules_to_save=["classifier"])
+    adapted = peft.get_peft_model(base, config)
+    trainable = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    assert len(trainable) == 2 * 2 * 2 + 2  # A and B of two projections in two layers, and the head
+    optimizer = torch.optim.SGD([parameter for parameter in adapted.parameters() if parameter.requires_grad], lr=0.5)
+    for _ in range(3):
+        adapted.train()(pixel_values=pixel_values, labels=torch.tensor([3, 0, 10])).loss.backward()
+        optimizer.step()
+    expected = logits_of(adapted, pixel_values)
+    assert not torch.allclose(expected, plain)
+    adapted.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(
+        AutoModelForImageClassification.from_pretrained(folder), tmp_path / "adapter"
+    )
+    torch.testing.assert_close(logits_of(again, pixel_values), expected)
+    merged = again.merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    merged = AutoModelForImageClassification.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logits_of(merged, pixel_values), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_lora_of_transformers_own(folder, pixel_values, tmp_path):
+    peft = pytest.importorskip("peft")
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    plain = logits_of(model, pixel_values)
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=LORA, init_lora_weights=False))
+    adapted = logits_of(model, pixel_values)
+    assert not torch.allclose(adapted, plain)
+    model.disable_adapters()
+    torch.testing.assert_close(logits_of(model, pixel_values), plain)
+    model.enable_adapters()
+    model.save_pretrained(tmp_path / "adapter")
+    again = AutoModelForImageClassification.from_pretrained(folder)
+    again.load_adapter(str(tmp_path / "adapter"))
+    torch.testing.assert_close(logits_of(again, pixel_values), adapted)
+
+
+def test_the_documented_targets_of_lora_are_the_models_modules(folder):
+    names = {name.rsplit(".", 1)[-1] for name, module in AutoModel.from_pretrained(folder).named_modules()}
+    assert {"q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"} <= names
+
+
+def test_shards(folder, pixel_values, tmp_path):
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    model.save_pretrained(tmp_path / "shards", max_shard_size="4KB")
+    shards = sorted((tmp_path / "shards").glob("model-*.safetensors"))
+    assert len(shards) > 2
+    assert sum(len(load_file(shard)) for shard in shards) == len(model.state_dict())
+    again = AutoModelForImageClassification.from_pretrained(tmp_path / "shards")
+    assert torch.equal(logits_of(again, pixel_values), logits_of(model, pixel_values))
+
+
+@pytest.mark.parametrize("kind", ["auto", "offloaded", "auto with little memory"])
+def test_device_maps(folder, pixel_values, tmp_path, kind):
+    pytest.importorskip("accelerate")
+    layers = {"vit.embeddings": "cpu", "vit.layers.0": "cpu", "vit.layers.1": "disk", "vit.layernorm": "disk"}
+    options = {
+        "auto": {"device_map": "auto"},
+        "offloaded": {"device_map": {**layers, "vit.pooler": "cpu", "classifier": "disk"}},
+        "auto with little memory": {"device_map": "auto", "max_memory": {"cpu": 14_000}},
+    }[kind]
+    model = AutoModelForImageClassification.from_pretrained(folder, offload_folder=tmp_path / "disk", **options)
+    assert (kind == "auto") == ("disk" not in getattr(model, "hf_device_map", {}).values())
+    expected = logits_of(AutoModelForImageClassification.from_pretrained(folder), pixel_values)
+    assert torch.equal(logits_of(model, pixel_values), expected)
+
+
+TENSOR_PARALLEL = """
+    import sys
+    import torch
+    import hf_vit
+
+    torch.set_num_threads(1)
+    folder = sys.argv[1]
+    torch.distributed.init_process_group("gloo")
+    rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    assert count == 2
+    model = hf_vit.HfViTForImageClassification.from_pretrained(folder, tp_plan="auto").eval()
+    weight = model.vit.layers[0].mlp.fc1.weight
+    local = weight.to_local() if hasattr(weight, "to_local") else weight
+    assert local.shape == (11, 14), local.shape  # half of the 22 rows
+    pixel_values = torch.load(f"{folder}/pixel_values.pt", weights_only=True)
+    with torch.inference_mode():
+        logits = model(pixel_values).logits
+    if rank == 0:
+        torch.save(logits, f"{folder}/logits.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+"""
+
+
+def test_tensor_parallel_on_two_processes(folder, pixel_values, tmp_path):
+    torch.save(pixel_values, folder / "pixel_values.pt")
+    (tmp_path / "parallel.py").write_text(textwrap.dedent(TENSOR_PARALLEL))
+    package = os.path.dirname(os.path.dirname(hf_vit.__file__))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "parallel.py"), str(folder)],
+        env={**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    expected = logits_of(AutoModelForImageClassification.from_pretrained(folder), pixel_values)
+    torch.testing.assert_close(torch.load(folder / "logits.pt", weights_only=True), expected)

@@ -1,0 +1,270 @@
+"""Pushing, over HTTP: a Hub on this machine, and every client in a process of its own with a fresh cache."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+import yaml
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.cards import BEGIN, split_readme
+from hf_vit.hub import save_folder
+
+from .local_hub import Repo
+
+TINY = {
+    "hidden_size": 14,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 22,
+    "image_size": (20, 36),
+    "patch_size": 4,
+    "num_labels": 11,
+}
+
+
+def save_tiny(folder, seed=0, **changes):
+    torch.manual_seed(seed)
+    model = HfViTForImageClassification(HfViTConfig(**{**TINY, **changes})).eval()
+    torch.nn.init.normal_(model.classifier.weight)
+    save_folder(folder, model, HfViTImageProcessor(size={"height": 20, "width": 36}))
+    return model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_tiny(tmp_path / "folder")
+    return tmp_path / "folder"
+
+
+def push(*arguments):
+    return ["push", *arguments]
+
+
+def commits_of(hub, repository, revision="main"):
+    repo = Repo(hub, "model", repository)
+    return list(repo.history(repo.resolve(revision)))
+
+
+def readme_of(hub, repository, revision="main"):
+    repo = Repo(hub, "model", repository)
+    return repo.read(commits_of(hub, repository, revision)[0]["files"]["README.md"]).decode()
+
+
+def test_pushed_and_loaded_in_a_fresh_cache(hub, client, folder, tmp_path):
+    hub.fail("/api/models/alice/vit/commit/", "POST", status=503, times=2)
+    output = client(push(folder, "vit", "--license", "mit"))
+    assert "model.safetensors" in output
+    assert f"pushed: {hub.url}/alice/vit/commit/" in output
+    assert len(commits_of(hub, "alice/vit")) == 2  # the Hub's first one, and ours
+    agents = {request["agent"] for request in hub.requests if "/commit/" in request["path"]}
+    assert all("hf_vit/0." in agent and "torch/2." in agent and "transformers/5." in agent for agent in agents)
+    loaded = client(
+        f"""
+        import torch, hf_vit
+        from pathlib import Path
+        from huggingface_hub import model_info, snapshot_download
+        from PIL import Image
+        from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
+
+        here, there = (AutoModelForImageClassification.from_pretrained(name) for name in ({str(folder)!r}, "alice/vit"))
+        assert all(torch.equal(a, b) for a, b in zip(here.parameters(), there.parameters(), strict=True))
+        image = Image.effect_noise((50, 40), 99)
+        assert len(pipeline(model="alice/vit")(image, top_k=3)) == 3
+        features = AutoModel.from_pretrained("alice/vit")(**AutoImageProcessor.from_pretrained("alice/vit")(
+            image, return_tensors="pt")).pooler_output
+        assert features.shape == (1, 14)
+        info = model_info("alice/vit")
+        assert (info.library_name, info.pipeline_tag) == ("transformers", "image-classification")
+        assert {{"hf_vit", "vit", "license:mit"}} <= set(info.tags)
+        print(sorted(file.name for file in Path(snapshot_download("alice/vit")).iterdir()))
+        """,
+        token=None,
+    )
+    assert loaded.splitlines()[-1] == str(
+        [".gitattributes", "README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
+    )
+
+
+def test_own_text_stays_and_weights_that_were_replaced_go(hub, client, folder, tmp_path):
+    code = f"""
+    from huggingface_hub import HfApi, ModelCard
+    from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+
+    model = HfViTForImageClassification.from_pretrained({str(folder)!r})
+    model.push_to_hub("alice/vit", max_shard_size="4KB", private=True, tags=["flowers"], license="mit", code=True)
+    names = set(HfApi().list_repo_files("alice/vit"))
+    assert "model.safetensors.index.json" in names and "modeling_hf_vit.py" in names, names
+    card = ModelCard.load("alice/vit")
+    card.text = "# Mine\\n\\nGrown in a garden.\\n" + card.text + "\\nThanks to my cat.\\n"
+    card.data["thumbnail"] = "flower.png"
+    card.push_to_hub("alice/vit")
+    commit = HfViTImageProcessor.from_pretrained({str(folder)!r}).push_to_hub("alice/vit")
+    assert commit.commit_url.startswith(HfApi().endpoint)
+    """
+    client(code)
+    assert "Preset `vit_jax`" in readme_of(hub, "alice/vit")  # the processor came after its model
+    client(push(folder, "alice/vit"))
+    names = commits_of(hub, "alice/vit")[0]["files"]
+    assert "model.safetensors" in names
+    assert not [name for name in names if "-of-" in name or name.endswith("index.json")]
+    metadata, before, after = split_readme(readme_of(hub, "alice/vit"))
+    assert before == "# Mine\n\nGrown in a garden."
+    assert after == "Thanks to my cat."
+    assert readme_of(hub, "alice/vit").count(BEGIN) == 1
+    assert (metadata["license"], metadata["thumbnail"]) == ("mit", "flower.png")
+    assert "flowers" in metadata["tags"]
+
+
+def test_transformers_default_card_never_appears(hub, client, folder):
+    client(
+        f"""
+        from transformers import ViTConfig, ViTModel
+        from hf_vit import HfViTForImageClassification
+        config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        ViTModel(config).push_to_hub("alice/vit")
+        model = HfViTForImageClassification.from_pretrained({str(folder)!r})
+        model.push_to_hub("alice/vit")
+        model.save_pretrained({str(folder.parent / "saved")!r}, push_to_hub=True, private=True, tags=["mine"])
+        """
+    )
+    for name in ("vit", "saved"):
+        readme = readme_of(hub, f"alice/{name}")
+        assert "More Information Needed" not in readme
+        assert f"# {name}" in readme
+    assert "- mine" in readme
+
+
+def test_branches_pull_requests_and_dry_runs(hub, client, folder):
+    output = client(push(folder, "acme/vit", "--dry-run"))
+    assert "nothing was pushed" in output
+    assert "it names no licence" in output
+    assert not [
+        request for request in hub.requests if request["method"] != "GET" and request["path"] != "/api/telemetry"
+    ]
+    client(push(folder, "acme/vit", "--private", "--revision", "dev/x"))
+    assert list(commits_of(hub, "acme/vit")[0]["files"]) == [".gitattributes"]
+    assert "model.safetensors" in commits_of(hub, "acme/vit", "dev/x")[0]["files"]
+    client("from huggingface_hub import HfApi; HfApi().update_repo_settings('acme/vit', private=False)")
+    output = client(push(folder, "acme/vit", "--create-pr", "--code"))
+    assert f"pushed: {hub.url}/acme/vit/discussions/1" in output
+    assert "modeling_hf_vit.py" in commits_of(hub, "acme/vit", "refs/pr/1")[0]["files"]
+    assert list(commits_of(hub, "acme/vit")[0]["files"]) == [".gitattributes"]
+
+
+def test_failures_are_one_sentence_and_leave_nothing(hub, client, folder, tmp_path):
+    hub.fail("/commit/", "POST", status=413, times=1)
+    output = client(
+        f"""
+        import json
+        from huggingface_hub import HfApi
+        from hf_vit import push
+
+        def refused(folder, *arguments, **options):
+            try:
+                push(folder, *arguments, **options)
+            except (OSError, ValueError) as error:
+                return str(error)
+
+        HfApi().create_repo("alice/taken")
+        folder = {str(folder)!r}
+        print(json.dumps([
+            refused(folder, "alice/taken"),
+            refused(folder, "alice/taken", token="hf_wrong"),
+            refused(folder, "alice/taken", token="hf_bob"),
+            refused(folder, "alice/new", token="hf_reader"),
+            refused(folder, "alice/taken", private=True),
+            refused({str(tmp_path)!r}, "alice/taken"),
+        ]))
+        """
+    )
+    full, wrong, other, reader, private, empty = json.loads(output.splitlines()[-1])
+    assert "alice/taken: there is no room for it: injected fault" in full
+    assert "does not accept the token" in wrong
+    assert "no right to write there; give create_pr" in other
+    assert "no right to write" in reader
+    assert "alice/taken exists and is public, not private" in private
+    assert "holds no config.json" in empty
+    assert len(commits_of(hub, "alice/taken")) == 1
+    no_token = client(push(folder, "alice/taken"), status=2, token=None)
+    assert no_token.startswith(f"hf-vit push: alice/taken: there is no token for {hub.url}: run `hf auth login`")
+    assert len(no_token.splitlines()) == 1
+    moved = "from huggingface_hub import constants; constants.ENDPOINT = 'http://127.0.0.1:9'\n"
+    error = client(f"{moved}from hf_vit import push\npush({str(folder)!r}, 'a/b')", status=1)
+    assert "PushError: a/b: the connection to http://127.0.0.1:9 failed" in error
+
+
+def test_a_push_that_is_killed_goes_on_where_it_stopped(hub, client, tmp_path):
+    torch.manual_seed(3)
+    large = {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048, "num_hidden_layers": 5}
+    model = HfViTForImageClassification(HfViTConfig(**{**TINY, **large}))
+    model.save_pretrained(tmp_path / "large", max_shard_size="20MB")
+    shards = list((tmp_path / "large").glob("*.safetensors"))
+    assert len(shards) >= 3
+    assert sum(shard.stat().st_size for shard in shards) > 50e6
+
+    def uploads():
+        return [request["path"].split("?")[0] for request in hub.requests if request["method"] == "PUT"]
+
+    hub.fail("/api/models/alice/large/commit/", "POST", status=0, delay=60)
+    pushing = client.start(push(tmp_path / "large", "alice/large"))
+    while len(uploads()) < len(shards) and pushing.is_running():
+        time.sleep(0.05)
+    os.kill(pushing.pid, signal.SIGKILL)
+    assert len(commits_of(hub, "alice/large")) == 1
+    hub.faults.clear()
+    client(push(tmp_path / "large", "alice/large"))
+    assert len(uploads()) == len(shards)  # none of them a second time
+    client(
+        f"""
+        import torch
+        from hf_vit import HfViTForImageClassification as Model
+        here, there = Model.from_pretrained({str(tmp_path / "large")!r}), Model.from_pretrained("alice/large")
+        assert all(torch.equal(a, b) for a, b in zip(here.parameters(), there.parameters(), strict=True))
+        """
+    )
+
+
+def test_two_pushers_at_once(hub, client, tmp_path):
+    client("from huggingface_hub import HfApi; HfApi().create_repo('acme/vit')")
+    pushers = []
+    for number in range(2):
+        save_tiny(tmp_path / f"from{number}", seed=number)
+        (tmp_path / f"from{number}" / f"notes{number}.txt").write_text("mine")
+        pushers.append(client.start(push(tmp_path / f"from{number}", "acme/vit")))
+    for pusher in pushers:
+        output, error = pusher.wait()
+        assert pusher.status == 0, output + error
+    files = commits_of(hub, "acme/vit")[0]["files"]
+    assert {"notes0.txt", "notes1.txt", "README.md", "model.safetensors"} <= set(files)
+    assert len(commits_of(hub, "acme/vit")) == 3
+
+
+def test_evaluation_results_reach_the_hub(hub, client, folder):
+    run = {
+        "base_model": "google/vit-base-patch16-224-in21k",
+        "dataset": "uoft-cs/cifar10",
+        "eval_split": "test",
+        "metrics": {"accuracy": 0.875, "seconds": 12.5},
+        "command": "python training/finetune.py --dataset uoft-cs/cifar10",
+        "date": "2026-11-21",
+    }
+    (folder / "card_data.json").write_text(json.dumps(run))
+    client(push(folder, "alice/vit", "--license", "apache-2.0"))
+    output = client(
+        """
+        from huggingface_hub import model_info
+        info = model_info("alice/vit", expand=["evalResults", "cardData"])
+        entry, = info.eval_results
+        result, = info.card_data.eval_results
+        print(entry.dataset_id, entry.value, result.metric_value, info.card_data.base_model, info.card_data.datasets)
+        """
+    )
+    assert output == "uoft-cs/cifar10 0.875 0.875 google/vit-base-patch16-224-in21k ['uoft-cs/cifar10']"
+    assert "| accuracy | 0.875 | `python training/finetune.py --dataset uoft-cs/cifar10`, 2026-11-21 |" in readme_of(
+        hub, "alice/vit"
+    )
+    assert yaml.safe_load(readme_of(hub, "alice/vit").split("---")[1])["license"] == "apache-2.0"

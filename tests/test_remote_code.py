@@ -1,0 +1,154 @@
+"""A folder with its code loads where hf_vit cannot be imported; code of others runs nowhere without being trusted."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import hf_vit
+from hf_vit import add_code
+from hf_vit.hub import load_model, save_folder
+from hf_vit.prediction import predict
+
+from .test_pushing import TINY
+
+# In a process that has it, but may not import it.
+LOAD = """
+    import sys
+    sys.modules["hf_vit"] = None
+    import torch
+    from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
+
+    torch.set_num_threads(1)  # as in the tests; how sums are split changes their last bits
+    folder = sys.argv[1]
+    assert "hf_vit" in AutoConfig.from_pretrained(folder, trust_remote_code=True).model_type
+    processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=True)
+    assert type(processor).__module__.startswith("transformers_modules."), type(processor)
+    images = torch.load(f"{folder}/images.pt", weights_only=True)
+    pixel_values = processor(list(images), return_tensors="pt").pixel_values
+    with torch.inference_mode():
+        model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).eval()
+        features = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()(pixel_values).pooler_output
+        torch.save((pixel_values, model(pixel_values).logits, features), f"{folder}/results.pt")
+    assert not [name for name in sys.modules if name.startswith("hf_vit.")]
+"""
+HOSTILE = """
+    from pathlib import Path
+    Path({mark!r}).touch()
+    class Model: pass
+"""
+
+
+def run_python(code: str, *arguments, home, **environment) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", **environment}
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=home, stdin=subprocess.DEVNULL)
+
+
+def tiny_model(kind: str):
+    if kind == "plain":
+        return hf_vit.HfViTForImageClassification(hf_vit.HfViTConfig(**TINY, representation_size=9))
+    changes = {"patch_size": 1, "stem_depths": [1, 2], "stem_width": 32, "image_size": (24, 40)}
+    return hf_vit.HfViTHybridForImageClassification(hf_vit.HfViTHybridConfig(**{**TINY, **changes}))
+
+
+@pytest.fixture(params=["plain", "hybrid"])
+def folder_with_code(request, tmp_path):
+    torch.manual_seed(5)
+    model = tiny_model(request.param).eval()
+    torch.nn.init.normal_(model.classifier.weight)
+    height, width = model.config.image_size
+    folder = tmp_path / "folder"
+    save_folder(folder, model, hf_vit.HfViTImageProcessor(size={"height": height, "width": width}))
+    add_code(folder)
+    torch.save(torch.randint(0, 256, (3, 3, 31, 57), dtype=torch.uint8), folder / "images.pt")
+    return folder
+
+
+def test_the_same_logits_where_hf_vit_cannot_be_imported(folder_with_code, tmp_path):
+    done = run_python(LOAD, folder_with_code, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    pixel_values, logits, features = torch.load(folder_with_code / "results.pt", weights_only=True)
+    model, processor = load_model(folder_with_code).eval(), hf_vit.HfViTImageProcessor.from_pretrained(folder_with_code)
+    images = torch.load(folder_with_code / "images.pt", weights_only=True)
+    assert torch.equal(processor(list(images), return_tensors="pt").pixel_values, pixel_values)
+    with torch.inference_mode():
+        assert torch.equal(model(pixel_values).logits, logits)
+        assert torch.equal(model.base_model(pixel_values).pooler_output, features)
+
+
+def test_the_way_of_transformers_copies_the_same_code(tmp_path):
+    """`register_for_auto_class` changes what every later save does, so it runs in a process of its own."""
+    code = """
+        import sys, torch, hf_vit
+        torch.manual_seed(5)
+        hf_vit.HfViTForImageClassification.register_for_auto_class("AutoModelForImageClassification")
+        hf_vit.HfViTConfig.register_for_auto_class()
+        hf_vit.HfViTImageProcessor.register_for_auto_class("AutoImageProcessor")
+        hf_vit.HfViTForImageClassification(hf_vit.HfViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=6, image_size=20, patch_size=5)).save_pretrained(sys.argv[1])
+        hf_vit.HfViTImageProcessor(size=20).save_pretrained(sys.argv[1])
+    """
+    package = str(Path(hf_vit.__file__).parents[1])
+    done = run_python(code, tmp_path / "saved", home=tmp_path, PYTHONPATH=package)
+    assert done.returncode == 0, done.stderr
+    saved = {file.name for file in (tmp_path / "saved").glob("*.py")}
+    (tmp_path / "ours").mkdir()
+    for name in ("config.json", "preprocessor_config.json"):
+        (tmp_path / "ours" / name).write_text((tmp_path / "saved" / name).read_text())
+    add_code(tmp_path / "ours")
+    assert saved == {file.name for file in (tmp_path / "ours").glob("*.py")}
+    ours, theirs = (json.loads((tmp_path / name / "config.json").read_text())["auto_map"] for name in ("ours", "saved"))
+    assert theirs.items() <= ours.items()
+
+
+@pytest.mark.parametrize("has_hf_vit", [True, False])
+def test_code_that_nobody_trusts_never_runs(tmp_path, has_hf_vit):
+    mark, folder = tmp_path / "it ran", tmp_path / "folder"
+    save_folder(folder, tiny_model("plain"), hf_vit.HfViTImageProcessor(size={"height": 20, "width": 36}))
+    for name in ("config.json", "preprocessor_config.json"):
+        content = json.loads((folder / name).read_text())
+        autos = ("AutoConfig", "AutoModel", "AutoModelForImageClassification", "AutoImageProcessor")
+        content["auto_map"] = {auto: "hostile.Model" for auto in autos}
+        (folder / name).write_text(json.dumps(content))
+    (folder / "hostile.py").write_text(textwrap.dedent(HOSTILE.format(mark=str(mark))))
+    if has_hf_vit:
+        model = hf_vit.HfViTForImageClassification.from_pretrained(folder)
+        assert type(load_model(folder)) is type(model)
+        list(predict(folder, [_image(tmp_path)]))
+    else:
+        code = """
+            import sys
+            sys.modules["hf_vit"] = None
+            from transformers import AutoConfig, AutoImageProcessor, AutoModel
+            for auto in (AutoConfig, AutoImageProcessor, AutoModel):
+                try:
+                    auto.from_pretrained(sys.argv[1])
+                except Exception as error:
+                    print(type(error).__name__, error)
+                else:
+                    raise SystemExit("it loaded")
+        """
+        done = run_python(code, folder, home=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "trust_remote_code=True" in done.stdout
+    assert not mark.exists()
+
+
+def _image(folder):
+    from PIL import Image
+
+    Image.effect_noise((41, 33), 80).convert("RGB").save(folder / "image.png")
+    return folder / "image.png"
+
+
+def test_a_folder_of_another_package_gets_no_code(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(ValueError, match="holds a model of type 'vit'; known: hf_vit, hf_vit_hybrid"):
+        add_code(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]

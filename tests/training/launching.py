@@ -1,0 +1,76 @@
+"""Runs of the training scripts in processes of their own, as users start them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+TINY = {
+    "image_size": 8,
+    "patch_size": 4,
+    "hidden_size": 14,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 22,
+}
+# 1,437 digits are 60 steps of 24 an epoch; 70 steps end in the second one
+DIGITS = {
+    "dataset": "digits",
+    "eval_split": "test[:103]",
+    "config": json.dumps(TINY),
+    "batch_size": 24,
+    "per_device_batch_size": 6,
+    "crop_area": "0.6,1",
+    "flip": "false",
+    "learning_rate": 0.05,
+    "warmup_steps": 5,
+    "steps": 70,
+    "log_every": 1,
+    "eval_every": 25,
+    "save_every": 9,
+    "eval_batch_size": 32,
+    "num_workers": 1,
+    "report_to": "none",
+}
+
+
+def command(script: str, processes: int = 1, **settings) -> list[str]:
+    """The command line of a script; two processes talk over gloo."""
+    options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+    python = [sys.executable]
+    if processes > 1:
+        python += ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1", "--mixed_precision", "no"]
+        python += ["--num_processes", str(processes), "--dynamo_backend", "no", "--main_process_port", "0"]
+    return [*python, str(ROOT / "training" / f"{script}.py"), *options]
+
+
+def environment() -> dict[str, str]:
+    offline = {
+        "ACCELERATE_USE_CPU": "true",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "0",
+    }
+    return {**os.environ, **offline, "PYTHONPATH": str(ROOT)}
+
+
+def launch(script: str, processes: int = 1, check: bool = True, **settings) -> subprocess.CompletedProcess:
+    """Run a script to its end."""
+    done = subprocess.run(command(script, processes, **settings), env=environment(), capture_output=True, text=True)
+    if check and done.returncode:
+        raise AssertionError(f"exit status {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return done
+
+
+def weights(folder: Path) -> dict:
+    return load_file(folder / "model.safetensors")
+
+
+def history(folder: Path) -> list[dict]:
+    """What the newest checkpoint says of the steps so far."""
+    newest = max((folder / "checkpoints").glob("step_*"))
+    return json.loads((newest / "state.json").read_text())["history"]

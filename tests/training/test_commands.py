@@ -1,0 +1,295 @@
+"""The commands on small real data, in this process: what they refuse, what they write, and that it loads."""
+
+import json
+import math
+import os
+import signal
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from PIL import Image
+from transformers import AutoModelForImageClassification, pipeline
+
+from hf_vit.auto import register_auto_classes
+from hf_vit.configuration_hf_vit import HfViTConfig
+from hf_vit.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.modeling_hf_vit import HfViTForImageClassification
+from hf_vit.training import commands
+from hf_vit.training.augmentation import TrainTransform
+from hf_vit.training.commands import evaluate, finetune, main, pretrain
+from hf_vit.training.loop import TrainingStopped
+from hf_vit.training.sources import load_split
+
+from .launching import DIGITS, history
+
+TINY = {
+    "hidden_size": 14,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 22,
+    "image_size": [20, 36],
+    "patch_size": 4,
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_accelerator(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def arguments(**settings) -> list[str]:
+    return [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    """An image folder of two flags, three stripes each, in shades; one file is broken and one is grey."""
+    root = tmp_path_factory.mktemp("flags")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 20), ("test", 9)):
+        for country, axis in (("france", 1), ("netherlands", 0)):
+            folder = root / split / country
+            folder.mkdir(parents=True)
+            for number in range(count):
+                stripes = np.array([[0, 0, 200], [250, 250, 250], [200, 0, 0]]) + rng.integers(-40, 40, (3, 1))
+                pixels = np.repeat(np.clip(stripes, 0, 255), 12, axis=0)[:, None].repeat(36, axis=1)
+                image = Image.fromarray((pixels if axis == 0 else pixels.swapaxes(0, 1)).astype(np.uint8))
+                (image.convert("L") if number == 1 else image).save(folder / f"{number}.png")
+    (root / "test" / "france" / "broken.png").write_bytes(b"this is no picture")
+    return root
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """A tiny model with a pre-logits layer and a head for other labels."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    torch.manual_seed(0)
+    model = HfViTForImageClassification(HfViTConfig(**TINY, num_labels=11, representation_size=10))
+    torch.nn.init.normal_(model.classifier.weight)
+    model.save_pretrained(folder)
+    HfViTImageProcessor(size={"height": 20, "width": 36}).save_pretrained(folder)
+    return folder
+
+
+def finetune_flags(flags, pretrained, output, **changes) -> dict:
+    settings = {
+        "model": pretrained,
+        "dataset": flags,
+        "eval_split": "test",
+        "output_dir": output,
+        "steps": 30,
+        "batch_size": 8,
+        "learning_rate": 0.05,
+        "crop_area": "0.8,1",
+        "num_workers": 0,
+        "eval_batch_size": 5,
+        "report_to": "none",
+        **changes,
+    }
+    return finetune(arguments(**settings))
+
+
+def test_finetuning_an_image_folder(flags, pretrained, tmp_path):
+    output = tmp_path / "out"
+    metrics = finetune_flags(flags, pretrained, output)
+    assert metrics["accuracy"] == 1.0
+    assert (metrics["samples"], metrics["skipped"]) == (18, 1)
+    assert json.loads((output / "metrics.json").read_text()) == metrics
+    register_auto_classes()
+    classify = pipeline("image-classification", model=str(output))
+    assert classify(str(flags / "test" / "france" / "0.png"))[0]["label"] == "france"
+    model = AutoModelForImageClassification.from_pretrained(output / "best")
+    assert model.config.representation_size is None
+    assert model.config.id2label == {0: "france", 1: "netherlands"}
+    card = json.loads((output / "card_data.json").read_text())
+    assert card["metrics"]["accuracy"] == 1.0
+    assert card["settings"]["learning_rate"] == 0.05
+    again = evaluate(arguments(model=output, dataset=flags, eval_batch_size=7, num_workers=0))
+    assert again["accuracy"] == 1.0
+
+
+def test_evaluation_numbers_labels_as_the_model_does(flags, pretrained, tmp_path):
+    """A data set that has the model's labels in another order, and one that has more of them."""
+    finetune_flags(flags, pretrained, tmp_path / "out")
+    split = load_split(str(flags), "test")
+    names = datasets.ClassLabel(names=["netherlands", "france"])
+    other_way = split.map(lambda row: {"label": 1 - row["label"]}).cast_column("label", names)
+    (tmp_path / "data").mkdir()
+    other_way.to_parquet(tmp_path / "data" / "test.parquet")
+    assert evaluate(arguments(model=tmp_path / "out", dataset=tmp_path / "data", num_workers=0))["accuracy"] == 1.0
+    with pytest.raises(ValueError, match="the data have 10 labels and the model predicts 2"):
+        evaluate(arguments(model=tmp_path / "out", dataset="digits"))
+
+
+def test_a_killed_data_worker_is_said(tmp_path, monkeypatch):
+    def die(self, image, rng):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(TrainTransform, "__call__", die)
+    with pytest.raises(TrainingStopped, match=r"a data worker died at step 0, .*; the last good checkpoint is none"):
+        pretrain(arguments(**{**DIGITS, "num_workers": 1}, output_dir=tmp_path / "out"))
+
+
+def test_new_head_is_zero_and_everything_else_is_the_checkpoints(flags, pretrained, tmp_path, monkeypatch):
+    seen = {}
+
+    def look(settings, accelerator, model, *rest):
+        seen["model"] = model
+        return {}
+
+    monkeypatch.setattr(commands, "run", look)
+    finetune_flags(flags, pretrained, tmp_path, image_size="[24, 40]")
+    model = seen["model"]
+    assert not model.classifier.weight.any()
+    assert model.classifier.weight.shape == (2, 14)
+    assert model.vit.pooler.dense is None
+    assert model.config.image_size == [24, 40]
+    original = HfViTForImageClassification.from_pretrained(pretrained)
+    for name, tensor in model.vit.state_dict().items():
+        if "position_embeddings" not in name:
+            assert torch.equal(tensor, original.vit.state_dict()[name]), name
+
+
+def test_linear_probe_moves_the_head_alone(flags, pretrained, tmp_path):
+    finetune_flags(flags, pretrained, tmp_path / "out", linear_probe="true", steps=5)
+    trained = HfViTForImageClassification.from_pretrained(tmp_path / "out")
+    original = HfViTForImageClassification.from_pretrained(pretrained)
+    for name, tensor in trained.vit.state_dict().items():
+        assert torch.equal(tensor, original.vit.state_dict()[name]), name
+    assert trained.classifier.weight.any()
+
+
+def test_averaged_weights_are_saved(flags, pretrained, tmp_path):
+    for decay in (0.0, 0.99):
+        finetune_flags(flags, pretrained, tmp_path / str(decay), ema_decay=decay, steps=6)
+    finetune_flags(flags, pretrained, tmp_path / "none", steps=6)
+    plain, last, slow = (
+        HfViTForImageClassification.from_pretrained(tmp_path / name).classifier.weight
+        for name in ("none", "0.0", "0.99")
+    )
+    assert torch.equal(plain, last)
+    assert slow.norm() < 0.2 * plain.norm()
+
+
+@pytest.mark.filterwarnings("default:.is_gradient_checkpointing. is deprecated:FutureWarning")  # asked for by PEFT
+def test_low_rank_adapters(flags, pretrained, tmp_path):
+    pytest.importorskip("peft", reason="PEFT is an optional extra")
+    metrics = finetune_flags(flags, pretrained, tmp_path / "out", lora_rank=3, steps=40)
+    assert metrics["accuracy"] > 0.9
+    merged = HfViTForImageClassification.from_pretrained(tmp_path / "out").vit.state_dict()
+    original = HfViTForImageClassification.from_pretrained(pretrained).vit.state_dict()
+    moved = {name for name, tensor in merged.items() if not torch.equal(tensor, original[name])}
+    assert moved == {f"layers.{n}.attention.{which}_proj.weight" for n in (0, 1) for which in "qv"}
+
+
+@pytest.mark.parametrize("target", ["mean_color", "pixels"])
+def test_masked_patch_prediction_then_finetuning(flags, tmp_path, target):
+    settings = {
+        "dataset": flags,
+        "objective": "masked_patch_prediction",
+        "target": target,
+        "config": json.dumps(TINY),
+        "eval_split": "test",
+        "output_dir": tmp_path / "pretrained",
+        "steps": 40,
+        "batch_size": 8,
+        "optimizer": "adamw",
+        "learning_rate": 0.01,
+        "crop": "none",
+        "num_workers": 0,
+        "eval_every": 20,
+        "log_every": 1,
+        "report_to": "none",
+    }
+    metrics = pretrain(arguments(**settings))
+    assert metrics["samples"] == 18
+    losses = [entry["loss"] for entry in history(tmp_path / "pretrained") if "loss" in entry]
+    assert metrics["loss"] < 0.75 * losses[0]
+    if target == "mean_color":
+        assert losses[0] == pytest.approx(math.log(512))
+    assert finetune_flags(flags, tmp_path / "pretrained", tmp_path / "tuned")["samples"] == 18
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mixup_alpha": 0.2, "cutmix_alpha": 1.0, "label_smoothing": 0.1},
+        {"loss": "sigmoid", "head_bias": -3},
+        {"layer_decay": 0.7, "freeze": "[embeddings]", "optimizer": "adamw", "learning_rate": 0.003},
+        {"mixed_precision": "bf16", "momentum_dtype": "bfloat16"},
+        {"gradient_checkpointing": "true", "randaugment_layers": 2, "randaugment_magnitude": 5},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_every_kind_of_training_learns(flags, pretrained, tmp_path, changes):
+    assert finetune_flags(flags, pretrained, tmp_path / "out", steps=60, **changes)["accuracy"] > 0.9
+
+
+def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path):
+    """One step of 24 at once and of 6 four times: the same weights to 1e-6."""
+    weights = []
+    for forward in (24, 6):
+        output = tmp_path / str(forward)
+        settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "per_device_batch_size": forward, "num_workers": 0}
+        pretrain(arguments(**settings, output_dir=output))
+        weights.append(HfViTForImageClassification.from_pretrained(output).state_dict())
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(tensor, weights[1][name], rtol=0, atol=1e-6, msg=name)
+
+
+def test_not_finite_stops_with_step_rate_and_checkpoint(tmp_path):
+    settings = {
+        **DIGITS,
+        "learning_rate": 1e30,
+        "warmup_steps": 5,
+        "save_every": 1,
+        "num_workers": 0,
+        "max_grad_norm": "none",
+    }
+    message = (
+        r"the gradient's norm is (nan|inf) at step \d+ with learning rate \S+; the last good checkpoint is .*step_0"
+    )
+    with pytest.raises(TrainingStopped, match=message):
+        pretrain(arguments(**settings, output_dir=tmp_path / "out"))
+    newest = sorted((tmp_path / "out" / "checkpoints").iterdir())[-1]
+    state = json.loads((newest / "state.json").read_text())
+    assert all(math.isfinite(entry["loss"]) for entry in state["history"] if "loss" in entry)
+
+
+def test_memory_that_does_not_suffice_halves_the_forward(tmp_path, monkeypatch, capsys):
+    tried = []
+
+    def only_six(settings, accelerator, model, processor, split, eval_split, per_device):
+        tried.append(per_device)
+        if per_device > 6:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+        return {}
+
+    monkeypatch.setattr(commands, "train_and_save", only_six)
+    settings = {**DIGITS, "per_device_batch_size": 24, "find_batch_size": "true", "output_dir": tmp_path / "out"}
+    pretrain(arguments(**settings))
+    assert tried == [24, 12, 6]
+    assert "24 images per forward do not fit into memory; trying 12" in capsys.readouterr().out
+
+
+def test_print_config_shows_the_resolved_settings(capsys):
+    assert pretrain(["--dataset", "digits", "--steps", "3", "--learning_rate", "1e-3", "--print_config"]) == {}
+    shown = capsys.readouterr().out
+    assert "learning_rate: 0.001" in shown
+    assert "steps: 3" in shown
+
+
+def test_mistakes_end_with_status_2_and_one_sentence(capsys, tmp_path):
+    with pytest.raises(SystemExit) as raised:
+        main(pretrain, arguments(**{**DIGITS, "eval_split": "validation", "output_dir": tmp_path / "out"}))
+    assert raised.value.code == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: no split 'validation'; there is train, test")
+    assert message.count("\n") == 1
+    assert not (tmp_path / "out").exists()

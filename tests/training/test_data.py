@@ -1,0 +1,218 @@
+"""Data sets of every kind in, batches out, whatever the number of workers and processes."""
+
+import io
+import tarfile
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_vit.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.training.augmentation import TrainTransform
+from hf_vit.training.data import EvalSamples, Shares, StepBatches, eval_loader, open_split, train_loader
+from hf_vit.training.sources import load_split, read_idx, split_digits
+
+TRANSFORM = TrainTransform((6, 10))
+
+
+def picture(number: int, mode: str = "RGB") -> Image.Image:
+    rng = np.random.default_rng(number)
+    return Image.fromarray(rng.integers(0, 256, (9, 14, 3), dtype=np.uint8)).convert(mode)
+
+
+def as_png(number: int) -> bytes:
+    stream = io.BytesIO()
+    picture(number).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def make(count: int = 13, **columns) -> datasets.Dataset:
+    features = {"img": datasets.Image(), "fine_label": datasets.ClassLabel(names=["cat", "dog", "owl"])}
+    values = {
+        "img": [{"bytes": as_png(n), "path": None} for n in range(count)],
+        "fine_label": [n % 3 for n in range(count)],
+    }
+    for name, (feature, column) in columns.items():
+        features[name], values[name] = feature, column
+    return datasets.Dataset.from_dict(values, features=datasets.Features(features))
+
+
+def test_columns_are_found_by_type():
+    split = open_split(make(index=(datasets.Value("int64"), list(range(13)))))
+    assert (split.image_column, split.label_column) == ("img", "fine_label")
+    assert (split.label_names, split.num_labels, len(split)) == (["cat", "dog", "owl"], 3, 13)
+
+
+def test_two_candidates_need_a_choice_and_the_error_lists_the_columns():
+    coarse = (datasets.ClassLabel(names=["a", "b"]), [n % 2 for n in range(13)])
+    message = r"2 columns of type class label; choose with --label_column; .* img \(Image\), fine_label \(ClassLabel\)"
+    with pytest.raises(ValueError, match=message):
+        open_split(make(coarse_label=coarse))
+    assert open_split(make(coarse_label=coarse), label_column="coarse_label").num_labels == 2
+    with pytest.raises(ValueError, match="there is no column 'image'; the columns are img, fine_label"):
+        open_split(make(), image_column="image")
+
+
+def test_labels_as_text_as_numbers_and_several():
+    text = open_split(
+        make().remove_columns("fine_label").add_column("kind", ["b", "a", "c"] * 4 + ["b"]), label_column="kind"
+    )
+    assert text.label_names == ["a", "b", "c"]
+    assert text.label(text.samples[0]) == 1
+    numbers = open_split(make().cast_column("fine_label", datasets.Value("int32")))
+    assert (numbers.label_names, numbers.num_labels) == (None, 3)
+    feature = datasets.List(datasets.ClassLabel(names=["x", "y", "z", "w"]))
+    several = open_split(
+        make().remove_columns("fine_label").add_column("tags", [[0, 2]] * 13).cast_column("tags", feature)
+    )
+    assert several.multi_label
+    assert several.label(several.samples[4]).tolist() == [1, 0, 1, 0]
+
+
+def test_without_labels():
+    split = open_split(make().remove_columns("fine_label"), needs_labels=False)
+    assert split.label(split.samples[0]) == -1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("images")
+    for split, count in (("train", 7), ("test", 4)):
+        for number in range(count):
+            place = root / split / ("owl" if number % 2 else "cat")
+            place.mkdir(parents=True, exist_ok=True)
+            picture(number, "L" if number == 1 else "RGB").save(place / f"{number}.png")
+    return root
+
+
+def test_image_folder_and_slices(folder):
+    assert len(load_split(str(folder), "train")) == 7
+    assert len(load_split(str(folder), "train[:30%]")) == 2
+    split = open_split(load_split(str(folder), "test"))
+    assert split.label_names == ["cat", "owl"]
+    with pytest.raises(ValueError, match="cannot read split 'validation'"):
+        load_split(str(folder), "validation")
+    with pytest.raises(ValueError, match="there is no folder"):
+        load_split(str(folder / "nothing"), "train")
+
+
+def test_parquet_and_webdataset(tmp_path):
+    make(5).to_parquet(tmp_path / "some-train-00.parquet")
+    assert open_split(load_split(str(tmp_path), "train")).label_names == ["cat", "dog", "owl"]
+    assert len(load_split(str(tmp_path / "*.parquet"), "train")) == 5
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    with tarfile.open(tars / "train-0.tar", "w") as archive:
+        for number in range(6):
+            for suffix, content in (("png", as_png(number)), ("cls", str(number % 2).encode())):
+                entry = tarfile.TarInfo(f"{number:03d}.{suffix}")
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+    split = open_split(load_split(str(tars), "train"))
+    assert (split.image_column, split.label_column, split.num_labels) == ("png", "cls", 2)
+    assert split.label(split.samples[3]) == 1
+
+
+def test_digits_are_all_there_once():
+    train, test = split_digits(1797)
+    assert (len(train), len(test)) == (1437, 360)
+    assert sorted([*train, *test]) == list(range(1797))
+    split = open_split(load_split("digits", "train[:10]+test[-5:]"))
+    assert len(split) == 15
+    with pytest.raises(ValueError, match="no split 'validation'; there is train, test"):
+        load_split("digits", "validation")
+
+
+def test_mnist_files(shared):
+    split = open_split(load_split(str(shared / "data" / "mnist"), "test[:7]"))
+    assert [split.label(sample) for sample in split.samples] == [7, 2, 1, 0, 4, 1, 4]  # the file's well-known beginning
+
+
+def test_idx_file_cut_short(tmp_path):
+    file = tmp_path / "a-images-idx3-ubyte"
+    file.write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 2]) + b"1234567")
+    with pytest.raises(ValueError, match="cut short"):
+        read_idx(file)
+
+
+def batches_of(split, workers: int, start: int = 0, processes: int = 1, rank: int = 0) -> list[dict]:
+    shares = Shares(6, 3, processes, rank)
+    return list(train_loader(split, TRANSFORM, 5, shares, range(start, 6), workers))
+
+
+def test_training_batches_do_not_depend_on_workers():
+    split = open_split(make())
+    alone, shared_out = batches_of(split, 0), batches_of(split, 2)
+    assert len(alone) == 12
+    assert alone[0]["image"].shape == (3, 6, 10, 3)
+    for left, right in zip(alone, shared_out, strict=True):
+        assert left["label"].equal(right["label"])
+        assert left["image"].equal(right["image"])
+
+
+def test_a_later_start_continues_the_same_sequence():
+    split = open_split(make())
+    for left, right in zip(batches_of(split, 0)[8:], batches_of(split, 0, start=4), strict=True):
+        assert left["image"].equal(right["image"])
+
+
+def test_two_processes_see_what_one_sees():
+    split = open_split(make())
+    alone = batches_of(split, 0)
+    halves = [batches_of(split, 0, processes=2, rank=rank) for rank in range(2)]
+    together = [batch for pair in zip(*halves, strict=True) for batch in pair]
+    for left, right in zip(alone, together, strict=True):
+        assert left["image"].equal(right["image"])
+
+
+def test_every_epoch_shows_every_sample_once():
+    positions = [p for batch in StepBatches(Shares(6, 3), 0, 13) for p in batch]
+    assert positions == list(range(78))
+    split = open_split(make(index=(datasets.Value("int64"), list(range(13)))))
+    loader = train_loader(split, TRANSFORM, 5, Shares(13, 13), range(3), 0)
+    orders = [loader.dataset.order_of(epoch).tolist() for epoch in range(3)]
+    assert all(sorted(order) == list(range(13)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    with pytest.raises(
+        ValueError, match=r"batch_size \(10\) is not a multiple of per_device_batch_size \(3\) x processes \(2\)"
+    ):
+        Shares(10, 3, 2)
+
+
+def test_broken_images_are_replaced_and_counted():
+    contents = [b"nothing" if number == 2 else as_png(number) for number in range(4)]
+    broken = make(4).remove_columns("img").add_column("img", [{"bytes": content, "path": None} for content in contents])
+    broken = broken.cast_column("img", datasets.Image())
+    split = open_split(broken)
+    batch = next(iter(train_loader(split, TRANSFORM, 0, Shares(4, 4), range(1), 0)))
+    assert batch["skipped"].sum() == 1
+    samples = EvalSamples(split, HfViTImageProcessor(size={"height": 6, "width": 10}), (6, 10))
+    assert [samples[n]["valid"] for n in range(4)] == [True, True, False, True]
+
+
+def test_streams_resume_and_do_not_depend_on_workers(tmp_path):
+    make(25).to_parquet(tmp_path / "train.parquet")
+    split = open_split(load_split(str(tmp_path), "train", streaming=True))
+
+    def first(count: int, workers: int, start: int = 0, rank: int = 0, processes: int = 1):
+        loader = train_loader(split, TRANSFORM, 1, Shares(4, 2, processes, rank), range(start, 99), workers)
+        return [batch["image"] for _, batch in zip(range(count), loader, strict=False)]
+
+    whole = first(20, 0)  # more than an epoch of 12 batches
+    assert all(a.equal(b) for a, b in zip(whole, first(20, 2), strict=True))
+    assert all(a.equal(b) for a, b in zip(whole[14:], first(6, 0, start=7), strict=True))
+    mine, other = first(6, 0, processes=2), first(6, 0, rank=1, processes=2)
+    assert not any(a.equal(b) for a, b in zip(mine, other, strict=True))
+
+
+def test_evaluation_takes_every_sample_once_from_map_and_stream(tmp_path):
+    make(11).to_parquet(tmp_path / "test.parquet")
+    for streaming in (False, True):
+        split = open_split(load_split(str(tmp_path), "test", streaming=streaming))
+        samples = EvalSamples(split, HfViTImageProcessor(size={"height": 6, "width": 10}), (6, 10))
+        seen = [int(i) for rank in range(3) for batch in eval_loader(samples, 2, 3, rank, 0) for i in batch["index"]]
+        assert sorted(seen) == list(range(11))

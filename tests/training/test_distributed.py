@@ -1,0 +1,54 @@
+"""Two CPU processes over gloo do what one process does."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from .launching import DIGITS, history, launch, weights
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The same 30 steps on one process, with one forward per step, and on two with two each."""
+    folder = tmp_path_factory.mktemp("runs")
+    settings = {**DIGITS, "steps": 30, "eval_every": 15}
+    launch("pretrain", output_dir=folder / "one", **{**settings, "per_device_batch_size": 24}, num_processes=1)
+    launch("pretrain", 2, output_dir=folder / "two", **settings, num_processes=2)
+    return folder / "one", folder / "two"
+
+
+def test_same_losses_and_learning_rates(runs):
+    one, two = (history(folder) for folder in runs)
+    assert [entry["step"] for entry in one] == [entry["step"] for entry in two]
+    for name in ("loss", "learning_rate", "accuracy", "eval_loss", "eval_accuracy"):
+        left, right = ([entry[name] for entry in run if name in entry] for run in (one, two))
+        assert len(left) >= 2
+        np.testing.assert_allclose(left, right, rtol=1e-5, err_msg=name)
+
+
+def test_same_final_weights(runs):
+    one, two = (weights(folder) for folder in runs)
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, two[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_every_sample_is_counted_once(runs):
+    for folder in runs:
+        metrics = json.loads((folder / "metrics.json").read_text())
+        assert metrics["samples"] == 103
+    done = launch(
+        "evaluate", 2, model=runs[0], dataset="digits", split="test[:103]", num_processes=2, eval_batch_size=32
+    )
+    alone = launch("evaluate", model=runs[0], dataset="digits", split="test[:103]", eval_batch_size=7)
+    two, one = (json.loads(result.stdout) for result in (done, alone))
+    assert two["samples"] == one["samples"] == 103
+    assert two["accuracy"] == one["accuracy"]
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)
+
+
+def test_another_number_of_processes_than_asked_for_is_refused(tmp_path):
+    done = launch("pretrain", check=False, output_dir=tmp_path / "out", **DIGITS, num_processes=2)
+    assert done.returncode == 2
+    assert "num_processes is 2, and 1 run" in done.stderr

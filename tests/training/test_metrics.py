@@ -1,0 +1,67 @@
+"""Metrics against counts by hand."""
+
+import numpy as np
+import pytest
+
+from hf_vit.training.evaluation import score, tidy
+from hf_vit.training.metrics import MeanPerClassAccuracy, RealAccuracy, TopKAccuracy
+
+RANKED = [[2, 1, 0], [0, 1, 2], [1, 2, 0], [0, 2, 1]]
+LABELS = [2, 1, 0, 0]
+
+
+def test_top_k():
+    results = TopKAccuracy(ks=(1, 2, 5)).compute(predictions=RANKED, references=LABELS)
+    assert results == {"accuracy": 0.5, "top2_accuracy": 0.75}
+
+
+def test_batches_add_up():
+    metric = TopKAccuracy(ks=(1,))
+    for start in (0, 2):
+        metric.add_batch(predictions=RANKED[start : start + 2], references=LABELS[start : start + 2])
+    assert metric.compute() == {"accuracy": 0.5}
+
+
+def test_mean_per_class_weighs_classes_not_samples():
+    ranked = [[0], [0], [0], [1]]
+    results = MeanPerClassAccuracy().compute(predictions=ranked, references=[0, 0, 0, 3])
+    assert results == {"mean_per_class_accuracy": 0.5}
+
+
+def test_real_leaves_out_images_without_labels():
+    results = RealAccuracy().compute(predictions=RANKED, references=[[2, 5], [], [0], [0]])
+    assert results == {"real_accuracy": pytest.approx(2 / 3), "real_images": 3}
+
+
+def columns(**changes):
+    base = {
+        "index": np.array([3, -1, 0, 1, 2]),
+        "valid": np.array([True, True, True, False, True]),
+        "ranked": np.array([[1, 0], [0, 1], [0, 1], [0, 1], [1, 0]]),
+        "label": np.array([1, 0, 0, 0, 0]),
+        "loss": np.array([1.0, 9.0, 2.0, 9.0, 3.0]),
+    }
+    return {**base, **changes}
+
+
+def test_padding_and_broken_images_do_not_count():
+    predictions = tidy(columns())
+    assert predictions["index"].tolist() == [0, 2, 3]
+    results = score(predictions)
+    assert (results["samples"], results["skipped"], results["loss"]) == (3, 1, 2.0)
+    assert results["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_real_labels_follow_the_index():
+    results = score(tidy(columns()), real_labels=[[0], [5], [1], []])
+    assert results["real_accuracy"] == 1.0
+
+
+def test_several_labels_count_the_first_prediction():
+    labels = np.array([[0, 1], [0, 0], [1, 0], [1, 1], [1, 0]])
+    assert score(tidy(columns(label=labels)))["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_nothing_to_evaluate_is_an_error():
+    with pytest.raises(ValueError, match="empty"):
+        tidy({})

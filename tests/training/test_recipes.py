@@ -1,0 +1,139 @@
+"""Settings: one parser for YAML and command line, and mistakes are one sentence."""
+
+import pytest
+import yaml
+
+from hf_vit.training.recipes import SettingsError, dump, parse_settings, read_recipe
+from hf_vit.training.settings import FinetuneSettings, PretrainSettings
+
+ENOUGH = ["--dataset", "digits", "--model", "m", "--output_dir", "out", "--steps", "7"]
+
+
+def test_command_line_values_have_the_type_of_their_field():
+    settings = parse_settings(
+        FinetuneSettings,
+        [
+            *ENOUGH,
+            "--learning_rate",
+            "1e-3",
+            "--flip",
+            "false",
+            "--compile",
+            "--crop_area",
+            "0.2,1",
+            "--freeze",
+            "[a.b]",
+        ],
+    )
+    assert settings.learning_rate == 0.001
+    assert settings.flip is False
+    assert settings.compile is True
+    assert settings.crop_area == [0.2, 1.0]
+    assert settings.freeze == ["a.b"]
+
+
+def test_yaml_and_command_line_agree_and_the_command_line_wins(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("learning_rate: 1e-3\nmixed_precision: no\nsteps: 9\nmodel: m\ndataset: d\noutput_dir: o\n")
+    settings = parse_settings(FinetuneSettings, ["--recipe", str(recipe), "--steps", "5"])
+    assert (settings.learning_rate, settings.mixed_precision, settings.steps) == (0.001, "no", 5)
+
+
+def test_epochs_on_the_command_line_replace_the_steps_of_the_recipe(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("steps: 9\n")
+    settings = parse_settings(FinetuneSettings, ["--recipe", str(recipe), *ENOUGH[:-2], "--epochs", "1.5"])
+    assert (settings.steps, settings.epochs) == (None, 1.5)
+
+
+def test_base_options_and_selection(tmp_path):
+    (tmp_path / "base.yaml").write_text("batch_size: 3\nseed: 1\n")
+    (tmp_path / "child.yaml").write_text(
+        "base: base.yaml\nseed: 2\noptions:\n  rate:\n    low: {learning_rate: 0.1}\n    0.5: {learning_rate: 0.5}\n"
+        "select: {rate: low}\n"
+    )
+    child = tmp_path / "child.yaml"
+    assert read_recipe(child) == {"batch_size": 3, "seed": 2, "learning_rate": 0.1}
+    assert read_recipe(child, {"rate": "0.5"})["learning_rate"] == 0.5
+    with pytest.raises(SettingsError, match=r"rate in .* has no level 'high'; it has low, 0\.5"):
+        read_recipe(child, {"rate": "high"})
+    with pytest.raises(SettingsError, match="no options called 'size'"):
+        read_recipe(child, {"size": "low"})
+
+
+def test_a_recipe_wins_over_the_options_of_its_base(tmp_path):
+    (tmp_path / "base.yaml").write_text("options: {length: {long: {steps: 9}}}\nselect: {length: long}\n")
+    (tmp_path / "child.yaml").write_text("base: base.yaml\nepochs: 2\n")
+    assert read_recipe(tmp_path / "child.yaml") == {"epochs": 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--learning_rat", "0.1"], "unrecognized arguments: --learning_rat"),
+        (["--learning_rate", "fast"], "learning_rate is 'fast'; it must be float"),
+        (["--batch_size", "2.5"], "batch_size is 2.5; it must be int"),
+        (["--optimizer", "lion"], "optimizer is 'lion'; it must be sgd or adamw"),
+        (["--epochs", "3"], "set one of steps and epochs; they are 7 and 3.0"),
+        (["--warmup_steps", "7"], r"warmup_steps \(7\) must be less than steps \(7\)"),
+        (["--weight_decay", "0.1"], r"weight_decay \(0.1\) is for adamw"),
+        (["--final_learning_rate", "0.5"], r"final_learning_rate \(0.5\) is above learning_rate \(0.03\)"),
+        (["--linear_probe", "--lora_rank", "4"], "choose one"),
+        (["--resume", "--overwrite"], "choose one"),
+        (["--crop", "random"], "set resize"),
+        (["--label_smoothing", "1.5"], "label_smoothing is 1.5; it must be at least 0 and at most 1"),
+        (["--batch_size", "0"], "batch_size is 0; it must be above 0"),
+        (["--recipe", "missing.yaml"], "there is no recipe missing.yaml"),
+        (["--select", "a=b"], "there is no --recipe"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, message):
+    with pytest.raises(SettingsError, match=message) as raised:
+        parse_settings(FinetuneSettings, [*ENOUGH, *arguments])
+    assert "\n" not in str(raised.value)
+
+
+def test_unknown_setting_in_a_recipe(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("learnig_rate: 1\n")
+    with pytest.raises(SettingsError, match="FinetuneSettings has no setting called learnig_rate"):
+        parse_settings(FinetuneSettings, ["--recipe", str(recipe), *ENOUGH])
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [\n", "text"])
+def test_recipe_that_is_no_mapping(tmp_path, text):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(text)
+    with pytest.raises(SettingsError, match=r"recipe\.yaml"):
+        parse_settings(FinetuneSettings, ["--recipe", str(recipe), *ENOUGH])
+
+
+def test_resolved_settings_are_a_recipe_again(tmp_path):
+    arguments = [
+        "--dataset",
+        "digits",
+        "--output_dir",
+        "o",
+        "--epochs",
+        "2",
+        "--variant",
+        "B/16",
+        "--optimizer",
+        "adamw",
+    ]
+    settings = parse_settings(PretrainSettings, arguments)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(dump(settings))
+    assert parse_settings(PretrainSettings, ["--recipe", str(recipe)]) == settings
+    assert "resume" not in yaml.safe_load(dump(settings))
+
+
+def test_contradictions_of_pretraining():
+    arguments = ["--dataset", "digits", "--output_dir", "o", "--steps", "2", "--variant", "B/16"]
+    masked = [*arguments, "--objective", "masked_patch_prediction"]
+    with pytest.raises(SettingsError, match="mix labels"):
+        parse_settings(PretrainSettings, [*masked, "--mixup_alpha", "0.2"])
+    with pytest.raises(SettingsError, match=r"mask_share \(0.95\) and random_patch_share \(0.1\) exceed 1"):
+        parse_settings(PretrainSettings, [*masked, "--mask_share", "0.95"])
+    with pytest.raises(SettingsError, match="no architecture"):
+        parse_settings(PretrainSettings, arguments[:-2])

@@ -1,0 +1,104 @@
+"""A run that is killed and resumed ends with the weights of one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from .launching import DIGITS, command, environment, launch, weights
+
+# dropout, averaging and accumulation: all that has state or chance in it
+EVERYTHING = {**DIGITS, "dropout": 0.1, "drop_path": 0.1, "ema_decay": 0.9, "momentum_dtype": "bfloat16"}
+
+
+def start_and_kill(output: Path, saved: int, delay: float, processes: int, **settings):
+    """Start a run, wait until it has saved `saved` steps and then `delay` seconds, and kill -9 all of it."""
+    line = command("pretrain", processes, output_dir=output, **settings)
+    process = subprocess.Popen(
+        line, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not list((output / "checkpoints").glob(f"step_{saved:08d}")) and process.poll() is None:
+        assert time.monotonic() < deadline, "the run saves nothing"
+        time.sleep(0.01)
+    time.sleep(delay)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def assert_same(left: Path, right: Path):
+    ours, theirs = weights(left), weights(right)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    output = tmp_path_factory.mktemp("whole") / "out"
+    launch("pretrain", output_dir=output, **EVERYTHING)
+    return output
+
+
+@pytest.mark.parametrize(("steps", "delay"), [(9, 0.0), (18, 0.05), (45, 0.11)])
+def test_killed_and_resumed_is_bit_identical(uninterrupted, tmp_path, steps, delay):
+    """Whatever the run was doing: a step, a save or an evaluation; in the first epoch and the second."""
+    output = tmp_path / "out"
+    start_and_kill(output, steps, delay, 1, **EVERYTHING)
+    done = launch("pretrain", output_dir=output, resume="true", **EVERYTHING)
+    assert f"Resuming from {output}/checkpoints/step_" in done.stdout
+    assert_same(output, uninterrupted)
+    assert_same(output / "best", uninterrupted / "best")
+
+
+def test_two_processes_killed_and_resumed_are_bit_identical(tmp_path):
+    settings = {**EVERYTHING, "steps": 30, "num_processes": 2}
+    launch("pretrain", 2, output_dir=tmp_path / "whole", **settings)
+    start_and_kill(tmp_path / "out", 18, 0.05, 2, **settings)
+    launch("pretrain", 2, output_dir=tmp_path / "out", resume="true", **settings)
+    assert_same(tmp_path / "out", tmp_path / "whole")
+
+
+def test_damaged_checkpoint_is_detected_and_the_one_before_is_used(uninterrupted, tmp_path):
+    import shutil
+
+    output = tmp_path / "out"
+    shutil.copytree(uninterrupted, output)
+    newest = sorted((output / "checkpoints").glob("step_*"))[-1]
+    with (newest / "optimizer.safetensors").open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"\0\1\2")
+    done = launch("pretrain", output_dir=output, resume="true", **EVERYTHING)
+    assert f"{newest} is damaged (the SHA-256 of optimizer.safetensors is not the one it was saved with)" in done.stdout
+    assert "step_00000063" in done.stdout
+    assert_same(output, uninterrupted)
+
+
+def test_other_settings_are_refused_on_resume(uninterrupted):
+    changed = {**EVERYTHING, "per_device_batch_size": 12, "learning_rate": 0.1}
+    done = launch("pretrain", check=False, output_dir=uninterrupted, resume="true", **changed)
+    assert done.returncode == 2
+    assert "learning_rate was 0.05 and is 0.1; per_device_batch_size was 6 and is 12" in done.stderr
+
+
+def test_a_second_run_into_the_same_folder_is_refused(uninterrupted):
+    done = launch("pretrain", check=False, output_dir=uninterrupted, **EVERYTHING)
+    assert done.returncode == 2
+    assert "is not empty: continue it with --resume, or delete it with --overwrite" in done.stderr
+
+
+def test_what_a_run_leaves(uninterrupted):
+    left = {file.name for file in uninterrupted.iterdir()}
+    assert {"config.json", "model.safetensors", "preprocessor_config.json", "metrics.json", "card_data.json"} <= left
+    assert {"recipe.yaml", "learning_curve.png", "best", "checkpoints"} <= left
+    kept = sorted(path.name for path in (uninterrupted / "checkpoints").iterdir())
+    assert kept == ["step_00000063", "step_00000070"]
+    metrics = json.loads((uninterrupted / "metrics.json").read_text())
+    assert metrics["samples"] == 103
+    assert metrics["accuracy"] > 0.2  # chance is 0.1

@@ -1,0 +1,176 @@
+"""Every recipe says what the paper's tables say, and every launcher template is one Accelerate understands."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+from hf_vit.configuration_hf_vit import VARIANTS, HfViTConfig
+from hf_vit.training.models import build_config
+from hf_vit.training.recipes import build, read_recipe
+from hf_vit.training.settings import FinetuneSettings, PretrainSettings
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "training" / "recipes"
+NAMES = sorted(path.name for path in RECIPES.glob("*.yaml"))
+BASES = ("paper.yaml", "finetune_paper.yaml")  # say neither how long nor on what
+
+
+def resolve(name: str, **select):
+    values = read_recipe(RECIPES / name, select)
+    required = {"dataset": "data", "output_dir": "out", **values}
+    if "objective" in values:
+        return build(PretrainSettings, required)
+    return build(FinetuneSettings, {"model": "model", **required})
+
+
+def options(name: str) -> dict[str, dict]:
+    return yaml.safe_load((RECIPES / name).read_text()).get("options", {})
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(BASES)))
+def test_every_recipe_and_every_level_of_it_is_valid(name):
+    resolve(name)
+    for group, levels in options(name).items():
+        for level in levels:
+            resolve(name, **{group: str(level)})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_says_what_it_is(name):
+    head = (RECIPES / name).read_text().split("\n\n")[0]
+    for word in ("# Source:", "# Hardware:", "Expect"):
+        assert word in head, f"{name} does not say {word}"
+
+
+def test_paper_common_settings():
+    """Section 4.1 of arXiv 2010.11929, and the authors' answers in issues 2, 34 and 62 of their repository."""
+    for name in ("paper_i21k.yaml", "paper_i1k.yaml", "paper_jft.yaml", "paper_i21k_b16.yaml"):
+        settings = resolve(name)
+        assert (settings.optimizer, settings.adam_beta1, settings.adam_beta2) == ("adamw", 0.9, 0.999)
+        assert (settings.batch_size, settings.image_size, settings.warmup_steps) == (4096, 224, 10_000)
+    assert resolve("paper_i21k.yaml").final_learning_rate == 1e-5
+    assert (resolve("paper_i21k.yaml").loss, resolve("paper_i21k.yaml").head_bias) == ("sigmoid", -10)
+    assert (resolve("paper_i1k.yaml").max_grad_norm, resolve("paper_i21k.yaml").max_grad_norm) == (1, None)
+
+
+# Table 3 of arXiv 2010.11929: recipe, row, epochs, base learning rate, decay, weight decay, dropout
+TABLE_3 = [
+    ("paper_jft.yaml", "B/16", 7, 8e-4, "linear", 0.1, 0),
+    ("paper_jft.yaml", "B/32", 7, 8e-4, "linear", 0.1, 0),
+    ("paper_jft.yaml", "L/32", 7, 6e-4, "linear", 0.1, 0),
+    ("paper_jft.yaml", "L/16", 7, 4e-4, "linear", 0.1, 0),
+    ("paper_jft.yaml", "L/16-14ep", 14, 4e-4, "linear", 0.1, 0),
+    ("paper_jft.yaml", "H/14", 14, 3e-4, "linear", 0.1, 0),
+    ("paper_jft.yaml", "R50x1", 7, 1e-3, "linear", 0.1, 0),
+    ("paper_jft.yaml", "R50x2", 7, 1e-3, "linear", 0.1, 0),
+    ("paper_jft.yaml", "R101x1", 7, 8e-4, "linear", 0.1, 0),
+    ("paper_jft.yaml", "R152x1", 7, 6e-4, "linear", 0.1, 0),
+    ("paper_jft.yaml", "R152x2", 7, 6e-4, "linear", 0.1, 0),
+    ("paper_jft.yaml", "R50+B/16", 7, 8e-4, "linear", 0.1, 0),
+    ("paper_jft.yaml", "R50+B/32", 7, 8e-4, "linear", 0.1, 0),
+    ("paper_jft.yaml", "R50+L/32", 7, 2e-4, "linear", 0.1, 0),
+    ("paper_jft.yaml", "R50+L/16", 7, 4e-4, "linear", 0.1, 0),
+    ("paper_jft.yaml", "R50+L/16-14ep", 14, 4e-4, "linear", 0.1, 0),
+    ("paper_i21k.yaml", "B/16", 90, 1e-3, "linear", 0.03, 0.1),
+    ("paper_i21k.yaml", "B/32", 90, 1e-3, "linear", 0.03, 0.1),
+    ("paper_i21k.yaml", "L/16", 90, 1e-3, "linear", 0.03, 0.1),
+    ("paper_i21k.yaml", "L/16-30ep", 30, 1e-3, "linear", 0.03, 0.1),
+    ("paper_i21k.yaml", "L/32", 90, 1e-3, "linear", 0.03, 0.1),
+    ("paper_i21k.yaml", "L/32-30ep", 30, 1e-3, "linear", 0.03, 0.1),
+    *[("paper_i1k.yaml", model, 300, 3e-3, "cosine", 0.3, 0.1) for model in ("B/16", "B/32", "L/16", "L/32")],
+]
+
+
+@pytest.mark.parametrize(("recipe", "row", "epochs", "rate", "decay", "weight_decay", "dropout"), TABLE_3)
+def test_table_3(recipe, row, epochs, rate, decay, weight_decay, dropout):
+    settings = resolve(recipe, model=row)
+    assert (settings.epochs, settings.learning_rate, settings.schedule) == (epochs, rate, decay)
+    assert (settings.weight_decay, settings.dropout) == (weight_decay, dropout)
+    assert settings.variant == row.removesuffix("-14ep").removesuffix("-30ep")
+
+
+def test_variants_of_the_recipes_build():
+    """The paper's ResNets, and hybrids that were never released, are not variants of the package."""
+    for recipe in ("paper_i21k.yaml", "paper_i1k.yaml", "paper_jft.yaml"):
+        for row in options(recipe).get("model", {}):
+            settings = resolve(recipe, model=row)
+            if settings.variant in VARIANTS:
+                config = build_config(settings)
+                assert isinstance(config, HfViTConfig)
+                assert config.image_size == 224
+                assert config.hidden_dropout_prob == settings.dropout
+
+
+# Table 4: steps and the grid of learning rates; the share of train that is a dev set (appendix B.1.1)
+TABLE_4 = [
+    ("finetune_imagenet.yaml", 20_000, {0.003, 0.01, 0.03, 0.06}, 99),
+    ("finetune_cifar100.yaml", 10_000, {0.001, 0.003, 0.01, 0.03}, 98),
+    ("finetune_cifar10.yaml", 10_000, {0.001, 0.003, 0.01, 0.03}, 98),
+    ("finetune_pets.yaml", 500, {0.001, 0.003, 0.01, 0.03}, 90),
+    ("finetune_flowers.yaml", 500, {0.001, 0.003, 0.01, 0.03}, 90),
+]
+
+
+@pytest.mark.parametrize(("recipe", "steps", "rates", "share"), TABLE_4)
+def test_table_4(recipe, steps, rates, share):
+    settings = resolve(recipe)
+    assert (settings.optimizer, settings.momentum, settings.batch_size) == ("sgd", 0.9, 512)
+    assert (settings.schedule, settings.weight_decay, settings.max_grad_norm) == ("cosine", 0, 1)
+    assert (settings.image_size, settings.steps) == (384, steps)
+    assert (settings.train_split, settings.eval_split) == (f"train[:{share}%]", f"train[{share}%:]")
+    assert {resolve(recipe, rate=str(rate)).learning_rate for rate in options(recipe)["rate"]} == rates
+
+
+def test_vtab_has_one_setting():
+    settings = resolve("finetune_vtab.yaml")
+    assert (settings.steps, settings.learning_rate, settings.image_size) == (2500, 0.01, 384)
+
+
+# Table 2 of arXiv 2106.10270: RandAugment layers and magnitude, mixup
+AUGREG = {
+    "none": (0, 0, 0),
+    "light1": (2, 0, 0),
+    "light2": (2, 10, 0.2),
+    "medium1": (2, 15, 0.2),
+    "medium2": (2, 15, 0.5),
+    "strong1": (2, 20, 0.5),
+    "strong2": (2, 20, 0.8),
+}
+
+
+def test_augreg_levels():
+    assert options("augreg.yaml")["augmentation"].keys() == AUGREG.keys()
+    for level, expected in AUGREG.items():
+        settings = resolve("augreg.yaml", augmentation=level)
+        assert (settings.randaugment_layers, settings.randaugment_magnitude, settings.mixup_alpha) == expected
+        assert (settings.batch_size, settings.learning_rate, settings.schedule) == (4096, 1e-3, "cosine")
+        assert (settings.max_grad_norm, settings.warmup_steps) == (1, 10_000)
+    full = resolve("augreg.yaml", regularization="full", weight_decay="0.03", data="i21k_30")
+    assert (full.dropout, full.drop_path, full.weight_decay, full.epochs) == (0.1, 0.1, 0.03, 30)
+
+
+def test_plain_baseline():
+    """arXiv 2205.01580: 1e-4 in JAX's convention."""
+    settings = resolve("plain_s16.yaml", epochs="150")
+    assert (settings.epochs, settings.batch_size, settings.learning_rate) == (150, 1024, 1e-3)
+    assert (settings.weight_decay, settings.weight_decay_convention) == (1e-4, "jax")
+    assert (settings.randaugment_layers, settings.randaugment_magnitude, settings.mixup_alpha) == (2, 10, 0.2)
+    config = build_config(settings)
+    assert (config.pooling, config.position_embedding_type, config.representation_size) == ("mean", "sincos2d", 384)
+
+
+def test_masked_patch_prediction():
+    settings = resolve("masked_patch_prediction.yaml")
+    assert (settings.corruption, settings.mask_share, settings.random_patch_share) == (0.5, 0.8, 0.1)
+    assert (settings.steps, settings.learning_rate, settings.schedule) == (1_000_000, 2e-4, "cosine")
+    assert (settings.batch_size, settings.warmup_steps, settings.variant) == (4096, 10_000, "B/16")
+    assert resolve("masked_patch_prediction.yaml", target="pixels", length="100k").steps == 100_000
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "training" / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)
+def test_accelerate_understands_the_template(path):
+    arguments = launch_command_parser().parse_args(["--config_file", str(path), "training/finetune.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
+    assert arguments.num_processes == yaml.safe_load(path.read_text())["num_processes"]

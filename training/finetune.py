@@ -1,0 +1,22 @@
+"""Fine-tune a pretrained Vision Transformer for image classification.
+
+    accelerate launch training/finetune.py --recipe training/recipes/finetune_flowers.yaml \
+        --model google/vit-base-patch16-224-in21k --dataset DATASET --output_dir out
+"""
+
+import sys
+from pathlib import Path
+
+if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+    sys.path.pop(0)  # or evaluate.py in this folder would hide the package of that name
+
+from hf_vit.training import commands
+
+
+def main():
+    """What `accelerate launch --tpu` calls in each process."""
+    commands.main(commands.finetune)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""Train a Vision Transformer from random weights, with labels or by masked patch prediction.
+
+accelerate launch training/pretrain.py --recipe training/recipes/digits.yaml --output_dir out
+"""
+
+import sys
+from pathlib import Path
+
+if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+    sys.path.pop(0)  # or evaluate.py in this folder would hide the package of that name
+
+from hf_vit.training import commands
+
+
+def main():
+    """What `accelerate launch --tpu` calls in each process."""
+    commands.main(commands.pretrain)
+
+
+if __name__ == "__main__":
+    main()
