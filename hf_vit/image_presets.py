@@ -53,6 +53,9 @@ CHOICES = {
     "padding": ("max_num_patches", "longest"),
     "backend": ("auto", "pillow", "torch"),
     "on_error": ("raise", "skip"),
+    "return_tensors": (None, "pt", "np"),
+    "data_format": (None, "channels_first", "channels_last"),
+    "input_data_format": (None, "channels_first", "channels_last"),
 }
 
 

@@ -18,6 +18,8 @@ AREA = "area"  # TensorFlow's area resize; Pillow's box filter is another one
 BILINEAR, BICUBIC = Image.Resampling.BILINEAR.value, Image.Resampling.BICUBIC.value
 PILLOW_BITS = 32 - 8 - 2  # of a weight in Pillow: room for 8 bits of level, a sum above 1 and the sign
 
+BLOCK = 128  # rows of a large image that are summed up at a time, so as to stay in the cache of a CPU
+
 Window = tuple[range, range]  # rows and columns of an image
 Taps = list[tuple[torch.Tensor, torch.Tensor]]  # numbers of values, and their weights, to be summed up in this order
 
@@ -118,7 +120,7 @@ def resize_bilinear(levels: torch.Tensor, size: tuple[int, int], window: Window)
 def resize_area(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
     """TensorFlow's area resize: float32, not rounded. Sums in its order, since the result may be truncated."""
     rows, values = rows_of_values(levels)
-    rows = sum_columns(rows.float(), area_taps(levels.shape[-1], size[1], window[1], values, levels.device))
+    rows = sum_columns(rows, area_taps(levels.shape[-1], size[1], window[1], values, levels.device))
     rows = sum_rows(rows, area_taps(levels.shape[-2], size[0], window[0], 1, levels.device))
     scales = [np.float32(old) / np.float32(new) for old, new in zip(levels.shape[-2:], size, strict=True)]
     return images_of_values(rows.mul_(float(np.float32(1) / (scales[0] * scales[1]))), values)
@@ -129,7 +131,7 @@ def resize_antialiased(levels: torch.Tensor, size: tuple[int, int], window: Wind
     rows, values = rows_of_values(levels)
     across = filter_taps(resample, levels.shape[-1], size[1], window[1], values, levels.device)
     down = filter_taps(resample, levels.shape[-2], size[0], window[0], 1, levels.device)
-    return images_of_values(sum_rows(sum_columns(rows.float(), across), down), values)
+    return images_of_values(sum_rows(sum_columns(rows, across), down), values)
 
 
 def resize_like_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
@@ -138,7 +140,6 @@ def resize_like_pillow(levels: torch.Tensor, size: tuple[int, int], window: Wind
     old_height, old_width = levels.shape[-2:]
     across = pillow_taps(resample, old_width, size[1], window[1], values, levels.device)
     down = pillow_taps(resample, old_height, size[0], window[0], 1, levels.device)
-    rows = rows.int()
     if old_height > 100 * old_width and size[0] < old_height:  # Pillow, from 12.2 on, saves time on such columns
         rows = round_sums(sum_columns(round_sums(sum_rows(rows, down)), across))
     else:
@@ -277,11 +278,18 @@ def blend(first: torch.Tensor, second: torch.Tensor, weight: torch.Tensor) -> to
 
 
 def sum_columns(rows: torch.Tensor, taps: Taps) -> torch.Tensor:
-    return reduce(torch.Tensor.add_, (take_columns(rows, numbers).mul_(weights) for numbers, weights in taps))
+    dtype = taps[0][1].dtype
+    large = rows.device.type == "cpu" and rows.shape[-2] > 4 * BLOCK
+    sums = [
+        reduce(torch.Tensor.add_, (take_columns(block, numbers).mul_(weights) for numbers, weights in taps))
+        for block in (block.to(dtype) for block in (rows.split(BLOCK, dim=-2) if large else [rows]))
+    ]
+    return torch.cat(sums, dim=-2) if large else sums[0]
 
 
 def sum_rows(rows: torch.Tensor, taps: Taps) -> torch.Tensor:
-    return reduce(torch.Tensor.add_, (take_rows(rows, numbers).mul_(weights[:, None]) for numbers, weights in taps))
+    terms = (take_rows(rows, numbers).to(weights.dtype).mul_(weights[:, None]) for numbers, weights in taps)
+    return reduce(torch.Tensor.add_, terms)
 
 
 def round_sums(sums: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from PIL import Image
 from transformers import (
     AutoImageProcessor,
@@ -250,6 +251,12 @@ def test_an_unknown_argument_is_refused(pixels):
         HfViTImageProcessor()(pixels, do_normalise=False)
     with pytest.raises(ValueError, match="preset is 'vit'; it must be one of vit_jax"):
         HfViTImageProcessor("vit")
+    with pytest.raises(ValueError, match="return_tensors is 'tf'; it must be one of None, pt, np"):
+        HfViTImageProcessor()(pixels, return_tensors="tf")
+    with pytest.raises(ValueError, match="data_format is 'last'; it must be one of None, channels_first"):
+        HfViTImageProcessor()(pixels, data_format="last")
+    with pytest.raises(StrictDataclassFieldValidationError, match="do_resize"):
+        HfViTImageProcessor()(pixels, do_resize="yes")
 
 
 def test_nothing_to_process():
