@@ -87,6 +87,7 @@ def test_saved_and_loaded(model, tmp_path):
 
 
 def test_compiles_without_graph_breaks(model):
+    torch.compiler.reset()  # other tests compile the same code for other models
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(images(model)).logits, model(images(model)).logits)

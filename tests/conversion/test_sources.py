@@ -269,6 +269,15 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
+@pytest.fixture
+def ctrl_c_interrupts():
+    """A shell that starts a program in its background has it ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_an_interrupted_download_goes_on_where_it_was(server, tmp_path):
     server.pause_at = 200_000
     partial = kept_file(server, tmp_path, ".incomplete")
