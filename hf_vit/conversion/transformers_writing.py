@@ -68,9 +68,9 @@ def _their_model(model: HfViTPreTrainedModel, has_head: bool) -> transformers.Pr
     return transformers.ViTModel(config, add_pooling_layer=model.config.representation_size is not None)
 
 
-def _their_processor(config: HfViTConfig, processor) -> transformers.ViTImageProcessor:
+def _their_processor(config: HfViTConfig, processor) -> transformers.ViTImageProcessorPil:
     height, width = as_pair(config.image_size)
-    return transformers.ViTImageProcessor(
+    return transformers.ViTImageProcessorPil(  # the one that needs no torchvision; it is saved as ViTImageProcessor
         size={"height": height, "width": width},
         resample=2,
         rescale_factor=processor.rescale_factor,
