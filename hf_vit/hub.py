@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 from transformers import AutoConfig
@@ -23,10 +24,10 @@ def load_model(folder: str | os.PathLike) -> modeling.HfViTPreTrainedModel:
     register_auto_classes()
     config = AutoConfig.from_pretrained(folder)
     name = (config.architectures or ["nothing"])[0]
-    model_class = getattr(modeling, name, None)
-    if model_class is None:
+    package = import_module(__package__)
+    if name not in package.__all__:
         raise ValueError(f"{folder} holds {name}, which is not a model of hf_vit")
-    return model_class.from_pretrained(folder)
+    return getattr(package, name).from_pretrained(folder)
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """What a run says about itself: the progress bar, trackers, the learning curve, metrics and facts for a model card."""
 
+import datetime
 import json
 import logging
 import platform
+import shlex
 import sys
 import time
 from importlib.metadata import version
@@ -111,6 +113,8 @@ def card_data(settings, metrics: dict[str, Any], accelerator: Accelerator) -> di
     """What a model card says about training."""
     device = torch.cuda.get_device_name() if accelerator.device.type == "cuda" else platform.processor()
     return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
         "base_model": getattr(settings, "model", None),
         "dataset": settings.dataset,
         "train_split": settings.train_split,
