@@ -1,5 +1,6 @@
 """What test_sharding.py starts on two processes: FSDP2 by hand, since Accelerate's needs a GPU."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -62,8 +63,10 @@ def main(folder: Path, momentum_dtype: str):
     step(fresh, fresh_optimizer, 3)
     for name, tensor in checkpoints.model_tensors(model).items():
         assert torch.equal(tensor, checkpoints.model_tensors(fresh)[name]), name
-    print("the same weights")
+    print("the same weights", flush=True)
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads can outlive the group, and then end the interpreter's own ending with SIGABRT
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""What following the resolution costs: a forward with resampled position embeddings against one with stored ones.
+
+    python benchmarks/resampling.py [--variant S/16] [--rounds 30]
+
+Two models of the same random weights take images of 288 pixels: one stores position embeddings for 288, the other for
+224 and resamples. The table of a size is computed at its first forward and kept; both figures are printed.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from hf_vit import HfViTConfig, HfViTModel
+
+SIZE = 288  # pixels
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variant", default="S/16")
+    parser.add_argument("--rounds", type=int, default=30)
+    arguments = parser.parse_args()
+    resampling = HfViTModel(HfViTConfig.from_variant(arguments.variant)).eval()
+    stored = HfViTModel(HfViTConfig.from_variant(arguments.variant, image_size=SIZE)).eval()
+    pixel_values = torch.rand(4, 3, SIZE, SIZE)
+    stored(pixel_values)
+    first = seconds(lambda: resampling.embeddings.positions_on((SIZE // 16, SIZE // 16), pixel_values))
+    pairs = [(seconds(lambda: stored(pixel_values)), seconds(lambda: resampling(pixel_values)))
+             for _ in range(arguments.rounds)]  # fmt: skip
+    forward, ratio = statistics.median(a for a, _ in pairs), statistics.median(b / a for a, b in pairs)
+    look_up = seconds(lambda: resampling.embeddings.positions_on((SIZE // 16, SIZE // 16), pixel_values))
+    print(
+        f"{arguments.variant}, 4 images of {SIZE} pixels: a forward takes {1000 * forward:.1f} ms with stored positions"
+    )
+    print(f"resampled / stored: {ratio:.4f}")
+    print(f"the first table {1000 * first:.2f} ms, {first / forward:.2%} of a forward")
+    print(f"a kept table {1000 * look_up:.3f} ms, {look_up / forward:.3%}")
+
+
+def seconds(work) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
