@@ -6,9 +6,9 @@ from typing import Any
 
 from ..catalog import address_of
 from ..configuration_hf_vit import Size, as_pair
-from ..hub import new_folder
 from ..image_processing_hf_vit import HfViTImageProcessor
 from ..modeling_hf_vit import HfViTPreTrainedModel
+from ..output import new_folder
 from .labels import read_labels
 from .preprocessing import build_processor, processor_settings
 from .recognising import fetch_any, read_settings, recognise_source

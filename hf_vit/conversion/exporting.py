@@ -7,9 +7,9 @@ from typing import Any
 
 from ..configuration_hf_vit import Size
 from ..modeling_hf_vit import HfViTPreTrainedModel
+from ..output import refuse_existing
 from .graph_writing import export_aot_inductor, export_onnx, export_torch
 from .jax_writing import export_jax
-from .output import refuse_existing
 from .rules import ConversionError
 from .timm_writing import export_timm
 from .transformers_writing import export_transformers

@@ -19,7 +19,7 @@ from torch.export import Dim, ExportedProgram
 
 from ..configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
-from .output import new_file, refuse_existing
+from ..output import new_file, refuse_existing
 from .rules import ConversionError
 
 DYNAMIC = "dynamic"

@@ -8,11 +8,10 @@ from typing import Any
 from safetensors.torch import save_file
 
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
-from ..hub import new_folder
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from ..output import new_file, new_folder
 from ..resnet_stem import StemNumbers
 from .building import rules_for_model
-from .output import new_file
 from .rules import ConversionError, to_theirs
 from .timm_layout import ACTIVATIONS, POOLINGS, rules_for
 

@@ -5,8 +5,8 @@ import os
 import transformers
 
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
-from ..hub import new_folder
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from ..output import new_folder
 from ..upstream_vit import SHARED_SETTINGS
 from .rules import ConversionError
 
