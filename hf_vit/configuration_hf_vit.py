@@ -26,8 +26,8 @@ WIDTHS = {
     "L": (24, 1024, 4096, 16),
     "H": (32, 1280, 5120, 16),
 }
-# The two forms of a hybrid's ResNet-50 (section 3.1): with stage 4, and so patches of 32 pixels; or without it, its units
-# in stage 3, and so patches of 16 pixels and a sequence that is four times as long.
+# The two forms of a hybrid's ResNet-50 (section 3.1): with stage 4, and so patches of 32 pixels; or without it, its
+# units in stage 3, and so patches of 16 pixels and a sequence that is four times as long.
 STAGE_4, EXTENDED_STAGE_3 = (3, 4, 6, 3), (3, 4, 9)
 # name: (width, patch size on the stem's feature map, stem depths or None for no stem)
 VARIANTS = {

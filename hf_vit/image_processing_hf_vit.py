@@ -59,6 +59,7 @@ class HfViTImageProcessor(BaseImageProcessor):
             | preset | resize | result |
             | --- | --- | --- |
             | "vit_jax" | bilinear without antialias, squashed to `size` | not rounded |
+            | "bit" | bilinear without antialias, squashed to `size` | not rounded |
             | "augreg" | area, short side 256 (448), then centre crop 224 (384) | rounded down |
             | "big_vision" | area, short side 8/7 of the centre crop | rounded down |
             | "lit" | bilinear without antialias, squashed | rounded down |

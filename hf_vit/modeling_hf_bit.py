@@ -37,9 +37,7 @@ def numbers_of(config: HfBiTConfig) -> StemNumbers:
 
 def build_resnet(config: HfBiTConfig) -> ResNetStem:
     """Root and stages, without what follows them."""
-    return ResNetStem(
-        config.num_channels, config.embedding_size, config.depths, numbers_of(config), config.layer_type
-    )
+    return ResNetStem(config.num_channels, config.embedding_size, config.depths, numbers_of(config), config.layer_type)
 
 
 class HfBiTPreTrainedModel(HfViTPreTrainedModel):
