@@ -9,14 +9,14 @@ from .image_resizing import AREA, BICUBIC, BILINEAR, KERNELS
 PRESETS: dict[str, dict[str, Any]] = {
     # vit_jax: tf.image.resize(image, size), then (x - 127.5) / 127.5
     "vit_jax": {"resample": BILINEAR, "antialias": False, "resize_output": "float"},
-    # big_transfer: tf.image.resize(image, size), then (x - 127.5) / 127.5, at 480 or 128 pixels (BiT-HyperRule)
-    "bit": {"resample": BILINEAR, "antialias": False, "resize_output": "float"},
     # AugReg: resize_small(256)|central_crop(224), and resize_small(448)|central_crop(384)
     "augreg": {"resample": AREA, "antialias": False, "resize_output": "truncated", "crop_pct": (7 / 8, 6 / 7)},
     # big_vision's classifiers: resize_small(256)|central_crop(224)|value_range(-1, 1)
     "big_vision": {"resample": AREA, "antialias": False, "resize_output": "truncated", "crop_pct": (7 / 8, 7 / 8)},
     # big_vision's image-text towers: resize(224)|value_range(-1, 1)
     "lit": {"resample": BILINEAR, "antialias": False, "resize_output": "truncated"},
+    # big_transfer: tf.image.resize(image, size), then (x - 127.5) / 127.5, at 480 or 128 pixels (BiT-HyperRule)
+    "bit": {"resample": BILINEAR, "antialias": False, "resize_output": "float"},
     # timm's entries for the released checkpoints
     "timm": {"resample": BICUBIC, "antialias": True, "resize_output": "rounded", "crop_pct": (0.9, 1.0)},
     # preprocessor_config.json of google/vit-* on the Hub

@@ -21,6 +21,12 @@ BIT_WEIGHT_NAMES = {
     r"encoder\.stages\.": r"resnet.stages.",
     r"classifier\.1\.": r"classifier.",
 }
+# Our names -> those of its classes in memory, by their beginnings.
+BEGINNINGS = {
+    "resnet.stages.": "encoder.stages.",
+    "resnet.": "embedder.",
+    "classifier.": "classifier.1.",
+}
 
 
 def is_upstream_bit(settings: dict[str, Any]) -> bool:

@@ -134,8 +134,8 @@ def _free_sizes(config: HfViTConfig | HfBiTConfig) -> dict[int, Any]:
     if isinstance(config, HfBiTConfig):
         if config.padding == "same":
             raise ConversionError("'SAME' padding depends on the size of the image: state a size")
-        most = MAX_PATCHES * config.stride
-        return {2: Dim("height", min=config.stride, max=most), 3: Dim("width", min=config.stride, max=most)}
+        limits = {"min": config.stride + 1, "max": MAX_PATCHES * config.stride}  # two rows and columns at least
+        return {2: Dim("height", **limits), 3: Dim("width", **limits)}
     rows, columns = (patch * config.stride for patch in as_pair(config.patch_size))
     if config.position_embedding_type == "sincos2d":
         raise ConversionError("fixed sine-cosine positions are computed outside the program: state a size")

@@ -100,7 +100,7 @@ def _code_of(config: HfBiTConfig, dialect: str | None) -> str:
         if all(getattr(config, field) == value for field, value in ORIGINALS[code].items()):
             return code
     numbers = ", ".join(f"{field} {getattr(config, field)}" for field in ORIGINALS["bit"])
-    raise ConversionError(f"{dialect or 'no original code'} has no ResNet with {numbers}")
+    raise ConversionError(f"{f'{dialect} has no' if dialect else 'no original code has a'} ResNet with {numbers}")
 
 
 def _bit_arrays(model: HfViTPreTrainedModel, code: str) -> Iterator[tuple[str, torch.Tensor]]:

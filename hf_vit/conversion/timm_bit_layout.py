@@ -8,7 +8,7 @@ import torch
 
 from ..configuration_hf_bit import HfBiTConfig
 from .building import one_or_pair
-from .rules import Layout, Rule, as_is, numbered
+from .rules import ConversionError, Layout, Rule, as_is, numbered
 from .timm_layout import RESNET_PROJECTION, RESNET_UNIT, parameters
 
 MARKER = "stages.0.blocks.0.conv1.weight"
@@ -64,5 +64,7 @@ def infer(shapes: Mapping[str, tuple[int, ...]], position_grid: tuple[int, int] 
 
 def settings_of(config: dict[str, Any]) -> dict[str, Any]:
     """The size of the images that the config.json of a timm folder states."""
+    if config.get("global_pool", "avg") != "avg":
+        raise ConversionError(f"its global_pool is {config['global_pool']!r}; a BiT of hf_vit has avg")
     size = (config.get("pretrained_cfg") or config).get("input_size")
     return {} if size is None else {"image_size": one_or_pair(*size[1:])}

@@ -45,6 +45,7 @@ def read_torch(
     arrays, container = read_arrays(path)
     names, prefix = recognise(arrays, path.name)
     family = FAMILIES[names]
+    stated = family.settings_of(settings or {})
     own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     left_out = sorted(name for name in own if family.BESIDE and re.search(family.BESIDE, name))
     own = family.canonical({name: array for name, array in own.items() if name not in left_out}, position_grid)
@@ -54,7 +55,7 @@ def read_torch(
 
     shapes = {name: tuple(array.shape) for name, array in own.items()}
     check_required(shapes, family.REQUIRED, family.OPTIONAL, path.name)
-    fields = {**family.infer(shapes, position_grid, path.name), **family.settings_of(settings or {}), **overrides}
+    fields = {**family.infer(shapes, position_grid, path.name), **stated, **overrides}
     if "hidden_size" in fields:
         fields = {"num_attention_heads": _num_heads(fields, path.name), **fields}
     has_head = f"{family.CLASSIFIER}.weight" in own
