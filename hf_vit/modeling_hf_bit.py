@@ -146,7 +146,7 @@ class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
     """
 
     has_attentions = False
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^norm\."]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^(bit\.)?norm\."]  # noqa: RUF012
 
     def __init__(self, config: HfBiTConfig):
         super().__init__(config)
