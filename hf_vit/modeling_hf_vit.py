@@ -418,8 +418,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
         hub = {name: kwargs[name] for name in ("cache_dir", "local_files_only", "revision", "subfolder", "token")
                if name in kwargs}  # fmt: skip
         settings, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
-        if is_upstream(settings):
-            kwargs["key_mapping"] = {**WEIGHT_NAMES, **kwargs.get("key_mapping", {})}
+        upstream_names = cls.upstream_names(settings)
+        if upstream_names:
+            kwargs["key_mapping"] = {**upstream_names, **kwargs.get("key_mapping", {})}
         stored_size = cls.config_class.from_pretrained(pretrained_model_name_or_path, **hub).image_size
         image_size = kwargs.pop("image_size", stored_size if config is None else config.image_size)
         if config is not None:
@@ -430,12 +431,17 @@ class HfViTPreTrainedModel(PreTrainedModel):
         model, info = super().from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             pretrained_model_name_or_path, *model_args, config=config, output_loading_info=True, **kwargs
         )
-        if is_upstream(settings):
+        if upstream_names:
             _settle_upstream(model, info)
         _check_loading(info, pretrained_model_name_or_path)
         if as_pair(image_size) != as_pair(stored_size):
             model.set_image_size(image_size)
         return (model, info) if wants_info else model
+
+    @classmethod
+    def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
+        """Names in the files of transformers' own model -> ours; empty where a config.json is not one of its."""
+        return WEIGHT_NAMES if is_upstream(settings) else {}
 
     def save_pretrained(self, save_directory, push_to_hub=False, **kwargs):
         """As in transformers; writes `conversion.json` too, if the model was converted."""
@@ -513,6 +519,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
             init.xavier_uniform_(module.probe)
         elif isinstance(module, nn.Conv2d):
             _lecun_normal_(module.weight)
+        elif isinstance(module, nn.GroupNorm) and getattr(module, "role", None) == "last":
+            init.zeros_(module.weight)  # a new residual unit passes its input on
         elif isinstance(module, nn.Linear):
             _init_linear(module, getattr(module, "role", "projection"))
 
