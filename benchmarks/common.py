@@ -16,9 +16,10 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
 RESULTS_PAGE = HERE / "RESULTS.md"
@@ -86,6 +87,35 @@ def fastest(turns: Turns, among) -> str | None:
     return min(present, key=lambda name: statistics.median(turns[name]), default=None)
 
 
+class Aim(NamedTuple):
+    """`ours` is to be `ratio` times as fast as the fastest of `against`."""
+
+    ours: str
+    against: tuple[str, ...]
+    ratio: float
+
+
+def aims_table(measured: Iterable[tuple[str, Turns, list[Aim]]]) -> str:
+    """Markdown, of (name of the work, turns, aims); an aim whose contestants did not take part is left out."""
+    rows = []
+    for name, turns, aims in measured:
+        for ours, against, ratio in aims:
+            peer = fastest(turns, against)
+            if peer is not None and ours in turns:
+                rows.append([name, ours, peer, ratio_text(speed_up(turns, ours, peer)), f"{ratio:g}"])
+    return table(["work", "of ours", "fastest peer", "times as fast (quartiles)", "aim"], rows)
+
+
+def ratio_text(speed_up: dict) -> str:
+    low, _, high = speed_up["pair_quartiles"]
+    return f"{speed_up['ratio']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def milliseconds_text(seconds: list[float]) -> str:
+    low, median, high = (1000 * value for value in quartiles(seconds))
+    return f"{median:.1f} ({low:.1f} to {high:.1f})"
+
+
 # Memory, and processes of their own
 
 
@@ -97,6 +127,13 @@ def peak_mib() -> float:
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     return int(status.split("VmHWM:")[1].split()[0]) / 2**10
+
+
+def memory_text(measured: dict | None) -> str:
+    """Of what a process has measured: the peak, and how much of it came after the imports."""
+    if measured is None:
+        return ""
+    return f"{measured['peak_mib']:.0f} ({measured['peak_mib'] - measured['imports_mib']:.0f})"
 
 
 class Failed(Exception):
@@ -205,14 +242,20 @@ def parser_of(description: str, **defaults: object) -> argparse.ArgumentParser:
     return parser
 
 
-def publish(name: str, results: dict[str, dict], as_markdown: Callable[[dict], str], write: bool) -> None:
-    """Print the results; with `write`, put them beside those already kept, and update the section of RESULTS.md."""
+def publish(
+    name: str,
+    results: dict[str, dict],
+    as_markdown: Callable[[dict[str, dict]], str],
+    write: bool,
+    page: Path = RESULTS_PAGE,
+) -> None:
+    """Print the results; with `write`, put them beside those already kept, and update the section of the page."""
     if write and results:
         results = keep(HERE / "results" / f"{name}.json", results)
     markdown = as_markdown(results) if results else "Nothing was measured."
     print(markdown)
     if write and results:
-        update_section(RESULTS_PAGE, name, markdown)
+        update_section(page, name, markdown)
 
 
 def keep(path: Path, results: dict[str, dict]) -> dict[str, dict]:

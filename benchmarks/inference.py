@@ -16,6 +16,7 @@ original's GELU and timed with its own. JAX runs under jit in all modes.
 import argparse
 import inspect
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import common
-from common import Failed, peak_mib, quartiles, report_progress, run_apart
+from common import Aim, Failed, milliseconds_text, peak_mib, report_progress, run_apart
 
 OURS = ("hf_vit", "hf_vit optimised", "hf_vit int8")
 PEERS = ("transformers", "timm", "torchvision", "vit-pytorch")
@@ -33,14 +34,6 @@ CONTESTANTS = (*OURS[:2], *PEERS, JAX)
 OTHER_WEIGHTS = ("vit-pytorch",)
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}  # of the largest output; int8 is judged by accuracy.py
 OPTIMISED, PLAIN = "hf_vit optimised", "hf_vit"
-
-
-class Aim(NamedTuple):
-    """`ours` is to be `ratio` times as fast as the fastest of `against`."""
-
-    ours: str
-    against: tuple[str, ...]
-    ratio: float
 
 
 @dataclass(frozen=True)
@@ -329,44 +322,26 @@ def compare(line: Line, ready: dict[str, Contestant]) -> dict[str, float]:
 
 def as_markdown(results: dict[str, dict]) -> str:
     lines = [line for line in LINES if line.name in results]
-    sections = [common.machine_as_markdown(results), aims_table(lines, results)]
+    aims = common.aims_table((line.name, results[line.name]["turns"], line.aims) for line in lines)
+    sections = [common.machine_as_markdown(results), aims]
     sections += [f"**{line.name}**\n\n{line_table(line, results[line.name])}" for line in lines]
     return "\n\n".join(sections)
-
-
-def aims_table(lines: list[Line], results: dict[str, dict]) -> str:
-    """How many times as fast as the fastest peer, of the medians; in brackets the quartiles within the rounds."""
-    rows = []
-    for line in lines:
-        turns = results[line.name]["turns"]
-        for ours, against, aim in line.aims:
-            peer = common.fastest(turns, against)
-            if peer is not None and ours in turns:
-                rows.append([line.name, ours, peer, ratio_text(common.speed_up(turns, ours, peer)), f"{aim:g}"])
-    return common.table(["work", "of ours", "fastest peer", "times as fast (quartiles)", "aim"], rows)
-
-
-def ratio_text(speed_up: dict) -> str:
-    low, _, high = speed_up["pair_quartiles"]
-    return f"{speed_up['ratio']:.2f} ({low:.2f} to {high:.2f})"
 
 
 def line_table(line: Line, result: dict) -> str:
     turns = result["turns"]
     rows = []
     for name, seconds in turns.items():
-        low, median, high = (1000 * value for value in quartiles(seconds))
-        peak, imports = (result["memory"].get(name, {}).get(key) for key in ("peak_mib", "imports_mib"))
         rows.append(
             [
                 name,
-                f"{median:.1f} ({low:.1f} to {high:.1f})",
-                f"{1000 * line.batch / median:.2f}",
-                f"{result['differences'][name]:.0e}" if name in result["differences"] else "",
-                "" if peak is None else f"{peak:.0f} ({imports:.0f})",
+                milliseconds_text(seconds),
+                f"{line.batch / statistics.median(seconds):.2f}",
+                f"{result['differences'][name]:.1g}" if name in result["differences"] else "",
+                common.memory_text(result["memory"].get(name)),
             ]
         )
-    columns = ["", "ms, median (quartiles)", "images/s", "largest difference", "peak MiB (of that imports)"]
+    columns = ["", "ms, median (quartiles)", "images/s", "largest difference", "peak MiB (after imports)"]
     remarks = [f"{len(next(iter(turns.values())))} rounds."]
     remarks += [f"{name} left out: {reason}." for name, reason in result["left_out"].items()]
     remarks += [f"{name} has {note}." for name, note in result["notes"].items()]
