@@ -223,7 +223,7 @@ def machine_as_markdown(results: dict[str, dict]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if name != "hf_vit")
     return (
         f"Measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))} on {machine['processor']} "
-        f"({', '.join(machine['flags']) or 'no vector flags known'}), {machine['threads']} threads, load when each began "
+        f"({', '.join(machine['flags']) or 'no vector flags known'}), {machine['threads']} threads, load at the start "
         f"{min(loads):.1f} to {max(loads):.1f}; Python {machine['python']}, {versions}."
     )
 

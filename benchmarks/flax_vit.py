@@ -24,9 +24,7 @@ class EncoderBlock(nn.Module):
     @nn.compact
     def __call__(self, tokens):
         normed = nn.LayerNorm(dtype=self.dtype, name="LayerNorm_0")(tokens)
-        attention = nn.MultiHeadDotProductAttention(
-            self.heads, dtype=self.dtype, name="MultiHeadDotProductAttention_1"
-        )
+        attention = nn.MultiHeadDotProductAttention(self.heads, dtype=self.dtype, name="MultiHeadDotProductAttention_1")
         tokens = tokens + attention(normed, normed)
         normed = nn.LayerNorm(dtype=self.dtype, name="LayerNorm_2")(tokens)
         return tokens + MlpBlock(self.mlp, self.dtype, name="MlpBlock_3")(normed)

@@ -96,7 +96,7 @@ def patches(config) -> Iterator[Part]:
     hidden, count = config.hidden_size, math.prod(config.grid_size)
     values = map_channels(config) * math.prod(as_pair(config.patch_size))
     tokens = count + config.num_prefix_tokens
-    weights = (values + 1) * hidden + tokens * hidden
+    weights = (values + 1 + config.num_prefix_tokens + tokens) * hidden
     yield Part("patches", count * values * hidden, weights, count * values + tokens * hidden)
 
 
@@ -111,7 +111,9 @@ def encoder(config) -> Iterator[Part]:
 def layer(hidden: int, mlp: int, tokens: int, queries: int) -> Iterator[Part]:
     """One encoder layer that computes the first `queries` tokens."""
     yield Part("norms", 0, 4 * hidden, 2 * (tokens + queries) * hidden)
-    yield Part("q, k, v", (queries + 2 * tokens) * hidden**2, 3 * (hidden + 1) * hidden, (queries + 3 * tokens) * hidden)
+    yield Part(
+        "q, k, v", (queries + 2 * tokens) * hidden**2, 3 * (hidden + 1) * hidden, (queries + 3 * tokens) * hidden
+    )
     yield Part("attention", 2 * queries * tokens * hidden, 0, 2 * (queries + tokens) * hidden)
     yield Part("projection", queries * hidden**2, (hidden + 1) * hidden, 3 * queries * hidden)
     weights = 2 * hidden * mlp + hidden + mlp
@@ -249,7 +251,9 @@ def paper_as_markdown(options) -> str:
     multiply_adds, megabytes = [], []
     for variant in options.variants:
         for size in options.sizes:
-            parts = {part.name: part for part in cost(HfViTConfig.from_variant(variant, image_size=size, num_labels=1000))}
+            parts = {
+                part.name: part for part in cost(HfViTConfig.from_variant(variant, image_size=size, num_labels=1000))
+            }
             present = [parts.get(name, Part(name, 0, 0, 0)) for name in names]
             numbers = [part.multiply_adds / 1e6 for part in present]
             multiply_adds.append([f"{variant}, {size}", *map(as_number, numbers), f"**{sum(numbers):,.0f}**"])

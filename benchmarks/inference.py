@@ -189,6 +189,7 @@ def import_libraries(name: str) -> None:
     """What the contestant needs, torch and transformers for ours; so that the rest of the memory is the model's."""
     if name == JAX:
         import flax_vit  # noqa: F401
+
         from hf_vit import HfViTConfig  # noqa: F401 - only the sizes are read from it
     elif name in OURS:
         import hf_vit  # noqa: F401
