@@ -71,20 +71,20 @@ class VisionTransformer(nn.Module):
         return nn.Dense(self.classes, dtype=self.dtype, name="head")(tokens[:, 0])
 
 
-def load(path, config, dtype: str):
+def load(path, sizes: dict, dtype: str):
     """A compiled function from images (batch, height, width, channels) to logits, with the weights of an .npz.
 
     Args:
-        config: an `HfViTConfig`, for the sizes.
+        sizes: the fields of the config.json.
         dtype: of the weights and of all that is computed.
     """
     model = VisionTransformer(
-        config.patch_size,
-        config.hidden_size,
-        config.num_hidden_layers,
-        config.num_attention_heads,
-        config.intermediate_size,
-        config.num_labels,
+        sizes["patch_size"],
+        sizes["hidden_size"],
+        sizes["num_hidden_layers"],
+        sizes["num_attention_heads"],
+        sizes["intermediate_size"],
+        len(sizes["id2label"]),
         jnp.dtype(dtype),
     )
     params: dict = {}

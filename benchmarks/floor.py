@@ -4,9 +4,8 @@
 
 On paper: multiply-adds and bytes of each part, from the sizes of the model. On this machine: the best rate of a matrix
 product, through any library that torch brings and at any of the large shapes tried; the floor is the multiply-adds at
-that rate, as if all else were free. Then the time of `optimize_for_inference`'s forward, over the floor. The last column
-is what memory alone would take if nothing stayed in a cache between two parts: where it is near the floor or above, a
-part waits for memory.
+that rate, as if all else were free. Then the time of a forward after `optimize_for_inference`, over the floor. The last
+column is what memory alone would take if nothing stayed in a cache between two parts.
 """
 
 import argparse
@@ -111,9 +110,8 @@ def encoder(config) -> Iterator[Part]:
 def layer(hidden: int, mlp: int, tokens: int, queries: int) -> Iterator[Part]:
     """One encoder layer that computes the first `queries` tokens."""
     yield Part("norms", 0, 4 * hidden, 2 * (tokens + queries) * hidden)
-    yield Part(
-        "q, k, v", (queries + 2 * tokens) * hidden**2, 3 * (hidden + 1) * hidden, (queries + 3 * tokens) * hidden
-    )
+    rows = queries + 2 * tokens
+    yield Part("q, k, v", rows * hidden**2, 3 * (hidden + 1) * hidden, (rows + tokens) * hidden)
     yield Part("attention", 2 * queries * tokens * hidden, 0, 2 * (queries + tokens) * hidden)
     yield Part("projection", queries * hidden**2, (hidden + 1) * hidden, 3 * queries * hidden)
     weights = 2 * hidden * mlp + hidden + mlp
@@ -251,9 +249,8 @@ def paper_as_markdown(options) -> str:
     multiply_adds, megabytes = [], []
     for variant in options.variants:
         for size in options.sizes:
-            parts = {
-                part.name: part for part in cost(HfViTConfig.from_variant(variant, image_size=size, num_labels=1000))
-            }
+            config = HfViTConfig.from_variant(variant, image_size=size, num_labels=1000)
+            parts = {part.name: part for part in cost(config)}
             present = [parts.get(name, Part(name, 0, 0, 0)) for name in names]
             numbers = [part.multiply_adds / 1e6 for part in present]
             multiply_adds.append([f"{variant}, {size}", *map(as_number, numbers), f"**{sum(numbers):,.0f}**"])

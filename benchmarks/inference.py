@@ -189,8 +189,7 @@ def import_libraries(name: str) -> None:
     """What the contestant needs, torch and transformers for ours; so that the rest of the memory is the model's."""
     if name == JAX:
         import flax_vit  # noqa: F401
-
-        from hf_vit import HfViTConfig  # noqa: F401 - only the sizes are read from it
+        import torch  # noqa: F401 - makes the images
     elif name in OURS:
         import hf_vit  # noqa: F401
     elif name == "transformers":
@@ -257,10 +256,9 @@ def build_jax(line: Line, folder: Path) -> Contestant:
     import flax_vit
     import jax.numpy as jnp
     import numpy as np
-    from contestants import config_of, existing
+    from contestants import existing, sizes_of
 
-    config = config_of(line.variant, line.image_size)
-    function = flax_vit.load(existing(folder / "jax.npz"), config, line.dtype)
+    function = flax_vit.load(existing(folder / "jax.npz"), sizes_of(folder), line.dtype)
     pixels = jnp.asarray(images(line).permute(0, 2, 3, 1).numpy(), dtype=line.dtype)
     return Contestant(lambda: function(pixels), lambda: [np.asarray(function(pixels), dtype=np.float32)])
 

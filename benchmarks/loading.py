@@ -2,9 +2,9 @@
 
     python benchmarks/loading.py [--variant B/16] [--rounds 7] [--write]
 
-Every start is a new process that imports, loads the same weights from a folder that is in the page cache, classifies one
-image of 224 pixels, and leaves at once. The contestants take turns. The last three columns are what the process itself
-says of where its time went; what they leave is the start and the end of Python.
+Every start is a new process that imports, loads the same weights from a folder that is in the page cache, classifies
+one image of 224 pixels, and leaves at once. The contestants take turns. The last three columns are what the process
+itself says of where its time went; what they leave is the start and the end of Python.
 """
 
 import argparse
@@ -49,7 +49,8 @@ with torch.inference_mode():
 logits = output if isinstance(output, torch.Tensor) else output.logits
 value = logits[0, 0].item()
 times.append(now())
-print(json.dumps({{"seconds": [after - before for before, after in zip(times, times[1:])], "logit": value}}), flush=True)
+seconds = [after - before for before, after in zip(times, times[1:])]
+print(json.dumps({{"seconds": seconds, "logit": value}}), flush=True)
 os._exit(0)
 """
 
