@@ -124,7 +124,7 @@ def test_peak_memory_is_that_of_the_process_alone(tmp_path):
     program.write_text(MEMORY)
     measured = load_benchmark("common").run_apart(program, BENCHMARKS)
     assert measured["before"] < 50
-    assert 50 <= measured["after"] - measured["before"] < 60
+    assert 45 < measured["after"] - measured["before"] < 60
 
 
 @pytest.mark.parametrize("name", ["inference", "training_step", "loading", "floor"])
