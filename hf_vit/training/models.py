@@ -1,15 +1,17 @@
 """The models that are trained: loaded with a new head, or built from a configuration; and their image processors."""
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, PreTrainedModel
 
 from ..auto import register_auto_classes
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
 from ..image_processing_hf_vit import HfViTImageProcessor
-from ..modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification
+from ..modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification, HfViTModel
 from ..modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from .data import Split
 from .settings import FinetuneSettings, PretrainSettings, TrainingSettings
@@ -124,6 +126,39 @@ def load_for_evaluation(name: str, image_size=None) -> tuple[PreTrainedModel, An
     if info["missing_keys"]:
         raise ValueError(f"{name} is no trained classifier: it lacks {', '.join(map(str, info['missing_keys']))}")
     return model, at_size(AutoImageProcessor.from_pretrained(name), model.config.image_size)
+
+
+def load_encoder(name: str, image_size=None) -> tuple[PreTrainedModel, Any]:
+    """A model without its head, and its image processor; nothing in it is random."""
+    register_auto_classes()
+    theirs = AutoConfig.from_pretrained(name).model_type in ("vit", "vit_mae")  # which lose their pooler in AutoModel
+    size = {} if image_size is None else {"image_size": image_size}
+    model, info = (HfViTModel if theirs else AutoModel).from_pretrained(name, output_loading_info=True, **size)
+    refuse_random_weights(info, name)
+    return model, at_size(AutoImageProcessor.from_pretrained(name), model.config.image_size)
+
+
+def identify(name: str) -> dict[str, Any]:
+    """What tells a model from another one: its name, and the sha256 of its weights where they are in a folder."""
+    digests = {}
+    for file in sorted(Path(name).glob("*.safetensors")):
+        digest = hashlib.sha256()
+        with open(file, "rb") as content:
+            while block := content.read(1 << 20):
+                digest.update(block)
+        digests[file.name] = digest.hexdigest()
+    return {"weights": digests} if digests else {"name": name}
+
+
+def with_preset(processor, preset: str | None, config):
+    """The processor with another of our presets, at the size it has."""
+    if preset is None:
+        return processor
+    if not isinstance(processor, HfViTImageProcessor):
+        raise ValueError(f"preset is {preset}, which {type(processor).__name__} does not have")
+    patches = {"patch_size": list(as_pair(config.patch_size))} if preset == "native" else {}
+    processor.update(preset=preset, **patches)
+    return processor
 
 
 def at_size(processor, image_size):
