@@ -22,7 +22,7 @@ from .assembly import (
 from .data import Shares, Split, train_loader
 from .loop import TrainingStopped, resume, train
 from .optimization import freeze_parameters
-from .protocols import classification, few_shot, linear_probe, nearest_neighbors
+from .protocols import classification, few_shot, linear_probe, nearest_neighbors, vtab
 from .recipes import SettingsError, dump, parse_settings
 from .reporting import card_data, write_curve, write_json
 from .settings import EvaluateSettings, FinetuneSettings, PretrainSettings
@@ -43,7 +43,12 @@ def finetune(argv: list[str] | None = None) -> dict:
     if settings.print_config:
         return show(settings)
     accelerator = start(settings)
-    split, eval_split = open_splits(settings)
+    metrics = finetune_on(settings, accelerator, *open_splits(settings))
+    accelerator.end_training()
+    return metrics
+
+
+def finetune_on(settings: FinetuneSettings, accelerator: Accelerator, split: Split, eval_split: Split | None) -> dict:
     model, processor = models.load_for_finetuning(settings, split)
     if settings.lora_rank:
         model = models.add_adapters(model, settings)
@@ -60,7 +65,9 @@ def pretrain(argv: list[str] | None = None) -> dict:
     split, eval_split = open_splits(settings, needs_labels=settings.objective == "supervised")
     model, processor = models.build_for_pretraining(settings, split)
     freeze_parameters(model, settings.freeze)
-    return run(settings, accelerator, model, processor, split, eval_split)
+    metrics = run(settings, accelerator, model, processor, split, eval_split)
+    accelerator.end_training()
+    return metrics
 
 
 def run(settings, accelerator: Accelerator, model, processor, split: Split, eval_split: Split | None) -> dict:
@@ -106,7 +113,6 @@ def train_and_save(settings, accelerator, model, processor, split, eval_split, p
         write_json(output / "card_data.json", card_data(settings, metrics, accelerator))
         write_curve(state.history, output / "learning_curve.png")
     accelerator.wait_for_everyone()
-    accelerator.end_training()
     return metrics
 
 
@@ -116,10 +122,14 @@ def evaluate(argv: list[str] | None = None) -> dict:
     if settings.print_config:
         return show(settings)
     accelerator = start(settings)
-    metrics = PROTOCOLS[settings.protocol](settings, accelerator)
+    if settings.protocol == "vtab":
+        metrics = vtab.evaluate(settings, accelerator, finetune_on)
+    else:
+        metrics = PROTOCOLS[settings.protocol](settings, accelerator)
     if accelerator.is_main_process and settings.output_dir:
         Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
-        write_json(Path(settings.output_dir) / "metrics.json", metrics)
+        name = "metrics" if settings.protocol == "accuracy" else settings.protocol
+        write_json(Path(settings.output_dir) / f"{name}.json", metrics)
     accelerator.print(json.dumps(metrics, indent=2))
     accelerator.end_training()
     return metrics

@@ -1,6 +1,5 @@
 """The models that are trained: loaded with a new head, or built from a configuration; and their image processors."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
 from ..image_processing_hf_vit import HfViTImageProcessor
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification, HfViTModel
 from ..modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
+from .checkpoints import checksum
 from .data import Split
 from .settings import FinetuneSettings, PretrainSettings, TrainingSettings
 
@@ -140,13 +140,7 @@ def load_encoder(name: str, image_size=None) -> tuple[PreTrainedModel, Any]:
 
 def identify(name: str) -> dict[str, Any]:
     """What tells a model from another one: its name, and the sha256 of its weights where they are in a folder."""
-    digests = {}
-    for file in sorted(Path(name).glob("*.safetensors")):
-        digest = hashlib.sha256()
-        with open(file, "rb") as content:
-            while block := content.read(1 << 20):
-                digest.update(block)
-        digests[file.name] = digest.hexdigest()
+    digests = {file.name: checksum(file) for file in sorted(Path(name).glob("*.safetensors"))}
     return {"weights": digests} if digests else {"name": name}
 
 
