@@ -167,7 +167,7 @@ def _predict(arguments: argparse.Namespace) -> None:
 def _add_training(commands) -> None:
     about = {
         "train": "fine-tune the model of --model, or without one train from random weights",
-        "evaluate": "measure a classifier on a split of a data set",
+        "evaluate": "measure a model: accuracy, ReaL, ObjectNet, few-shot, linear probe, k-NN or VTAB",
     }
     for name, what in about.items():
         command = commands.add_parser(name, help=what, add_help=False)  # the settings have a parser of their own
