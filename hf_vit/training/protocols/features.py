@@ -128,6 +128,8 @@ class Extractor:
 def check_choice(settings: EvaluateSettings, model):
     """Refuse features that a model does not have."""
     config = model.config
+    if settings.features != "pre_logits" and not hasattr(config, "num_hidden_layers"):
+        raise ValueError(f"{settings.model} has no tokens; choose --features pre_logits")
     if settings.features == "class_token" and not getattr(config, "num_prefix_tokens", 1):
         raise ValueError(f"{settings.model} has no class token; choose --features pre_logits or patch_mean")
     if settings.features == "pre_logits" and getattr(config, "pooling", "cls") == "none":

@@ -6,7 +6,9 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 
+from hf_vit.configuration_hf_bit import HfBiTConfig
 from hf_vit.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.modeling_hf_bit import HfBiTForImageClassification
 from hf_vit.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from hf_vit.training import models
 from hf_vit.training.protocols import features as module
@@ -129,6 +131,17 @@ def test_what_a_model_does_not_have_is_refused(tiny, colors):
         extractor_of(tiny, colors, feature_layer=4)
     with pytest.raises(ValueError, match="knn chooses images by their number"):
         extractor_of(tiny, colors, streaming="true")
+
+
+def test_a_resnet_has_one_kind_of_features(colors, tmp_path):
+    config = HfBiTConfig(depths=[1, 1], embedding_size=32, image_size=[20, 36], num_labels=11)
+    HfBiTForImageClassification(config).save_pretrained(tmp_path)
+    HfViTImageProcessor(size={"height": 20, "width": 36}).save_pretrained(tmp_path)
+    assert extract(extractor_of(tmp_path, colors)).values.shape == (14, config.hidden_size)
+    with pytest.raises(ValueError, match="has no tokens; choose --features pre_logits"):
+        extractor_of(tmp_path, colors, features="patch_mean")
+    with pytest.raises(ValueError, match="a ResNet takes whole images"):
+        extractor_of(tmp_path, colors, preset="native")
 
 
 def test_a_model_without_a_head_has_features(tiny, colors, tmp_path):
