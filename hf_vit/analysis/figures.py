@@ -130,14 +130,14 @@ def plot_embedding_filters(filters: np.ndarray) -> "Figure":
     """
     columns = min(7, len(filters))
     rows = -(-len(filters) // columns)
-    figure = _figure(columns * 0.95, rows * 0.95 + 0.5)
+    figure = _figure(max(columns * 0.95, 3.0), rows * 0.95 + 0.5)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in panels:
         axes.set_axis_off()
     for axes, kernel in zip(panels, filters, strict=False):
         picture = kernel.transpose(1, 2, 0) if len(kernel) == 3 else kernel.mean(axis=0)
         axes.imshow(0.5 + picture / (2 * np.abs(picture).max() or 1), cmap="gray", vmin=0, vmax=1)
-    figure.suptitle(f"First {len(filters)} principal components of the embedding filters", fontsize=11)
+    figure.suptitle(f"Filters: {_count(len(filters), 'principal component')}", fontsize=11)
     return figure
 
 

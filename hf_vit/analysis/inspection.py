@@ -140,9 +140,8 @@ def _look_at_images(
         sound = True
     with report.attempt():
         has_attention = encoder_of(model) is not None
-    for number, path in enumerate(
-        tqdm(images if sound else (), unit="image", disable=not progress, leave=False), start=1
-    ):
+    bar = tqdm(images if sound else (), unit="image", disable=not progress, leave=False)
+    for number, path in enumerate(bar, start=1):
         with report.attempt(str(path)):
             pixel_values = as_images(processor([str(path)], return_tensors="pt"), model.config)
             findings.append(ImageFindings(Path(path).name, _predict(model, pixel_values), []))
