@@ -60,7 +60,7 @@ def plot_attention_maps(image: np.ndarray, maps: np.ndarray, title: str = "") ->
     for head, (axes, its_map) in enumerate(zip(panels, maps, strict=False)):
         heat = _heat(axes, 100 * its_map, image, scale=100 * maps, vmin=0)
         axes.set_title(f"head {head + 1}", fontsize=10)
-    figure.colorbar(heat, ax=panels.tolist(), label="attention to the patch [%]", shrink=0.85, extend="max")
+    figure.colorbar(heat, ax=panels.tolist(), label="attention to the patch [%]", fraction=0.05, extend="max")
     figure.suptitle(title or "Attention of each head", fontsize=11)
     return figure
 

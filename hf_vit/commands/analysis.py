@@ -28,6 +28,8 @@ def _inspect(arguments: argparse.Namespace) -> None:
     refuse_existing(arguments.output, arguments.overwrite)
     silence_progress_bars()
     _need("matplotlib")
+    if arguments.flow:
+        _need("scipy")
     from hf_vit.analysis.inspection import inspect
 
     problems = inspect(
