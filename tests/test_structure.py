@@ -13,6 +13,8 @@ TRAVELLING = [
     "position_embeddings",
     "resnet_stem",
     "modeling_hf_vit",
+    "configuration_hf_bit",
+    "modeling_hf_bit",
     "image_processing_hf_vit",
 ]
 AREAS = ("training", "conversion", "analysis")

@@ -1,6 +1,6 @@
-"""From a folder of transformers' own `vit`, `vit_mae` or `vit-hybrid` to a model.
+"""From a folder of transformers' own `vit`, `vit_mae`, `vit-hybrid` or `bit` to a model.
 
-The table of names is `upstream_vit.WEIGHT_NAMES`, which `from_pretrained` applies.
+The tables of names are in `upstream_vit` and `upstream_bit`; `from_pretrained` applies them.
 """
 
 from pathlib import Path
@@ -8,16 +8,20 @@ from typing import Any
 
 import torch
 
-from .. import modeling_hf_vit as modeling
+from ..configuration_hf_bit import HfBiTConfig
+from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from ..modeling_hf_vit import HfViTPreTrainedModel
+from ..upstream_bit import translate_bit_settings
 from ..upstream_vit import translate_settings
+from .building import MODELS
 from .rules import ConversionError, check_values
 
-HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification")
+HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification", "BitForImageClassification")
 
 
 def read_transformers(
     folder: Path, settings: dict[str, Any], **overrides: Any
-) -> tuple[modeling.HfViTPreTrainedModel, dict[str, Any]]:
+) -> tuple[HfViTPreTrainedModel, dict[str, Any]]:
     """Read a folder with a config.json and weights.
 
     Args:
@@ -28,14 +32,13 @@ def read_transformers(
         ConversionError: weights are missing, left over, of the wrong shape or not finite.
     """
     has_head = any(name in HAS_HEAD for name in settings.get("architectures") or [])
-    hybrid = settings["model_type"] == "vit-hybrid"
-    if has_head:
-        model_class = modeling.HfViTHybridForImageClassification if hybrid else modeling.HfViTForImageClassification
-    else:
-        model_class = modeling.HfViTHybridModel if hybrid else modeling.HfViTModel
+    is_bit = settings["model_type"] == "bit"
+    config_class = {"vit-hybrid": HfViTHybridConfig, "bit": HfBiTConfig}.get(settings["model_type"], HfViTConfig)
     try:
-        inferred = translate_settings(settings)
-        model, info = model_class.from_pretrained(folder, output_loading_info=True, dtype=torch.float32, **overrides)
+        inferred = translate_bit_settings(settings) if is_bit else translate_settings(settings)
+        model, info = MODELS[config_class][has_head].from_pretrained(
+            folder, output_loading_info=True, dtype=torch.float32, **overrides
+        )
     except ValueError as error:
         raise ConversionError(str(error)) from error
     if info["missing_keys"] or info["mismatched_keys"]:
