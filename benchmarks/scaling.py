@@ -122,7 +122,7 @@ def report(rows: list[dict], output: Path):
     lines.append("| --- |" + " --: |" * 5)
     for row in sorted(rows, key=lambda row: row["exaflops"]):
         million, billion = row["multiply_adds"] / 1e6, row["exaflops"] * 1e9
-        cells = f"{million:.2f} million | {billion:.3g} | {row['accuracy']:.2f} | {row['seconds']:.0f} |"
+        cells = f"{million:.2f} million | {billion:,.1f} | {row['accuracy']:.2f} | {row['seconds']:.0f} |"
         lines.append(f"| {row['name']} | {row['epochs']:g} | {cells}")
     (output / "scaling.md").write_text("\n".join(lines) + "\n")
     runs = [Run(row["name"], row["family"], row["exaflops"], row["accuracy"]) for row in rows]
