@@ -8,13 +8,13 @@ from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, PreTrainedModel
 
 from ..auto import register_auto_classes
-from ..configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..configuration_hf_bit import HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
 from ..image_processing_hf_vit import HfViTImageProcessor
 from ..modeling_hf_bit import HfBiTForImageClassification
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification, HfViTModel
 from ..modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
+from ..variants import config_of_variant
 from .checkpoints import checksum
 from .data import Split
 from .settings import FinetuneSettings, PretrainSettings, TrainingSettings
@@ -129,8 +129,8 @@ def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
     if settings.image_size is not None:
         fields["image_size"] = settings.image_size
     if settings.variant:
-        config_class = HfBiTConfig if settings.variant in BIT_VARIANTS else HfViTConfig
-        return config_class.from_variant(settings.variant, **fields | dropout_fields(settings, config_class))
+        config_class = type(config_of_variant(settings.variant))
+        return config_of_variant(settings.variant, **fields | dropout_fields(settings, config_class))
     config_class = HfViTHybridConfig if "stem_depths" in fields else HfBiTConfig if "depths" in fields else HfViTConfig
     return config_class(**fields | dropout_fields(settings, config_class))
 
