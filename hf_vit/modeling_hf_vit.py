@@ -30,6 +30,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
+from .inference import optimize, restore
 from .position_embeddings import Grid, is_same, resize_position_embeddings, sincos2d
 from .resnet_stem import ResNetStem, StemNumbers
 from .upstream_vit import REBUILDS_PIXELS, WEIGHT_NAMES, is_upstream
@@ -480,6 +481,27 @@ class HfViTPreTrainedModel(PreTrainedModel):
             )
         config.image_size_history = [*(config.image_size_history or []), config.image_size]
         config.image_size = image_size
+
+    def optimize_for_inference(self, batch_size: int = 1):
+        """Compute the same faster, where gradients are not wanted; see `hf_vit.inference`.
+
+        Takes as much memory again as the weights. Call it once the model has its weights, dtype and device. It may be
+        called again; `train()` takes it back; saving, compiling and exporting do not see it.
+
+        Args:
+            batch_size: images at a time, as they will usually come.
+
+        Returns:
+            the model itself, in evaluation mode.
+        """
+        grid = self.config.grid_size
+        optimize(self, self.config.hidden_act, batch_size * (self.config.num_prefix_tokens + grid[0] * grid[1]))
+        return self.eval()
+
+    def train(self, mode: bool = True):
+        if mode:
+            restore(self)
+        return super().train(mode)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
