@@ -19,12 +19,18 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from ..auto import register_auto_classes
-from ..configuration_hf_vit import VARIANTS, HfViTConfig, Size, as_pair
+from ..configuration_hf_vit import Size, as_pair
+from ..variants import VARIANTS, config_of_variant
 
 FLOPS_PER_MULTIPLY_ADD = 2
 # Which part a parameter or an operation belongs to: the first pattern that its module's name has.
 PARTS = (
     (r"embeddings\.stem", "ResNet stem"),
+    (r"resnet\.(convolution|norm)", "ResNet root"),
+    (r"resnet\.stages\.0", "ResNet stage 1"),
+    (r"resnet\.stages\.1", "ResNet stage 2"),
+    (r"resnet\.stages\.2", "ResNet stage 3"),
+    (r"resnet\.stages\.3", "ResNet stage 4"),
     (r"patch_embeddings", "patch embeddings"),
     (r"attention\.[qkvo]_proj", "attention: projections"),
     (r"attention$", "attention: between tokens"),
@@ -184,7 +190,7 @@ def load_config(name: str) -> PreTrainedConfig:
         ValueError: none of them.
     """
     if name in VARIANTS:
-        return HfViTConfig.from_variant(name, num_labels=1000)
+        return config_of_variant(name, num_labels=1000)
     register_auto_classes()
     try:
         return AutoConfig.from_pretrained(name)

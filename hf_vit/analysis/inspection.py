@@ -12,6 +12,7 @@ from tqdm import tqdm
 from transformers import AutoImageProcessor
 
 from .. import __version__
+from ..configuration_hf_bit import HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..hub import load_model
 from ..output import new_folder
@@ -205,15 +206,8 @@ def visible_image(pixel_values: torch.Tensor, processor) -> np.ndarray:
 
 def _about(model, processor, compute: Compute | None) -> dict[str, str]:
     config, record = model.config, model.conversion_record or {}
-    rows, columns = config.grid_size
     about = {
-        "image size": f"{_size(config)} pixels, {rows} x {columns} patches",
-        "encoder": f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads, "
-        f"{config.hidden_size} wide, MLP {config.intermediate_size}",
-        "stem": " + ".join(map(str, config.stem_depths)) + " units" if getattr(config, "stem_depths", ()) else None,
-        "pooling": config.pooling,
-        "positions": config.position_embedding_type,
-        "pre-logits layer": config.representation_size,
+        **(_about_resnet(config) if isinstance(config, HfBiTConfig) else _about_vit(config)),
         "classes": config.num_labels if hasattr(model, "classifier") else None,
         "preprocessing": processor.preset,
         "converted from": Path(record["source"]).name if "source" in record else None,
@@ -226,5 +220,26 @@ def _about(model, processor, compute: Compute | None) -> dict[str, str]:
     return {name: str(value) for name, value in about.items() if value is not None}
 
 
-def _size(config: HfViTConfig) -> str:
+def _about_vit(config: HfViTConfig) -> dict[str, Any]:
+    rows, columns = config.grid_size
+    return {
+        "image size": f"{_size(config)} pixels, {rows} x {columns} patches",
+        "encoder": f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads, "
+        f"{config.hidden_size} wide, MLP {config.intermediate_size}",
+        "stem": " + ".join(map(str, config.stem_depths)) + " units" if getattr(config, "stem_depths", ()) else None,
+        "pooling": config.pooling,
+        "positions": config.position_embedding_type,
+        "pre-logits layer": config.representation_size,
+    }
+
+
+def _about_resnet(config: HfBiTConfig) -> dict[str, Any]:
+    return {
+        "image size": f"{_size(config)} pixels",
+        "units": " + ".join(map(str, config.depths)),
+        "channels": f"{config.embedding_size} after the root, {config.hidden_size} at the head",
+    }
+
+
+def _size(config: HfViTConfig | HfBiTConfig) -> str:
     return " x ".join(map(str, as_pair(config.image_size)))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ..configuration_hf_vit import VARIANTS, HfViTConfig
+from ..variants import VARIANTS, config_of_variant
 from .compute import FLOPS_PER_MULTIPLY_ADD, count_multiply_adds
 
 # A step costs three forwards: one, and a backward of twice its cost. With this the exaFLOPs of the paper come out.
@@ -82,11 +82,7 @@ def table_rows(number: int) -> list[dict[str, Any]]:
 
 @cache
 def _multiply_adds(model: str, classes: int) -> int | None:
-    entry = published()["models"].get(model, {"variant": model, "changes": {}})
-    if entry["variant"] not in VARIANTS:
-        return None
-    config = HfViTConfig.from_variant(entry["variant"], num_labels=classes, **entry["changes"])
-    return count_multiply_adds(config)
+    return count_multiply_adds(config_of_variant(model, num_labels=classes)) if model in VARIANTS else None
 
 
 def _computed(row: Mapping[str, Any]) -> float | None:
