@@ -42,6 +42,7 @@ CACHED_GRIDS = 16
 # What `HfViTForMaskedPatchPrediction` has besides the encoder.
 MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\."]
 CONVERSION_RECORD = "conversion.json"
+RECORDS = ("output_hidden_states", "output_attentions")  # what shows more than the result
 # Arguments of `push_to_hub`, where `save_pretrained` is to call it.
 HUB_OPTIONS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
@@ -225,14 +226,22 @@ class HfViTAttention(nn.Module):
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        num_queries: int | None = None,
+        **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(batch, tokens, hidden_size) -> the same, and (batch, heads, tokens, tokens) where attentions are wanted"""
-        batch, tokens, _ = hidden_states.shape
+        """(batch, tokens, hidden_size) -> (batch, queries, hidden_size), and (batch, heads, queries, tokens) where
+        attentions are wanted; the queries are the first `num_queries` tokens, or all."""
         query, key, value = (
-            projection(hidden_states).view(batch, tokens, -1, self.head_dim).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )  # (batch, heads, tokens, head_dim)
+            projection(tokens).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+            for projection, tokens in (
+                (self.q_proj, hidden_states[:, :num_queries]),
+                (self.k_proj, hidden_states),
+                (self.v_proj, hidden_states),
+            )
+        )  # (batch, heads, queries or tokens, head_dim)
         attend: Callable = eager_attention_forward  # the one implementation that returns attentions
         if not kwargs.get("output_attentions"):
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
@@ -240,7 +249,7 @@ class HfViTAttention(nn.Module):
         attended, attentions = attend(
             self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
         )
-        return self.o_proj(attended.reshape(batch, tokens, -1)), attentions
+        return self.o_proj(attended.flatten(2)), attentions
 
 
 class HfViTMLP(nn.Module):
@@ -287,11 +296,15 @@ class HfViTLayer(GradientCheckpointingLayer):
         self.drop_path = DropPath(config.drop_path_rate * layer_index / max(config.num_hidden_layers - 1, 1))
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        num_queries: int | None = None,
+        **kwargs,
     ) -> torch.Tensor:
-        """(batch, tokens, hidden_size) -> the same"""
-        attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
-        hidden_states = hidden_states + self.drop_path(self.dropout(attended))
+        """(batch, tokens, hidden_size) -> the same, of all tokens or of the first `num_queries`"""
+        attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, num_queries, **kwargs)
+        hidden_states = hidden_states[:, :num_queries] + self.drop_path(self.dropout(attended))
         return hidden_states + self.drop_path(self.mlp(self.layernorm_after(hidden_states)))
 
 
@@ -557,6 +570,7 @@ class HfViTModel(HfViTPreTrainedModel):
         interpolate_pos_encoding: bool | None = None,
         pixel_attention_mask: torch.Tensor | None = None,
         spatial_shapes: torch.Tensor | None = None,
+        only_pooled: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """Run the encoder.
@@ -568,6 +582,7 @@ class HfViTModel(HfViTPreTrainedModel):
             spatial_shapes: (batch, 2), rows and columns of patches of each image.
             attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
             interpolate_pos_encoding: accepted for compatibility; position embeddings always follow the image.
+            only_pooled: of `last_hidden_state` and in the last layer, compute no more than `pooler_output` needs.
 
         Returns:
             `last_hidden_state` (batch, tokens, hidden_size) after the final LayerNorm; `pooler_output`
@@ -579,15 +594,19 @@ class HfViTModel(HfViTPreTrainedModel):
         hidden_states = self.embeddings(pixel_values, spatial_shapes)
         if pixel_attention_mask is not None:
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
-        hidden_states = _encode(self, hidden_states, attention_mask, **kwargs)
+        shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in RECORDS)
+        first_is_enough = only_pooled and self.config.pooling == "cls" and attention_mask is None and not shows_all
+        hidden_states = _encode(self, hidden_states, attention_mask, 1 if first_is_enough else None, **kwargs)
         norm_before, norm_after = (None, self.layernorm) if self.config.norm_after_pooling else (self.layernorm, None)
         last_hidden_state = hidden_states if norm_before is None else norm_before(hidden_states)
         pooler_output = None if self.pooler is None else self.pooler(last_hidden_state, attention_mask, norm_after)
         return BaseModelOutputWithPooling(last_hidden_state=last_hidden_state, pooler_output=pooler_output)
 
 
-def _encode(model, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs) -> torch.Tensor:
-    """The stack of layers: (batch, tokens, hidden_size) -> the same."""
+def _encode(
+    model, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, num_queries: int | None = None, **kwargs
+) -> torch.Tensor:
+    """The stack of layers: (batch, tokens, hidden_size) -> the same, of all tokens or of the first `num_queries`."""
     kwargs["output_attentions"] = kwargs.get("output_attentions", model.config.output_attentions)
     if attention_mask is not None and kwargs["output_attentions"]:
         attention_mask = attention_mask[:, None, None, :].bool()
@@ -595,9 +614,9 @@ def _encode(model, hidden_states: torch.Tensor, attention_mask: torch.Tensor | N
         attention_mask = create_bidirectional_mask(
             config=model.config, inputs_embeds=hidden_states, attention_mask=attention_mask
         )
-    for layer in model.layers:
+    for layer in model.layers[:-1]:
         hidden_states = layer(hidden_states, attention_mask, **kwargs)
-    return hidden_states
+    return model.layers[-1](hidden_states, attention_mask, num_queries, **kwargs)
 
 
 class HfViTForImageClassification(HfViTPreTrainedModel):
@@ -629,7 +648,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
         Returns:
             `logits` (batch, num_labels), or (batch, tokens, num_labels) with pooling "none"; `loss` with labels.
         """
-        outputs = self.vit(pixel_values, attention_mask=attention_mask, **kwargs)
+        outputs = self.vit(pixel_values, attention_mask=attention_mask, only_pooled=True, **kwargs)
         logits = self.classifier(outputs.pooler_output)
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
         return ImageClassifierOutput(

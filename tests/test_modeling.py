@@ -75,6 +75,25 @@ def test_attentions_are_always_returned(model, attention):
     assert len(model(images(model)).attentions) == 3
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_last_layer_computes_only_what_the_logits_need(model, checkpointing):
+    """With the same gradients: all tokens of the last layer are there when they are asked for, or are needed."""
+    model.train()
+    if checkpointing:
+        model.activation_checkpointing_enable()
+    shapes, gradients = [], []
+    model.vit.layers[-1].register_forward_hook(lambda layer, inputs, output: shapes.append(tuple(output.shape)))
+    for everything in (True, False):
+        model.zero_grad()
+        logits = model(images(model), output_hidden_states=everything).logits
+        logits.square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
+    tokens = shapes[0][1]
+    assert tokens > 1
+    assert shapes[-1][1] == (1 if model.config.pooling == "cls" else tokens)
+
+
 @torch.no_grad()
 def test_saved_and_loaded(model, tmp_path):
     model.save_pretrained(tmp_path)
