@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .commands import add_command
+from .commands.demo import add_demo_command
 from .commands.hub import add_hub_commands
 
 
@@ -19,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.settings = settings
     try:
         arguments.run(arguments)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:  # of an extra that is not installed
         print(f"hf-vit {arguments.command}: {one_sentence(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -43,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_predict(commands)
     _add_training(commands)
     add_hub_commands(commands)
+    add_demo_command(commands)
     return parser
 
 
