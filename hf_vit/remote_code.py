@@ -47,16 +47,15 @@ def auto_map(model_type: str) -> dict[str, str]:
     """Of a configuration: Auto class -> file and class, such as "modeling_hf_vit.HfViTModel"."""
     config_class = CONFIGURATIONS[model_type]
     references = {"AutoConfig": _reference(config_class)}
-    for auto_class, *model_classes in AUTO_MODELS:
-        for model_class in model_classes:
-            if model_class.config_class is config_class:
-                references[auto_class.__name__] = _reference(model_class)
+    for auto_class, model_class in AUTO_MODELS:
+        if model_class.config_class is config_class:
+            references[auto_class.__name__] = _reference(model_class)
     return references
 
 
 def code_files() -> list[Path]:
     """The files that travel: those of the classes, and what they import from beside them."""
-    classes = {model_class for _, *model_classes in AUTO_MODELS for model_class in model_classes}
+    classes = {model_class for _, model_class in AUTO_MODELS}
     modules = {cls.__module__.split(".")[-1] for cls in (*classes, image_processing_hf_vit.HfViTImageProcessor)}
     entries = [Path(__file__).with_name(f"{module}.py") for module in modules]
     neighbours = [Path(file) for entry in entries for file in get_relative_import_files(entry)]

@@ -13,6 +13,7 @@ TRAVELLING = [
     "position_embeddings",
     "resnet_stem",
     "modeling_hf_vit",
+    "modeling_masked_patch_prediction",
     "image_processing_hf_vit",
 ]
 AREAS = ("training", "conversion", "analysis")

@@ -106,9 +106,12 @@ def timm_config(config: HfViTConfig, arguments: dict[str, Any]) -> dict[str, Any
     if isinstance(config, HfViTHybridConfig):
         architecture = HYBRIDS[tuple(config.stem_depths)]
     height, width = as_pair(config.image_size)
+    names = [(config.id2label or {})[index] for index in range(arguments["num_classes"])]
+    has_names = any(name != f"LABEL_{index}" for index, name in enumerate(names))
     return {
         "architecture": architecture,
         "num_classes": arguments["num_classes"],
+        **({"label_names": names} if has_names else {}),
         "num_features": config.hidden_size,
         "global_pool": arguments["global_pool"],
         "pretrained_cfg": {

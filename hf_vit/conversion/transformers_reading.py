@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from .. import modeling_hf_vit as modeling
-from ..upstream_vit import translate_settings
+from ..upstream_vit import class_for_upstream, translate_settings
 from .rules import ConversionError, check_values
-
-HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification")
 
 
 def read_transformers(
@@ -27,12 +25,7 @@ def read_transformers(
     Raises:
         ConversionError: weights are missing, left over, of the wrong shape or not finite.
     """
-    has_head = any(name in HAS_HEAD for name in settings.get("architectures") or [])
-    hybrid = settings["model_type"] == "vit-hybrid"
-    if has_head:
-        model_class = modeling.HfViTHybridForImageClassification if hybrid else modeling.HfViTForImageClassification
-    else:
-        model_class = modeling.HfViTHybridModel if hybrid else modeling.HfViTModel
+    model_class = getattr(modeling, class_for_upstream(settings))
     try:
         inferred = translate_settings(settings)
         model, info = model_class.from_pretrained(folder, output_loading_info=True, dtype=torch.float32, **overrides)
