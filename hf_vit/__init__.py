@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 # Public names and where they live; each is imported when it is first asked for.
 _CONFIGURATION, _MODELING = ".configuration_hf_vit", ".modeling_hf_vit"
+_BIT_MODELING = ".modeling_hf_bit"
 _HOME = {
     "HfViTConfig": _CONFIGURATION,
     "HfViTHybridConfig": _CONFIGURATION,
@@ -21,6 +22,10 @@ _HOME = {
     "HfViTHybridModel": _MODELING,
     "HfViTHybridForImageClassification": _MODELING,
     "HfViTHybridBackbone": _MODELING,
+    "HfBiTConfig": ".configuration_hf_bit",
+    "HfBiTModel": _BIT_MODELING,
+    "HfBiTForImageClassification": _BIT_MODELING,
+    "HfBiTBackbone": _BIT_MODELING,
     "HfViTImageProcessor": ".image_processing_hf_vit",
     "register_auto_classes": ".auto",
     "push": ".pushing",

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ NOBODYS_TEXT = ("This model card has been automatically generated.", "[More Info
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 OURS = ("library_name", "pipeline_tag", "model-index")  # of the front matter; in the rest the README's own word counts
 ACCURACIES = ("accuracy", "top1", "top_1", "eval_accuracy")  # what training and Trainer call it
-JAX = ("vit_jax", "flax", "big_vision")  # dialects of the original's files
+JAX = ("vit_jax", "flax", "big_vision", "big_transfer", "bit_paper", "bit")  # dialects of the original's files
 COCO_CATS = "http://images.cocodataset.org/val2017/000000039769.jpg"
 
 CLASSIFY = """\
@@ -71,6 +72,11 @@ class Sources:
     @property
     def classifies(self) -> bool:
         return "ForImageClassification" in (self.config.get("architectures") or [""])[0]
+
+    @property
+    def is_bit(self) -> bool:
+        """Whether it is a ResNet and not a Vision Transformer."""
+        return self.config.get("model_type") == "hf_bit"
 
     @property
     def data_sets(self) -> list[str]:
@@ -134,7 +140,7 @@ def render_metadata(
         license=license or own.get("license") or sources.facts.get("license"),
         library_name="transformers",
         pipeline_tag="image-classification" if sources.classifies else "image-feature-extraction",
-        tags=_union(own.get("tags"), ["hf_vit", "vit", "vision", *tags]),
+        tags=_union(own.get("tags"), ["hf_vit", "bit" if sources.is_bit else "vit", "vision", *tags]),
         datasets=_union(own.get("datasets"), filter(None, data_sets)) or None,
         base_model=base_model if HUB_NAME.fullmatch(base_model) and not Path(base_model).exists() else None,
         model_name=name.split("/")[-1],
@@ -248,15 +254,18 @@ def template():
 
 def summary(sources: Sources) -> str:
     kind = "image classifier" if sources.classifies else "image encoder"
+    what, short, arxiv = (
+        ("ResNet", "BiT", "1912.11370") if sources.is_bit else ("Vision Transformer", "ViT", "2010.11929")
+    )
     if sources.released is not None:
         paper = released_facts()["papers"][sources.facts["papers"][0]]
         return (
-            f"A Vision Transformer {kind}, ViT-{sources.released.variant.removesuffix('-gap-norep')} "
+            f"A {what} {kind}, {short}-{sources.released.variant.removesuffix('-gap-norep')} "
             f'{sources.facts["title"]}, of the paper "[{paper["title"]}](https://arxiv.org/abs/{paper["arxiv"]})". '
             "The authors released it as a JAX checkpoint; this is a conversion that computes the same numbers in "
             "PyTorch. This card was not written by the authors."
         )
-    text = f"A Vision Transformer {kind} ([arXiv 2010.11929](https://arxiv.org/abs/2010.11929))"
+    text = f"A {what} {kind} ([arXiv {arxiv}](https://arxiv.org/abs/{arxiv}))"
     if (base := sources.training.get("base_model")) is not None:
         text += f", fine-tuned from `{base}`"
     if (data := sources.training.get("dataset")) is not None:
@@ -266,6 +275,8 @@ def summary(sources: Sources) -> str:
 
 def architecture(sources: Sources) -> dict[str, str]:
     config = sources.config
+    if sources.is_bit:
+        return architecture_of_bit(config, sources.classifies)
     rows = {
         "layers, width, MLP, heads": ", ".join(
             str(config[name])
@@ -293,13 +304,25 @@ def architecture(sources: Sources) -> dict[str, str]:
     return rows
 
 
+def architecture_of_bit(config: Mapping[str, Any], classifies: bool) -> dict[str, str]:
+    form = {"preactivation": "pre-activation (ResNet-v2)", "bottleneck": "post-activation (ResNet-v1)"}
+    width = config["embedding_size"]
+    rows = {
+        "parameters": f"{count_parameters(config):,}",
+        "units per stage": f"{', '.join(map(str, config['depths']))}, {form[config['layer_type']]}",
+        "width": f"{width} channels after the root, {width / 64:g} times a ResNet-50's",
+        "normalisation": "GroupNorm with 32 groups, standardised weights",
+        "image size": f"{_size(config['image_size'])} pixels; any other works too",
+        "the head sees": "the mean of the last map",
+    }
+    return {**rows, "classes": str(len(config.get("id2label") or (0, 1)))} if classifies else rows
+
+
 def count_parameters(config: Mapping[str, Any]) -> int:
     """Of the model that a config.json describes; of an encoder, what comes before the pooling."""
     import torch
 
-    from . import modeling_hf_vit as modeling
-
-    model_class = getattr(modeling, config["architectures"][0])
+    model_class = getattr(import_module(__package__), config["architectures"][0])
     with torch.device("meta"):
         model = model_class(model_class.config_class.from_dict(dict(config)))
     pooler = getattr(model, "pooler", None)
@@ -337,7 +360,9 @@ def limits(sources: Sources) -> list[str]:
 def usage(sources: Sources, name: str) -> str:
     if sources.classifies:
         return CLASSIFY.format(name=name, image=COCO_CATS)
-    width = sources.config.get("representation_size") or sources.config["hidden_size"]
+    width = sources.config.get("representation_size") or sources.config.get("hidden_size")
+    if sources.is_bit:
+        width = 4 * sources.config["embedding_size"] * 2 ** (len(sources.config["depths"]) - 1)
     return EXTRACT.format(name=name, image=COCO_CATS, width=width)
 
 
@@ -406,7 +431,7 @@ def conversion(sources: Sources, name: str) -> dict[str, Any]:
     text = "Every array was read once and rearranged, none was changed."
     if record.get("dialect", {}).get("names", "vit_jax") in JAX:
         text += " `hf-vit export --to jax` gives the source back."
-    if "image_size" in record:
+    if "image_size" in record and not sources.is_bit:
         text = "Every array was read once and rearranged; the position embeddings were resampled to the image size."
     return {"text": text, "command": shlex.join(command), "rows": rows}
 
@@ -435,4 +460,6 @@ def licence_in_words(sources: Sources, licence: str | None) -> str:
 
 def citations(sources: Sources) -> str:
     papers = released_facts()["papers"]
-    return "\n".join(papers[key]["bibtex"] for key in sources.facts.get("papers", ["vit"])).strip()
+    return "\n".join(
+        papers[key]["bibtex"] for key in sources.facts.get("papers", ["bit" if sources.is_bit else "vit"])
+    ).strip()

@@ -213,9 +213,10 @@ def explain(name: str) -> str:
 def _in_words(entry: Released) -> str:
     facts = entry.facts
     resolution = facts.get("resolution")
+    architecture = f"{'BiT' if entry.family.startswith('bit') else 'ViT'}-{entry.variant.removesuffix('-gap-norep')}"
     lines = [
         entry.location,
-        f"ViT-{entry.variant.removesuffix('-gap-norep')}, {facts['title']}"
+        f"{architecture}, {facts['title']}"
         + (f"; {resolution} x {resolution} pixels" if resolution else "; its resolution is read from the file"),
     ]
     lines += [f"  {label}: {text}" for label, text in facts["hyper_parameters"].items()]

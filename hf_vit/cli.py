@@ -101,7 +101,7 @@ def _add_export(commands) -> None:
     command.add_argument("output", type=Path, help="the file to write; a folder for transformers, either for timm")
     formats = ["jax", "transformers", "timm", "onnx", "torch-export", "aot-inductor"]
     command.add_argument("--to", required=True, choices=formats, help="the format")
-    command.add_argument("--dialect", default="vit_jax", choices=["vit_jax", "big_vision"], help="names in the .npz")
+    command.add_argument("--dialect", choices=["vit_jax", "big_vision", "big_transfer"], help="names in the .npz")
     command.add_argument(
         "--size",
         type=lambda text: text if text == "dynamic" else _size(text),
@@ -138,10 +138,10 @@ def _load(folder: str):
 
     from hf_vit import HfViTImageProcessor
     from hf_vit.conversion import convert
+    from hf_vit.conversion.transformers_reading import is_of_transformers
     from hf_vit.hub import load_model
-    from hf_vit.upstream_vit import is_upstream
 
-    if is_upstream(PreTrainedConfig.get_config_dict(folder)[0]):
+    if is_of_transformers(PreTrainedConfig.get_config_dict(folder)[0]):
         return convert(folder)
     model = load_model(folder)
     try:

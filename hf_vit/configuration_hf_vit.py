@@ -27,6 +27,9 @@ WIDTHS = {
     "L": (24, 1024, 4096, 16),
     "H": (32, 1280, 5120, 16),
 }
+# The two forms of a hybrid's ResNet-50 (section 3.1): with stage 4, and so patches of 32 pixels; or without it, its
+# units in stage 3, and so patches of 16 pixels and a sequence that is four times as long.
+STAGE_4, EXTENDED_STAGE_3 = (3, 4, 6, 3), (3, 4, 9)
 # name: (width, patch size on the stem's feature map, stem depths or None for no stem)
 VARIANTS = {
     "Ti/16": ("Ti", 16, None),
@@ -41,8 +44,10 @@ VARIANTS = {
     "R+Ti/16": ("Ti", 8, ()),
     "R26+S/32": ("S", 1, (2, 2, 2, 2)),
     "R26+B/32": ("B", 1, (2, 2, 2, 2)),
-    "R50+B/16": ("B", 1, (3, 4, 9)),
-    "R50+L/32": ("L", 1, (3, 4, 6, 3)),
+    "R50+B/32": ("B", 1, STAGE_4),
+    "R50+B/16": ("B", 1, EXTENDED_STAGE_3),
+    "R50+L/32": ("L", 1, STAGE_4),
+    "R50+L/16": ("L", 1, EXTENDED_STAGE_3),
 }
 # The models of "Surrogate Gap Minimization" (GSAM): mean pooling, no class token, no pre-logits layer.
 VARIANTS |= {f"{name}-gap-norep": VARIANTS[name] for name in ("S/32", "S/16", "B/32", "B/16")}

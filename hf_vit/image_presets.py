@@ -15,6 +15,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "big_vision": {"resample": AREA, "antialias": False, "resize_output": "truncated", "crop_pct": (7 / 8, 7 / 8)},
     # big_vision's image-text towers: resize(224)|value_range(-1, 1)
     "lit": {"resample": BILINEAR, "antialias": False, "resize_output": "truncated"},
+    # big_transfer: tf.image.resize(image, size), then (x - 127.5) / 127.5, at 480 or 128 pixels (BiT-HyperRule)
+    "bit": {"resample": BILINEAR, "antialias": False, "resize_output": "float"},
     # timm's entries for the released checkpoints
     "timm": {"resample": BICUBIC, "antialias": True, "resize_output": "rounded", "crop_pct": (0.9, 1.0)},
     # preprocessor_config.json of google/vit-* on the Hub

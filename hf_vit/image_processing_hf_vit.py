@@ -62,6 +62,7 @@ class HfViTImageProcessor(BaseImageProcessor):
             | "augreg" | area, short side 256 (448), then centre crop 224 (384) | rounded down |
             | "big_vision" | area, short side 8/7 of the centre crop | rounded down |
             | "lit" | bilinear without antialias, squashed | rounded down |
+            | "bit" | bilinear without antialias, squashed to `size` | not rounded |
             | "timm" | Pillow's bicubic, short side crop / 0.9 (from 384 on: / 1.0), then centre crop | rounded |
             | "transformers" | Pillow's bilinear, squashed | rounded |
             | "native" | Pillow's bilinear, aspect ratio kept, cut into patches | rounded |

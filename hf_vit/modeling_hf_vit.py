@@ -30,6 +30,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
+from .inference import optimize, restore
 from .position_embeddings import Grid, is_same, resize_position_embeddings, sincos2d
 from .resnet_stem import ResNetStem, StemNumbers
 from .upstream_vit import REBUILDS_PIXELS, WEIGHT_NAMES, is_upstream
@@ -425,8 +426,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
         else:
             settings, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
             stored_size = cls.config_class.from_pretrained(pretrained_model_name_or_path, **hub).image_size
-        if is_upstream(settings):
-            kwargs["key_mapping"] = {**WEIGHT_NAMES, **kwargs.get("key_mapping", {})}
+        upstream_names = cls.upstream_names(settings)
+        if upstream_names:
+            kwargs["key_mapping"] = {**upstream_names, **kwargs.get("key_mapping", {})}
         image_size = kwargs.pop("image_size", stored_size if config is None else config.image_size)
         if config is not None:
             config = copy.deepcopy(config)
@@ -436,12 +438,17 @@ class HfViTPreTrainedModel(PreTrainedModel):
         model, info = super().from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             pretrained_model_name_or_path, *model_args, config=config, output_loading_info=True, **kwargs
         )
-        if is_upstream(settings):
+        if upstream_names:
             _settle_upstream(model, info)
         _check_loading(cls, info, pretrained_model_name_or_path or "the state_dict")
         if as_pair(image_size) != as_pair(stored_size):
             model.set_image_size(image_size)
         return (model, info) if wants_info else model
+
+    @classmethod
+    def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
+        """Names in the files of transformers' own model -> ours; empty where a config.json is not one of its."""
+        return WEIGHT_NAMES if is_upstream(settings) else {}
 
     def save_pretrained(self, save_directory, push_to_hub=False, **kwargs):
         """As in transformers; writes `conversion.json` too, if the model was converted."""
@@ -482,6 +489,27 @@ class HfViTPreTrainedModel(PreTrainedModel):
         config.image_size_history = [*(config.image_size_history or []), config.image_size]
         config.image_size = image_size
 
+    def optimize_for_inference(self, batch_size: int = 1):
+        """Compute the same faster, where gradients are not wanted; see `hf_vit.inference`.
+
+        Takes as much memory again as the weights. Call it once the model has its weights, dtype and device. It may be
+        called again; `train()` takes it back; saving, compiling and exporting do not see it.
+
+        Args:
+            batch_size: images at a time, as they will usually come.
+
+        Returns:
+            the model itself, in evaluation mode.
+        """
+        grid = self.config.grid_size
+        optimize(self, self.config.hidden_act, batch_size * (self.config.num_prefix_tokens + grid[0] * grid[1]))
+        return self.eval()
+
+    def train(self, mode: bool = True):
+        if mode:
+            restore(self)
+        return super().train(mode)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         """The original's initialisation (vit_jax/models_vit.py, models_resnet.py; flax's defaults elsewhere).
@@ -498,6 +526,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
             init.xavier_uniform_(module.probe)
         elif isinstance(module, nn.Conv2d):
             _lecun_normal_(module.weight)
+        elif isinstance(module, nn.GroupNorm) and getattr(module, "role", None) == "last":
+            init.zeros_(module.weight)  # a new residual unit passes its input on
         elif isinstance(module, nn.Linear):
             _init_linear(module, getattr(module, "role", "projection"))
 

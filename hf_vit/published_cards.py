@@ -7,6 +7,8 @@ from typing import Any
 
 from .cards import render_card
 from .catalog import Released, parse_augreg, released
+from .configuration_hf_bit import VARIANTS as BIT_VARIANTS
+from .configuration_hf_bit import HfBiTConfig
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from .conversion.preprocessing import build_processor, processor_settings
 
@@ -32,6 +34,8 @@ def published_card(entry: Released) -> str:
 def folder_name(entry: Released) -> str:
     """What to call the folder of a conversion, and a repository (at most 96 characters, no two hyphens in a row)."""
     name = f"{entry.name}-{entry.family}"
+    if entry.variant in BIT_VARIANTS:
+        name = entry.name if entry.name.startswith("BiT") else f"BiT-{entry.name}-distilled"
     if (parsed := parse_augreg(entry.name)) is not None:
         adapted = f"-{parsed.adapted_to}-{parsed.resolution}" if parsed.adapted_to else ""
         name = f"vit-{entry.variant}-augreg-{parsed.data}{adapted}"
@@ -42,7 +46,8 @@ def folder_texts(entry: Released) -> dict[str, str]:
     """What the small files of the converted folder will say, as far as the catalog knows it."""
     config = configuration(entry)
     resolution = entry.facts.get("resolution")
-    dialect = {"names": "big_vision" if entry.family == "big_vision" else "vit_jax", "prefix": ""}
+    names = "big_transfer" if entry.variant in BIT_VARIANTS else entry.family
+    dialect = {"names": names if names in ("big_vision", "big_transfer") else "vit_jax", "prefix": ""}
     processor = build_processor(config, **processor_settings(dialect, entry.location, Path(), {}))
     fields: dict[str, Any] = {"image_size": resolution} if resolution is None else {}
     return {
@@ -52,13 +57,17 @@ def folder_texts(entry: Released) -> dict[str, str]:
     }
 
 
-def configuration(entry: Released) -> HfViTConfig:
+def configuration(entry: Released) -> HfViTConfig | HfBiTConfig:
     has_head = entry.family != "imagenet21k"
     fields: dict[str, Any] = {"image_size": entry.facts.get("resolution") or 224}
     if has_head:
         fields["num_labels"] = NUM_CLASSES[entry.facts["datasets"][-1]]
     if entry.family == "big_vision":
         fields |= PLAIN_VIT_BASELINE
+    if entry.variant in BIT_VARIANTS:
+        config = HfBiTConfig.from_variant(entry.variant, **fields)
+        config.architectures = ["HfBiTForImageClassification"]
+        return config
     config = HfViTConfig.from_variant(entry.variant, **fields)
     prefix = "HfViTHybrid" if isinstance(config, HfViTHybridConfig) else "HfViT"
     config.architectures = [f"{prefix}{'ForImageClassification' if has_head else 'Model'}"]

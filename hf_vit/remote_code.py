@@ -7,13 +7,10 @@ from pathlib import Path
 
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from . import configuration_hf_vit, image_processing_hf_vit
-from .auto import AUTO_MODELS
+from . import image_processing_hf_vit
+from .auto import AUTO_MODELS, CONFIGURATIONS
 
-CONFIGURATIONS = {
-    config_class.model_type: config_class
-    for config_class in (configuration_hf_vit.HfViTConfig, configuration_hf_vit.HfViTHybridConfig)
-}
+CONFIGURATION_OF = {config_class.model_type: config_class for config_class in CONFIGURATIONS}
 
 
 def add_code(folder: str | os.PathLike) -> list[str]:
@@ -30,36 +27,40 @@ def add_code(folder: str | os.PathLike) -> list[str]:
     folder = Path(folder)
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")
-    if model_type not in CONFIGURATIONS:
-        raise ValueError(f"{folder} holds a model of type {model_type!r}; known: {', '.join(CONFIGURATIONS)}")
+    if model_type not in CONFIGURATION_OF:
+        raise ValueError(f"{folder} holds a model of type {model_type!r}; known: {', '.join(CONFIGURATION_OF)}")
     changed = {"config.json": config | {"auto_map": auto_map(model_type)}}
     if (processor := _read_json(folder / "preprocessor_config.json")).get("image_processor_type"):
         class_name = _reference(image_processing_hf_vit.HfViTImageProcessor)
         changed["preprocessor_config.json"] = processor | {"auto_map": {"AutoImageProcessor": class_name}}
     for name, content in changed.items():
         (folder / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-    for file in code_files():
+    files = code_files(model_type)
+    for file in files:
         shutil.copyfile(file, folder / file.name)
-    return [*changed, *(file.name for file in code_files())]
+    return [*changed, *(file.name for file in files)]
 
 
 def auto_map(model_type: str) -> dict[str, str]:
     """Of a configuration: Auto class -> file and class, such as "modeling_hf_vit.HfViTModel"."""
-    config_class = CONFIGURATIONS[model_type]
-    references = {"AutoConfig": _reference(config_class)}
-    for auto_class, model_class in AUTO_MODELS:
-        if model_class.config_class is config_class:
-            references[auto_class.__name__] = _reference(model_class)
-    return references
+    return {name: _reference(its_class) for name, its_class in _classes(model_type).items()}
 
 
-def code_files() -> list[Path]:
+def code_files(model_type: str) -> list[Path]:
     """The files that travel: those of the classes, and what they import from beside them."""
-    classes = {model_class for _, model_class in AUTO_MODELS}
-    modules = {cls.__module__.split(".")[-1] for cls in (*classes, image_processing_hf_vit.HfViTImageProcessor)}
-    entries = [Path(__file__).with_name(f"{module}.py") for module in modules]
+    classes = (*_classes(model_type).values(), image_processing_hf_vit.HfViTImageProcessor)
+    entries = [Path(__file__).with_name(f"{cls.__module__.split('.')[-1]}.py") for cls in classes]
     neighbours = [Path(file) for entry in entries for file in get_relative_import_files(entry)]
     return sorted({*entries, *neighbours})
+
+
+def _classes(model_type: str) -> dict[str, type]:
+    """Of a configuration: name of the Auto class -> class."""
+    config_class = CONFIGURATION_OF[model_type]
+    models = {
+        auto.__name__: model_class for auto, model_class in AUTO_MODELS if model_class.config_class is config_class
+    }
+    return {"AutoConfig": config_class, **models}
 
 
 def _reference(cls: type) -> str:

@@ -1,6 +1,7 @@
-"""The ResNet in front of the hybrids: BiT's ResNet with GroupNorm and standardised weights, post-activation.
+"""BiT's ResNets, with GroupNorm and standardised weights: in front of the hybrids, or by themselves (`hf_bit`).
 
-Numbers and padding are those of vit_jax/models_resnet.py and models_vit.py, google-research/vision_transformer.
+Two units: post-activation, as vit_jax/models_resnet.py (google-research/vision_transformer) and models/bit.py
+(google-research/big_vision) have it; and pre-activation, as in models/bit_paper.py there and in big_transfer.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn.functional import conv2d, max_pool2d, pad, relu
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 NUM_GROUPS = 32
 
@@ -18,11 +20,15 @@ class StemNumbers(NamedTuple):
 
     group_norm_eps: timm and transformers have 1e-5.
     standardization_eps, standardization_form: see `standardize`; timm and transformers have 1e-8 and "variance".
+    padding: "same", see `pad_same`; or "fixed", (kernel size - 1) / 2 on every side, whatever the image.
+    pool_padding: what stands around the map that the max-pool sees: "lowest" (nothing) or "zero".
     """
 
     group_norm_eps: float = 1e-6
     standardization_eps: float = 1e-5
     standardization_form: str = "std"
+    padding: str = "same"
+    pool_padding: str = "lowest"
 
 
 ORIGINAL = StemNumbers()
@@ -45,6 +51,11 @@ def pad_same(images: torch.Tensor, kernel_size: int, stride: int, value: float =
     return pad(images, padding, value=value)
 
 
+def pad_fixed(images: torch.Tensor, kernel_size: int, value: float = 0.0) -> torch.Tensor:
+    """The same padding on every side: at odd sizes 'SAME', at even sizes one row and column earlier."""
+    return pad(images, [(kernel_size - 1) // 2] * 4, value=value)
+
+
 def standardize(weight: torch.Tensor, numbers: StemNumbers = ORIGINAL) -> torch.Tensor:
     """(weight - mean) / (std + eps) per output channel, with the population's standard deviation, in float32 at least.
 
@@ -61,15 +72,21 @@ def standardize(weight: torch.Tensor, numbers: StemNumbers = ORIGINAL) -> torch.
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """Convolution without bias, with standardised weights and 'SAME' padding."""
+    """Convolution without bias, with standardised weights."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int, numbers: StemNumbers):
         super().__init__(in_channels, out_channels, kernel_size, stride=stride, bias=False)
         self.numbers = numbers
 
+    def standardized_weight(self) -> torch.Tensor:
+        return standardize(self.weight, self.numbers)
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.numbers.padding == "fixed":
+            padding = (self.kernel_size[0] - 1) // 2
+            return conv2d(images, self.standardized_weight(), stride=self.stride, padding=padding)
         images = pad_same(images, self.kernel_size[0], self.stride[0])
-        return conv2d(images, standardize(self.weight, self.numbers), stride=self.stride)
+        return conv2d(images, self.standardized_weight(), stride=self.stride)
 
 
 class GroupNorm(nn.GroupNorm):
@@ -78,18 +95,18 @@ class GroupNorm(nn.GroupNorm):
 
 
 class Downsample(nn.Module):
-    """Projection of the residual where a unit changes the shape."""
+    """Projection of the residual where a unit changes the shape; normalised in a post-activation unit alone."""
 
-    def __init__(self, in_channels: int, out_channels: int, stride: int, numbers: StemNumbers):
+    def __init__(self, in_channels: int, out_channels: int, stride: int, numbers: StemNumbers, has_norm: bool = True):
         super().__init__()
         self.conv = StandardizedConv2d(in_channels, out_channels, 1, stride, numbers)
-        self.norm = GroupNorm(out_channels, numbers)
+        self.norm = GroupNorm(out_channels, numbers) if has_norm else nn.Identity()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.norm(self.conv(images))
 
 
-class BottleneckUnit(nn.Module):
+class BottleneckUnit(GradientCheckpointingLayer):
     """1x1, 3x3 (with the stride), 1x1 convolution, each with GroupNorm; one ReLU after the residual sum."""
 
     def __init__(self, in_channels: int, channels: int, stride: int, numbers: StemNumbers):
@@ -101,6 +118,7 @@ class BottleneckUnit(nn.Module):
         self.norm2 = GroupNorm(channels, numbers)
         self.conv3 = StandardizedConv2d(channels, out_channels, 1, 1, numbers)
         self.norm3 = GroupNorm(out_channels, numbers)
+        self.norm3.role = "last"
         self.downsample = nn.Identity()
         if in_channels != out_channels or stride != 1:
             self.downsample = Downsample(in_channels, out_channels, stride, numbers)
@@ -111,12 +129,48 @@ class BottleneckUnit(nn.Module):
         return relu(self.downsample(images) + self.norm3(self.conv3(hidden)))
 
 
+class PreActivationUnit(GradientCheckpointingLayer):
+    """GroupNorm and ReLU before each of the convolutions (arXiv 1603.05027), of which the 3x3 has the stride."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int, numbers: StemNumbers):
+        super().__init__()
+        out_channels = 4 * channels
+        self.norm1 = GroupNorm(in_channels, numbers)
+        self.conv1 = StandardizedConv2d(in_channels, channels, 1, 1, numbers)
+        self.norm2 = GroupNorm(channels, numbers)
+        self.conv2 = StandardizedConv2d(channels, channels, 3, stride, numbers)
+        self.norm3 = GroupNorm(channels, numbers)
+        self.conv3 = StandardizedConv2d(channels, out_channels, 1, 1, numbers)
+        self.downsample = None
+        if in_channels != out_channels or stride != 1:
+            self.downsample = Downsample(in_channels, out_channels, stride, numbers, has_norm=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        activated = relu(self.norm1(images))
+        residual = images if self.downsample is None else self.downsample(activated)
+        hidden = self.conv1(activated)
+        hidden = self.conv2(relu(self.norm2(hidden)))
+        return residual + self.conv3(relu(self.norm3(hidden)))
+
+
+# What transformers' BitConfig calls them.
+UNITS: dict[str, type[nn.Module]] = {"bottleneck": BottleneckUnit, "preactivation": PreActivationUnit}
+
+
 class ResNetStage(nn.Module):
-    def __init__(self, in_channels: int, channels: int, depth: int, stride: int, numbers: StemNumbers):
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        depth: int,
+        stride: int,
+        numbers: StemNumbers,
+        unit: type[nn.Module] = BottleneckUnit,
+    ):
         super().__init__()
         self.layers = nn.Sequential(
-            BottleneckUnit(in_channels, channels, stride, numbers),
-            *(BottleneckUnit(4 * channels, channels, 1, numbers) for _ in range(depth - 1)),
+            unit(in_channels, channels, stride, numbers),
+            *(unit(4 * channels, channels, 1, numbers) for _ in range(depth - 1)),
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -131,17 +185,26 @@ class ResNetStem(nn.Module):
         width: channels of the root; stage s has 4 * width * 2 ** s at its output.
         depths: units per stage.
         numbers: those of the code that trained the weights.
+        layer_type: a key of `UNITS`; with "preactivation" the root has no norm either.
     """
 
-    def __init__(self, num_channels: int, width: int, depths: Sequence[int], numbers: StemNumbers = ORIGINAL):
+    def __init__(
+        self,
+        num_channels: int,
+        width: int,
+        depths: Sequence[int],
+        numbers: StemNumbers = ORIGINAL,
+        layer_type: str = "bottleneck",
+    ):
         super().__init__()
+        self.numbers = numbers
         self.convolution = StandardizedConv2d(num_channels, width, 7, 2, numbers)
-        self.norm = GroupNorm(width, numbers)
+        self.norm = GroupNorm(width, numbers) if layer_type == "bottleneck" else None
         self.stages = nn.Sequential()
         self.out_channels = width
         for index, depth in enumerate(depths):
             channels, stride = width * 2**index, 1 if index == 0 else 2
-            self.stages.append(ResNetStage(self.out_channels, channels, depth, stride, numbers))
+            self.stages.append(ResNetStage(self.out_channels, channels, depth, stride, numbers, UNITS[layer_type]))
             self.out_channels = 4 * channels
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -149,5 +212,9 @@ class ResNetStem(nn.Module):
         return self.stages(self.root(pixel_values))
 
     def root(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        hidden = relu(self.norm(self.convolution(pixel_values)))
-        return max_pool2d(pad_same(hidden, 3, 2, value=float("-inf")), 3, stride=2)
+        hidden = self.convolution(pixel_values)
+        hidden = hidden if self.norm is None else relu(self.norm(hidden))
+        value = 0.0 if self.numbers.pool_padding == "zero" else float("-inf")
+        is_fixed = self.numbers.padding == "fixed"
+        hidden = pad_fixed(hidden, 3, value) if is_fixed else pad_same(hidden, 3, 2, value)
+        return max_pool2d(hidden, 3, stride=2)

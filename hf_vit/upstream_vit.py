@@ -25,7 +25,6 @@ SHARED_SETTINGS: dict[str, Any] = {
     "qkv_bias": True,
 }
 HYBRID_SETTINGS = {**SHARED_SETTINGS, "patch_size": 1}  # transformers 4.57, ViTHybridConfig
-CLASSIFIERS = ("ViTForImageClassification", "ViTHybridForImageClassification")
 MODEL_TYPES = {"vit": SHARED_SETTINGS, "vit_mae": SHARED_SETTINGS, "vit-hybrid": HYBRID_SETTINGS}
 
 # BitConfig of a hybrid: the only values with which the backbone is the stem of the original.
@@ -52,13 +51,6 @@ REBUILDS_PIXELS = r"^(vit\.)?embeddings\.mask_token$|^decoder\."
 def is_upstream(settings: dict[str, Any]) -> bool:
     """Whether a config.json is one of transformers' own ViTs."""
     return settings.get("model_type") in MODEL_TYPES
-
-
-def class_for_upstream(settings: dict[str, Any]) -> str:
-    """The name of our class for one of transformers' ViTs: a classifier, or else the bare encoder."""
-    prefix = "HfViTHybrid" if settings["model_type"] == "vit-hybrid" else "HfViT"
-    has_head = any(name in CLASSIFIERS for name in settings.get("architectures") or [])
-    return prefix + ("ForImageClassification" if has_head else "Model")
 
 
 def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from hf_vit.catalog import (
     search,
 )
 from hf_vit.cli import main
+from hf_vit.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from hf_vit.configuration_hf_vit import VARIANTS
 from hf_vit.conversion import convert
 
@@ -36,9 +37,13 @@ def test_there_are_as_many_as_were_released():
         "sam": 5,
         "gsam": 4,
         "big_vision": 3,
+        "bit_s": 5,
+        "bit_m": 6,
+        "bit_m+imagenet2012": 6,
+        "bit_distilled": 2,
     }
-    assert {entry.variant for entry in released()} <= set(VARIANTS)
-    assert len({entry.location for entry in released()}) == 47
+    assert {entry.variant for entry in released()} <= {*VARIANTS, *BIT_VARIANTS}
+    assert len({entry.location for entry in released()}) == 66
 
 
 def test_every_number_has_its_source_and_every_data_set_is_known():
@@ -92,6 +97,8 @@ def test_released_files_are_found_by_address_or_by_a_name_that_is_theirs_alone()
     assert find_released("/downloads/ViT-B_16.npz") is None  # any of four
     assert find_released(f"/downloads/{LIGHT}.npz").facts["resolution"] == 384
     assert find_released("/downloads/my.npz") is None
+    assert find_released("/downloads/BiT-M-R50x1-ILSVRC2012.npz").facts["resolution"] == 480
+    assert find_released("gs://bit_models/BiT-S-R152x4.npz").variant == "R152x4"
 
 
 def test_the_built_in_list_is_searched_without_an_index():
@@ -102,7 +109,7 @@ def test_the_built_in_list_is_searched_without_an_index():
     assert search("B/16", "oxford_iiit_pet") == []
     assert {find_released(location).family for location, _ in search("B/16", limit=99)} == set(
         released_facts()["families"]
-    ) - {"big_vision"}
+    ) - {"big_vision", "bit_s", "bit_m", "bit_m+imagenet2012", "bit_distilled"}
     with pytest.raises(ValueError, match="unknown architecture 'B/17'; known: Ti/16"):
         search("B/17")
     with pytest.raises(ValueError, match="no file was adapted to 'pets'; data sets: imagenet2012, cifar100"):

@@ -21,6 +21,9 @@ PARAMETERS = {
     "R26+B/32": 101_383_976,
     "R50+B/16": 98_659_112,
     "R50+L/32": 328_994_856,
+    # the two that were never released, from the others: the same ResNet in front of the other Transformer
+    "R50+B/32": 328_994_856 - (306_535_400 - 88_224_232) + (32 * 32 * 3 - 2048) * (1024 - 768),
+    "R50+L/16": 98_659_112 + (304_326_632 - 86_567_656) - (16 * 16 * 3 - 1024) * (1024 - 768),
     "S/16-gap-norep": 22_049_896,
     "S/32-gap-norep": 22_878_184,
     "B/16-gap-norep": 86_566_120,

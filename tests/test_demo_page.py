@@ -87,10 +87,14 @@ def test_dark_where_the_model_does_not_look():
     assert (np.asarray(highlight(np.ones((8, 12, 3)), np.full((2, 3), 0.2))) == 255).all()
 
 
-def test_a_model_that_classifies_patches_is_refused(tmp_path):
+def test_models_without_anything_to_show_are_refused(tmp_path):
     folder = saved(tmp_path / "folder", pooling="none")
     with pytest.raises(ValueError, match="classifies every patch"):
         Demo(folder)
+    resnet = hf_vit.HfBiTForImageClassification(hf_vit.HfBiTConfig(embedding_size=32, depths=[1], image_size=20))
+    save_folder(tmp_path / "resnet", resnet, hf_vit.HfViTImageProcessor(size=20))
+    with pytest.raises(ValueError, match="holds a ResNet, which has no attention to show"):
+        Demo(tmp_path / "resnet")
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ LOAD = """
 
     torch.set_num_threads(1)  # as in the tests; how sums are split changes their last bits
     folder = sys.argv[1]
-    assert "hf_vit" in AutoConfig.from_pretrained(folder, trust_remote_code=True).model_type
+    assert "hf_" in AutoConfig.from_pretrained(folder, trust_remote_code=True).model_type
     processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=True)
     assert type(processor).__module__.startswith("transformers_modules."), type(processor)
     images = torch.load(f"{folder}/images.pt", weights_only=True)
@@ -54,11 +54,14 @@ def run_python(code: str, *arguments, home, **environment) -> subprocess.Complet
 def tiny_model(kind: str):
     if kind == "plain":
         return hf_vit.HfViTForImageClassification(hf_vit.HfViTConfig(**TINY, representation_size=9))
+    if kind == "bit":
+        config = hf_vit.HfBiTConfig(embedding_size=32, depths=[1, 2], image_size=(24, 40), num_labels=11)
+        return hf_vit.HfBiTForImageClassification(config)
     changes = {"patch_size": 1, "stem_depths": [1, 2], "stem_width": 32, "image_size": (24, 40)}
     return hf_vit.HfViTHybridForImageClassification(hf_vit.HfViTHybridConfig(**{**TINY, **changes}))
 
 
-@pytest.fixture(params=["plain", "hybrid"])
+@pytest.fixture(params=["plain", "hybrid", "bit"])
 def folder_with_code(request, tmp_path):
     torch.manual_seed(5)
     model = tiny_model(request.param).eval()

@@ -14,6 +14,8 @@ TRAVELLING = [
     "resnet_stem",
     "modeling_hf_vit",
     "modeling_masked_patch_prediction",
+    "configuration_hf_bit",
+    "modeling_hf_bit",
     "image_processing_hf_vit",
 ]
 AREAS = ("training", "conversion", "analysis")

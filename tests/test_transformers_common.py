@@ -14,7 +14,7 @@ import torch
 from transformers import testing_utils
 
 import hf_vit
-from hf_vit import HfViTConfig, HfViTHybridConfig, HfViTImageProcessor, modeling_hf_vit
+from hf_vit import HfBiTConfig, HfViTConfig, HfViTHybridConfig, HfViTImageProcessor, modeling_hf_vit
 from hf_vit import modeling_masked_patch_prediction as masked_patches
 
 from . import transformers_sdist
@@ -35,6 +35,7 @@ OF_OTHER_KINDS = {
     "models with weights in another layout on disk": r"reverse_loading_mapping|already_mapped_keys|tied_head",
     "image processors with two implementations": r"backends|preprocess_arguments|without_torchvision",
 }
+WITH_ATTENTION = r"attention_outputs|attention_dynamically|eager_matches_sdpa|sdpa_can_dispatch|tp_plan"
 TINY = {
     "hidden_size": 28,
     "num_hidden_layers": 2,
@@ -44,13 +45,14 @@ TINY = {
     "patch_size": 8,
     "num_labels": 5,
 }
+BIT = {"embedding_size": 32, "depths": [1, 1], "image_size": 24, "num_labels": 5}
 HYBRID = {**TINY, "patch_size": 1, "stem_depths": [1, 1], "stem_width": 32}
 
 
 @pytest.fixture(autouse=True)
 def ours_are_known(monkeypatch):
     """The common tests go by class names where they decide what takes labels, and set epsilons of any name."""
-    for model_type, prefix in (("hf_vit", "HfViT"), ("hf_vit_hybrid", "HfViTHybrid")):
+    for model_type, prefix in (("hf_vit", "HfViT"), ("hf_vit_hybrid", "HfViTHybrid"), ("hf_bit", "HfBiT")):
         for table, kind in (
             (modeling.MODEL_MAPPING_NAMES, "Model"),
             (modeling.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, "ForImageClassification"),
@@ -65,9 +67,11 @@ def ours_are_known(monkeypatch):
 class Common:
     """Of a mixin, the tests that are about ours."""
 
+    of_other_kinds = "|".join(OF_OTHER_KINDS.values())
+
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        pattern = "|".join(OF_OTHER_KINDS.values())
+        pattern = cls.of_other_kinds
         for name in dir(cls):
             if name.startswith("test_") and callable(getattr(cls, name)) and re.search(pattern, name):
                 setattr(cls, name, None)
@@ -109,15 +113,15 @@ class Models(Common, modeling.ModelTesterMixin):
     def test_model_get_set_embeddings(self):
         """What embeds an image is no table."""
         for model, _ in self.each_model():
-            embeddings = model.base_model.embeddings
-            assert model.get_input_embeddings() is embeddings.patch_embeddings
+            assert any(parameter.ndim == 4 for parameter in model.get_input_embeddings().parameters())
             model.set_input_embeddings(torch.nn.Identity())
-            assert isinstance(embeddings.patch_embeddings, torch.nn.Identity)
+            assert isinstance(model.get_input_embeddings(), torch.nn.Identity)
+            assert any(isinstance(module, torch.nn.Identity) for module in model.base_model.modules())
 
     def test_enable_input_require_grads_with_gradient_checkpointing(self):
         """The common test looks for the weight of a table."""
         for model, inputs in self.each_model():
-            weight = model.base_model.embeddings.patch_embeddings.projection.weight
+            weight = next(model.get_input_embeddings().parameters())
             gradients = []
             for set_up in (model.train, model.activation_checkpointing_enable, model.enable_input_require_grads):
                 set_up()
@@ -138,9 +142,9 @@ class Models(Common, modeling.ModelTesterMixin):
                 model.save_pretrained(folder)
                 again = type(model).from_pretrained(folder, num_labels=42)
             assert "it was re-created as zeros" in log.out
-            assert again.classifier.weight.shape == (42, 28)
+            assert again.classifier.weight.shape == (42, model.classifier.in_features)
             assert not any(parameter.any() for parameter in again.classifier.parameters())
-            for ours, theirs in zip(model.vit.parameters(), again.vit.parameters(), strict=True):
+            for ours, theirs in zip(model.base_model.parameters(), again.base_model.parameters(), strict=True):
                 assert torch.equal(ours, theirs)
 
     def test_model_weights_reload_no_missing_tied_weights(self):
@@ -151,7 +155,7 @@ class Models(Common, modeling.ModelTesterMixin):
 
     def missing_weights_are_refused(self, common_test):
         """As we document; and the common test passes where they are not."""
-        with pytest.raises(ValueError, match=r"does not fit its configuration: .*embeddings\.cls_token is missing"):
+        with pytest.raises(ValueError, match=r"does not fit its configuration: .* is missing"):
             common_test()
         with mock.patch.object(modeling_hf_vit, "_check_loading"):
             common_test()
@@ -164,6 +168,19 @@ class TestModels(Models, unittest.TestCase):
 class TestHybrids(Models, unittest.TestCase):
     config_class, settings = HfViTHybridConfig, HYBRID
     all_model_classes = (hf_vit.HfViTHybridModel, hf_vit.HfViTHybridForImageClassification, hf_vit.HfViTHybridBackbone)
+
+
+class TestBiT(Models, unittest.TestCase):
+    config_class, settings = HfBiTConfig, BIT
+    all_model_classes = (hf_vit.HfBiTModel, hf_vit.HfBiTForImageClassification, hf_vit.HfBiTBackbone)
+    has_attentions = False
+    of_other_kinds = f"{Common.of_other_kinds}|{WITH_ATTENTION}"
+
+    def test_hidden_states_output(self):
+        """They are maps: what enters the first stage, and what leaves each."""
+        for model, inputs in self.each_model():
+            maps = model(**inputs, output_hidden_states=True).hidden_states
+            assert [tuple(map_.shape) for map_ in maps] == [(3, 32, 6, 6), (3, 128, 6, 6), (3, 256, 3, 3)]
 
 
 class TestMaskedPatchPrediction(Models, unittest.TestCase):
@@ -202,11 +219,20 @@ class TestHybridBackbones(Common, backbones.BackboneTesterMixin, unittest.TestCa
     setUp = Models.setUp
 
 
-@pytest.mark.parametrize("small", [SmallModel(HfViTConfig, TINY), SmallModel(HfViTHybridConfig, HYBRID)])
-def test_configurations(small):
-    case = unittest.TestCase()
-    settings = {name: value for name, value in small.settings.items() if name != "num_labels"}
-    configurations.ConfigTester(case, small.config_class, has_text_modality=False, **settings).run_common_tests()
+class TestBiTBackbones(Common, backbones.BackboneTesterMixin, unittest.TestCase):
+    config_class, settings = HfBiTConfig, BIT
+    all_model_classes = (hf_vit.HfBiTBackbone,)
+    has_attentions = False
+    setUp = Models.setUp
+
+
+@pytest.mark.parametrize(
+    ("config_class", "settings"), [(HfViTConfig, TINY), (HfViTHybridConfig, HYBRID), (HfBiTConfig, BIT)]
+)
+def test_configurations(config_class, settings):
+    settings = {name: value for name, value in settings.items() if name != "num_labels"}
+    kind = {"has_text_modality": False, "common_properties": ["num_channels", "image_size"]}
+    configurations.ConfigTester(unittest.TestCase(), config_class, **kind, **settings).run_common_tests()
 
 
 class SmallProcessor(processors.ImageProcessingTester):
@@ -229,5 +255,5 @@ class TestImageProcessor(Common, processors.ImageProcessingTestMixin, unittest.T
 def test_what_was_taken_out_is_there():
     mixins = (modeling.ModelTesterMixin, backbones.BackboneTesterMixin, processors.ImageProcessingTestMixin)
     names = [name for mixin in mixins for name in dir(mixin) if name.startswith("test_")]
-    for pattern in "|".join(OF_OTHER_KINDS.values()).split("|"):
+    for pattern in f"{Common.of_other_kinds}|{WITH_ATTENTION}".split("|"):
         assert any(re.search(pattern, name) for name in names), pattern

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from ..configuration_hf_bit import HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from ..modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..modeling_hf_vit import (
     HfViTForImageClassification,
     HfViTHybridForImageClassification,
@@ -17,25 +19,29 @@ from ..modeling_hf_vit import (
 from .rules import ConversionError, Rule
 
 DEFAULT_IMAGE_SIZE = 224  # where a file has no table of positions to read it from
+# Without and with a head.
+MODELS: dict[type, tuple[type[HfViTPreTrainedModel], type[HfViTPreTrainedModel]]] = {
+    HfViTConfig: (HfViTModel, HfViTForImageClassification),
+    HfViTHybridConfig: (HfViTHybridModel, HfViTHybridForImageClassification),
+    HfBiTConfig: (HfBiTModel, HfBiTForImageClassification),
+}
 
 
 def empty_model(fields: dict[str, Any], has_head: bool) -> HfViTPreTrainedModel:
-    """A model on the meta device; with `stem_depths` among the fields of its configuration it is a hybrid."""
-    hybrid = "stem_depths" in fields
-    config = HfViTHybridConfig(**fields) if hybrid else HfViTConfig(**fields)
-    if has_head:
-        model_class = HfViTHybridForImageClassification if hybrid else HfViTForImageClassification
-    else:
-        model_class = HfViTHybridModel if hybrid else HfViTModel
+    """A model on the meta device.
+
+    With `stem_depths` among the fields of its configuration it is a hybrid, with `depths` a ResNet.
+    """
+    config_class = HfViTHybridConfig if "stem_depths" in fields else HfBiTConfig if "depths" in fields else HfViTConfig
     with torch.device("meta"):
-        return model_class(config)
+        return MODELS[config_class][has_head](config_class(**fields))
 
 
 def rules_for_model(model: HfViTPreTrainedModel, rules: Iterable[Rule]) -> list[Rule]:
     """Rules that speak of a classifier, for a model that may be the bare encoder."""
     if model.base_model is not model:
         return list(rules)
-    return [rule._replace(ours=rule.ours.removeprefix("vit.")) for rule in rules]
+    return [rule._replace(ours=rule.ours.removeprefix(f"{model.base_model_prefix}.")) for rule in rules]
 
 
 def check_required(

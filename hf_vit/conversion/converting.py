@@ -10,7 +10,7 @@ from ..image_processing_hf_vit import HfViTImageProcessor
 from ..modeling_hf_vit import HfViTPreTrainedModel
 from ..output import new_folder
 from .labels import labels_of_timm, read_labels
-from .preprocessing import build_processor, processor_settings
+from .preprocessing import build_processor, processor_settings, released_size
 from .recognising import fetch_any, read_settings, recognise_source
 from .record import package_versions
 from .rules import ConversionError
@@ -29,9 +29,10 @@ def convert(
 ) -> tuple[HfViTPreTrainedModel, HfViTImageProcessor]:
     """Convert a checkpoint of the original family, or of one of its ports.
 
-    What it is, is seen from its content: the original's .npz (vit_jax, big_vision); .safetensors, .pth, .pt or .bin of
-    timm (ViT and hybrids), torchvision, DeiT, MAE or DINO; a folder of timm or of transformers' `vit`, `vit_mae` or
-    `vit-hybrid`. The model computes with the numbers that the source computes with (GELU, epsilons).
+    What it is, is seen from its content: the original's .npz (vit_jax, big_vision, big_transfer); .safetensors, .pth,
+    .pt or .bin of timm (ViT, hybrids and BiT), torchvision, DeiT, MAE or DINO; a folder of timm or of transformers'
+    `vit`, `vit_mae`, `vit-hybrid` or `bit`. The model computes with the numbers that the source computes with (GELU,
+    epsilons).
 
     Args:
         source: a path, `https://...` or `gs://bucket/path` of a file, a folder that holds one, or a name on the Hub; or
@@ -64,6 +65,8 @@ def convert(
         sha256 = executor.submit(sha256_of, path)  # hashing runs beside the reading
         model, record = read(**overrides)
         record = {"source": public_name(fetched), "file": path.name, "sha256": sha256.result(), **record}
+    if record["dialect"]["names"] == "big_transfer":
+        model.set_image_size(overrides.get("image_size", released_size(fetched.location)))
     preprocessing = processor_settings(record["dialect"], fetched.location, path.parent, settings)
     if preset is not None:
         preprocessing = {"preset": preset}

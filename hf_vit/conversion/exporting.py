@@ -28,7 +28,7 @@ def export(
     to: str,
     *,
     processor: Any = None,
-    dialect: str = "vit_jax",
+    dialect: str | None = None,
     size: Size | str | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def export(
     Args:
         path: a file; for "transformers" a folder; for "timm" either.
         processor: its image processor, for "transformers".
-        dialect: for "jax".
+        dialect: for "jax"; see `export_jax`.
         size: of the images, for programs: an int, (height, width) or "dynamic".
         overwrite: whether `path` may be replaced.
 

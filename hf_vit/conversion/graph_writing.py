@@ -17,13 +17,17 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
+from ..configuration_hf_bit import HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, Size, as_pair
+from ..modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
 from ..output import new_file, refuse_existing
 from .rules import ConversionError
 
 DYNAMIC = "dynamic"
 MAX_PATCHES = 1024  # rows or columns, of a program with a dynamic size
+CLASSIFIERS = (HfViTForImageClassification, HfBiTForImageClassification)
+ENCODERS = (HfViTModel, HfBiTModel)
 
 
 class OneOutput(nn.Module):
@@ -59,7 +63,7 @@ def export_onnx(
     _require("onnx", "onnxscript")
     refuse_existing(path, overwrite)
     module, pixel_values, shapes = _prepare(model, size)
-    output = "logits" if isinstance(model, HfViTForImageClassification) else "pooler_output"
+    output = "logits" if isinstance(model, CLASSIFIERS) else "pooler_output"
     with _quiet():
         program = torch.onnx.export(
             module,
@@ -110,10 +114,11 @@ def _prepare(
     model: HfViTPreTrainedModel, size: Size | str | None
 ) -> tuple[nn.Module, torch.Tensor, dict[str, dict[int, Any]]]:
     """What is exported: a copy of the model at that size, an example of its input, and which sizes are free."""
-    if not isinstance(model, HfViTModel | HfViTForImageClassification):
+    if not isinstance(model, (*ENCODERS, *CLASSIFIERS)):
         raise ConversionError(f"{type(model).__name__} cannot be exported; export its encoder or its classifier")
     model = copy.deepcopy(model).eval()
-    model.set_attn_implementation("sdpa")
+    if isinstance(model.config, HfViTConfig):
+        model.set_attn_implementation("sdpa")
     shapes: dict[int, Any] = {0: Dim("batch", min=1)}
     if size == DYNAMIC:
         shapes |= _free_sizes(model.config)
@@ -125,7 +130,12 @@ def _prepare(
     return OneOutput(model).eval(), pixel_values, {"pixel_values": shapes}
 
 
-def _free_sizes(config: HfViTConfig) -> dict[int, Any]:
+def _free_sizes(config: HfViTConfig | HfBiTConfig) -> dict[int, Any]:
+    if isinstance(config, HfBiTConfig):
+        if config.padding == "same":
+            raise ConversionError("'SAME' padding depends on the size of the image: state a size")
+        limits = {"min": config.stride + 1, "max": MAX_PATCHES * config.stride}  # two rows and columns at least
+        return {2: Dim("height", **limits), 3: Dim("width", **limits)}
     rows, columns = (patch * config.stride for patch in as_pair(config.patch_size))
     if config.position_embedding_type == "sincos2d":
         raise ConversionError("fixed sine-cosine positions are computed outside the program: state a size")

@@ -152,7 +152,7 @@ def recognise(names: list[str], depth_of_stack: int | None, file: str) -> tuple[
     """
     prefix = next((prefix for prefix in PREFIXES if f"{prefix}embedding/kernel" in names), None)
     if prefix is None:
-        raise ConversionError(f"{file} holds {_other_architecture(names)}; hf_vit converts ViT and its hybrids")
+        raise ConversionError(f"{file} holds {_other_architecture(names)}; hf_vit converts ViT, its hybrids and BiT")
     own = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
     positions_at_root = any(name in own for name in ("pos_embedding", "Transformer/pos_embedding"))
     per_class = any(re.match(r"Transformer/encoderblock(_\d+)?/MlpBlock_0/", name) for name in own)
@@ -188,8 +188,6 @@ def _other_architecture(names: list[str]) -> str:
         return "an MLP-Mixer"
     if "txt" in roots or "Embed_0" in roots:
         return "a text tower"
-    if "root_block" in roots or "conv_root" in roots or "group1" in roots:
-        return "a ResNet without a transformer (BiT)"
     return f"an unknown architecture (arrays such as {', '.join(sorted(names)[:3])})"
 
 

@@ -1,7 +1,8 @@
 """From an original JAX checkpoint (.npz) to a model: everything is inferred from array names and shapes."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from torch.nn.functional import pad
 
 from ..configuration_hf_vit import stem_stride
 from ..modeling_hf_vit import HfViTPreTrainedModel
+from . import bit_layout
 from .building import (
     check_required,
     default_grid,
@@ -33,6 +35,8 @@ class JaxCheckpoint(NamedTuple):
 
     arrays: for every name of the rules, where its array is.
     fields: of the configuration, as inferred.
+    rules_for: the rules of a configuration, with or without a head.
+    head: names of the head's kernel and bias.
     class_row_missing: whether the table of positions lacks the row of the class token.
     left_out: the head, if it is all zero: its shape and bias, to write it back.
     """
@@ -40,14 +44,20 @@ class JaxCheckpoint(NamedTuple):
     dialect: Dialect
     arrays: dict[str, StoredArray]
     fields: dict[str, Any]
-    class_row_missing: bool
-    left_out: dict[str, Any]
+    rules_for: Callable[[Any, bool], list[Rule]] = rules_for
+    head: tuple[str, str] = ("head/kernel", "head/bias")
+    class_row_missing: bool = False
+    left_out: dict[str, Any] = {}  # noqa: RUF012 - a NamedTuple's default, which nobody changes
+
+    @property
+    def has_head(self) -> bool:
+        return self.head[0] in self.arrays
 
 
 def read_jax(
     path: Path, position_grid: tuple[int, int] | None = None, weights: Path | None = None, **overrides: Any
 ) -> tuple[HfViTPreTrainedModel, dict[str, Any]]:
-    """Read a checkpoint of vit_jax or big_vision.
+    """Read a checkpoint of vit_jax, big_vision or big_transfer.
 
     Args:
         path: the .npz file.
@@ -63,8 +73,8 @@ def read_jax(
         ConversionError: it does not hold a ViT, or arrays are missing, left over, of the wrong shape or not finite.
     """
     with NpzReader(path) as reader:
-        checkpoint = describe(reader, path.name, position_grid)
-        model = empty_model({**checkpoint.fields, **overrides}, has_head="head/kernel" in checkpoint.arrays)
+        checkpoint = leave_out_zero_head(reader, describe(reader, path.name, position_grid))
+        model = empty_model({**checkpoint.fields, **overrides}, checkpoint.has_head)
         rules = _checked_rules(reader, checkpoint, model, path.name)
         arrays = _convert_arrays(reader, checkpoint, rules, path.name)
         if weights is None:
@@ -77,21 +87,42 @@ def read_jax(
 
 
 def describe(reader: NpzReader, file: str, position_grid: tuple[int, int] | None = None) -> JaxCheckpoint:
-    """Recognise the dialect and infer the configuration; reads no array but the head's."""
+    """Recognise the dialect and infer the configuration; reads no array."""
+    if (bit := bit_layout.recognise(list(reader.arrays))) is not None:
+        return _describe_bit(reader, *bit, file)
     dialect, arrays = recognise(list(reader.arrays), _depth_of_stack(reader.arrays, file), file)
     shapes = _shapes(reader, arrays)
     _check_what_is_inferred_from(shapes, file)
     fields = infer(shapes) | _infer_positions(shapes, dialect, position_grid, file)
     class_row_missing = fields.pop("class_row_missing")
-    left_out = _zero_head(reader, arrays)
-    if left_out:
-        arrays = {name: stored for name, stored in arrays.items() if not name.startswith("head/")}
-    return JaxCheckpoint(dialect, arrays, fields, class_row_missing, left_out)
+    return JaxCheckpoint(dialect, arrays, fields, class_row_missing=class_row_missing)
+
+
+def _describe_bit(reader: NpzReader, dialect: Dialect, arrays: dict[str, StoredArray], file: str) -> JaxCheckpoint:
+    shapes, names = _shapes(reader, arrays), bit_layout.NAMES[dialect.names]
+    kernel, bias = (rule.theirs for rule in names.head)
+    check_required(shapes, {names.root[0].theirs: 4}, {kernel: 4 if dialect.names == "big_transfer" else 2}, file)
+    rules_of_dialect = partial(bit_layout.rules_for, code=dialect.names)
+    return JaxCheckpoint(
+        dialect, arrays, bit_layout.infer(shapes, dialect.names), rules_of_dialect, head=(kernel, bias)
+    )
+
+
+def leave_out_zero_head(reader: NpzReader, checkpoint: JaxCheckpoint) -> JaxCheckpoint:
+    """Without an untrained head, as the ImageNet-21k files have it."""
+    if not all(name in checkpoint.arrays for name in checkpoint.head):
+        return checkpoint
+    kernel, bias = (reader.read(checkpoint.arrays[name].name) for name in checkpoint.head)
+    if not is_untrained(kernel, bias):
+        return checkpoint
+    arrays = {name: stored for name, stored in checkpoint.arrays.items() if name not in checkpoint.head}
+    left_out = {"head": {"shape": list(kernel.shape), "bias": float(bias[0])}}
+    return checkpoint._replace(arrays=arrays, left_out=left_out)
 
 
 def _checked_rules(reader: NpzReader, checkpoint: JaxCheckpoint, model: HfViTPreTrainedModel, file: str) -> list[Rule]:
     """The rules of a model, those of one array of the file side by side, after checking all names and shapes."""
-    rules = rules_for_model(model, rules_for(model.config, has_head="head/kernel" in checkpoint.arrays))
+    rules = rules_for_model(model, checkpoint.rules_for(model.config, checkpoint.has_head))
     check_names(rules, checkpoint.arrays, file)
     shapes = _shapes(reader, checkpoint.arrays)
     if checkpoint.class_row_missing:
@@ -211,11 +242,3 @@ def _shapes(reader: NpzReader, arrays: Mapping[str, StoredArray]) -> dict[str, t
     """Of the arrays by the names of the rules; a stacked array counts as its blocks."""
     shapes = {name: reader.arrays[stored.name].shape for name, stored in arrays.items()}
     return {name: shape if arrays[name].index is None else shape[1:] for name, shape in shapes.items()}
-
-
-def _zero_head(reader: NpzReader, arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
-    """An untrained head, as the ImageNet-21k files have it: shape and bias; empty for any other."""
-    if "head/kernel" not in arrays or "head/bias" not in arrays:
-        return {}
-    kernel, bias = reader.read(arrays["head/kernel"].name), reader.read(arrays["head/bias"].name)
-    return {"head": {"shape": list(kernel.shape), "bias": float(bias[0])}} if is_untrained(kernel, bias) else {}

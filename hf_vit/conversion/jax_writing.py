@@ -8,29 +8,39 @@ from typing import Any
 
 import torch
 
+from ..configuration_hf_bit import ORIGINALS, HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from ..modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel, stem_numbers
 from ..resnet_stem import ORIGINAL
+from . import bit_layout
+from .building import rules_for_model
 from .jax_layout import POSITIONS, Dialect, dialect_name, rules_for
 from .npz import write_npz
 from .record import record_of
 from .rules import ConversionError
 
 DIALECTS = ("vit_jax", "big_vision")
+BIT_DIALECTS = {"big_transfer": ("big_transfer",), "big_vision": ("bit_paper", "bit")}
 
 
-def export_jax(model: HfViTPreTrainedModel, path: str | os.PathLike, dialect: str = "vit_jax") -> None:
+def export_jax(model: HfViTPreTrainedModel, path: str | os.PathLike, dialect: str | None = None) -> None:
     """Write a model as an .npz that the original code loads; what was converted comes back bit by bit.
 
     Args:
         model: with or without a head. A model converted from a file whose all-zero head was left out gets it back.
         path: the .npz to write; it appears when it is complete.
-        dialect: "vit_jax" (names of the released files) or "big_vision".
+        dialect: "vit_jax" (names of the released files, the default) or "big_vision"; of a BiT "big_transfer" or
+            "big_vision", by default the one that computes as the model does.
 
     Raises:
         ConversionError: the dialect has no such model.
         NpzError: the file cannot be written.
     """
+    if isinstance(model, HfBiTModel | HfBiTForImageClassification):
+        write_npz(Path(path), _bit_arrays(model, _code_of(model.config, dialect)))
+        return
+    dialect = dialect or DIALECTS[0]
     if dialect not in DIALECTS:
         raise ConversionError(f"unknown dialect {dialect!r}; known: {', '.join(DIALECTS)}")
     if not isinstance(model, HfViTModel | HfViTForImageClassification):
@@ -78,7 +88,30 @@ def _arrays(model: HfViTPreTrainedModel, dialect: Dialect) -> Iterator[tuple[str
         if folds_class_row and theirs == POSITIONS:
             array = array[:, 1:]
         yield dialect_name(theirs, dialect), array
-    yield from _left_out_head(model, has_head, dialect)
+    yield from _left_out_head(model, has_head, *(dialect_name(f"head/{kind}", dialect) for kind in ("kernel", "bias")))
+
+
+def _code_of(config: HfBiTConfig, dialect: str | None) -> str:
+    """The code that computes as a BiT does, a key of `bit_layout.NAMES`."""
+    if dialect is not None and dialect not in BIT_DIALECTS:
+        raise ConversionError(f"unknown dialect {dialect!r}; of a BiT there are: {', '.join(BIT_DIALECTS)}")
+    codes = BIT_DIALECTS[dialect] if dialect else tuple(ORIGINALS)
+    for code in codes:
+        if all(getattr(config, field) == value for field, value in ORIGINALS[code].items()):
+            return code
+    numbers = ", ".join(f"{field} {getattr(config, field)}" for field in ORIGINALS["bit"])
+    raise ConversionError(f"{f'{dialect} has no' if dialect else 'no original code has a'} ResNet with {numbers}")
+
+
+def _bit_arrays(model: HfViTPreTrainedModel, code: str) -> Iterator[tuple[str, torch.Tensor]]:
+    has_head = model.base_model is not model
+    state_dict = model.state_dict()
+    for theirs, ours, layout in rules_for_model(model, bit_layout.rules_for(model.config, has_head, code)):
+        parameter = state_dict[ours]
+        is_linen_norm = re.search(r"(^|/)(gn[^/]*|norm-pre-head)/", theirs)
+        yield theirs, layout.to_theirs(parameter, (1, 1, 1, len(parameter)) if is_linen_norm else parameter.shape)
+    kernel, bias = (rule.theirs for rule in bit_layout.NAMES[code].head)
+    yield from _left_out_head(model, has_head, kernel, bias)
 
 
 def _their_shape(theirs: str, parameter: torch.Tensor, config: HfViTConfig) -> tuple[int, ...]:
@@ -102,11 +135,12 @@ def _with_class_row(cls: torch.Tensor, positions: torch.Tensor | None) -> torch.
     return cls + positions[:, :1]
 
 
-def _left_out_head(model: HfViTPreTrainedModel, has_head: bool, dialect: Dialect) -> Iterator[tuple[str, torch.Tensor]]:
+def _left_out_head(
+    model: HfViTPreTrainedModel, has_head: bool, kernel_name: str, bias_name: str
+) -> Iterator[tuple[str, torch.Tensor]]:
     left_out: dict[str, Any] = record_of(model).get("left_out", {})
     if has_head or "head" not in left_out:
         return
-    rows, columns = left_out["head"]["shape"]
-    kernel = torch.zeros(rows, columns, dtype=model.dtype)
-    yield dialect_name("head/kernel", dialect), kernel
-    yield dialect_name("head/bias", dialect), kernel.new_full((columns,), left_out["head"]["bias"])
+    kernel = torch.zeros(left_out["head"]["shape"], dtype=model.dtype)
+    yield kernel_name, kernel
+    yield bias_name, kernel.new_full(kernel.shape[-1:], left_out["head"]["bias"])

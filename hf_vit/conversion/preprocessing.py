@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ..configuration_hf_bit import HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, as_pair
 from ..image_processing_hf_vit import HfViTImageProcessor
 
@@ -15,6 +16,11 @@ TORCHVISION = {"preset": "timm", "resample": BILINEAR, "crop_pct": 224 / 256, **
 # the evaluations of DeiT, MAE and DINO: resize 256, centre crop 224
 FACEBOOK = {"preset": "timm", "resample": BICUBIC, "crop_pct": 224 / 256, **IMAGENET}
 PREPROCESSOR_CONFIG = "preprocessor_config.json"
+# Those of "Knowledge distillation: A good teacher is patient and consistent", and their teachers; evaluated as
+# configs/proj/distill/bit_i1k.py of big_vision does.
+DISTILLED = re.compile(r"R\d+x\d(?:_T)?_(\d+)")
+# Of VTAB, the data sets whose images are smaller than 96 x 96 pixels, as big_transfer's files call them.
+SMALL_IMAGES = ("cifar100", "svhn", "eurosat", "dsprites-orientation", "dsprites-xpos")
 
 
 def processor_settings(dialect: dict[str, Any], location: str, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -32,6 +38,8 @@ def processor_settings(dialect: dict[str, Any], location: str, folder: Path, con
         return _of_transformers(json.loads(file.read_text()) if file.is_file() else {})
     if names == "torchvision":
         return TORCHVISION
+    if names == "timm_bit":
+        return _of_timm(config.get("pretrained_cfg") or {"crop_pct": 0.875, "interpolation": "bilinear"})
     if names == "timm":
         # their scripts keep the weights under these names, and timm under others
         is_facebook = dialect["container"] in ("model", "teacher", "student")
@@ -39,16 +47,27 @@ def processor_settings(dialect: dict[str, Any], location: str, folder: Path, con
     return {"preset": _preset_of_jax(dialect, location)}
 
 
-def build_processor(config: HfViTConfig, **settings: Any) -> HfViTImageProcessor:
+def build_processor(config: HfViTConfig | HfBiTConfig, **settings: Any) -> HfViTImageProcessor:
     """The image processor of a model: its size, channels and patches, and a preset's way of getting there."""
     height, width = as_pair(config.image_size)
-    patch_height, patch_width = (size * config.stride for size in as_pair(config.patch_size))
-    own = {
-        "size": {"height": height, "width": width},
-        "patch_size": [patch_height, patch_width],
-        "num_channels": config.num_channels,
-    }
+    own: dict[str, Any] = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
+    if isinstance(config, HfViTConfig):
+        own["patch_size"] = [size * config.stride for size in as_pair(config.patch_size)]
     return HfViTImageProcessor(**{**own, **settings})
+
+
+def released_size(location: str) -> int:
+    """The height and width in pixels that a file of gs://bit_models was made for, by its name: no array shows it.
+
+    Fine-tuned files follow BiT-HyperRule (bit_hyperrule.py of big_transfer): 128 where images are smaller than
+    96 x 96, else 480.
+    """
+    name = Path(location).stem
+    if match := re.search(r"-run\d-(.+)$", name):
+        return 128 if match[1] in SMALL_IMAGES else 480
+    if match := DISTILLED.fullmatch(name):
+        return int(match[1])
+    return 480 if name.endswith("-ILSVRC2012") else 224
 
 
 def _preset_of_jax(dialect: dict[str, Any], location: str) -> str:
@@ -58,7 +77,9 @@ def _preset_of_jax(dialect: dict[str, Any], location: str) -> str:
     """
     if dialect["prefix"].endswith("img/"):
         return "lit"
-    if dialect["names"] == "big_vision":
+    if dialect["names"] == "big_transfer":
+        return "big_vision" if DISTILLED.fullmatch(Path(location).stem) else "bit"
+    if dialect["names"] in ("big_vision", "bit_paper", "bit"):
         return "big_vision"
     is_augreg = "vit_models/augreg/" in location or re.search(r"-aug_[a-z]+\d?-wd_", Path(location).name)
     return "augreg" if is_augreg else "vit_jax"

@@ -11,14 +11,12 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from ..modeling_hf_vit import HfViTPreTrainedModel
-from ..upstream_vit import is_upstream
 from .jax_reading import read_jax
 from .rules import ConversionError
 from .sources import Source, SourceError, fetch
-from .timm_layout import settings_of
 from .torch_files import is_torch_file
 from .torch_reading import read_torch
-from .transformers_reading import read_transformers
+from .transformers_reading import is_of_transformers, read_transformers
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin")
@@ -78,16 +76,16 @@ def recognise_source(
     Raises:
         ConversionError: the folder does not hold one checkpoint that we can convert.
     """
-    if is_upstream(settings):
+    if is_of_transformers(settings):
         return _weights_in(path), partial(read_transformers, path, settings)
     if model_type := settings.get("model_type"):
         what = (
             "is in the format of hf_vit already" if model_type.startswith("hf_vit") else f"holds a {model_type} model"
         )
-        raise ConversionError(f"{path} {what}; hf_vit converts vit, vit_mae and vit-hybrid of transformers")
+        raise ConversionError(f"{path} {what}; hf_vit converts vit, vit_mae, vit-hybrid and bit of transformers")
     file = path if path.is_file() else _checkpoint_in(path, has_settings=bool(settings))
     if is_torch_file(file):
-        return file, partial(read_torch, file, position_grid, settings=settings_of(settings))
+        return file, partial(read_torch, file, position_grid, settings=settings)
     return file, partial(read_jax, file, position_grid)
 
 

@@ -7,10 +7,13 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from ..configuration_hf_bit import DEPTHS, HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
+from ..modeling_hf_bit import HfBiTForImageClassification, HfBiTModel, numbers_of
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
 from ..output import new_file, new_folder
 from ..resnet_stem import StemNumbers
+from . import timm_bit_layout
 from .building import rules_for_model
 from .rules import ConversionError, to_theirs
 from .timm_layout import ACTIVATIONS, POOLINGS, rules_for
@@ -23,6 +26,9 @@ HYBRIDS = {
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
+BIT_NUMBERS = STEM_NUMBERS._replace(padding="fixed", pool_padding="zero")
+BITS = {(DEPTHS[layers], factor): f"resnetv2_{layers}x{factor}_bit"
+        for layers, factor in ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))}  # fmt: skip
 
 
 def export_timm(model: HfViTPreTrainedModel, path: str | os.PathLike, overwrite: bool = False) -> dict[str, Any]:
@@ -44,19 +50,41 @@ def export_timm(model: HfViTPreTrainedModel, path: str | os.PathLike, overwrite:
         ConversionError: timm has no such model.
         FileExistsError: `path` exists and may not be overwritten.
     """
+    if isinstance(model, HfBiTModel | HfBiTForImageClassification):
+        return _export_bit(model, path, overwrite)
     if not isinstance(model, HfViTModel | HfViTForImageClassification):
         raise ConversionError(f"{type(model).__name__} has no counterpart in timm; convert its encoder or classifier")
     _check_expressible(model.config)
     has_head = model.base_model is not model
     arrays = to_theirs(model.state_dict(), rules_for_model(model, rules_for(model.config, has_head)))
     arguments = model_arguments(model.config, has_head)
+    return _write(path, arrays, timm_config(model.config, arguments), overwrite)
+
+
+def _export_bit(model: HfViTPreTrainedModel, path: str | os.PathLike, overwrite: bool) -> dict[str, Any]:
+    config = model.config
+    architecture = BITS.get((tuple(config.depths), config.embedding_size / 64))
+    if architecture is None:
+        raise ConversionError(f"timm has no BiT of depths {config.depths} with {config.embedding_size} channels")
+    if config.layer_type != "preactivation" or numbers_of(config) != BIT_NUMBERS:
+        raise ConversionError(f"timm has no {config.layer_type} ResNet with {numbers_of(config)}")
+    has_head = model.base_model is not model
+    rules = rules_for_model(model, timm_bit_layout.rules_for(config, has_head))
+    arguments = {"in_chans": config.num_channels, "num_classes": config.num_labels if has_head else 0}
+    description = _description(config, architecture, arguments["num_classes"], "bilinear", 0.875)
+    return _write(path, to_theirs(model.state_dict(), rules), {**description, "model_args": arguments}, overwrite)
+
+
+def _write(path: str | os.PathLike, arrays: dict, description: dict[str, Any], overwrite: bool) -> dict[str, Any]:
+    """The weights, and for a folder how the model is built; returns the arguments of `timm.create_model`."""
+    arguments = description["model_args"]
     if Path(path).suffix == ".safetensors":
         with new_file(path, overwrite) as file:
             save_file(arrays, file, metadata={"format": "pt"})
         return arguments
     with new_folder(path, overwrite) as folder:
         save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "config.json").write_text(json.dumps(timm_config(model.config, arguments), indent=2) + "\n")
+        (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n")
     return arguments
 
 
@@ -105,22 +133,27 @@ def timm_config(config: HfViTConfig, arguments: dict[str, Any]) -> dict[str, Any
     architecture = "vit_base_patch16_224"
     if isinstance(config, HfViTHybridConfig):
         architecture = HYBRIDS[tuple(config.stem_depths)]
+    description = _description(config, architecture, arguments["num_classes"], "bicubic", 0.9)
+    return {**description, "global_pool": arguments["global_pool"], "model_args": arguments}
+
+
+def _description(
+    config: HfViTConfig | HfBiTConfig, architecture: str, num_classes: int, interpolation: str, crop_pct: float
+) -> dict[str, Any]:
     height, width = as_pair(config.image_size)
-    names = [(config.id2label or {})[index] for index in range(arguments["num_classes"])]
+    names = [(config.id2label or {})[index] for index in range(num_classes)]
     has_names = any(name != f"LABEL_{index}" for index, name in enumerate(names))
     return {
         "architecture": architecture,
-        "num_classes": arguments["num_classes"],
+        "num_classes": num_classes,
         **({"label_names": names} if has_names else {}),
         "num_features": config.hidden_size,
-        "global_pool": arguments["global_pool"],
         "pretrained_cfg": {
             "input_size": [config.num_channels, height, width],
-            "interpolation": "bicubic",
-            "crop_pct": 0.9 if max(height, width) < 384 else 1.0,
+            "interpolation": interpolation,
+            "crop_pct": crop_pct if max(height, width) < 384 else 1.0,
             "mean": [0.5] * config.num_channels,
             "std": [0.5] * config.num_channels,
-            "num_classes": arguments["num_classes"],
+            "num_classes": num_classes,
         },
-        "model_args": arguments,
     }

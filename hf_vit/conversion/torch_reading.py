@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..modeling_hf_vit import HfViTPreTrainedModel
-from . import timm_layout, torchvision_layout
+from . import timm_bit_layout, timm_layout, torchvision_layout
 from .building import check_required, empty_model, is_untrained, rules_for_model
 from .rules import ConversionError, to_ours
 from .torch_files import read_arrays
@@ -18,7 +18,7 @@ HEADS = {1280: 16, 1152: 16, 1408: 16, 1664: 16}
 
 
 # The modules that declare how each family names its arrays.
-FAMILIES = {"timm": timm_layout, "torchvision": torchvision_layout}
+FAMILIES = {"timm": timm_layout, "torchvision": torchvision_layout, "timm_bit": timm_bit_layout}
 
 
 def read_torch(
@@ -32,7 +32,7 @@ def read_torch(
     Args:
         path: the file; nothing in it is unpickled.
         position_grid: (rows, columns) of the table of positions; a square by default.
-        settings: fields of the configuration that a config.json beside it states.
+        settings: the config.json beside it.
         overrides: fields of the configuration that no array shows, such as `num_attention_heads`.
 
     Returns:
@@ -45,6 +45,7 @@ def read_torch(
     arrays, container = read_arrays(path)
     names, prefix = recognise(arrays, path.name)
     family = FAMILIES[names]
+    stated = family.settings_of(settings or {})
     own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     left_out = sorted(name for name in own if family.BESIDE and re.search(family.BESIDE, name))
     own = family.canonical({name: array for name, array in own.items() if name not in left_out}, position_grid)
@@ -54,8 +55,9 @@ def read_torch(
 
     shapes = {name: tuple(array.shape) for name, array in own.items()}
     check_required(shapes, family.REQUIRED, family.OPTIONAL, path.name)
-    fields = {**family.infer(shapes, position_grid, path.name), **(settings or {}), **overrides}
-    fields = {"num_attention_heads": _num_heads(fields, path.name), **fields}
+    fields = {**family.infer(shapes, position_grid, path.name), **stated, **overrides}
+    if "hidden_size" in fields:
+        fields = {"num_attention_heads": _num_heads(fields, path.name), **fields}
     has_head = f"{family.CLASSIFIER}.weight" in own
     model = empty_model(fields, has_head)
     rules = rules_for_model(model, family.rules_for(model.config, has_head))
@@ -84,15 +86,15 @@ def recognise(arrays: Mapping[str, torch.Tensor], file: str) -> tuple[str, str]:
     if any("embeddings.patch_embeddings" in name for name in arrays):
         raise ConversionError(f"{file} has the names of transformers: give the folder that holds its config.json too")
     some = ", ".join(sorted(arrays)[:3])
-    raise ConversionError(f"{file} holds an unknown architecture (arrays such as {some}); hf_vit converts ViTs")
+    raise ConversionError(f"{file} holds an unknown architecture (arrays such as {some}); hf_vit converts ViTs and BiT")
 
 
 def _zero_head(arrays: Mapping[str, torch.Tensor], head: str) -> dict[str, Any]:
     """An untrained head: its shape, as JAX has it, and bias; empty for any other."""
     weight, bias = arrays.get(f"{head}.weight"), arrays.get(f"{head}.bias")
-    if weight is None or bias is None or weight.ndim != 2 or not is_untrained(weight, bias):
+    if weight is None or bias is None or weight.ndim not in (2, 4) or not is_untrained(weight, bias):
         return {}
-    return {"head": {"shape": list(weight.T.shape), "bias": float(bias[0])}}
+    return {"head": {"shape": list(weight.flatten(1).T.shape), "bias": float(bias[0])}}
 
 
 def _num_heads(fields: dict[str, Any], file: str) -> int:

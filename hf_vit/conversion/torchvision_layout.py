@@ -54,6 +54,11 @@ def canonical(arrays: dict[str, torch.Tensor], position_grid: tuple[int, int] | 
             for name, array in arrays.items()}  # fmt: skip
 
 
+def settings_of(config: dict[str, Any]) -> dict[str, Any]:
+    """torchvision keeps no config.json."""
+    return {}
+
+
 def infer(shapes: Mapping[str, tuple[int, ...]], position_grid: tuple[int, int] | None, file: str) -> dict[str, Any]:
     """The fields of the configuration, all but the number of heads."""
     hidden_size, channels, *pixels = shapes[MARKER]

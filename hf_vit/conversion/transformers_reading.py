@@ -1,6 +1,6 @@
-"""From a folder of transformers' own `vit`, `vit_mae` or `vit-hybrid` to a model.
+"""From a folder of transformers' own `vit`, `vit_mae`, `vit-hybrid` or `bit` to a model.
 
-The table of names is `upstream_vit.WEIGHT_NAMES`, which `from_pretrained` applies.
+The tables of names are in `upstream_vit` and `upstream_bit`; `from_pretrained` applies them.
 """
 
 from pathlib import Path
@@ -8,14 +8,32 @@ from typing import Any
 
 import torch
 
-from .. import modeling_hf_vit as modeling
-from ..upstream_vit import class_for_upstream, translate_settings
+from ..configuration_hf_bit import HfBiTConfig
+from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from ..modeling_hf_vit import HfViTPreTrainedModel
+from ..upstream_bit import is_upstream_bit, translate_bit_settings
+from ..upstream_vit import is_upstream, translate_settings
+from .building import MODELS
 from .rules import ConversionError, check_values
+
+HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification", "BitForImageClassification")
+
+
+def is_of_transformers(settings: dict[str, Any]) -> bool:
+    """Whether a config.json is of one of transformers' models that we read."""
+    return is_upstream(settings) or is_upstream_bit(settings)
+
+
+def model_class_for(settings: dict[str, Any]) -> type[HfViTPreTrainedModel]:
+    """What takes its weights: a classifier, or else the bare encoder."""
+    has_head = any(name in HAS_HEAD for name in settings.get("architectures") or [])
+    config_class = {"vit-hybrid": HfViTHybridConfig, "bit": HfBiTConfig}.get(settings["model_type"], HfViTConfig)
+    return MODELS[config_class][has_head]
 
 
 def read_transformers(
     folder: Path, settings: dict[str, Any], **overrides: Any
-) -> tuple[modeling.HfViTPreTrainedModel, dict[str, Any]]:
+) -> tuple[HfViTPreTrainedModel, dict[str, Any]]:
     """Read a folder with a config.json and weights.
 
     Args:
@@ -25,10 +43,11 @@ def read_transformers(
     Raises:
         ConversionError: weights are missing, left over, of the wrong shape or not finite.
     """
-    model_class = getattr(modeling, class_for_upstream(settings))
     try:
-        inferred = translate_settings(settings)
-        model, info = model_class.from_pretrained(folder, output_loading_info=True, dtype=torch.float32, **overrides)
+        inferred = translate_bit_settings(settings) if is_upstream_bit(settings) else translate_settings(settings)
+        model, info = model_class_for(settings).from_pretrained(
+            folder, output_loading_info=True, dtype=torch.float32, **overrides
+        )
     except ValueError as error:
         raise ConversionError(str(error)) from error
     if info["missing_keys"] or info["mismatched_keys"]:

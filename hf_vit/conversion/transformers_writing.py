@@ -1,20 +1,25 @@
-"""From a model to a folder that transformers loads as its own `vit`, without this package."""
+"""From a model to a folder that transformers loads as its own `vit` or `bit`, without this package."""
 
 import os
 
 import transformers
 
+from ..configuration_hf_bit import HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
+from ..modeling_hf_bit import HfBiTForImageClassification, HfBiTModel, numbers_of
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
 from ..output import new_folder
+from ..upstream_bit import BEGINNINGS
+from ..upstream_bit import SHARED_SETTINGS as BIT_SETTINGS
 from ..upstream_vit import SHARED_SETTINGS
 from .rules import ConversionError
+from .timm_writing import BIT_NUMBERS
 
 
 def export_transformers(
     model: HfViTPreTrainedModel, folder: str | os.PathLike, processor=None, overwrite: bool = False
 ) -> None:
-    """Write a model as transformers' `ViTForImageClassification`, or `ViTModel` where it has no head.
+    """Write a model as transformers' `ViTForImageClassification`, or `ViTModel` where it has no head; BiT as `Bit...`.
 
     Its GELU and epsilon are in the config.json, so that the logits are the same.
 
@@ -29,12 +34,15 @@ def export_transformers(
         ConversionError: transformers has no such model.
         FileExistsError: `folder` exists and may not be overwritten.
     """
-    if not isinstance(model, HfViTModel | HfViTForImageClassification):
-        raise ConversionError(f"{type(model).__name__} has no counterpart in transformers; convert its encoder")
     has_head = model.base_model is not model
-    _check_expressible(model.config, has_head)
-    theirs = _their_model(model, has_head)
-    theirs.load_state_dict(model.state_dict(), assign=True)
+    if isinstance(model, HfBiTModel | HfBiTForImageClassification):
+        theirs = _their_bit(model, has_head)
+    elif isinstance(model, HfViTModel | HfViTForImageClassification):
+        _check_expressible(model.config, has_head)
+        theirs = _their_model(model, has_head)
+        theirs.load_state_dict(model.state_dict(), assign=True)
+    else:
+        raise ConversionError(f"{type(model).__name__} has no counterpart in transformers; convert its encoder")
     with new_folder(folder, overwrite) as temporary:
         theirs.save_pretrained(temporary)
         if processor is not None:
@@ -68,7 +76,37 @@ def _their_model(model: HfViTPreTrainedModel, has_head: bool) -> transformers.Pr
     return transformers.ViTModel(config, add_pooling_layer=model.config.representation_size is not None)
 
 
-def _their_processor(config: HfViTConfig, processor) -> transformers.ViTImageProcessorPil:
+def _their_bit(model: HfViTPreTrainedModel, has_head: bool) -> transformers.PreTrainedModel:
+    """Weights included; width_factor stays 1, since transformers widens with it the stages alone."""
+    config: HfBiTConfig = model.config
+    is_same = config.padding == "same"
+    has_padding = is_same or config.layer_type == "preactivation"
+    if not has_padding or numbers_of(config)._replace(padding="fixed") != BIT_NUMBERS:
+        raise ConversionError(f"transformers has no {config.layer_type} ResNet with {numbers_of(config)}")
+    settings = {name: getattr(config, name) for name in BIT_SETTINGS}
+    theirs = (transformers.BitForImageClassification if has_head else transformers.BitModel)(
+        transformers.BitConfig(
+            **settings,
+            hidden_sizes=config.hidden_sizes,
+            global_padding="SAME" if is_same else None,
+            embedding_dynamic_padding=is_same,
+            id2label=config.id2label,
+            label2id=config.label2id,
+            dtype=model.dtype,
+        )
+    )
+    theirs.load_state_dict({_their_bit_name(name): array for name, array in model.state_dict().items()}, assign=True)
+    return theirs
+
+
+def _their_bit_name(name: str) -> str:
+    prefix = "bit." if name.startswith("bit.") else ""
+    own = name.removeprefix(prefix)
+    beginning = next((ours for ours in BEGINNINGS if own.startswith(ours)), "")
+    return prefix + BEGINNINGS.get(beginning, "") + own.removeprefix(beginning)
+
+
+def _their_processor(config: HfViTConfig | HfBiTConfig, processor) -> transformers.ViTImageProcessorPil:
     height, width = as_pair(config.image_size)
     return transformers.ViTImageProcessorPil(  # the one that needs no torchvision; it is saved as ViTImageProcessor
         size={"height": height, "width": width},

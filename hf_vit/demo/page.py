@@ -24,13 +24,15 @@ class Demo:
         folder: of `save_pretrained`, or a name on the Hub.
 
     Raises:
-        ValueError: the folder holds no classifier, or one that names a class for every patch.
+        ValueError: the folder holds no classifier, a ResNet, or a model that names a class for every patch.
     """
 
     def __init__(self, folder: str | Path):
         register_auto_classes()
         self.model = AutoModelForImageClassification.from_pretrained(folder).eval()
         self.processor = AutoImageProcessor.from_pretrained(folder)
+        if not hasattr(self.model.config, "pooling"):
+            raise ValueError(f"{folder} holds a ResNet, which has no attention to show")
         if self.model.config.pooling == "none":
             raise ValueError(f"{folder} classifies every patch, not the picture; a demo needs another pooling")
 

@@ -80,7 +80,12 @@ def prepare_run(settings, accelerator, model, processor, split, shares: Shares, 
     """Hand model and optimiser to the accelerator; what is random or scheduled stays a function of the step."""
     num_steps = count_steps(settings, split)
     schedule = learning_rate_schedule(
-        settings.schedule, settings.learning_rate, num_steps, settings.warmup_steps, settings.final_learning_rate
+        settings.schedule,
+        settings.learning_rate,
+        num_steps,
+        settings.warmup_steps,
+        settings.final_learning_rate,
+        settings.decay_steps,
     )
     if settings.compile:
         model.compile()

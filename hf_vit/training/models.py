@@ -7,8 +7,11 @@ from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
 
 from ..auto import register_auto_classes
+from ..configuration_hf_bit import VARIANTS as BIT_VARIANTS
+from ..configuration_hf_bit import HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
 from ..image_processing_hf_vit import HfViTImageProcessor
+from ..modeling_hf_bit import HfBiTForImageClassification
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification
 from ..modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from .data import Split
@@ -20,6 +23,12 @@ DROPOUT_FIELDS = {
     "drop_path": "drop_path_rate",
 }
 
+CLASSIFIERS = {
+    HfViTConfig: HfViTForImageClassification,
+    HfViTHybridConfig: HfViTHybridForImageClassification,
+    HfBiTConfig: HfBiTForImageClassification,
+}
+
 
 def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTrainedModel, Any]:
     """A pretrained model with its whole head replaced by one zero linear layer, and its image processor.
@@ -29,9 +38,8 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     assert settings.model
     register_auto_classes()
     config = AutoConfig.from_pretrained(settings.model)
-    for setting, field in DROPOUT_FIELDS.items():
-        if getattr(settings, setting) is not None:
-            setattr(config, field, getattr(settings, setting))
+    for field, rate in dropout_fields(settings, type(config)).items():
+        setattr(config, field, rate)
     size = {} if settings.image_size is None else {"image_size": settings.image_size}
     model, info = AutoModelForImageClassification.from_pretrained(
         settings.model, config=config, output_loading_info=True, **size
@@ -40,6 +48,20 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     replace_head(model, split)
     processor = AutoImageProcessor.from_pretrained(settings.model)
     return model, at_size(processor, model.config.image_size)
+
+
+def dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str, float]:
+    """The rates of dropout that are set, as fields of a configuration.
+
+    Raises:
+        ValueError: a ResNet is to have some.
+    """
+    rates = {field: getattr(settings, setting) for setting, field in DROPOUT_FIELDS.items()}
+    if config_class is not HfBiTConfig:
+        return {field: rate for field, rate in rates.items() if rate is not None}
+    if wrong := [setting for setting in DROPOUT_FIELDS if getattr(settings, setting)]:
+        raise ValueError(f"{wrong[0]} is {getattr(settings, wrong[0])}, and a BiT ResNet has no dropout")
+    return {}
 
 
 def refuse_random_weights(info: dict[str, Any], name: str):
@@ -91,27 +113,27 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
     config = build_config(settings)
     torch.manual_seed(settings.seed)
     if settings.objective == "masked_patch_prediction":
+        if isinstance(config, HfBiTConfig):
+            raise ValueError(f"masked_patch_prediction needs patches, and {settings.variant or 'a ResNet'} has none")
         config.patch_target = settings.target
         return HfViTForMaskedPatchPrediction(config), new_processor(config)
     name_labels(config, split)
-    hybrid = isinstance(config, HfViTHybridConfig)
-    model = (HfViTHybridForImageClassification if hybrid else HfViTForImageClassification)(config)
-    return model, new_processor(config)
+    return CLASSIFIERS[type(config)](config), new_processor(config)
 
 
-def build_config(settings: PretrainSettings) -> HfViTConfig:
+def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
+    """Of a variant, or of fields alone: with `stem_depths` a hybrid, with `depths` a BiT ResNet."""
     fields = dict(settings.config)
     if settings.image_size is not None:
         fields["image_size"] = settings.image_size
-    for setting, field in DROPOUT_FIELDS.items():
-        if getattr(settings, setting) is not None:
-            fields[field] = getattr(settings, setting)
     if settings.variant:
-        return HfViTConfig.from_variant(settings.variant, **fields)
-    return (HfViTHybridConfig if "stem_depths" in fields else HfViTConfig)(**fields)
+        config_class = HfBiTConfig if settings.variant in BIT_VARIANTS else HfViTConfig
+        return config_class.from_variant(settings.variant, **fields | dropout_fields(settings, config_class))
+    config_class = HfViTHybridConfig if "stem_depths" in fields else HfBiTConfig if "depths" in fields else HfViTConfig
+    return config_class(**fields | dropout_fields(settings, config_class))
 
 
-def new_processor(config: HfViTConfig):
+def new_processor(config: HfViTConfig | HfBiTConfig):
     height, width = as_pair(config.image_size)
     return HfViTImageProcessor(size={"height": height, "width": width}, num_channels=config.num_channels)
 

@@ -42,10 +42,11 @@ def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
 
 
 def layer_of(name: str, num_layers: int) -> int:
-    """0 for the embeddings, i + 1 for encoder layer i, num_layers + 1 for what follows them."""
-    if match := re.search(r"(?:^|\.)layers?\.(\d+)\.", name):
-        return int(match.group(1)) + 1
-    return 0 if "embeddings." in name else num_layers + 1
+    """0 for the embeddings, i + 1 for encoder layer or ResNet stage i, num_layers + 1 for what follows them."""
+    if "embeddings." in name or "resnet.convolution." in name or "resnet.norm." in name:
+        return 0
+    match = re.search(r"resnet\.stages\.(\d+)\.", name) or re.search(r"(?:^|\.)layers?\.(\d+)\.", name)
+    return num_layers + 1 if match is None else int(match[1]) + 1
 
 
 def parameter_groups(model: nn.Module, weight_decay: float = 0.0, layer_decay: float | None = None) -> list[dict]:

@@ -52,7 +52,8 @@ class TrainingSettings(DataSettings):
     adam_epsilon: float = 1e-8
     weight_decay: float = 0.0  # of matmul and convolution kernels only
     weight_decay_convention: Literal["torch", "jax"] = "torch"  # torch multiplies it by the learning rate
-    schedule: Literal["linear", "cosine", "constant"] = "cosine"
+    schedule: Literal["linear", "cosine", "constant", "staircase"] = "cosine"
+    decay_steps: list[int] = field(default_factory=list)  # after each of these, staircase divides by 10
     warmup_steps: int = 0
     final_learning_rate: float = 0.0
     max_grad_norm: float | None = 1.0
@@ -101,6 +102,8 @@ class TrainingSettings(DataSettings):
         require_between(self, 0, None, "randaugment_layers", "randaugment_magnitude")
         if self.steps is not None and self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be less than steps ({self.steps})")
+        if bool(self.decay_steps) != (self.schedule == "staircase"):
+            raise ValueError(f"schedule is {self.schedule} and decay_steps {self.decay_steps}: staircase needs steps")
         if self.final_learning_rate > self.learning_rate:
             raise ValueError(
                 f"final_learning_rate ({self.final_learning_rate}) is above learning_rate ({self.learning_rate})"
@@ -139,8 +142,8 @@ class PretrainSettings(TrainingSettings):
     """Training from random weights, with labels or by masked patch prediction."""
 
     objective: Literal["supervised", "masked_patch_prediction"] = "supervised"
-    variant: str | None = None  # such as B/16; with `config` for whatever differs from it
-    config: dict[str, Any] = field(default_factory=dict)  # fields of HfViTConfig
+    variant: str | None = None  # such as B/16 or R50x1; with `config` for whatever differs from it
+    config: dict[str, Any] = field(default_factory=dict)  # fields of HfViTConfig or HfBiTConfig
     corruption: float = 0.5  # share of patches; the next two are shares of these
     mask_share: float = 0.8
     random_patch_share: float = 0.1

@@ -199,7 +199,7 @@ def test_wrong_arrays_are_listed(goldens, tmp_path, changes, message):
     [
         (["MixerBlock_0/LayerNorm_0/bias", "stem/kernel"], "an MLP-Mixer"),
         (["params/txt/Embed_0/embedding"], "a text tower"),
-        (["resnet/root_block/conv2d/kernel"], "a ResNet without a transformer"),
+        (["resnet/root_block/conv2d/kernel"], "an unknown architecture .arrays such as resnet/root_block"),
         (["a", "b"], "an unknown architecture .arrays such as a, b"),
     ],
 )

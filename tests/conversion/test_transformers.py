@@ -359,7 +359,7 @@ def test_wrong_folders(tmp_path):
     with pytest.raises(ConversionError, match=r"has a config\.json but no weights"):
         convert(tmp_path / "vit")
     for text, message in (
-        ('{"model_type": "bert"}', "holds a bert model; hf_vit converts vit, vit_mae and vit-hybrid"),
+        ('{"model_type": "bert"}', "holds a bert model; hf_vit converts vit, vit_mae, vit-hybrid and bit"),
         ('{"model_type": "hf_vit"}', "is in the format of hf_vit already"),
         ("{", "config.json is not JSON"),
     ):

@@ -20,7 +20,7 @@ LIBRARY.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 LIBRARY.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 from safetensors.torch import save_file  # noqa: E402
-from timm.layers import HybridEmbed, StdConv2dSame  # noqa: E402
+from timm.layers import HybridEmbed, StdConv2d, StdConv2dSame  # noqa: E402
 from timm.models import create_model  # noqa: E402
 from timm.models._hub import save_for_hf  # noqa: E402
 from timm.models.resnetv2 import ResNetV2  # noqa: E402
@@ -106,6 +106,8 @@ def surround(weights: dict[str, torch.Tensor], kind: str | None) -> dict:
 
 
 def image_shape(model: torch.nn.Module) -> tuple[int, ...]:
+    if isinstance(model, ResNetV2):
+        return 2, 3, 43, 64
     size = model.image_size if isinstance(model, TorchvisionViT) else model.patch_embed.img_size
     return (2, 3, *((size, size) if isinstance(size, int) else size))
 
@@ -124,6 +126,8 @@ def main() -> None:
         index[name] = arguments
     expected |= {"timm_folder/logits": compute(make_folder(), expected)}
     index["timm_folder"] = {"position_grid": (5, 9)}
+    expected |= {"timm_bit.safetensors/logits": compute(make_bit(), expected)}
+    index["timm_bit.safetensors"] = {"image_size": (43, 64)}
     np.savez_compressed(HERE / "expected.npz", **expected)
     (HERE / "index.json").write_text(json.dumps(index, indent=2) + "\n")
 
@@ -134,6 +138,23 @@ def make_folder() -> torch.nn.Module:
     model = randomize(create_model("vit_tiny_patch16_224", **arguments))
     pretrained = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4], "crop_pct": 0.8, "interpolation": "bilinear"}
     save_for_hf(model, HERE / "timm_folder", model_args=arguments, model_config={"pretrained_cfg": pretrained})
+    return model
+
+
+def make_bit() -> torch.nn.Module:
+    """A narrow BiT as timm's _create_resnetv2_bit builds it."""
+    model = randomize(
+        ResNetV2(
+            layers=(1, 2),
+            channels=(128, 256),
+            stem_chs=32,
+            stem_type="fixed",
+            conv_layer=partial(StdConv2d, eps=1e-8),
+            num_classes=11,
+        )
+    )
+    weights = {key: value.half().contiguous() for key, value in model.state_dict().items()}
+    save_file(weights, HERE / "timm_bit.safetensors")
     return model
 
 

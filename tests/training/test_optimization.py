@@ -14,6 +14,7 @@ from hf_vit.training.optimization import (
     build_optimizer,
     freeze_parameters,
     kernel_names,
+    layer_of,
     parameter_groups,
     set_learning_rate,
     torch_weight_decay,
@@ -174,3 +175,18 @@ def test_moving_average():
     torch.testing.assert_close(parameter.detach(), torch.tensor([1.1, 1.8]))
     average.swap({"p": parameter})
     torch.testing.assert_close(parameter.detach(), torch.tensor([2.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("vit.embeddings.stem.stages.1.layers.2.conv1.weight", 0),
+        ("vit.layers.3.mlp.fc1.weight", 4),
+        ("bit.resnet.convolution.weight", 0),
+        ("bit.resnet.stages.2.layers.5.conv1.weight", 3),
+        ("bit.norm.weight", 9),
+        ("classifier.weight", 9),
+    ],
+)
+def test_layers_of_learning_rate_decay(name, layer):
+    assert layer_of(name, 8) == layer

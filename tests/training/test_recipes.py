@@ -79,6 +79,8 @@ def test_a_recipe_wins_over_the_options_of_its_base(tmp_path):
         (["--weight_decay", "0.1"], r"weight_decay \(0.1\) is for adamw"),
         (["--final_learning_rate", "0.5"], r"final_learning_rate \(0.5\) is above learning_rate \(0.03\)"),
         (["--linear_probe", "--lora_rank", "4"], "choose one"),
+        (["--schedule", "staircase"], r"schedule is staircase and decay_steps \[\]: staircase needs steps"),
+        (["--decay_steps", "3,5"], r"schedule is cosine and decay_steps \[3, 5\]"),
         (["--resume", "--overwrite"], "choose one"),
         (["--crop", "random"], "set resize"),
         (["--label_smoothing", "1.5"], "label_smoothing is 1.5; it must be at least 0 and at most 1"),

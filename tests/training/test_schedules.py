@@ -27,6 +27,16 @@ def test_values(kind, step, expected):
     assert schedule(step) == pytest.approx(expected, abs=1e-15)
 
 
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [(0, 0.0), (250, 0.0015), (500, 0.003), (3000, 0.003), (3001, 0.0003), (6001, 3e-5), (9000, 3e-5), (9999, 3e-6)],
+)
+def test_staircase(step, expected):
+    """`get_lr` of bit_hyperrule.py, big_transfer, for 20,000 to 499,999 images."""
+    schedule = learning_rate_schedule("staircase", 0.003, 10_000, warmup_steps=500, decay_steps=[3000, 6000, 9000])
+    assert schedule(step) == pytest.approx(expected, abs=1e-15)
+
+
 def test_without_warmup_the_first_step_has_the_full_rate():
     assert learning_rate_schedule("cosine", 0.5, 7)(0) == 0.5
 

@@ -6,7 +6,8 @@ import pytest
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from hf_vit.configuration_hf_vit import VARIANTS, HfViTConfig
+from hf_vit.configuration_hf_bit import HfBiTConfig
+from hf_vit.configuration_hf_vit import HfViTConfig
 from hf_vit.training.models import build_config
 from hf_vit.training.recipes import build, read_recipe
 from hf_vit.training.settings import FinetuneSettings, PretrainSettings
@@ -14,7 +15,7 @@ from hf_vit.training.settings import FinetuneSettings, PretrainSettings
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "training" / "recipes"
 NAMES = sorted(path.name for path in RECIPES.glob("*.yaml"))
-BASES = ("paper.yaml", "finetune_paper.yaml")  # say neither how long nor on what
+BASES = ("paper.yaml", "finetune_paper.yaml", "bit_hyperrule.yaml")  # say neither how long nor on what
 
 
 def resolve(name: str, **select):
@@ -92,15 +93,36 @@ def test_table_3(recipe, row, epochs, rate, decay, weight_decay, dropout):
 
 
 def test_variants_of_the_recipes_build():
-    """The paper's ResNets, and hybrids that were never released, are not variants of the package."""
+    built = {}
     for recipe in ("paper_i21k.yaml", "paper_i1k.yaml", "paper_jft.yaml"):
         for row in options(recipe).get("model", {}):
             settings = resolve(recipe, model=row)
-            if settings.variant in VARIANTS:
-                config = build_config(settings)
-                assert isinstance(config, HfViTConfig)
-                assert config.image_size == 224
+            config = built[settings.variant] = build_config(settings)
+            assert config.image_size == 224
+            if isinstance(config, HfViTConfig):
                 assert config.hidden_dropout_prob == settings.dropout
+    resnets = {variant for variant, config in built.items() if isinstance(config, HfBiTConfig)}
+    assert resnets == {"R50x1", "R50x2", "R101x1", "R152x1", "R152x2"}
+
+
+# get_schedule and get_mixup of bit_hyperrule.py, big_transfer: size, warm-up, decays, end, mixup
+HYPER_RULE = [
+    ("small", 100, [200, 300, 400], 500, 0.0),
+    ("medium", 500, [3000, 6000, 9000], 10_000, 0.1),
+    ("large", 500, [6000, 12_000, 18_000], 20_000, 0.1),
+]
+
+
+@pytest.mark.parametrize(("size", "warmup", "decays", "steps", "mixup"), HYPER_RULE)
+def test_bit_hyper_rule(size, warmup, decays, steps, mixup):
+    settings = resolve(f"bit_hyperrule_{size}.yaml")
+    assert (settings.warmup_steps, settings.decay_steps, settings.steps) == (warmup, decays, steps)
+    assert (settings.mixup_alpha, settings.batch_size, settings.learning_rate) == (mixup, 512, 0.003)
+    assert (settings.optimizer, settings.momentum, settings.weight_decay) == ("sgd", 0.9, 0)
+    assert (settings.max_grad_norm, settings.flip, settings.crop) == (None, True, "random")
+    assert (settings.resize, settings.image_size) == (512, 480)
+    settings = resolve(f"bit_hyperrule_{size}.yaml", images="small")
+    assert (settings.resize, settings.image_size) == (160, 128)
 
 
 # Table 4: steps and the grid of learning rates; the share of train that is a dev set (appendix B.1.1)

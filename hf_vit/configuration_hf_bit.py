@@ -1,0 +1,158 @@
+"""Configuration of the BiT ResNets (arXiv 1912.11370), the convolutional networks that the ViT paper compares with."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers.backbone_utils import BackboneConfigMixin
+from transformers.configuration_utils import PreTrainedConfig
+
+from .configuration_hf_vit import KNOWN_EXTRAS, Size, as_pair
+from .upstream_bit import is_upstream_bit, translate_bit_settings
+
+NUM_GROUPS = 32
+# Units per stage of a ResNet of so many layers (get_block_desc of big_vision's models/bit.py).
+DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+# The models of the ViT paper (Tables 3 and 6) and of the BiT paper: layers, and how many times as wide as a ResNet-50.
+VARIANTS = {
+    "R50x1": (50, 1),
+    "R50x2": (50, 2),
+    "R50x3": (50, 3),
+    "R101x1": (101, 1),
+    "R101x3": (101, 3),
+    "R152x1": (152, 1),
+    "R152x2": (152, 2),
+    "R152x4": (152, 4),
+    "R200x3": (200, 3),
+}
+# The codes that trained such networks, and what they compute with. bit_paper.py of big_vision reads the files of
+# big_transfer, but lets its max-pool ignore the border where big_transfer has zeros.
+BIG_TRANSFER: dict[str, Any] = {
+    "layer_type": "preactivation",
+    "group_norm_eps": 1e-5,
+    "weight_standardization_eps": 1e-10,
+    "weight_standardization_form": "variance",
+    "padding": "fixed",
+    "pool_padding": "zero",
+}
+ORIGINALS: dict[str, dict[str, Any]] = {
+    "big_transfer": BIG_TRANSFER,
+    "bit_paper": {**BIG_TRANSFER, "pool_padding": "lowest"},
+    "bit": {
+        "layer_type": "bottleneck",
+        "group_norm_eps": 1e-6,
+        "weight_standardization_eps": 1e-5,
+        "weight_standardization_form": "std",
+        "padding": "same",
+        "pool_padding": "lowest",
+    },
+}
+
+
+@strict
+class HfBiTConfig(BackboneConfigMixin, PreTrainedConfig):
+    r"""A ResNet with GroupNorm and standardised weights (Big Transfer, arXiv 1912.11370).
+
+    Fields that transformers' `BitConfig` has keep its names; the defaults are a BiT-R50x1 with the numbers of
+    google-research/big_transfer.
+
+    Args:
+        num_channels: of the images.
+        embedding_size: channels of the root convolution, a multiple of 32; stage s (from 1) puts out
+            4 * embedding_size * 2 ** (s - 1).
+        depths: units per stage.
+        layer_type: "preactivation" (ResNet-v2, as BiT has it) or "bottleneck" (ResNet-v1, as big_vision's bit.py).
+        image_size: that the weights are evaluated at, an int or (height, width) in pixels; any other works too.
+        group_norm_eps: epsilon of every GroupNorm.
+        weight_standardization_eps: epsilon of the standardised weights.
+        weight_standardization_form: what that epsilon is added to: the "variance" or the "std".
+        padding: of the convolutions: "fixed" (3 pixels around the image, 1 around every 3x3 convolution) or "same"
+            (TensorFlow's, which depends on the size).
+        pool_padding: what the max-pool after the root sees around the map: "zero", or "lowest" (nothing).
+
+    Raises:
+        ValueError: for sizes that make no network, and for arguments that this class does not know.
+    """
+
+    model_type = "hf_bit"
+
+    num_channels: int = 3
+    embedding_size: int = 64
+    depths: list[int] | tuple[int, ...] = DEPTHS[50]
+    layer_type: Literal["preactivation", "bottleneck"] = "preactivation"
+    image_size: Size = 224
+    group_norm_eps: float = 1e-5
+    weight_standardization_eps: float = 1e-10
+    weight_standardization_form: Literal["variance", "std"] = "variance"
+    padding: Literal["fixed", "same"] = "fixed"
+    pool_padding: Literal["zero", "lowest"] = "zero"
+    _out_features: list[str] | None = None
+    _out_indices: list[int] | None = None
+
+    def __post_init__(self, **kwargs):
+        out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
+        if unknown := sorted(kwargs.keys() - KNOWN_EXTRAS):
+            raise ValueError(f"{type(self).__name__} does not know {', '.join(unknown)}")
+        self.depths = list(self.depths)
+        super().__post_init__(**kwargs)
+        self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a config.json says; that of transformers' own `bit` in our words."""
+        settings, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if not is_upstream_bit(settings):
+            return settings, kwargs
+        return {**translate_bit_settings(settings), "model_type": cls.model_type}, kwargs
+
+    @classmethod
+    def from_variant(cls, name: str, original: str = "big_transfer", **overrides) -> "HfBiTConfig":
+        """The configuration of a published model: `from_variant("R50x1", image_size=480)`.
+
+        Args:
+            name: a key of `VARIANTS`.
+            original: whose numbers it has, a key of `ORIGINALS`.
+            overrides: any field of the configuration.
+        """
+        for what, choice, known in (("variant", name, VARIANTS), ("original", original, ORIGINALS)):
+            if choice not in known:
+                raise ValueError(f"unknown {what} {choice!r}; known: {', '.join(known)}")
+        layers, factor = VARIANTS[name]
+        return cls(**{**ORIGINALS[original], "depths": DEPTHS[layers], "embedding_size": 64 * factor, **overrides})
+
+    @property
+    def hidden_sizes(self) -> list[int]:
+        """Channels at the output of each stage."""
+        return [4 * self.embedding_size * 2**stage for stage in range(len(self.depths))]
+
+    @property
+    def hidden_size(self) -> int:
+        """Channels that the head sees."""
+        return self.hidden_sizes[-1]
+
+    @property
+    def stage_names(self) -> list[str]:
+        """What `out_features` of a backbone chooses from: the root, then the stages."""
+        return ["stem"] + [f"stage{number}" for number in range(1, len(self.depths) + 1)]
+
+    @property
+    def stride(self) -> int:
+        """Image pixels per pixel of the last map."""
+        return 2 ** (len(self.depths) + 1)
+
+    def validate_architecture(self):
+        """Called by `@strict` after construction, and by the model, since fields can be set later."""
+        if not self.depths or min(self.depths) < 1:
+            raise ValueError(f"depths is {_listed(self.depths)}; there must be stages, of at least 1 unit each")
+        if self.embedding_size < 1 or self.embedding_size % NUM_GROUPS:
+            raise ValueError(
+                f"embedding_size ({self.embedding_size}) is not a multiple of {NUM_GROUPS}, the groups of its GroupNorm"
+            )
+        if self.num_channels < 1:
+            raise ValueError(f"num_channels is {self.num_channels}; it must be at least 1")
+        if len(as_pair(self.image_size)) != 2 or min(as_pair(self.image_size)) < 1:
+            raise ValueError(f"image_size is {self.image_size}; it must be an int or (height, width), at least 1")
+
+
+def _listed(depths: Sequence[int]) -> str:
+    return str(list(depths))

@@ -1,0 +1,162 @@
+"""What `optimize_for_inference` does: modules that compute the same from copies of their weights made once.
+
+Linear layers: torch computes float32 products on x86 with MKL, whose kernels do not use the widest vectors of every
+CPU; oneDNN, which comes with torch as well, does. Its operators here are those of torch's own compiler when it freezes
+a model. They are internal: where one is missing, nothing is packed. Standardised convolutions: their weights are
+standardised once, not in every forward.
+
+Only the `forward` of single modules is replaced, on the instance. Parameters, names, hooks and callers stay as they
+are, so there is nothing to undo before a model is saved; a weight that changes is copied again.
+"""
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .resnet_stem import StandardizedConv2d, pad_same, standardize
+
+DTYPES = (torch.float32, torch.bfloat16)
+OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
+ROUNDS = 5  # of the race between two products
+GELU_FORM = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}  # names of transformers, and of oneDNN
+
+
+def has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS)
+
+
+class ForwardFromCopy:
+    """A forward that reads a copy of its module's weight where it can, and otherwise is the module's own."""
+
+    def __init__(self, module: Any):  # an nn.Module with a weight; torch types its attributes as Tensor | Module
+        self.module = module
+        self.state: Any = None
+        self.kept: Any = None
+
+    def applies_to(self, inputs: torch.Tensor) -> bool:
+        weight = self.module.weight
+        is_plain = inputs.dtype == weight.dtype and inputs.device == weight.device and type(inputs) is torch.Tensor
+        is_other_work = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+        return is_plain and not is_other_work
+
+    def copy(self, inputs: torch.Tensor) -> Any:
+        """The copy of the weight, made again if the weight is another by now."""
+        weight = self.module.weight
+        state = (weight.data_ptr(), weight.dtype, None if weight.is_inference() else weight._version)
+        if state != self.state:
+            self.kept, self.state = self.make_copy(weight.detach(), inputs), state
+        return self.kept
+
+    def make_copy(self, weight: torch.Tensor, inputs: torch.Tensor) -> Any:
+        raise NotImplementedError
+
+    def __reduce__(self):
+        return type(self), (self.module,)  # what is packed can neither be copied nor pickled, but made again
+
+
+class PackedLinear(ForwardFromCopy):
+    """The product with a weight in the layout that oneDNN reads fastest."""
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self.applies_to(tokens):
+            return self.product(tokens)
+        return F.linear(tokens, self.module.weight, self.module.bias)
+
+    def applies_to(self, inputs: torch.Tensor) -> bool:
+        return super().applies_to(inputs) and inputs.dtype in DTYPES and inputs.device.type == "cpu"
+
+    def product(self, tokens: torch.Tensor, activation: str = "none", form: str = "") -> torch.Tensor:
+        weight, bias = self.copy(tokens), self.module.bias
+        return torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, activation, [], form)
+
+    def make_copy(self, weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._reorder_linear_weight(weight, inputs.numel() // inputs.shape[-1])
+
+
+class PackedMLP:
+    """The forward of an `HfViTMLP` whose `fc1` is packed: first product and GELU in one go."""
+
+    def __init__(self, mlp: Any, form: str):
+        self.mlp, self.form = mlp, form
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        mlp = self.mlp
+        first = mlp.fc1.__dict__.get("forward")
+        is_watched = mlp.fc1._forward_hooks or mlp.fc1._forward_pre_hooks or mlp.activation._forward_hooks
+        if mlp.training or is_watched or not isinstance(first, PackedLinear) or not first.applies_to(hidden_states):
+            return type(mlp).forward(mlp, hidden_states)
+        return mlp.fc2(first.product(hidden_states, "gelu", self.form))
+
+    def __reduce__(self):
+        return type(self), (self.mlp, self.form)
+
+
+class StandardizedOnce(ForwardFromCopy):
+    """The convolution with its weight standardised once, channels last."""
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        conv = self.module
+        if not self.applies_to(images):
+            return type(conv).forward(conv, images)
+        images = images.contiguous(memory_format=torch.channels_last)
+        images = pad_same(images, conv.kernel_size[0], conv.stride[0])
+        return F.conv2d(images, self.copy(images), stride=conv.stride)
+
+    def make_copy(self, weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        return standardize(weight, self.module.numbers).contiguous(memory_format=torch.channels_last)
+
+
+def optimize(model: nn.Module, hidden_act: str, rows: int) -> None:
+    """Replace the forwards of a model's modules where that is faster on this machine.
+
+    Args:
+        hidden_act: the activation in the MLPs, as transformers calls it.
+        rows: of the products, batch times tokens, as they will usually be.
+    """
+    restore(model)
+    packs = has_onednn()
+    races: dict[tuple, bool] = {}
+    module: Any
+    for module in model.modules():
+        if "forward" in module.__dict__:  # somebody else's, of offloaded weights for one
+            continue
+        if isinstance(module, StandardizedConv2d):
+            module.forward = StandardizedOnce(module)
+        elif packs and can_be_packed(module):
+            shape = (*module.weight.shape, module.weight.dtype)
+            if shape not in races:
+                races[shape] = wins_race(module, rows)
+            if races[shape]:
+                module.forward = PackedLinear(module)
+        elif packs and hasattr(module, "fc1") and hidden_act in GELU_FORM:
+            module.forward = PackedMLP(module, GELU_FORM[hidden_act])
+
+
+def restore(model: nn.Module) -> None:
+    """Take back what `optimize` did, and free the copies."""
+    for module in model.modules():
+        if isinstance(module.__dict__.get("forward"), ForwardFromCopy | PackedMLP):
+            del module.forward
+
+
+def can_be_packed(module: Any) -> bool:
+    if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:  # quantised, sharded, adapted
+        return False
+    return module.weight.device.type == "cpu" and module.weight.dtype in DTYPES
+
+
+@torch.no_grad()
+def wins_race(layer: nn.Linear, rows: int) -> bool:
+    """Whether the packed product is the faster one in this process, with its number of threads."""
+    tokens = torch.randn(rows, layer.in_features, dtype=layer.weight.dtype)
+    packed = PackedLinear(layer)
+    times: dict[Any, list[float]] = {packed: [], layer: []}
+    for _ in range(ROUNDS):
+        for contestant, measured in times.items():
+            start = time.perf_counter()
+            contestant(tokens)
+            measured.append(time.perf_counter() - start)
+    return min(times[packed]) < min(times[layer])

@@ -1,0 +1,175 @@
+"""BiT ResNets: the units of the hybrids' stem as networks of their own, pre- or post-activation.
+
+Feature maps are (batch, channels, rows, columns). Loading, saving and initialisation are those of `modeling_hf_vit`.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import relu
+from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
+from transformers.modeling_outputs import (
+    BackboneOutput,
+    BaseModelOutputWithPoolingAndNoAttention,
+    ImageClassifierOutputWithNoAttention,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_hf_bit import HfBiTConfig
+from .configuration_hf_vit import Size
+from .modeling_hf_vit import HfViTPreTrainedModel
+from .resnet_stem import GroupNorm, ResNetStage, ResNetStem, StemNumbers
+from .upstream_bit import BIT_WEIGHT_NAMES, is_upstream_bit
+
+
+def numbers_of(config: HfBiTConfig) -> StemNumbers:
+    return StemNumbers(
+        config.group_norm_eps,
+        config.weight_standardization_eps,
+        config.weight_standardization_form,
+        config.padding,
+        config.pool_padding,
+    )
+
+
+def build_resnet(config: HfBiTConfig) -> ResNetStem:
+    """Root and stages, without what follows them."""
+    return ResNetStem(config.num_channels, config.embedding_size, config.depths, numbers_of(config), config.layer_type)
+
+
+class HfBiTPreTrainedModel(HfViTPreTrainedModel):
+    config: HfBiTConfig
+    base_model_prefix = "bit"
+    _no_split_modules = ["BottleneckUnit", "PreActivationUnit"]  # noqa: RUF012 - transformers declares the type
+    _supports_sdpa = False
+    _supports_flash_attn = False
+    _supports_flex_attn = False
+    _supports_attention_backend = False
+    _can_record_outputs = {"hidden_states": ResNetStage}  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [r"^classifier\."]  # noqa: RUF012
+
+    @classmethod
+    def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
+        return BIT_WEIGHT_NAMES if is_upstream_bit(settings) else {}
+
+    def get_input_embeddings(self):
+        return self.base_model.resnet.convolution
+
+    def set_input_embeddings(self, value: nn.Module):
+        self.base_model.resnet.convolution = value
+
+    def set_image_size(self, image_size: Size) -> None:
+        """State another image size, an int or (height, width) in pixels; no weight depends on it."""
+        self.config.image_size = image_size
+        self.config.validate_architecture()
+
+    def _images(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """The images in the dtype of the weights.
+
+        Raises:
+            ValueError: they are not (batch, num_channels, height, width).
+        """
+        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
+            raise ValueError(
+                f"pixel_values has shape {tuple(pixel_values.shape)}; "
+                f"expected (batch, {self.config.num_channels}, height, width)"
+            )
+        return pixel_values.to(self.dtype)
+
+
+class HfBiTModel(HfBiTPreTrainedModel):
+    """The network without a head."""
+
+    def __init__(self, config: HfBiTConfig):
+        super().__init__(config)
+        self.resnet = build_resnet(config)
+        self.norm = None
+        if config.layer_type == "preactivation":
+            self.norm = GroupNorm(config.hidden_size, numbers_of(config))
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]
+    ) -> BaseModelOutputWithPoolingAndNoAttention:
+        """Run the network.
+
+        Args:
+            pixel_values: (batch, num_channels, height, width), of any size, in [-1, 1].
+
+        Returns:
+            `last_hidden_state` (batch, hidden_size, rows, columns) after the last ReLU; `pooler_output`
+            (batch, hidden_size), its mean over rows and columns; `hidden_states`: what enters the first stage and what
+            leaves each.
+        """
+        feature_map = self.resnet(self._images(pixel_values))
+        if self.norm is not None:
+            feature_map = relu(self.norm(feature_map))
+        return BaseModelOutputWithPoolingAndNoAttention(
+            last_hidden_state=feature_map, pooler_output=feature_map.mean(dim=(2, 3))
+        )
+
+
+class HfBiTForImageClassification(HfBiTPreTrainedModel):
+    """The network with a linear head; a new head is zero, as in the papers."""
+
+    _keys_to_ignore_on_load_unexpected = []  # noqa: RUF012
+
+    def __init__(self, config: HfBiTConfig):
+        super().__init__(config)
+        self.bit = HfBiTModel(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier.role = "head"
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
+    ) -> ImageClassifierOutputWithNoAttention:
+        """Classify; arguments as in `HfBiTModel.forward`.
+
+        Args:
+            labels: (batch,) class indices, or (batch, num_labels) for several labels or regression.
+
+        Returns:
+            `logits` (batch, num_labels); `loss` with labels.
+        """
+        outputs = self.bit(pixel_values, **kwargs)
+        logits = self.classifier(outputs.pooler_output)
+        loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
+        return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+
+
+class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
+    """Feature maps as they leave the root and the stages, for detection and segmentation.
+
+    Pre-activation maps are sums of residuals, without a norm: the one before the head belongs to the classifier.
+    """
+
+    has_attentions = False
+    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^(bit\.)?norm\."]  # noqa: RUF012
+
+    def __init__(self, config: HfBiTConfig):
+        super().__init__(config)
+        self.num_features = [config.embedding_size, *config.hidden_sizes]
+        self.resnet = build_resnet(config)
+        self.post_init()
+
+    @can_return_tuple
+    @filter_output_hidden_states
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
+        """
+        Returns:
+            `feature_maps`: (batch, channels, rows, columns) for every name in `out_features`.
+        """
+        feature_map = self.resnet.root(self._images(pixel_values))
+        maps = [feature_map]
+        for stage in self.resnet.stages:
+            maps.append(feature_map := stage(feature_map))
+        chosen = [one for name, one in zip(self.stage_names, maps, strict=True) if name in self.out_features]
+        return BackboneOutput(feature_maps=tuple(chosen))

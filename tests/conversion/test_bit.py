@@ -1,0 +1,300 @@
+"""BiT checkpoints of big_transfer, big_vision, timm and transformers, and back."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+import hf_vit
+from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfBiTModel
+from hf_vit.cli import main
+from hf_vit.configuration_hf_bit import ORIGINALS
+from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax, export_timm, export_transformers
+from hf_vit.hub import load_model
+
+from ..resnet_in_numpy import resnet
+from ..test_bit import PIXELS, tiny
+
+PIXELS_64 = PIXELS.double()
+
+
+def logits(model, pixel_values):
+    with torch.no_grad():
+        return model(pixel_values).logits
+
+
+def as_big_transfer(arrays) -> dict[str, np.ndarray]:
+    """The arrays of bit_paper.py in the names and shapes of gs://bit_models, convolutions numbered as in some files."""
+    renamed = {
+        "resnet/root_block/standardized_conv2d/kernel": arrays["root_block/conv_root/kernel"],
+        "resnet/group_norm/gamma": arrays["norm-pre-head/scale"].reshape(-1),
+        "resnet/group_norm/beta": arrays["norm-pre-head/bias"].reshape(-1),
+        "resnet/head/conv2d/kernel": arrays["head/kernel"][None, None],
+        "resnet/head/conv2d/bias": arrays["head/bias"],
+    }
+    for name, array in arrays.items():
+        block, *rest = name.split("/")
+        if block.startswith("block"):
+            unit, module, kind = rest
+            letter = "a/proj" if module == "conv_proj" else "abc"[int(module[-1]) - 1]
+            is_norm = module.startswith("gn")
+            last = {"scale": "group_norm/gamma", "bias": "group_norm/beta"}.get(kind, "standardized_conv2d/kernel")
+            renamed[f"resnet/{block}/{unit}/{letter}/{last}"] = array.reshape(-1) if is_norm else array
+    return renamed
+
+
+@pytest.fixture
+def big_transfer(goldens, tmp_path):
+    with np.load(goldens / "bit_v2.npz") as arrays:
+        renamed = as_big_transfer(dict(arrays))
+    np.savez(tmp_path / "BiT-M-R50x1-ILSVRC2012.npz", **renamed)
+    return tmp_path / "BiT-M-R50x1-ILSVRC2012.npz"
+
+
+def read(path) -> dict[str, np.ndarray]:
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def assert_same_file(ours, theirs):
+    ours, theirs = read(ours), read(theirs)
+    assert set(ours) == set(theirs)
+    for name, array in theirs.items():
+        assert ours[name].shape == array.shape, name
+        assert np.array_equal(ours[name], array.astype(np.float32)), name
+
+
+def test_a_released_file_computes_what_big_transfer_does(big_transfer, goldens):
+    model, processor = convert(big_transfer)
+    assert model.conversion_record["dialect"]["names"] == "big_transfer"
+    assert (model.config.image_size, processor.preset, processor.size) == (480, "bit", {"height": 480, "width": 480})
+    image = PIXELS_64[0].permute(1, 2, 0).numpy()
+    theirs = resnet(read(goldens / "bit_v2.npz"), image, [1, 2], ORIGINALS["big_transfer"])
+    np.testing.assert_allclose(logits(model.double(), PIXELS_64)[0].numpy(), theirs, rtol=0, atol=1e-12)
+
+
+def test_numbered_convolutions_are_read(big_transfer, tmp_path):
+    arrays = read(big_transfer)
+    numbered = {
+        name.replace("standardized_conv2d", f"standardized_conv2d_{index}") if "/unit" in name else name: array
+        for index, (name, array) in enumerate(arrays.items())
+    }
+    np.savez(tmp_path / "numbered.npz", **numbered)
+    for name, array in convert(big_transfer)[0].state_dict().items():
+        assert torch.equal(convert(tmp_path / "numbered.npz")[0].state_dict()[name], array)
+        break
+
+
+@pytest.mark.parametrize("dialect", [None, "big_transfer"])
+def test_a_released_file_comes_back_bit_by_bit(big_transfer, tmp_path, dialect):
+    export_jax(convert(big_transfer)[0], tmp_path / "back.npz", dialect)
+    assert_same_file(tmp_path / "back.npz", big_transfer)
+
+
+@pytest.mark.parametrize("name", ["bit_v1.npz", "bit_v2.npz"])
+@pytest.mark.parametrize("dialect", [None, "big_vision"])
+def test_the_files_of_big_vision_come_back_bit_by_bit(goldens, tmp_path, name, dialect):
+    model, processor = convert(goldens / name)
+    assert processor.preset == "big_vision"
+    export_jax(model, tmp_path / "back.npz", dialect)
+    assert_same_file(tmp_path / "back.npz", goldens / name)
+
+
+@pytest.mark.parametrize("prefix", ["params/", "opt/target/"])
+def test_prefixes(goldens, tmp_path, prefix):
+    arrays = read(goldens / "bit_v2.npz")
+    np.savez(tmp_path / "in.npz", **{prefix + name: array for name, array in arrays.items()}, step=np.int32(3))
+    model, _ = convert(tmp_path / "in.npz")
+    assert model.conversion_record["dialect"] == {"names": "bit_paper", "prefix": prefix, "stacked": False}
+    assert torch.equal(logits(model, PIXELS), logits(convert(goldens / "bit_v2.npz")[0], PIXELS))
+
+
+@pytest.mark.parametrize("name", ["big_transfer", "bit_v1.npz"])
+def test_an_untrained_head_is_left_out_and_written_back(big_transfer, goldens, tmp_path, name):
+    source = big_transfer if name == "big_transfer" else goldens / name
+    arrays = read(source)
+    head = next(key for key in arrays if "head" in key and key.endswith("kernel"))
+    bias = head.replace("kernel", "bias")
+    np.savez(tmp_path / "in.npz", **{**arrays, head: 0 * arrays[head], bias: np.full_like(arrays[bias], -10)})
+    model, _ = convert(tmp_path / "in.npz")
+    assert type(model) is HfBiTModel
+    export_jax(model, tmp_path / "back.npz")
+    assert_same_file(tmp_path / "back.npz", tmp_path / "in.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "preset"),
+    [
+        ("BiT-S-R152x4.npz", 224, "bit"),
+        ("BiT-M-R50x1-ILSVRC2012.npz", 480, "bit"),
+        ("BiT-M-R50x1-run1-caltech101.npz", 480, "bit"),
+        ("BiT-M-R50x1-run0-dsprites-xpos.npz", 128, "bit"),
+        ("R50x1_160.npz", 160, "big_vision"),
+        ("R152x2_T_384.npz", 384, "big_vision"),
+    ],
+)
+def test_the_size_of_a_released_file_is_in_its_name(big_transfer, name, size, preset):
+    model, processor = convert(big_transfer.rename(big_transfer.with_name(name)))
+    assert (model.config.image_size, processor.preset) == (size, preset)
+    pixel_values = processor(np.zeros((50, 70, 3), np.uint8)).pixel_values[0]
+    assert pixel_values.shape == (3, size, size)
+
+
+def test_straight_to_a_folder(big_transfer, tmp_path):
+    convert_to_folder(big_transfer, tmp_path / "folder")
+    folder = load_model(tmp_path / "folder")
+    assert folder.config.image_size == 480
+    assert torch.equal(logits(folder.eval(), PIXELS), logits(convert(big_transfer)[0], PIXELS))
+
+
+def test_missing_and_left_over_arrays_are_listed(goldens, tmp_path):
+    arrays = read(goldens / "bit_v2.npz")
+    arrays["block3/more"] = arrays.pop("block1/unit01/gn3/bias")
+    np.savez(tmp_path / "in.npz", **arrays)
+    with pytest.raises(ConversionError, match="missing: block1/unit01/gn3/bias; not understood: block3/more"):
+        convert(tmp_path / "in.npz")
+
+
+def test_what_a_dialect_cannot_say(goldens, tmp_path):
+    model, _ = convert(goldens / "bit_v2.npz")
+    with pytest.raises(ConversionError, match=r"big_transfer has no ResNet with layer_type preactivation.*lowest"):
+        export_jax(model, tmp_path / "out.npz", "big_transfer")
+    with pytest.raises(ConversionError, match="unknown dialect 'vit_jax'; of a BiT there are: big_transfer"):
+        export_jax(model, tmp_path / "out.npz", "vit_jax")
+    model.config.weight_standardization_eps = 1e-8
+    with pytest.raises(ConversionError, match=r"no original code has a ResNet with.*eps 1e-08"):
+        export_jax(model, tmp_path / "out.npz")
+    assert not list(tmp_path.iterdir())
+
+
+THEIRS = {
+    "preactivation": {},
+    "preactivation, SAME": {"global_padding": "SAME", "embedding_dynamic_padding": True},
+    "bottleneck": {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True},
+}
+
+
+def their_model(model_class=transformers.BitForImageClassification, **changes):
+    torch.manual_seed(0)
+    sizes = {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [1, 2], "num_labels": 11}
+    model = model_class(transformers.BitConfig(**sizes, **changes)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=0.1, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("changes", THEIRS.values(), ids=THEIRS)
+def test_the_bit_of_transformers(tmp_path, changes):
+    """With its epsilons the same to rounding; with big_transfer's 1e-10 in place of its 1e-8, to 2e-6 of the logits."""
+    theirs = their_model(**changes)
+    theirs.save_pretrained(tmp_path)
+    model, _ = convert(tmp_path)
+    assert type(model) is HfBiTForImageClassification
+    expected = logits(theirs.double(), PIXELS_64)
+    scale = expected.abs().max()
+    assert (logits(model.double(), PIXELS_64) - expected).abs().max() <= 1e-12 * scale
+    other, _ = convert(tmp_path, weight_standardization_eps=1e-10)
+    assert 1e-9 * scale < (logits(other.double(), PIXELS_64) - expected).abs().max() < 2e-6 * scale
+
+
+def test_the_bit_of_transformers_loads_by_its_name_too(tmp_path):
+    theirs = their_model()
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = HfBiTForImageClassification.from_pretrained(tmp_path / "theirs").eval()
+    torch.testing.assert_close(logits(model, PIXELS), logits(theirs, PIXELS), rtol=1e-4, atol=1e-4)
+    model.save_pretrained(tmp_path / "ours")
+    assert "bit.resnet.convolution.weight" in load_file(tmp_path / "ours" / "model.safetensors")
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "hf_bit"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"global_padding": "VALID"}, "global_padding 'VALID'"),
+        ({"layer_type": "bottleneck"}, "layer_type 'bottleneck'"),
+        ({"output_stride": 8}, "output_stride 8"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"width_factor": 2}, r"embedding_size 32, hidden_sizes \[256, 512\]"),
+    ],
+)
+def test_what_transformers_has_and_we_have_not(tmp_path, changes, message):
+    model = their_model()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(ConversionError, match=message):
+        convert(tmp_path)
+
+
+@pytest.mark.parametrize("changes", THEIRS.values(), ids=THEIRS)
+@pytest.mark.parametrize("has_head", [True, False])
+def test_the_way_back_to_transformers(tmp_path, changes, has_head):
+    theirs = their_model(transformers.BitForImageClassification if has_head else transformers.BitModel, **changes)
+    theirs.save_pretrained(tmp_path / "theirs")
+    model, processor = convert(tmp_path / "theirs")
+    export_transformers(model, tmp_path / "back", processor)
+    back = transformers.AutoModelForImageClassification if has_head else transformers.AutoModel
+    arrays = back.from_pretrained(tmp_path / "back").state_dict()
+    assert set(arrays) == set(theirs.state_dict())
+    assert all(torch.equal(arrays[name], array) for name, array in theirs.state_dict().items())
+
+
+def test_what_transformers_and_timm_have_not(tmp_path):
+    model = tiny(weight_standardization_eps=1e-10)
+    with pytest.raises(ConversionError, match=r"transformers has no preactivation ResNet with .*1e-10"):
+        export_transformers(model, tmp_path / "out")
+    with pytest.raises(ConversionError, match=r"timm has no BiT of depths \[1, 2\] with 32 channels"):
+        export_timm(model, tmp_path / "out")
+    with torch.device("meta"):
+        wide = HfBiTForImageClassification(HfBiTConfig.from_variant("R50x1"))
+    with pytest.raises(ConversionError, match=r"timm has no preactivation ResNet with .*1e-10"):
+        export_timm(wide, tmp_path / "out")
+
+
+def test_a_folder_for_timm_and_back(tmp_path):
+    torch.manual_seed(0)
+    config = HfBiTConfig.from_variant("R50x1", weight_standardization_eps=1e-8, num_labels=3)
+    model = HfBiTForImageClassification(config)
+    torch.nn.init.normal_(model.classifier.weight)
+    model.set_image_size((96, 64))
+    assert export_timm(model, tmp_path / "timm") == {"in_chans": 3, "num_classes": 3}
+    config = json.loads((tmp_path / "timm" / "config.json").read_text())
+    assert (config["architecture"], config["num_features"]) == ("resnetv2_50x1_bit", 2048)
+    again, processor = convert(tmp_path / "timm")
+    assert again.config.image_size == (96, 64)
+    assert (processor.preset, processor.resample, processor.crop_size) == ("timm", 2, {"height": 96, "width": 64})
+    assert all(torch.equal(again.state_dict()[name], array) for name, array in model.state_dict().items())
+
+
+def test_the_command_converts_and_exports(big_transfer, tmp_path, capsys):
+    assert main(["convert", str(big_transfer), str(tmp_path / "folder")]) == 0
+    assert "HfBiTForImageClassification, " in capsys.readouterr().out
+    command = ["export", str(tmp_path / "folder"), str(tmp_path / "back.npz"), "--to", "jax"]
+    assert main([*command, "--dialect", "big_transfer"]) == 0
+    assert_same_file(tmp_path / "back.npz", big_transfer)
+
+
+def test_programs(tmp_path):
+    from hf_vit.conversion import export_torch
+
+    model = tiny()
+    export_torch(model, tmp_path / "program.pt2", size="dynamic")
+    program = torch.export.load(tmp_path / "program.pt2").module()
+    for height, width in ((43, 64), (90, 51)):
+        pixel_values = torch.randn(3, 3, height, width)
+        torch.testing.assert_close(program(pixel_values), logits(model, pixel_values))
+    with pytest.raises(ConversionError, match="'SAME' padding depends on the size of the image"):
+        export_torch(tiny(padding="same"), tmp_path / "other.pt2", size="dynamic")
+
+
+def test_cards_of_bit_say_what_it_is(big_transfer, tmp_path):
+    from hf_vit.cards import render_folder_card
+
+    model, processor = convert(big_transfer)
+    hf_vit.hub.save_folder(tmp_path / "folder", model, processor)
+    card = render_folder_card(tmp_path / "folder")
+    assert "BiT-R50x1 pre-trained on ImageNet-21k and fine-tuned on ImageNet-1k" in card
+    assert "| units per stage | 1, 2, pre-activation (ResNet-v2) |" in card

@@ -1,0 +1,168 @@
+"""`optimize_for_inference` changes no number beyond rounding, and is not in the way of anything."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from hf_vit import inference
+from hf_vit.inference import PackedLinear, PackedMLP, StandardizedOnce
+
+from .test_modeling import VARIANTS, images, tiny
+
+EXACT = {"rtol": 0, "atol": 0}
+
+
+@pytest.fixture(autouse=True)
+def everything_wins(monkeypatch):
+    """Products of tiny layers are as fast in one way as in the other."""
+    monkeypatch.setattr(inference, "wins_race", lambda layer, rows: True)
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)
+def model(request):
+    return tiny(**request.param)
+
+
+def replaced(model) -> list[str]:
+    return [type(module.__dict__["forward"]).__name__ for module in model.modules() if "forward" in module.__dict__]
+
+
+def test_the_operators_are_there():
+    """They are internal to torch: a version without them is to be noticed."""
+    assert inference.has_onednn()
+
+
+def test_the_race_is_run_on_the_layer_as_it_is(monkeypatch):
+    monkeypatch.undo()
+    assert inference.wins_race(nn.Linear(14, 22), rows=31) in (True, False)
+
+
+@torch.no_grad()
+def test_same_outputs(model):
+    expected = model(images(model), output_hidden_states=True)
+    assert model.optimize_for_inference(batch_size=2) is model
+    kinds = replaced(model)
+    assert kinds.count("PackedMLP") >= 3
+    assert kinds.count("PackedLinear") >= 3 * 6 + 1
+    assert ("StandardizedOnce" in kinds) == (model.vit.embeddings.stem is not None)
+    ours = model(images(model), output_hidden_states=True)
+    torch.testing.assert_close(ours.logits, expected.logits, rtol=0, atol=2e-5)
+    for hidden_states, theirs in zip(ours.hidden_states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(hidden_states, theirs, rtol=1e-5, atol=2e-5)
+    attentions = model(images(model), output_attentions=True).attentions
+    model.train().eval()
+    for ours, theirs in zip(attentions, model(images(model), output_attentions=True).attentions, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_pytorch_tanh", "relu"])
+def test_activations(hidden_act):
+    model = tiny(hidden_act=hidden_act)
+    expected = model(images(model)).logits
+    assert ("PackedMLP" in replaced(model.optimize_for_inference())) == (hidden_act != "relu")
+    torch.testing.assert_close(model(images(model)).logits, expected, rtol=0, atol=2e-5)
+
+
+def test_gradients_are_those_of_the_plain_model(model):
+    model(images(model)).logits.square().sum().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    model.optimize_for_inference()(images(model)).logits.square().sum().backward()
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], expected, **EXACT)
+
+
+@torch.no_grad()
+def test_changed_weights_are_used(model):
+    model.optimize_for_inference()
+    model(images(model))
+    other = tiny(seed=3, hybrid=model.vit.embeddings.stem is not None) if model.config.pooling == "cls" else model
+    for parameter in model.parameters():
+        parameter.mul_(1.25)
+    if other is not model and other.state_dict().keys() == model.state_dict().keys():
+        model.load_state_dict(other.state_dict())
+    ours = model(images(model)).logits
+    assert replaced(model)
+    assert not replaced(model.train().eval())
+    torch.testing.assert_close(ours, model(images(model)).logits, rtol=1e-5, atol=5e-5)
+
+
+@torch.no_grad()
+def test_copied_pickled_saved_and_called_twice(model, tmp_path):
+    expected = model(images(model)).logits
+    model.optimize_for_inference().optimize_for_inference(batch_size=3)
+    model(images(model))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert replaced(other) == replaced(model)
+        for module in other.modules():  # its copies read its own weights, not those of the model it came from
+            if isinstance(forward := module.__dict__.get("forward"), PackedLinear | StandardizedOnce):
+                assert forward.module is module
+        torch.testing.assert_close(other(images(model)).logits, expected, rtol=0, atol=2e-5)
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(type(model).from_pretrained(tmp_path)(images(model)).logits, expected)
+
+
+@torch.no_grad()
+def test_other_dtypes_and_autocast(model):
+    model.optimize_for_inference()
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = model(images(model)).logits
+    plain = copy.deepcopy(model).train().eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(ours, plain(images(model)).logits, **EXACT)
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.bfloat16, 0.2)):
+        ours = model.to(dtype)(images(model)).logits
+        expected = plain.to(dtype)(images(model)).logits
+        torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+
+
+@torch.no_grad()
+def test_hooks_see_what_they_saw():
+    model = tiny().optimize_for_inference()
+    seen: list[torch.Tensor] = []
+    model.vit.layers[1].mlp.fc1.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    model(images(model))
+    model.train().eval()(images(model))
+    torch.testing.assert_close(seen[0], seen[1], rtol=0, atol=1e-5)
+
+
+def test_compiled_without_graph_breaks():
+    model = tiny().optimize_for_inference()
+    torch.compiler.reset()
+    with torch.inference_mode():
+        ours = torch.compile(model, fullgraph=True, backend="eager")(images(model)).logits
+        torch.testing.assert_close(ours, model(images(model)).logits, rtol=0, atol=2e-5)
+    torch.compiler.reset()
+
+
+def test_exported():
+    model = tiny().optimize_for_inference()
+    pixel_values = images(model)
+    program = torch.export.export(model, (pixel_values,))
+    assert not any("mkldnn" in str(node.target) for node in program.graph.nodes)
+    with torch.no_grad():
+        expected = model(pixel_values).logits
+    torch.testing.assert_close(program.module()(pixel_values).logits, expected, rtol=0, atol=2e-5)
+
+
+@torch.no_grad()
+def test_without_the_operators_nothing_is_packed(monkeypatch):
+    model = tiny(hybrid=True)
+    expected = model(images(model)).logits
+    monkeypatch.setattr(inference, "OPERATORS", ("_no_such_operator",))
+    assert set(replaced(model.optimize_for_inference())) == {"StandardizedOnce"}
+    torch.testing.assert_close(model(images(model)).logits, expected, rtol=0, atol=2e-5)
+
+
+def test_a_forward_of_somebody_else_stays():
+    model = tiny()
+    fc1 = model.vit.layers[0].mlp.fc1
+    fc1.forward = theirs = lambda tokens: torch.zeros(*tokens.shape[:-1], 22)
+    model.optimize_for_inference()
+    assert fc1.forward is theirs
+    with torch.no_grad():
+        model(images(model))
+    assert isinstance(model.vit.layers[0].mlp.__dict__["forward"], PackedMLP)

@@ -1,0 +1,96 @@
+"""BiT ResNets go through the same training as the rest."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from PIL import Image
+from transformers import pipeline
+
+from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTImageProcessor
+from hf_vit.hub import load_model
+from hf_vit.training.commands import evaluate, finetune, pretrain
+
+from .test_shipped_files import RECIPES
+
+
+@pytest.fixture(autouse=True)
+def _fresh_accelerator(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def arguments(**settings) -> list[str]:
+    return [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+
+
+@pytest.fixture(scope="module")
+def stripes(tmp_path_factory):
+    """An image folder: stripes that lie and stripes that stand."""
+    root = tmp_path_factory.mktemp("stripes")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 16), ("test", 5)):
+        for kind in ("lying", "standing"):
+            folder = root / split / kind
+            folder.mkdir(parents=True)
+            for number in range(count):
+                levels = rng.integers(0, 255, (8, 1, 3)).repeat(5, axis=0).repeat(40, axis=1)
+                pixels = levels if kind == "lying" else levels.swapaxes(0, 1)
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pretrained")
+    torch.manual_seed(0)
+    config = HfBiTConfig(embedding_size=32, depths=[1, 1], image_size=(32, 36), num_labels=11)
+    HfBiTForImageClassification(config).save_pretrained(folder)
+    HfViTImageProcessor("bit", size=(32, 36)).save_pretrained(folder)
+    return folder
+
+
+def test_finetuning_by_the_hyper_rule(stripes, pretrained, tmp_path):
+    """The recipe, with smaller images and fewer steps."""
+    settings = {"recipe": RECIPES / "bit_hyperrule_medium.yaml", "model": pretrained, "dataset": stripes}
+    settings |= {"eval_split": "test", "output_dir": tmp_path / "out", "image_size": "32,36", "resize": 40}
+    settings |= {"batch_size": 8, "learning_rate": 0.03, "steps": 30, "warmup_steps": 5, "decay_steps": "20,25"}
+    settings |= {"flip": "false", "num_workers": 0, "report_to": "none"}
+    metrics = finetune(arguments(**settings))
+    assert metrics["accuracy"] >= 0.9
+    model = load_model(tmp_path / "out")
+    assert type(model) is HfBiTForImageClassification
+    assert model.config.id2label == {0: "lying", 1: "standing"}
+    classify = pipeline("image-classification", model=str(tmp_path / "out"))
+    assert classify(str(stripes / "test" / "standing" / "0.png"))[0]["label"] in ("lying", "standing")
+    again = evaluate(arguments(model=tmp_path / "out", dataset=stripes, num_workers=0))
+    assert again["accuracy"] == metrics["accuracy"]
+
+
+def test_pretraining_from_fields_alone(stripes, tmp_path):
+    config = {"embedding_size": 32, "depths": [1, 1], "image_size": 32}
+    settings = {"dataset": stripes, "output_dir": tmp_path / "out", "config": json.dumps(config), "steps": 2}
+    settings |= {"optimizer": "adamw", "learning_rate": 0.001, "weight_decay": 0.1, "batch_size": 4, "dropout": 0}
+    settings |= {"gradient_checkpointing": "true", "num_workers": 0, "report_to": "none"}
+    pretrain(arguments(**settings))
+    model = load_model(tmp_path / "out")
+    assert model.config.depths == [1, 1]
+    assert not torch.equal(model.classifier.weight, torch.zeros_like(model.classifier.weight))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dropout": 0.1}, "dropout is 0.1, and a BiT ResNet has no dropout"),
+        ({"drop_path": 0.2}, "drop_path is 0.2, and a BiT ResNet has no dropout"),
+        ({"objective": "masked_patch_prediction"}, "masked_patch_prediction needs patches, and R50x1 has none"),
+    ],
+)
+def test_what_a_resnet_has_not(stripes, tmp_path, changes, message):
+    settings = {"dataset": stripes, "output_dir": tmp_path / "out", "variant": "R50x1", "steps": 1, "batch_size": 2}
+    with pytest.raises(ValueError, match=message):
+        pretrain(arguments(**settings, **changes))
