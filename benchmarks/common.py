@@ -244,14 +244,22 @@ def parser_of(description: str, **defaults: object) -> argparse.ArgumentParser:
 
 def publish(
     name: str,
-    results: dict[str, dict],
+    measured: Iterable[tuple[str, dict]],
     as_markdown: Callable[[dict[str, dict]], str],
     write: bool,
     page: Path = RESULTS_PAGE,
 ) -> None:
-    """Print the results; with `write`, put them beside those already kept, and update the section of the page."""
-    if write and results:
-        results = keep(HERE / "results" / f"{name}.json", results)
+    """Print results, when all are measured; with `write`, put each beside those already kept as soon as it is there, and
+    update the section of the page at the end.
+
+    Args:
+        measured: (name of the work, result) as they come.
+    """
+    results: dict[str, dict] = {}
+    for work, result in measured:
+        results[work] = result
+        if write:
+            results = keep(HERE / "results" / f"{name}.json", {work: result})
     markdown = as_markdown(results) if results else "Nothing was measured."
     print(markdown)
     if write and results:

@@ -169,21 +169,19 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def measure_all(options) -> dict[str, dict]:
+def measure_all(options) -> Iterator[tuple[str, dict]]:
     shared = ["--threads", options.threads, "--seconds", options.seconds, "--least", options.least]
-    results = {}
     for dtype in options.dtypes:
         report_progress(f"rates {dtype}")
-        results[f"rates {dtype}"] = run_apart(__file__, "--apart", "measure_rates", "--dtypes", dtype, *shared)
+        yield f"rates {dtype}", run_apart(__file__, "--apart", "measure_rates", "--dtypes", dtype, *shared)
         for variant in options.variants:
             for size in options.sizes:
                 work = ["--variants", variant, "--sizes", size, "--dtypes", dtype, "--batch_size", options.batch_size]
                 report_progress(name := f"{variant} {size} {dtype} x{options.batch_size}")
                 try:
-                    results[name] = run_apart(__file__, "--apart", "time_model", *work, *shared)
+                    yield name, run_apart(__file__, "--apart", "time_model", *work, *shared)
                 except Failed as error:
                     report_progress(f"{name} failed: {error}")
-    return results
 
 
 # The processes apart

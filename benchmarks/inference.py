@@ -19,7 +19,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,17 +116,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 # The first process: it starts the others and gathers what they print
 
 
-def measure_all(options) -> dict[str, dict]:
-    results = {}
+def measure_all(options) -> Iterator[tuple[str, dict]]:
     with tempfile.TemporaryDirectory() as folder:
         for line in lines_of(options):
             report_progress(line.name)
             checkpoints = Path(folder, f"{line.variant}@{line.image_size}".replace("/", "_"))
             try:
-                results[line.name] = measure_line(line, checkpoints, options)
+                yield line.name, measure_line(line, checkpoints, options)
             except Failed as error:
                 report_progress(f"{line.name} failed: {error}")
-    return results
 
 
 def lines_of(options) -> list[Line]:

@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder), options)
-    common.publish("loading", {options.variant: result}, as_markdown, options.write)
+    common.publish("loading", [(options.variant, result)], as_markdown, options.write)
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

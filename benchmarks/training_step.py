@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +55,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 # The first process
 
 
-def measure_all(options) -> dict[str, dict]:
-    results = {}
+def measure_all(options) -> Iterator[tuple[str, dict]]:
     for variant in options.variants:
         name = f"{variant} {options.image_size} float32 x{options.batch_size}"
         report_progress(name)
         try:
             with tempfile.TemporaryDirectory() as folder:
-                results[name] = measure_variant(variant, folder, options)
+                yield name, measure_variant(variant, folder, options)
         except Failed as error:
             report_progress(f"{name} failed: {error}")
-    return results
 
 
 def measure_variant(variant: str, folder: str, options) -> dict:

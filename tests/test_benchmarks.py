@@ -106,6 +106,25 @@ def test_results_of_another_machine_are_not_kept(tmp_path):
     assert common.keep(path, {"c": {"machine": 2}}) == {"c": {"machine": 2}} == json.loads(path.read_text())
 
 
+def test_results_are_kept_as_they_come(tmp_path, monkeypatch, capsys):
+    common, page = load_benchmark("common"), tmp_path / "page.md"
+    monkeypatch.setattr(common, "HERE", tmp_path)
+    page.write_text("<!-- a: made by the benchmark --><!-- end of a -->")
+
+    def measure(crash):
+        yield "x", {"machine": 1}
+        if crash:
+            raise KeyboardInterrupt
+        yield "y", {"machine": 1}
+
+    with pytest.raises(KeyboardInterrupt):
+        common.publish("a", measure(crash=True), "".join, write=True, page=page)
+    assert json.loads((tmp_path / "results" / "a.json").read_text()).keys() == {"x"}
+    common.publish("a", measure(crash=False), "".join, write=True, page=page)
+    assert "\nxy\n" in page.read_text()
+    assert capsys.readouterr().out == "xy\n"
+
+
 def test_a_section_is_replaced_and_the_rest_stays(tmp_path):
     common, page = load_benchmark("common"), tmp_path / "page.md"
     page.write_text("before\n<!-- a: made by the benchmark -->\nold\n<!-- end of a -->\nafter\n")
