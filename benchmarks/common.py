@@ -249,8 +249,8 @@ def publish(
     write: bool,
     page: Path = RESULTS_PAGE,
 ) -> None:
-    """Print results, when all are measured; with `write`, put each beside those already kept as soon as it is there, and
-    update the section of the page at the end.
+    """Print results, when all are measured; with `write`, put each beside those already kept as soon as it is there,
+    and update the section of the page at the end.
 
     Args:
         measured: (name of the work, result) as they come.

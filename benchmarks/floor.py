@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> None:
         common.use_threads(options.threads)
         print(json.dumps(globals()[options.apart](options)))
         return
-    paper = paper_as_markdown(options)
+    paper = paper_as_markdown()
     print(paper)
     if options.write:
         common.update_section(README, "cost", paper)
@@ -240,13 +240,13 @@ def time_model(options) -> dict:
 # Markdown
 
 
-def paper_as_markdown(options) -> str:
+def paper_as_markdown() -> str:
     from hf_vit import HfViTConfig
 
     names = ("stem", "patches", "q, k, v", "attention", "projection", "MLP", "norms", "head")
     multiply_adds, megabytes = [], []
-    for variant in options.variants:
-        for size in options.sizes:
+    for variant in VARIANTS:
+        for size in SIZES:
             config = HfViTConfig.from_variant(variant, image_size=size, num_labels=1000)
             parts = {part.name: part for part in cost(config)}
             present = [parts.get(name, Part(name, 0, 0, 0)) for name in names]
