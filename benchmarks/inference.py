@@ -103,7 +103,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = common.parser_of(__doc__)
     names = [line.name for line in LINES]
     parser.add_argument("--lines", nargs="+", metavar="NAME", default=names, choices=names, help="default: all")
-    parser.add_argument("--contestants", nargs="+", default=[*CONTESTANTS, "hf_vit int8"], metavar="NAME")
+    everybody = [*CONTESTANTS, "hf_vit int8"]
+    parser.add_argument("--contestants", nargs="+", metavar="NAME", default=everybody, choices=everybody)
     parser.add_argument("--seconds", type=float, default=60, help="for a line, without loading (default 60)")
     parser.add_argument("--least", type=int, default=7, help="rounds of each line, however long they take (default 7)")
     parser.add_argument("--no_memory", action="store_true", help="leave out the processes that measure memory")
