@@ -53,6 +53,10 @@ class HfBiTPreTrainedModel(HfViTPreTrainedModel):
     def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
         return BIT_WEIGHT_NAMES if is_upstream_bit(settings) else {}
 
+    @property
+    def tokens_per_image(self) -> int:
+        return 1  # what is left after the pooling, which the head sees
+
     def get_input_embeddings(self):
         return self.base_model.resnet.convolution
 

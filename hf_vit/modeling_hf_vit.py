@@ -257,6 +257,7 @@ class HfViTMLP(nn.Module):
     def __init__(self, config: HfViTConfig):
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.hidden_act = config.hidden_act
         self.activation = ACT2FN[config.hidden_act]
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -501,9 +502,13 @@ class HfViTPreTrainedModel(PreTrainedModel):
         Returns:
             the model itself, in evaluation mode.
         """
-        grid = self.config.grid_size
-        optimize(self, self.config.hidden_act, batch_size * (self.config.num_prefix_tokens + grid[0] * grid[1]))
+        optimize(self, rows=batch_size * self.tokens_per_image)
         return self.eval()
+
+    @property
+    def tokens_per_image(self) -> int:
+        rows, columns = self.config.grid_size
+        return self.config.num_prefix_tokens + rows * columns
 
     def train(self, mode: bool = True):
         if mode:
