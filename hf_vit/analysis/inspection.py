@@ -12,7 +12,7 @@ from tqdm import tqdm
 from transformers import AutoImageProcessor
 
 from .. import __version__
-from ..configuration_hf_vit import HfViTConfig, Size, as_pair
+from ..configuration_hf_vit import Size, as_pair
 from ..hub import load_model
 from ..output import new_folder
 from ..prediction import Prediction
@@ -184,7 +184,7 @@ def _draw_image(report: Report, findings: ImageFindings, model, processor, pixel
 @torch.inference_mode()
 def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
     """The most likely classes of one image; none of a model that does not name one class for an image."""
-    if not hasattr(model, "classifier") or model.config.pooling == "none":
+    if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
         return []
     logits = model(pixel_values.to(model.device)).logits[0].float()
     finite(model, logits.cpu().numpy())
@@ -205,15 +205,11 @@ def visible_image(pixel_values: torch.Tensor, processor) -> np.ndarray:
 
 def _about(model, processor, compute: Compute | None) -> dict[str, str]:
     config, record = model.config, model.conversion_record or {}
-    rows, columns = config.grid_size
     about = {
-        "image size": f"{_size(config)} pixels, {rows} x {columns} patches",
-        "encoder": f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads, "
-        f"{config.hidden_size} wide, MLP {config.intermediate_size}",
-        "stem": " + ".join(map(str, config.stem_depths)) + " units" if getattr(config, "stem_depths", ()) else None,
-        "pooling": config.pooling,
-        "positions": config.position_embedding_type,
-        "pre-logits layer": config.representation_size,
+        "image size": f"{_size(config)} pixels",
+        **(_about_resnet(config) if _is_resnet(config) else _about_vit(config)),
+    }
+    about |= {
         "classes": config.num_labels if hasattr(model, "classifier") else None,
         "preprocessing": processor.preset,
         "converted from": Path(record["source"]).name if "source" in record else None,
@@ -226,5 +222,34 @@ def _about(model, processor, compute: Compute | None) -> dict[str, str]:
     return {name: str(value) for name, value in about.items() if value is not None}
 
 
-def _size(config: HfViTConfig) -> str:
+def _is_resnet(config) -> bool:
+    return not hasattr(config, "num_attention_heads")
+
+
+def _about_resnet(config) -> dict[str, Any]:
+    return {
+        "stages": _units(config.depths),
+        "channels": ", ".join(map(str, config.hidden_sizes)),
+        "units": config.layer_type,
+    }
+
+
+def _about_vit(config) -> dict[str, Any]:
+    rows, columns = config.grid_size
+    return {
+        "patches": f"{rows} x {columns}",
+        "encoder": f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads, "
+        f"{config.hidden_size} wide, MLP {config.intermediate_size}",
+        "stem": _units(config.stem_depths) if getattr(config, "stem_depths", ()) else None,
+        "pooling": config.pooling,
+        "positions": config.position_embedding_type,
+        "pre-logits layer": config.representation_size,
+    }
+
+
+def _units(depths: Sequence[int]) -> str:
+    return " + ".join(map(str, depths)) + " units"
+
+
+def _size(config) -> str:
     return " x ".join(map(str, as_pair(config.image_size)))
