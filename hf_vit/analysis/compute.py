@@ -142,7 +142,7 @@ def _taps(size: int, outputs: int, kernel_size: int, stride: int, padding: str) 
 @contextmanager
 def _shapes_of(model: PreTrainedConfig | nn.Module, image_size: Size | None, attention: str | None = None):
     """The model and an image as shapes without numbers, and a place where such can run."""
-    config = model if isinstance(model, PreTrainedConfig) else model.config
+    config: Any = model if isinstance(model, PreTrainedConfig) else model.config
     size = as_pair(config.image_size if image_size is None else image_size)
     try:
         config = type(config).from_dict({**config.to_dict(), "image_size": size}, attn_implementation=attention)

@@ -207,9 +207,7 @@ def _about(model, processor, compute: Compute | None) -> dict[str, str]:
     config, record = model.config, model.conversion_record or {}
     about = {
         "image size": f"{_size(config)} pixels",
-        **(_about_resnet(config) if _is_resnet(config) else _about_vit(config)),
-    }
-    about |= {
+        **(_about_vit(config) if hasattr(config, "num_attention_heads") else _about_resnet(config)),
         "classes": config.num_labels if hasattr(model, "classifier") else None,
         "preprocessing": processor.preset,
         "converted from": Path(record["source"]).name if "source" in record else None,
@@ -220,10 +218,6 @@ def _about(model, processor, compute: Compute | None) -> dict[str, str]:
         )
         about["for training"] = f"{compute.activation_bytes / 2**20:.1f} MiB of activations per image in float32"
     return {name: str(value) for name, value in about.items() if value is not None}
-
-
-def _is_resnet(config) -> bool:
-    return not hasattr(config, "num_attention_heads")
 
 
 def _about_resnet(config) -> dict[str, Any]:
