@@ -411,7 +411,7 @@ def conversion(sources: Sources, name: str) -> dict[str, Any]:
     record = sources.conversion
     if not record:
         return {}
-    source = record["source"] if "://" in record["source"] else Path(record["source"]).name  # no paths of somebody's
+    source = record["source"]
     command = ["hf-vit", "convert", source, name.split("/")[-1]]
     if "labels" in sources.facts and sources.classifies:
         command += ["--labels", sources.facts["labels"]]

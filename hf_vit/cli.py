@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .commands import add_command, parse_size, silence_progress_bars
 from .commands.analysis import add_analysis_commands
+from .commands.demo import add_demo_command
 from .commands.hub import add_hub_commands
 
 
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.settings = settings
     try:
         arguments.run(arguments)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:  # of an extra that is not installed
         print(f"hf-vit {arguments.command}: {one_sentence(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -45,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_training(commands)
     add_hub_commands(commands)
     add_analysis_commands(commands)
+    add_demo_command(commands)
     return parser
 
 
@@ -99,7 +101,7 @@ def _convert(arguments: argparse.Namespace) -> None:
 
 def _add_export(commands) -> None:
     command = add_command(commands, "export", _export, "write a folder as somebody else's checkpoint")
-    command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
+    command.add_argument("folder", help="a folder of save_pretrained, here or of transformers, or a name on the Hub")
     command.add_argument("output", type=Path, help="the file to write; a folder for transformers, either for timm")
     formats = ["jax", "transformers", "timm", "onnx", "torch-export", "aot-inductor"]
     command.add_argument("--to", required=True, choices=formats, help="the format")
@@ -118,13 +120,13 @@ def _export(arguments: argparse.Namespace) -> None:
         raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
     silence_progress_bars()
     from hf_vit.conversion import export
-    from hf_vit.hub import load_model
 
+    model, processor = _load(arguments.folder)
     left = export(
-        load_model(arguments.folder),
+        model,
         arguments.output,
         arguments.to,
-        processor=_processor_in(arguments.folder) if arguments.to == "transformers" else None,
+        processor=processor,
         dialect=arguments.dialect,
         size=arguments.size,
         overwrite=arguments.overwrite,
@@ -134,13 +136,22 @@ def _export(arguments: argparse.Namespace) -> None:
     print(f"saved in {arguments.output}")
 
 
-def _processor_in(folder: str):
-    from hf_vit import HfViTImageProcessor
+def _load(folder: str):
+    """A model and its image processor, None where it was saved without; converted, where it is one of transformers."""
+    from transformers.configuration_utils import PreTrainedConfig
 
+    from hf_vit import HfViTImageProcessor
+    from hf_vit.conversion import convert
+    from hf_vit.conversion.transformers_reading import is_of_transformers
+    from hf_vit.hub import load_model
+
+    if is_of_transformers(PreTrainedConfig.get_config_dict(folder)[0]):
+        return convert(folder)
+    model = load_model(folder)
     try:
-        return HfViTImageProcessor.from_pretrained(folder)
-    except OSError:  # a model that was saved without
-        return None
+        return model, HfViTImageProcessor.from_pretrained(folder)
+    except OSError:
+        return model, None
 
 
 def _add_predict(commands) -> None:
@@ -171,7 +182,7 @@ def _predict(arguments: argparse.Namespace) -> None:
 def _add_training(commands) -> None:
     about = {
         "train": "fine-tune the model of --model, or without one train from random weights",
-        "evaluate": "measure a classifier on a split of a data set",
+        "evaluate": "measure a model: accuracy, ReaL, ObjectNet, few-shot, linear probe, k-NN or VTAB",
     }
     for name, what in about.items():
         command = commands.add_parser(name, help=what, add_help=False)  # the settings have a parser of their own

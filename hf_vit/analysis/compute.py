@@ -19,19 +19,19 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from ..auto import register_auto_classes
-from ..configuration_hf_bit import VARIANTS as BIT_VARIANTS
-from ..configuration_hf_bit import HfBiTConfig
-from ..configuration_hf_vit import VARIANTS as VIT_VARIANTS
-from ..configuration_hf_vit import HfViTConfig, Size, as_pair
+from ..configuration_hf_vit import Size, as_pair
 from ..resnet_stem import StandardizedConv2d
+from ..variants import VARIANTS, config_of_variant
 
-# The models that have a name, and the class that knows it.
-VARIANTS = {**dict.fromkeys(VIT_VARIANTS, HfViTConfig), **dict.fromkeys(BIT_VARIANTS, HfBiTConfig)}
 FLOPS_PER_MULTIPLY_ADD = 2
 # Which part a parameter or an operation belongs to: the first pattern that its module's name has.
 PARTS = (
     (r"embeddings\.stem", "ResNet stem"),
-    (r"resnet", "ResNet"),
+    (r"resnet\.(convolution|norm)", "ResNet root"),
+    (r"resnet\.stages\.0", "ResNet stage 1"),
+    (r"resnet\.stages\.1", "ResNet stage 2"),
+    (r"resnet\.stages\.2", "ResNet stage 3"),
+    (r"resnet\.stages\.3", "ResNet stage 4"),
     (r"patch_embeddings", "patch embeddings"),
     (r"attention\.[qkvo]_proj", "attention: projections"),
     (r"attention$", "attention: between tokens"),
@@ -215,11 +215,6 @@ def _part_of(module: str) -> str:
     return re.sub(r"\.\d+.*", "", module) or "other"
 
 
-def variant_config(name: str, **fields: Any) -> PreTrainedConfig:
-    """The configuration of a key of `VARIANTS`."""
-    return VARIANTS[name].from_variant(name, **fields)
-
-
 def load_config(name: str) -> PreTrainedConfig:
     """The configuration of a variant such as "B/16" (with 1,000 classes), of a folder, or of a name on the Hub.
 
@@ -227,7 +222,7 @@ def load_config(name: str) -> PreTrainedConfig:
         ValueError: none of them.
     """
     if name in VARIANTS:
-        return variant_config(name, num_labels=1000)
+        return config_of_variant(name, num_labels=1000)
     register_auto_classes()
     try:
         return AutoConfig.from_pretrained(name)

@@ -12,7 +12,8 @@ from tqdm import tqdm
 from transformers import AutoImageProcessor
 
 from .. import __version__
-from ..configuration_hf_vit import Size, as_pair
+from ..configuration_hf_bit import HfBiTConfig
+from ..configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..hub import load_model
 from ..output import new_folder
 from ..prediction import Prediction
@@ -206,8 +207,7 @@ def visible_image(pixel_values: torch.Tensor, processor) -> np.ndarray:
 def _about(model, processor, compute: Compute | None) -> dict[str, str]:
     config, record = model.config, model.conversion_record or {}
     about = {
-        "image size": f"{_size(config)} pixels",
-        **(_about_vit(config) if hasattr(config, "num_attention_heads") else _about_resnet(config)),
+        **(_about_resnet(config) if isinstance(config, HfBiTConfig) else _about_vit(config)),
         "classes": config.num_labels if hasattr(model, "classifier") else None,
         "preprocessing": processor.preset,
         "converted from": Path(record["source"]).name if "source" in record else None,
@@ -220,30 +220,26 @@ def _about(model, processor, compute: Compute | None) -> dict[str, str]:
     return {name: str(value) for name, value in about.items() if value is not None}
 
 
-def _about_resnet(config) -> dict[str, Any]:
-    return {
-        "stages": _units(config.depths),
-        "channels": ", ".join(map(str, config.hidden_sizes)),
-        "units": config.layer_type,
-    }
-
-
-def _about_vit(config) -> dict[str, Any]:
+def _about_vit(config: HfViTConfig) -> dict[str, Any]:
     rows, columns = config.grid_size
     return {
-        "patches": f"{rows} x {columns}",
+        "image size": f"{_size(config)} pixels, {rows} x {columns} patches",
         "encoder": f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads, "
         f"{config.hidden_size} wide, MLP {config.intermediate_size}",
-        "stem": _units(config.stem_depths) if getattr(config, "stem_depths", ()) else None,
+        "stem": " + ".join(map(str, config.stem_depths)) + " units" if getattr(config, "stem_depths", ()) else None,
         "pooling": config.pooling,
         "positions": config.position_embedding_type,
         "pre-logits layer": config.representation_size,
     }
 
 
-def _units(depths: Sequence[int]) -> str:
-    return " + ".join(map(str, depths)) + " units"
+def _about_resnet(config: HfBiTConfig) -> dict[str, Any]:
+    return {
+        "image size": f"{_size(config)} pixels",
+        "units": " + ".join(map(str, config.depths)),
+        "channels": f"{config.embedding_size} after the root, {config.hidden_size} at the head",
+    }
 
 
-def _size(config) -> str:
+def _size(config: HfViTConfig | HfBiTConfig) -> str:
     return " x ".join(map(str, as_pair(config.image_size)))

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from .compute import FLOPS_PER_MULTIPLY_ADD, VARIANTS, count_multiply_adds, count_on_padding, variant_config
+from ..variants import VARIANTS, config_of_variant
+from .compute import FLOPS_PER_MULTIPLY_ADD, count_multiply_adds, count_on_padding
 
 # A step costs three forwards: one, and a backward of twice its cost. With this the exaFLOPs of the paper come out.
 FORWARDS_PER_STEP = 3
@@ -94,7 +95,7 @@ def _computed(row: Mapping[str, Any]) -> dict[str, float | None]:
 @cache
 def _count(model: str, classes: int) -> tuple[int, int]:
     """Multiply-adds of an image, with and without those on padding."""
-    config = variant_config(model, num_labels=classes)
+    config = config_of_variant(model, num_labels=classes)
     multiply_adds = count_multiply_adds(config)
     return multiply_adds, multiply_adds - count_on_padding(config)
 

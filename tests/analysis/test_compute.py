@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from hf_vit import analysis
 from hf_vit.analysis import accounts, training_runs
 from hf_vit.cli import main
-from hf_vit.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from hf_vit.configuration_hf_bit import HfBiTConfig
 from hf_vit.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
 
@@ -71,16 +70,6 @@ def test_variants_by_formula(name):
         larger = analysis.count_compute(config, 384)
         assert larger.image_size == (384, 384)
         assert larger.multiply_adds == model_multiply_adds(config, 384)
-
-
-@pytest.mark.parametrize("name", ["R50x1", "R152x2"])
-def test_resnets_by_formula(name):
-    assert name in BIT_VARIANTS
-    config = HfBiTConfig.from_variant(name, num_labels=1000)
-    stem = HfViTHybridConfig(stem_depths=config.depths, stem_width=config.embedding_size)
-    compute = analysis.count_compute(config)
-    assert compute.multiply_adds == stem_multiply_adds(stem, 224) + 1000 * config.hidden_size
-    assert [part.name for part in compute.parts] == ["ResNet", "normalisation", "head"]
 
 
 @pytest.mark.parametrize("name", ["B/16", "S/32-gap-norep", "R+Ti/16", "R50+L/32"])

@@ -85,7 +85,7 @@ def test_the_page_is_complete_and_needs_nothing_else(report):
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
     assert "url(" not in html
     assert "http" not in re.sub(r'http-equiv="Content-Security-Policy"', "", html)
-    for words in ("a b.png", "<b>class</b> & ", "5 x 6", "3 layers of 2 heads", "multiply-adds", "MiB"):
+    for words in ("a b.png", "<b>class</b> & ", "5 x 6 patches", "3 layers of 2 heads", "multiply-adds", "MiB"):
         assert words in page.text
     assert "<b>" not in page.tags
 
@@ -150,7 +150,7 @@ def test_a_resnet_has_no_attention(tmp_path, capsys):
     assert main(["inspect", str(tmp_path / "bit"), "--image", image, "--output", str(tmp_path / "out")]) == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.html", "filters.png"}
     text = Page((tmp_path / "out" / "report.html").read_text()).text
-    for words in ("1 + 2 units", "has no layers with attention", "has no position embeddings", "14.3%"):
+    for words in ("1 + 2", "has no layers with attention", "has no position embeddings", "14.3%"):
         assert words in text
 
 
