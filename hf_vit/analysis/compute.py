@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -20,6 +20,7 @@ from transformers.initialization import no_init_weights
 
 from ..auto import register_auto_classes
 from ..configuration_hf_vit import Size, as_pair
+from ..resnet_stem import StandardizedConv2d
 from ..variants import VARIANTS, config_of_variant
 
 FLOPS_PER_MULTIPLY_ADD = 2
@@ -80,14 +81,15 @@ class Compute(NamedTuple):
 
 
 def count_compute(
-    model: PreTrainedConfig | nn.Module, image_size: Size | None = None, attention: str = "sdpa"
+    model: PreTrainedConfig | nn.Module, image_size: Size | None = None, attention: str | None = None
 ) -> Compute:
     """Count what one image costs, of convolutions and matrix products, which is what the paper's figures count.
 
     Args:
         model: a model of this package, or its configuration, which stands for the classifier.
         image_size: an int or (height, width) in pixels; by default the model's own.
-        attention: the implementation whose activations count: "sdpa", fused, or "eager", which keeps all attentions.
+        attention: the implementation whose activations count, such as "eager", which keeps all attentions; by default
+            what transformers chooses: "sdpa", fused.
 
     Raises:
         ValueError: the patches do not divide the image.
@@ -103,32 +105,62 @@ def count_compute(
 
 def count_multiply_adds(model: PreTrainedConfig | nn.Module, image_size: Size | None = None) -> int:
     """`count_compute(...).multiply_adds`, without the rest."""
-    with _shapes_of(model, image_size, "sdpa") as (shapes, one):
+    with _shapes_of(model, image_size) as (shapes, one):
         return _count_flops(shapes, one, output_hidden_states=True)[type(shapes).__name__] // FLOPS_PER_MULTIPLY_ADD
 
 
+def count_on_padding(model: PreTrainedConfig | nn.Module, image_size: Size | None = None) -> int:
+    """Multiply-adds of standardised convolutions with the zeros around a map, which are part of `multiply_adds`.
+
+    Torch's counter counts them, that of XLA does not, and the paper's exaFLOPs of ResNets seem to be without.
+    """
+    on_padding = []
+
+    def look(convolution: Any, images: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        taps = [
+            _taps(size, outputs, convolution.kernel_size[0], convolution.stride[0], convolution.numbers.padding)
+            for size, outputs in zip(images[0].shape[-2:], output.shape[-2:], strict=True)
+        ]
+        padded = output.shape[-2] * output.shape[-1] * convolution.kernel_size[0] ** 2 - taps[0] * taps[1]
+        on_padding.append(convolution.in_channels * convolution.out_channels * padded)
+
+    with _shapes_of(model, image_size) as (shapes, one):
+        for module in shapes.modules():
+            if isinstance(module, StandardizedConv2d):
+                module.register_forward_hook(look)
+        shapes(one)
+    return sum(on_padding)
+
+
+def _taps(size: int, outputs: int, kernel_size: int, stride: int, padding: str) -> int:
+    """Along one axis, how often a value of the map, and not of its padding, meets the kernel."""
+    total = max((outputs - 1) * stride + kernel_size - size, 0)
+    before = total // 2 if padding == "same" else (kernel_size - 1) // 2
+    return sum(0 <= output * stride + tap - before < size for output in range(outputs) for tap in range(kernel_size))
+
+
 @contextmanager
-def _shapes_of(model: PreTrainedConfig | nn.Module, image_size: Size | None, attention: str):
+def _shapes_of(model: PreTrainedConfig | nn.Module, image_size: Size | None, attention: str | None = None):
     """The model and an image as shapes without numbers, and a place where such can run."""
-    config = model if isinstance(model, PreTrainedConfig) else model.config
+    config: Any = model if isinstance(model, PreTrainedConfig) else model.config
     size = as_pair(config.image_size if image_size is None else image_size)
     try:
         config = type(config).from_dict({**config.to_dict(), "image_size": size}, attn_implementation=attention)
     except StrictDataclassError as error:  # the sentence of our own validation is its cause
         raise ValueError(str(error.__cause__)) from error
     with FakeTensorMode(), no_init_weights():
-        yield _build(model, config, attention).eval(), torch.empty(1, config.num_channels, *size)
+        yield _build(model, config).eval(), torch.empty(1, config.num_channels, *size)
 
 
-def _build(model: PreTrainedConfig | nn.Module, config: PreTrainedConfig, attention: str) -> nn.Module:
+def _build(model: PreTrainedConfig | nn.Module, config: PreTrainedConfig) -> Any:
     """The same model anew, without weights."""
     if isinstance(model, nn.Module):
         return type(model)(config)
     register_auto_classes()
-    return AutoModelForImageClassification.from_config(config, attn_implementation=attention)
+    return AutoModelForImageClassification.from_config(config)
 
 
-def _count_flops(model: nn.Module, images: torch.Tensor, **options: bool) -> dict[str, int]:
+def _count_flops(model: Any, images: torch.Tensor, **options: bool) -> dict[str, int]:
     """Of each module that runs, with all that is in it; names begin with the class of the model.
 
     With `output_hidden_states` every layer computes every token.

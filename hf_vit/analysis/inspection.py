@@ -185,7 +185,7 @@ def _draw_image(report: Report, findings: ImageFindings, model, processor, pixel
 @torch.inference_mode()
 def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
     """The most likely classes of one image; none of a model that does not name one class for an image."""
-    if not hasattr(model, "classifier") or model.config.pooling == "none":
+    if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
         return []
     logits = model(pixel_values.to(model.device)).logits[0].float()
     finite(model, logits.cpu().numpy())

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..variants import VARIANTS, config_of_variant
-from .compute import FLOPS_PER_MULTIPLY_ADD, count_multiply_adds
+from .compute import FLOPS_PER_MULTIPLY_ADD, count_multiply_adds, count_on_padding
 
 # A step costs three forwards: one, and a backward of twice its cost. With this the exaFLOPs of the paper come out.
 FORWARDS_PER_STEP = 3
@@ -70,27 +70,34 @@ def table_rows(number: int) -> list[dict[str, Any]]:
     """Rows of Table 2 or 6 of the paper, with what is computed here beside.
 
     Returns:
-        For each row `model`, `dataset`, `epochs`, `source`, what the table prints by column, and `computed`: exaFLOPs,
-        or None for a model that is not of this package or was trained otherwise.
+        For each row `model`, `dataset`, `epochs`, `source`, what the table prints by column, and in exaFLOPs `computed`
+        and `computed_without_padding` (see `count_on_padding`), which are None for a model that is not of this package
+        or was trained otherwise.
     """
     table, rows = published()[f"table_{number}"], []
     for row in table["rows"]:
         row = {"dataset": table.get("dataset"), "epochs": None, "source": table["source"], **row}
-        rows.append({**row, **dict(zip(table["columns"], row.pop("printed"), strict=True)), "computed": _computed(row)})
+        printed = dict(zip(table["columns"], row.pop("printed"), strict=True))
+        rows.append({**row, **printed, **_computed(row)})
     return rows
 
 
-@cache
-def _multiply_adds(model: str, classes: int) -> int | None:
-    return count_multiply_adds(config_of_variant(model, num_labels=classes)) if model in VARIANTS else None
-
-
-def _computed(row: Mapping[str, Any]) -> float | None:
+def _computed(row: Mapping[str, Any]) -> dict[str, float | None]:
+    names = ("computed", "computed_without_padding")
     dataset = published()["datasets"].get(row["dataset"])
-    if dataset is None or row["epochs"] is None:
-        return None
-    multiply_adds = _multiply_adds(row["model"], dataset["classes"])
-    return None if multiply_adds is None else training_exaflops(multiply_adds, row["epochs"], float(dataset["images"]))
+    if dataset is None or row["epochs"] is None or row["model"] not in VARIANTS:
+        return dict.fromkeys(names)
+    counts = _count(row["model"], dataset["classes"])
+    images = float(dataset["images"])
+    return {name: training_exaflops(count, row["epochs"], images) for name, count in zip(names, counts, strict=True)}
+
+
+@cache
+def _count(model: str, classes: int) -> tuple[int, int]:
+    """Multiply-adds of an image, with and without those on padding."""
+    config = config_of_variant(model, num_labels=classes)
+    multiply_adds = count_multiply_adds(config)
+    return multiply_adds, multiply_adds - count_on_padding(config)
 
 
 def published_runs(metric: str = "ImageNet") -> list[Run]:

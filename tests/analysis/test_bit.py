@@ -65,6 +65,7 @@ def test_the_papers_resnets():
         seen = multiply_adds(DEPTHS[layers], factor, 18291, with_padding=False)
         exaflops = analysis.training_exaflops(seen, row["epochs"], 303e6)
         assert exaflops == pytest.approx(row["exaFLOPs"], rel=0.015), row["model"]
+        assert row["computed_without_padding"] == pytest.approx(exaflops)
 
 
 def test_every_row_of_table_6_is_a_variant():

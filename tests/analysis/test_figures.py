@@ -54,7 +54,8 @@ def labels_not_drawn(figure) -> set[Text]:
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())
             ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-            labels |= {tick.label1 for tick in ticks if not (axes.axison and low <= tick.get_loc() <= high)}
+            away = [tick for tick in ticks if not (axes.axison and low <= tick.get_loc() <= high)]
+            labels |= {label for tick in away for label in (tick.label1, tick.label2)}
     return labels
 
 

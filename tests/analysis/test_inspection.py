@@ -12,8 +12,10 @@ from PIL import Image
 
 from hf_vit.analysis.inspection import visible_image
 from hf_vit.cli import main
+from hf_vit.configuration_hf_bit import HfBiTConfig
 from hf_vit.hub import save_folder
 from hf_vit.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.modeling_hf_bit import HfBiTForImageClassification
 
 from ..test_modeling import tiny
 
@@ -140,12 +142,24 @@ def test_every_kind_of_model(fields, preset, tmp_path, capsys):
     assert (tmp_path / "out" / "attention_distance.png").exists()
 
 
+def test_a_resnet_has_no_attention(tmp_path, capsys):
+    torch.manual_seed(0)
+    config = HfBiTConfig(depths=[1, 2], embedding_size=32, image_size=(24, 36), num_labels=7)
+    save(tmp_path / "bit", HfBiTForImageClassification(config))
+    image = str(make_image(tmp_path / "image.png"))
+    assert main(["inspect", str(tmp_path / "bit"), "--image", image, "--output", str(tmp_path / "out")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.html", "filters.png"}
+    text = Page((tmp_path / "out" / "report.html").read_text()).text
+    for words in ("1 + 2", "has no layers with attention", "has no position embeddings", "14.3%"):
+        assert words in text
+
+
 def test_another_image_size(tmp_path):
     save(tmp_path / "tiny", tiny())
     image = str(make_image(tmp_path / "image.png"))
     command = ["inspect", str(tmp_path / "tiny"), "--image", image, "--image-size", "12x48"]
     assert main([*command, "--output", str(tmp_path / "out")]) == 0
-    assert "12 x 48 pixels, 3 x 8 patches" in (tmp_path / "out" / "report.html").read_text()
+    assert all(words in (tmp_path / "out" / "report.html").read_text() for words in ("12 x 48 pixels", "3 x 8"))
 
 
 def test_the_command_refuses_at_the_door(tmp_path, capsys):
