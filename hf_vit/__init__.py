@@ -31,7 +31,7 @@ _HOME = {
     "push": ".pushing",
     "add_code": ".remote_code",
 }
-_MODULES = ("conversion",)
+_MODULES = ("conversion", "analysis")
 
 __all__ = ["__version__", *_HOME, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 

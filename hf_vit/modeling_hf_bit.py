@@ -41,13 +41,11 @@ def build_resnet(config: HfBiTConfig) -> ResNetStem:
 
 
 class HfBiTPreTrainedModel(HfViTPreTrainedModel):
+    """What a ResNet shares with the ViTs; without attention, it takes any `attn_implementation`."""
+
     config: HfBiTConfig
     base_model_prefix = "bit"
     _no_split_modules = ["BottleneckUnit", "PreActivationUnit"]  # noqa: RUF012 - transformers declares the type
-    _supports_sdpa = False
-    _supports_flash_attn = False
-    _supports_flex_attn = False
-    _supports_attention_backend = False
     _can_record_outputs = {"hidden_states": ResNetStage}  # noqa: RUF012
     _keys_to_ignore_on_load_unexpected = [r"^classifier\."]  # noqa: RUF012
 

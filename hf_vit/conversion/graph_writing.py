@@ -117,8 +117,7 @@ def _prepare(
     if not isinstance(model, (*ENCODERS, *CLASSIFIERS)):
         raise ConversionError(f"{type(model).__name__} cannot be exported; export its encoder or its classifier")
     model = copy.deepcopy(model).eval()
-    if isinstance(model.config, HfViTConfig):
-        model.set_attn_implementation("sdpa")
+    model.set_attn_implementation("sdpa")
     shapes: dict[int, Any] = {0: Dim("batch", min=1)}
     if size == DYNAMIC:
         shapes |= _free_sizes(model.config)
