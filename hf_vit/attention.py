@@ -120,7 +120,7 @@ class HfViTRelativeAttention(HfViTAttention):
         implementation = self.config._attn_implementation
         if implementation not in TAKE_A_BIAS:
             raise ValueError(
-                f"relative positions need eager or sdpa attention, to which logits can be added, not {implementation}"
+                f"relative positions add to logits, which {implementation} attention cannot: set eager or sdpa"
             )
         assert grid is not None
         keys = self.positions(grid)[: query.shape[2]]

@@ -188,7 +188,7 @@ def refuse_several_shapes(config: HfViTConfig) -> None:
     """Raise ValueError where positions are not only those of tokens, before any image has a shape of its own."""
     if config.needs_one_grid:
         raise ValueError(
-            "images of several shapes in one batch need position embeddings at the input and attention over all tokens, "
+            "images of several shapes in a batch need position embeddings at the input and attention over all tokens, "
             f"not position_embedding_type {config.position_embedding_type!r} with position_embedding_placement "
             f"{config.position_embedding_placement!r} and attention_axes {config.attention_axes!r}"
         )

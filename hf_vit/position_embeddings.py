@@ -1,5 +1,7 @@
 """Position embeddings: fixed tables, and how learned tables follow the resolution."""
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn.functional import interpolate
 
@@ -94,25 +96,27 @@ def resize_relative_embeddings(
     num_distances = 2 * old_grid[0] * old_grid[1] - 1
     _check_length(embeddings, num_special + num_distances)
     special, distances = embeddings.split([num_special, num_distances], dim=1)
-    old_places, _ = places_of_distances(old_grid, embeddings.device)
-    new_places, counts = places_of_distances(new_grid, embeddings.device)
-    old_size, new_size = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (old_grid, new_grid))
+    new_reach = [size - 1 for size in new_grid]
+    old_reach = [old - 1 if new > 1 else 0 for old, new in zip(old_grid, new_grid, strict=True)]  # of one row, no other
+    old_places, _ = places_of_distances(old_grid, old_reach, embeddings.device)
+    new_places, counts = places_of_distances(new_grid, new_reach, embeddings.device)
+    old_size, new_size = ((2 * rows + 1, 2 * columns + 1) for rows, columns in (old_reach, new_reach))
     wide = distances.to(torch.promote_types(embeddings.dtype, torch.float32))
     spread = resize_position_embeddings(wide[:, old_places], old_size, new_size, 0, method)
-    counts = counts.to(wide.dtype)
-    totals = counts.new_zeros(2 * new_grid[0] * new_grid[1] - 1).index_add(0, new_places, counts)
-    folded = wide.new_zeros(len(wide), len(totals), wide.shape[2]).index_add(1, new_places, spread * counts[:, None])
+    length, counts = 2 * new_grid[0] * new_grid[1] - 1, counts.to(wide.dtype)
+    totals = counts.new_zeros(length).index_add(0, new_places, counts)
+    folded = wide.new_zeros(len(wide), length, wide.shape[2]).index_add(1, new_places, spread * counts[:, None])
     return torch.cat([special, (folded / totals[:, None]).to(embeddings.dtype)], dim=1)
 
 
-def places_of_distances(grid: Grid, device=None) -> tuple[torch.Tensor, torch.Tensor]:
-    """All distances in rows and columns on a grid.
+def places_of_distances(grid: Grid, reach: Sequence[int], device=None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distances on a grid, of up to `reach` rows and columns in both directions.
 
     Returns:
-        ((2 * rows - 1) * (2 * columns - 1),) the place of each among the distances in raster order, and how many pairs
-        of patches have it.
+        The place of each among all distances in raster order, and how many pairs of patches have it; both of length
+        (2 * reach[0] + 1) * (2 * reach[1] + 1).
     """
-    rows, columns = (torch.arange(1 - size, size, device=device) for size in grid)
+    rows, columns = (torch.arange(-far, far + 1, device=device) for far in reach)
     places = rows[:, None] * grid[1] + columns + grid[0] * grid[1] - 1
     counts = (grid[0] - rows.abs())[:, None] * (grid[1] - columns.abs())
     return places.flatten(), counts.flatten()

@@ -76,12 +76,13 @@ def test_attentions_are_always_returned(model, attention):
     model.set_attn_implementation(attention)
     outputs = model(images(model), output_attentions=True, output_hidden_states=True)
     tokens = model(images(model), output_hidden_states=True).hidden_states[0].shape[1]
-    assert [tuple(attention.shape) for attention in outputs.attentions] == [(2, 2, tokens, tokens)] * len(model.vit.layers)
+    layers = len(model.vit.layers)
+    assert [tuple(attention.shape) for attention in outputs.attentions] == [(2, 2, tokens, tokens)] * layers
     torch.testing.assert_close(outputs.attentions[1].sum(-1), torch.ones(2, 2, tokens))
-    assert len(outputs.hidden_states) == len(model.vit.layers) + 1
+    assert len(outputs.hidden_states) == layers + 1
     torch.testing.assert_close(outputs.logits, model(images(model)).logits, rtol=0, atol=1e-5)
     model.config.output_attentions = True
-    assert len(model(images(model)).attentions) == len(model.vit.layers)
+    assert len(model(images(model)).attentions) == layers
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
