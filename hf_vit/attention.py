@@ -123,13 +123,22 @@ class HfViTRelativeAttention(HfViTAttention):
                 f"relative positions add to logits, which {implementation} attention cannot: set eager or sdpa"
             )
         assert grid is not None
-        keys = self.positions(grid)[: query.shape[2]]
-        bias = torch.einsum("bhqd,qkd->bhqk", query * self.scaling, keys)
+        bias = relative_logits(query * self.scaling, self.positions(grid)[: query.shape[2]])
         if attention_mask is None:
             return bias
         if attention_mask.dtype == torch.bool:
             return bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
         return bias + attention_mask
+
+
+def relative_logits(query: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+    """(batch, heads, queries, head_dim) with (queries, keys, head_dim) -> (batch, heads, queries, keys)
+
+    A product of matrices for each query, in which batch and heads are rows: no copy of the embeddings for each image.
+    """
+    rows = query.permute(2, 0, 1, 3).flatten(1, 2)
+    logits = torch.matmul(rows, embeddings.transpose(1, 2))  # (queries, batch * heads, keys)
+    return logits.unflatten(1, query.shape[:2]).permute(1, 2, 0, 3)
 
 
 class HfViTAxialAttention(HfViTAttention):

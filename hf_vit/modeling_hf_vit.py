@@ -420,8 +420,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def set_image_size(self, image_size: Size) -> None:
         """Resample the position embeddings to another image size, an int or (height, width) in pixels, for good."""
-        config, embeddings = self.config, self.base_model.embeddings
-        new_grid = config.grid_of(*as_pair(image_size))
+        config, new_grid = self.config, self.config.grid_of(*as_pair(image_size))
+        embeddings: Any = self.base_model.embeddings
         if isinstance(embeddings.position_embeddings, nn.Parameter):
             embeddings.position_embeddings = nn.Parameter(embeddings.resampled(new_grid))
         for module in self.modules():

@@ -118,7 +118,8 @@ def _prepare(
         raise ConversionError(f"{type(model).__name__} cannot be exported; export its encoder or its classifier")
     model = copy.deepcopy(model).eval()
     if isinstance(model.config, HfViTConfig):
-        model.set_attn_implementation("sdpa")
+        # with a bias, sdpa's output lies in memory otherwise than the exporter to ONNX assumes (torch 2.13)
+        model.set_attn_implementation("eager" if model.config.position_embedding_type == "relative" else "sdpa")
     shapes: dict[int, Any] = {0: Dim("batch", min=1)}
     if size == DYNAMIC:
         shapes |= _free_sizes(model.config)
