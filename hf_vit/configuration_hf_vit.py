@@ -77,7 +77,14 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             attention pooling) or "none" (every token).
         use_cls_token: whether a class token stands before the patches; by default it does with pooling "cls".
         representation_size: width of the tanh pre-logits layer; None for no such layer.
-        position_embedding_type: "learned", "sincos2d" (fixed, MoCo v3's) or "none".
+        position_embedding_type: "learned" (one for each token, the paper's 1-D), "learned2d" (one of hidden_size / 2
+            for each row and each column), "relative" (1-D relative distances, inside every attention), "sincos2d"
+            (fixed, MoCo v3's) or "none".
+        position_embedding_placement: where learned ones are added: at the "input" of the encoder, or to the input of
+            "every_layer", each with its own, or "every_layer_shared", all with the same.
+        attention_axes: over which tokens attention goes: "all", or "axial": those of the same row in one layer and of
+            the same column in the next, so that two layers are one block of the paper's Axial-ViT. Axial attention
+            needs an even number of layers and no class token, which stands in no row.
         position_interpolation: how learned position embeddings follow the image's size: "jax" (bilinear, corners
             aligned), "jax_exact" (the same with the original's rounding fault), "bilinear" or "bicubic" (half-pixel
             centres, antialiased, as timm does it) or "bicubic_aliased" (the same without antialias, as transformers).
@@ -112,7 +119,9 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     pooling: Literal["cls", "mean", "map", "none"] = "cls"
     use_cls_token: bool | None = None
     representation_size: int | None = None
-    position_embedding_type: Literal["learned", "sincos2d", "none"] = "learned"
+    position_embedding_type: Literal["learned", "sincos2d", "learned2d", "relative", "none"] = "learned"
+    position_embedding_placement: Literal["input", "every_layer", "every_layer_shared"] = "input"
+    attention_axes: Literal["all", "axial"] = "all"
     position_interpolation: Literal["jax", "jax_exact", "bilinear", "bicubic", "bicubic_aliased"] = "jax"
     pool_patches_only: bool = False
     norm_after_pooling: bool = False
@@ -201,6 +210,20 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         return int(bool(self.use_cls_token))
 
     @property
+    def adds_positions_to_input(self) -> bool:
+        """Whether position embeddings are added to the tokens before the first layer, and only there."""
+        return self.position_embedding_placement == "input" and self.position_embedding_type not in ("relative", "none")
+
+    @property
+    def needs_one_grid(self) -> bool:
+        """Whether layers need to know where patches are, so that all images of a batch must have the same shape."""
+        return (
+            self.position_embedding_placement != "input"
+            or self.position_embedding_type == "relative"
+            or self.attention_axes == "axial"
+        )
+
+    @property
     def grid_size(self) -> tuple[int, int]:
         """(rows, columns) of patches at `image_size`, which is the grid of the stored position embeddings."""
         return self.grid_of(*as_pair(self.image_size))
@@ -237,12 +260,32 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 f"hidden_size ({self.hidden_size}) is not a multiple of "
                 f"num_attention_heads ({self.num_attention_heads})"
             )
-        if self.position_embedding_type == "sincos2d" and self.hidden_size % 4:
-            raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of 4, which sincos2d needs")
+        self._validate_positions()
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0 and less than 1")
         self.grid_of(*as_pair(self.image_size))
+
+    def _validate_positions(self):
+        kind, placement = self.position_embedding_type, self.position_embedding_placement
+        if kind == "sincos2d" and self.hidden_size % 4:
+            raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of 4, which sincos2d needs")
+        if kind == "learned2d" and self.hidden_size % 2:
+            raise ValueError(f"hidden_size ({self.hidden_size}) is odd; learned2d halves it between rows and columns")
+        if placement != "input" and kind not in ("learned", "learned2d"):
+            raise ValueError(f"position_embedding_placement {placement} is for learned and learned2d, not {kind}")
+        if self.attention_axes == "axial":
+            self._validate_axial()
+
+    def _validate_axial(self):
+        if self.use_cls_token:
+            raise ValueError("axial attention has no place for a class token: set use_cls_token=False, pooling='mean'")
+        if self.num_hidden_layers % 2:
+            raise ValueError(
+                f"num_hidden_layers is {self.num_hidden_layers}; axial attention needs pairs, along rows and columns"
+            )
+        if self.position_embedding_type == "relative":
+            raise ValueError("position_embedding_type relative is over all patches; axial attention needs another")
 
 
 def stem_stride(stem_depths: Sequence[int]) -> int:

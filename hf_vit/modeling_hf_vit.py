@@ -8,7 +8,6 @@ import copy
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,17 @@ from transformers.core_model_loading import WeightRenaming
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import Unpack
 from transformers.utils import logging
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .attention import HfViTAttention, build_attention
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
 from .inference import optimize, restore
 from .position_embeddings import Grid, is_same, resize_position_embeddings, sincos2d
+from .position_tables import PositionTables, build_layer_tables, build_tables, positions_of_layers
 from .resnet_stem import ResNetStem, StemNumbers
 from .upstream_vit import REBUILDS_PIXELS, WEIGHT_NAMES, is_upstream
 
@@ -77,8 +78,10 @@ class HfViTEmbeddings(nn.Module):
         self.patch_embeddings = HfViTPatchEmbeddings(config, map_channels)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.use_cls_token else None
         self.position_embeddings = None
-        if config.position_embedding_type == "learned":
+        if config.adds_positions_to_input and config.position_embedding_type == "learned":
             self.position_embeddings = nn.Parameter(self._empty_positions(config.grid_size))
+        elif config.adds_positions_to_input and config.position_embedding_type == "learned2d":
+            self.position_embeddings = build_tables(config, count=1)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self._tables: dict[tuple, torch.Tensor] = {}
 
@@ -94,6 +97,7 @@ class HfViTEmbeddings(nn.Module):
             (batch, tokens, hidden_size)
         """
         if spatial_shapes is not None:
+            refuse_several_shapes(self.config)
             return self.as_tokens(*self.as_padded_patches(pixel_values, spatial_shapes))
         patches = self.as_patches(pixel_values)
         return self.as_tokens(patches, self.positions_on(self.config.grid_of(*pixel_values.shape[-2:]), patches))
@@ -132,7 +136,7 @@ class HfViTEmbeddings(nn.Module):
             table = self.positions_on((rows, columns), patches)
             if table is not None:
                 positions[members, : table.shape[1]] = table
-        return patches, None if self.config.position_embedding_type == "none" else positions
+        return patches, positions if self.config.adds_positions_to_input else None
 
     def as_tokens(self, patches: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
         """(batch, patches, hidden_size) -> (batch, tokens, hidden_size): class token and positions added"""
@@ -144,10 +148,12 @@ class HfViTEmbeddings(nn.Module):
         """Position embeddings on any grid of patches, resampled where it is not the stored one.
 
         Returns:
-            (1, tokens, hidden_size), in the dtype and on the device of `like`; None for a model without.
+            (1, tokens, hidden_size), in the dtype and on the device of `like`; None for a model that adds none here.
         """
-        if self.config.position_embedding_type == "none":
+        if not self.config.adds_positions_to_input:
             return None
+        if isinstance(self.position_embeddings, PositionTables):
+            return self.position_embeddings(grid)
         if self.position_embeddings is not None and is_same(grid, self.config.grid_size):
             return self.position_embeddings
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -162,95 +168,36 @@ class HfViTEmbeddings(nn.Module):
         return self._tables[key]
 
     def _make_positions(self, grid: Grid, like: torch.Tensor) -> torch.Tensor:
-        config = self.config
         if self.position_embeddings is not None:
-            return resize_position_embeddings(
-                self.position_embeddings,
-                config.grid_size,
-                grid,
-                config.num_prefix_tokens,
-                config.position_interpolation,
-            )
-        table = sincos2d(grid, config.hidden_size).to(like)
-        return F.pad(table, (0, 0, config.num_prefix_tokens, 0))  # zeros for the class token
+            return self.resampled(grid)
+        table = sincos2d(grid, self.config.hidden_size).to(like)
+        return F.pad(table, (0, 0, self.config.num_prefix_tokens, 0))  # zeros for the class token
+
+    def resampled(self, grid: Grid) -> torch.Tensor:
+        """The learned table on another grid, (1, tokens, hidden_size)."""
+        config = self.config
+        return resize_position_embeddings(
+            self.position_embeddings, config.grid_size, grid, config.num_prefix_tokens, config.position_interpolation
+        )
 
     def _empty_positions(self, grid: Grid) -> torch.Tensor:
         return torch.zeros(1, self.config.num_prefix_tokens + grid[0] * grid[1], self.config.hidden_size)
+
+
+def refuse_several_shapes(config: HfViTConfig) -> None:
+    """Raise ValueError where positions are not only those of tokens, before any image has a shape of its own."""
+    if config.needs_one_grid:
+        raise ValueError(
+            "images of several shapes in a batch need position embeddings at the input and attention over all tokens, "
+            f"not position_embedding_type {config.position_embedding_type!r} with position_embedding_placement "
+            f"{config.position_embedding_placement!r} and attention_axes {config.attention_axes!r}"
+        )
 
 
 def unpatchify(patches: torch.Tensor, grid: Grid, patch_size: tuple[int, int]) -> torch.Tensor:
     """(batch, rows * columns, patch height * patch width * channels) -> (batch, channels, height, width)"""
     images = patches.unflatten(2, (*patch_size, -1)).unflatten(1, grid)  # (batch, rows, columns, *patch_size, channels)
     return images.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
-
-
-def eager_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention that returns its probabilities; the softmax is computed in float32 at least.
-
-    Args:
-        query, key, value: (batch, heads, tokens, head_dim)
-        attention_mask: broadcastable to (batch, heads, tokens, tokens): True where a token may look, or a summand.
-
-    Returns:
-        (batch, tokens, heads, head_dim) and (batch, heads, tokens, tokens)
-    """
-    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-    elif attention_mask is not None:
-        scores = scores + attention_mask
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    probabilities = F.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
-    probabilities = F.dropout(probabilities, p=dropout, training=module.training)
-    return torch.matmul(probabilities, value).transpose(1, 2), probabilities
-
-
-class HfViTAttention(nn.Module):
-    def __init__(self, config: HfViTConfig):
-        super().__init__()
-        self.config = config
-        self.head_dim = config.hidden_size // config.num_attention_heads
-        self.scaling = self.head_dim**-0.5
-        self.is_causal = False
-        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        num_queries: int | None = None,
-        **kwargs,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(batch, tokens, hidden_size) -> (batch, queries, hidden_size), and (batch, heads, queries, tokens) where
-        attentions are wanted; the queries are the first `num_queries` tokens, or all."""
-        query, key, value = (
-            projection(tokens).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
-            for projection, tokens in (
-                (self.q_proj, hidden_states[:, :num_queries]),
-                (self.k_proj, hidden_states),
-                (self.v_proj, hidden_states),
-            )
-        )  # (batch, heads, queries or tokens, head_dim)
-        attend: Callable = eager_attention_forward  # the one implementation that returns attentions
-        if not kwargs.get("output_attentions"):
-            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
-        attended, attentions = attend(
-            self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
-        )
-        return self.o_proj(attended.flatten(2)), attentions
 
 
 class HfViTMLP(nn.Module):
@@ -291,7 +238,7 @@ class HfViTLayer(GradientCheckpointingLayer):
     def __init__(self, config: HfViTConfig, layer_index: int):
         super().__init__()
         self.layernorm_before = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.attention = HfViTAttention(config)
+        self.attention = build_attention(config, layer_index)
         self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = HfViTMLP(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -302,9 +249,15 @@ class HfViTLayer(GradientCheckpointingLayer):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         num_queries: int | None = None,
+        positions: torch.Tensor | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        """(batch, tokens, hidden_size) -> the same, of all tokens or of the first `num_queries`"""
+        """(batch, tokens, hidden_size) -> the same, of all tokens or of the first `num_queries`
+
+        Args:
+            positions: (tokens, hidden_size) that this layer adds to its input; None for a model without.
+        """
+        hidden_states = hidden_states if positions is None else hidden_states + positions
         attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, num_queries, **kwargs)
         hidden_states = hidden_states[:, :num_queries] + self.drop_path(self.dropout(attended))
         return hidden_states + self.drop_path(self.mlp(self.layernorm_after(hidden_states)))
@@ -475,18 +428,13 @@ class HfViTPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def set_image_size(self, image_size: Size) -> None:
         """Resample the position embeddings to another image size, an int or (height, width) in pixels, for good."""
-        config, embeddings = self.config, self.base_model.embeddings
-        old_grid, new_grid = config.grid_size, config.grid_of(*as_pair(image_size))
-        if embeddings.position_embeddings is not None:
-            embeddings.position_embeddings = nn.Parameter(
-                resize_position_embeddings(
-                    embeddings.position_embeddings,
-                    old_grid,
-                    new_grid,
-                    config.num_prefix_tokens,
-                    config.position_interpolation,
-                )
-            )
+        config, new_grid = self.config, self.config.grid_of(*as_pair(image_size))
+        embeddings: Any = self.base_model.embeddings
+        if isinstance(embeddings.position_embeddings, nn.Parameter):
+            embeddings.position_embeddings = nn.Parameter(embeddings.resampled(new_grid))
+        for module in self.modules():
+            if isinstance(module, PositionTables):
+                module.resample(new_grid)
         config.image_size_history = [*(config.image_size_history or []), config.image_size]
         config.image_size = image_size
 
@@ -523,10 +471,13 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """
         super()._init_weights(module)
         if isinstance(module, HfViTEmbeddings):
-            if module.position_embeddings is not None:
+            if isinstance(module.position_embeddings, nn.Parameter):
                 init.normal_(module.position_embeddings, std=self.config.initializer_range)
             if module.cls_token is not None:
                 init.zeros_(module.cls_token)
+        elif isinstance(module, PositionTables):
+            for table in module.parameters():
+                init.normal_(table, std=self.config.initializer_range)
         elif isinstance(module, HfViTMapPooling):
             init.xavier_uniform_(module.probe)
         elif isinstance(module, nn.Conv2d):
@@ -591,6 +542,7 @@ class HfViTModel(HfViTPreTrainedModel):
     def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True):
         super().__init__(config)
         self.embeddings = HfViTEmbeddings(config)
+        self.layer_position_embeddings = build_layer_tables(config)
         self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(config.num_hidden_layers))
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.pooler = HfViTPooler(config) if add_pooling_layer else None
@@ -631,7 +583,8 @@ class HfViTModel(HfViTPreTrainedModel):
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
         shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in RECORDS)
         first_is_enough = only_pooled and self.config.pooling == "cls" and attention_mask is None and not shows_all
-        hidden_states = _encode(self, hidden_states, attention_mask, 1 if first_is_enough else None, **kwargs)
+        grid = None if spatial_shapes is not None else self.config.grid_of(*pixel_values.shape[-2:])
+        hidden_states = _encode(self, hidden_states, grid, attention_mask, 1 if first_is_enough else None, **kwargs)
         norm_before, norm_after = (None, self.layernorm) if self.config.norm_after_pooling else (self.layernorm, None)
         last_hidden_state = hidden_states if norm_before is None else norm_before(hidden_states)
         pooler_output = None if self.pooler is None else self.pooler(last_hidden_state, attention_mask, norm_after)
@@ -639,7 +592,12 @@ class HfViTModel(HfViTPreTrainedModel):
 
 
 def _encode(
-    model, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, num_queries: int | None = None, **kwargs
+    model,
+    hidden_states: torch.Tensor,
+    grid: Grid | None,
+    attention_mask: torch.Tensor | None = None,
+    num_queries: int | None = None,
+    **kwargs,
 ) -> torch.Tensor:
     """The stack of layers: (batch, tokens, hidden_size) -> the same, of all tokens or of the first `num_queries`."""
     kwargs["output_attentions"] = kwargs.get("output_attentions", model.config.output_attentions)
@@ -649,9 +607,10 @@ def _encode(
         attention_mask = create_bidirectional_mask(
             config=model.config, inputs_embeds=hidden_states, attention_mask=attention_mask
         )
-    for layer in model.layers[:-1]:
-        hidden_states = layer(hidden_states, attention_mask, **kwargs)
-    return model.layers[-1](hidden_states, attention_mask, num_queries, **kwargs)
+    positions = positions_of_layers(model, grid)
+    for layer, position in zip(model.layers[:-1], positions, strict=False):
+        hidden_states = layer(hidden_states, attention_mask, None, position, grid=grid, **kwargs)
+    return model.layers[-1](hidden_states, attention_mask, num_queries, positions[-1], grid=grid, **kwargs)
 
 
 class HfViTForImageClassification(HfViTPreTrainedModel):
@@ -698,6 +657,7 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
         super().__init__(config)
         self.num_features = [config.hidden_size] * len(config.stage_names)
         self.embeddings = HfViTEmbeddings(config)
+        self.layer_position_embeddings = build_layer_tables(config)
         self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(config.num_hidden_layers))
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
@@ -713,9 +673,10 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
         rows_and_columns = self.config.grid_of(*pixel_values.shape[-2:])
         hidden_states = self.embeddings(pixel_values)
         feature_maps = []
-        for name, layer in zip(self.stage_names, [None, *self.layers], strict=True):
+        positions = positions_of_layers(self, rows_and_columns)
+        for name, layer, position in zip(self.stage_names, [None, *self.layers], [None, *positions], strict=True):
             if layer is not None:
-                hidden_states = layer(hidden_states, **kwargs)
+                hidden_states = layer(hidden_states, None, None, position, grid=rows_and_columns, **kwargs)
             if name in self.out_features:
                 patches = self.layernorm(hidden_states)[:, self.config.num_prefix_tokens :]
                 feature_maps.append(patches.transpose(1, 2).unflatten(2, rows_and_columns))

@@ -123,7 +123,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         embeddings = self.vit.embeddings
         patches = self.corrupt(embeddings.as_patches(pixel_values), corruption)
         tokens = embeddings.as_tokens(patches, embeddings.positions_on(grid, patches))
-        hidden_states = _encode(self.vit, tokens, None, **kwargs)
+        hidden_states = _encode(self.vit, tokens, grid, **kwargs)
         hidden_states = self.vit.layernorm(hidden_states)[:, self.config.num_prefix_tokens :]
         logits = self.predictor(hidden_states)
         targets = patch_targets(pixel_values, grid, self.config.patch_target)

@@ -1,4 +1,6 @@
-"""Position embeddings: fixed tables, and learned tables that follow the resolution."""
+"""Position embeddings: fixed tables, and how learned tables follow the resolution."""
+
+from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import interpolate
@@ -31,7 +33,7 @@ def resize_position_embeddings(
     """Resample learned position embeddings from one grid of patches to another, in float32 at least.
 
     Args:
-        position_embeddings: (1, num_prefix_tokens + old_rows * old_columns, hidden_size); the rows of the prefix
+        position_embeddings: (tables, num_prefix_tokens + old_rows * old_columns, hidden_size); the rows of the prefix
             tokens are kept as they are.
         old_grid, new_grid: (rows, columns) of patches.
         method: "jax": bilinear with aligned corners, which is what `scipy.ndimage.zoom(order=1)` computes in
@@ -40,19 +42,15 @@ def resize_position_embeddings(
             antialiased, as timm does it. "bicubic_aliased": without antialias, as transformers does it.
 
     Returns:
-        (1, num_prefix_tokens + new_rows * new_columns, hidden_size), in the dtype of the input.
+        (tables, num_prefix_tokens + new_rows * new_columns, hidden_size), in the dtype of the input.
 
     Raises:
         ValueError: the table does not have as many tokens as the old grid.
     """
     if is_same(old_grid, new_grid):
         return position_embeddings
-    dtype, tokens = position_embeddings.dtype, num_prefix_tokens + old_grid[0] * old_grid[1]
-    if position_embeddings.ndim != 3 or position_embeddings.shape[1] != tokens:
-        raise ValueError(
-            f"position embeddings of shape {tuple(position_embeddings.shape)} cannot be resampled: {tokens} tokens are "
-            "needed; DeepSpeed ZeRO-3 keeps parameters empty: resample at load, with from_pretrained(image_size=...)"
-        )
+    dtype = position_embeddings.dtype
+    _check_length(position_embeddings, num_prefix_tokens + old_grid[0] * old_grid[1])
     prefix, patches = position_embeddings.split([num_prefix_tokens, old_grid[0] * old_grid[1]], dim=1)
     patches = patches.to(torch.promote_types(dtype, torch.float32)).unflatten(1, old_grid)
     if method in ("jax", "jax_exact"):
@@ -61,11 +59,67 @@ def resize_position_embeddings(
         )
         patches = torch.einsum("rh,cw,bhwd->brcd", rows, columns, patches)
     else:
-        patches = patches.permute(0, 3, 1, 2)  # (1, hidden_size, old_rows, old_columns)
+        patches = patches.permute(0, 3, 1, 2)  # (tables, hidden_size, old_rows, old_columns)
         mode, antialias = method.removesuffix("_aliased"), not method.endswith("_aliased")
         patches = interpolate(patches, size=new_grid, mode=mode, align_corners=False, antialias=antialias)
         patches = patches.permute(0, 2, 3, 1)
     return torch.cat([prefix, patches.flatten(1, 2).to(dtype)], dim=1)
+
+
+def _check_length(position_embeddings: torch.Tensor, tokens: int) -> None:
+    if position_embeddings.ndim != 3 or position_embeddings.shape[1] != tokens:
+        raise ValueError(
+            f"position embeddings of shape {tuple(position_embeddings.shape)} cannot be resampled: {tokens} tokens are "
+            "needed; DeepSpeed ZeRO-3 keeps parameters empty: resample at load, with from_pretrained(image_size=...)"
+        )
+
+
+def resize_relative_embeddings(
+    embeddings: torch.Tensor, old_grid: Grid, new_grid: Grid, num_special: int, method: str = "jax"
+) -> torch.Tensor:
+    """Resample embeddings of 1-D relative distances (in raster order) from one grid of patches to another.
+
+    A distance of r * columns + c in raster order is one of r rows and c columns. So the embeddings are spread over all
+    distances in rows and columns, resampled there as position embeddings are, and folded back: where two pairs (r, c)
+    are the same distance, to their mean, weighted by how many pairs of patches have each.
+
+    Args:
+        embeddings: (tables, num_special + 2 * old_rows * old_columns - 1, head_dim), from the smallest distance up; the
+            first `num_special` are kept as they are.
+        old_grid, new_grid, method: see `resize_position_embeddings`.
+
+    Returns:
+        (tables, num_special + 2 * new_rows * new_columns - 1, head_dim), in the dtype of the input.
+    """
+    if is_same(old_grid, new_grid):
+        return embeddings
+    num_distances = 2 * old_grid[0] * old_grid[1] - 1
+    _check_length(embeddings, num_special + num_distances)
+    special, distances = embeddings.split([num_special, num_distances], dim=1)
+    new_reach = [size - 1 for size in new_grid]
+    old_reach = [old - 1 if new > 1 else 0 for old, new in zip(old_grid, new_grid, strict=True)]  # of one row, no other
+    old_places, _ = places_of_distances(old_grid, old_reach, embeddings.device)
+    new_places, counts = places_of_distances(new_grid, new_reach, embeddings.device)
+    old_size, new_size = ((2 * rows + 1, 2 * columns + 1) for rows, columns in (old_reach, new_reach))
+    wide = distances.to(torch.promote_types(embeddings.dtype, torch.float32))
+    spread = resize_position_embeddings(wide[:, old_places], old_size, new_size, 0, method)
+    length, counts = 2 * new_grid[0] * new_grid[1] - 1, counts.to(wide.dtype)
+    totals = counts.new_zeros(length).index_add(0, new_places, counts)
+    folded = wide.new_zeros(len(wide), length, wide.shape[2]).index_add(1, new_places, spread * counts[:, None])
+    return torch.cat([special, (folded / totals[:, None]).to(embeddings.dtype)], dim=1)
+
+
+def places_of_distances(grid: Grid, reach: Sequence[int], device=None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distances on a grid, of up to `reach` rows and columns in both directions.
+
+    Returns:
+        The place of each among all distances in raster order, and how many pairs of patches have it; both of length
+        (2 * reach[0] + 1) * (2 * reach[1] + 1).
+    """
+    rows, columns = (torch.arange(-far, far + 1, device=device) for far in reach)
+    places = rows[:, None] * grid[1] + columns + grid[0] * grid[1] - 1
+    counts = (grid[0] - rows.abs())[:, None] * (grid[1] - columns.abs())
+    return places.flatten(), counts.flatten()
 
 
 def linear_weights(old: int, new: int, method: str = "jax") -> torch.Tensor:

@@ -301,3 +301,20 @@ def test_the_row_of_a_model_at_the_floor():
     result["turns"] = {"hf_vit optimised": [0.5]}
     row = floor.floor_row("tiny", result, rate=40, bandwidth=26)
     assert row == ["tiny", "250.0", "500.0", "2.00", "0", "2000.0"]  # 10 multiply-adds, and 26 numbers of 2 bytes
+
+
+def test_multiply_adds_of_axial_attention_are_linear_in_rows_plus_columns():
+    benchmark = load_benchmark("variants")
+    for rows, columns in ((2, 3), (5, 4)):
+        tokens, width = rows * columns, benchmark.HIDDEN_SIZE
+        plain = benchmark.multiply_adds((rows, columns), "all", 1)
+        axial = benchmark.multiply_adds((rows, columns), "axial", 2)
+        assert plain["attention"] == 2 * tokens * tokens * width
+        assert axial["attention"] == 2 * tokens * (rows + columns) * width
+        assert axial["block"] - axial["attention"] == 2 * (plain["block"] - plain["attention"])
+
+
+def test_the_rows_that_the_benchmark_of_variants_trains_are_those_of_its_recipes():
+    benchmark = load_benchmark("variants")
+    assert benchmark.levels("table8_digits.yaml", "positions")[-1] == "relative"
+    assert benchmark.levels("figure9_digits.yaml", "rate")[:2] == ["0.001", "0.003"]

@@ -69,6 +69,14 @@ def test_defaults_are_the_originals():
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0; it must be at least 0 and less than 1"),
         ({"pooling": "avg"}, "expected one of"),
         ({"hidden_size": 6, "num_attention_heads": 2, "position_embedding_type": "sincos2d"}, "not a multiple of 4"),
+        ({"hidden_size": 7, "num_attention_heads": 1, "position_embedding_type": "learned2d"}, r"\(7\) is odd"),
+        (
+            {"position_embedding_type": "relative", "position_embedding_placement": "every_layer"},
+            "every_layer is for learned and learned2d, not relative",
+        ),
+        ({"attention_axes": "axial"}, "no place for a class token: set use_cls_token=False, pooling='mean'"),
+        ({"attention_axes": "axial", "pooling": "mean", "num_hidden_layers": 5}, "num_hidden_layers is 5; .* pairs"),
+        ({"attention_axes": "axial", "pooling": "mean", "position_embedding_type": "relative"}, "needs another"),
     ],
 )
 def test_impossible_architectures_are_refused(fields, message):

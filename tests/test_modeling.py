@@ -42,6 +42,15 @@ VARIANTS = {
     "none": {"pooling": "none", "use_cls_token": True},
     "sincos": {"pooling": "mean", "position_embedding_type": "sincos2d", "hidden_size": 16},
     "no positions": {"position_embedding_type": "none", "qkv_bias": False, "representation_size": 14},
+    "learned2d": {"position_embedding_type": "learned2d"},
+    "every layer": {"position_embedding_placement": "every_layer"},
+    "shared by layers": {
+        "position_embedding_type": "learned2d",
+        "position_embedding_placement": "every_layer_shared",
+        "pooling": "mean",
+    },
+    "relative": {"position_embedding_type": "relative"},
+    "axial": {"attention_axes": "axial", "pooling": "mean", "num_hidden_layers": 4},
     "hybrid": {"hybrid": True},
     "stem alone": {"hybrid": True, "stem_depths": [], "pooling": "mean"},
 }
@@ -67,12 +76,13 @@ def test_attentions_are_always_returned(model, attention):
     model.set_attn_implementation(attention)
     outputs = model(images(model), output_attentions=True, output_hidden_states=True)
     tokens = model(images(model), output_hidden_states=True).hidden_states[0].shape[1]
-    assert [tuple(attention.shape) for attention in outputs.attentions] == [(2, 2, tokens, tokens)] * 3
+    layers = len(model.vit.layers)
+    assert [tuple(attention.shape) for attention in outputs.attentions] == [(2, 2, tokens, tokens)] * layers
     torch.testing.assert_close(outputs.attentions[1].sum(-1), torch.ones(2, 2, tokens))
-    assert len(outputs.hidden_states) == 4
+    assert len(outputs.hidden_states) == layers + 1
     torch.testing.assert_close(outputs.logits, model(images(model)).logits, rtol=0, atol=1e-5)
     model.config.output_attentions = True
-    assert len(model(images(model)).attentions) == 3
+    assert len(model(images(model)).attentions) == layers
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

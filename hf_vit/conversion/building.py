@@ -37,6 +37,18 @@ def empty_model(fields: dict[str, Any], has_head: bool) -> HfViTPreTrainedModel:
         return MODELS[config_class][has_head](config_class(**fields))
 
 
+def variants_of_the_paper(config: HfViTConfig) -> list[str]:
+    """What of a model is one of the paper's comparisons, which no format of released checkpoints can say."""
+    variants = []
+    if config.position_embedding_type in ("learned2d", "relative"):
+        variants.append(f"position embeddings of type {config.position_embedding_type}")
+    if config.position_embedding_placement != "input":
+        variants.append("position embeddings in every layer")
+    if config.attention_axes == "axial":
+        variants.append("axial attention")
+    return variants
+
+
 def rules_for_model(model: HfViTPreTrainedModel, rules: Iterable[Rule]) -> list[Rule]:
     """Rules that speak of a classifier, for a model that may be the bare encoder."""
     if model.base_model is not model:

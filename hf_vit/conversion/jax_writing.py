@@ -14,7 +14,7 @@ from ..modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel, stem_numbers
 from ..resnet_stem import ORIGINAL
 from . import bit_layout
-from .building import rules_for_model
+from .building import rules_for_model, variants_of_the_paper
 from .jax_layout import POSITIONS, Dialect, dialect_name, rules_for
 from .npz import write_npz
 from .record import record_of
@@ -50,7 +50,7 @@ def export_jax(model: HfViTPreTrainedModel, path: str | os.PathLike, dialect: st
 
 
 def _check_expressible(config: HfViTConfig, dialect: str) -> None:
-    problems = []
+    problems = variants_of_the_paper(config)
     if dialect == "vit_jax":
         if config.pooling == "map":
             problems.append("attention pooling (pooling='map')")

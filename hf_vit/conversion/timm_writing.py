@@ -14,7 +14,7 @@ from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreT
 from ..output import new_file, new_folder
 from ..resnet_stem import StemNumbers
 from . import timm_bit_layout
-from .building import rules_for_model
+from .building import rules_for_model, variants_of_the_paper
 from .rules import ConversionError, to_theirs
 from .timm_layout import ACTIVATIONS, POOLINGS, rules_for
 
@@ -89,11 +89,11 @@ def _write(path: str | os.PathLike, arrays: dict, description: dict[str, Any], o
 
 
 def _check_expressible(config: HfViTConfig) -> None:
-    problems = []
+    problems = variants_of_the_paper(config)
     if config.representation_size is not None:
         problems.append("pre-logits layer (representation_size)")
-    if config.position_embedding_type not in ("learned", "none"):
-        problems.append(f"position embeddings of type {config.position_embedding_type}")
+    if config.position_embedding_type == "sincos2d":
+        problems.append("position embeddings of type sincos2d")
     if config.hidden_act not in ACTIVATIONS.values():
         problems.append(f"activation {config.hidden_act}")
     if config.pooling in ("mean", "map") and config.use_cls_token and not config.pool_patches_only:

@@ -12,6 +12,7 @@ from ..output import new_folder
 from ..upstream_bit import BEGINNINGS
 from ..upstream_bit import SHARED_SETTINGS as BIT_SETTINGS
 from ..upstream_vit import SHARED_SETTINGS
+from .building import variants_of_the_paper
 from .rules import ConversionError
 from .timm_writing import BIT_NUMBERS
 
@@ -50,12 +51,12 @@ def export_transformers(
 
 
 def _check_expressible(config: HfViTConfig, has_head: bool) -> None:
-    problems = []
+    problems = variants_of_the_paper(config)
     if isinstance(config, HfViTHybridConfig):
         problems.append("ViT behind a ResNet")
     if config.pooling != "cls" or not config.use_cls_token or config.norm_after_pooling:
         problems.append(f"pooling {config.pooling!r}, or ViT without a class token")
-    if config.position_embedding_type != "learned":
+    if config.position_embedding_type in ("sincos2d", "none"):
         problems.append(f"position embeddings of type {config.position_embedding_type}")
     if has_head and config.representation_size is not None:
         problems.append("pre-logits layer in front of a classifier")

@@ -115,11 +115,12 @@ def read_layers(path: Path) -> list[dict[str, Any]]:
 
 
 def merge(values: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """`values` with `later` on top."""
+    """`values` with `later` on top; what is a table itself, such as `config`, is merged field by field."""
     for pair in EXCLUSIVE:
         if any(later.get(name) is not None for name in pair):
             values = {name: value for name, value in values.items() if name not in pair}
-    return {**values, **later}
+    tables = [name for name, value in later.items() if isinstance(value, dict) and isinstance(values.get(name), dict)]
+    return {**values, **later, **{name: {**values[name], **later[name]} for name in tables}}
 
 
 def build(settings_class: type[Settings], values: dict[str, Any]) -> Settings:

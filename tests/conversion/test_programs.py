@@ -88,6 +88,18 @@ def test_onnx_of_any_size(tmp_path):
     assert_same(onnx_runner(tmp_path / "any.onnx"), hybrid, (1, 3, 32, 32), (3, 3, 40, 24))
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"position_embedding_type": "relative"}, {"attention_axes": "axial", "pooling": "mean"}],
+    ids=["relative", "axial"],
+)
+def test_onnx_of_variants(fields, tmp_path):
+    pytest.importorskip("onnxscript", reason="onnxscript (extra export) is not installed")
+    model = randomize(HfViTForImageClassification(HfViTConfig(**SIZES, **fields, num_labels=11)))
+    export_onnx(model, tmp_path / "any.onnx", size="dynamic")
+    assert_same(onnx_runner(tmp_path / "any.onnx"), model, (1, 3, 20, 36), (3, 3, 24, 12))
+
+
 def test_torch_export(classifier, tmp_path):
     export_torch(classifier, tmp_path / "own.pt2")
     assert_same(torch_runner(tmp_path / "own.pt2"), classifier, (1, 3, 20, 36), (5, 3, 20, 36))

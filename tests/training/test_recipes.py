@@ -61,6 +61,16 @@ def test_base_options_and_selection(tmp_path):
         read_recipe(child, {"size": "low"})
 
 
+def test_tables_are_merged_field_by_field(tmp_path):
+    (tmp_path / "base.yaml").write_text("config: {hidden_size: 14, patch_size: 4}\nvariant: B/16\n")
+    (tmp_path / "child.yaml").write_text(
+        "base: base.yaml\noptions: {head: {mean: {config: {pooling: mean, patch_size: 2}}}}\nselect: {head: mean}\n"
+    )
+    child = ["--recipe", str(tmp_path / "child.yaml"), "--dataset", "digits", "--output_dir", "out", "--steps", "7"]
+    settings = parse_settings(PretrainSettings, [*child, "--config", "{hidden_size: 22}"])
+    assert settings.config == {"hidden_size": 22, "patch_size": 2, "pooling": "mean"}
+
+
 def test_a_recipe_wins_over_the_options_of_its_base(tmp_path):
     (tmp_path / "base.yaml").write_text("options: {length: {long: {steps: 9}}}\nselect: {length: long}\n")
     (tmp_path / "child.yaml").write_text("base: base.yaml\nepochs: 2\n")

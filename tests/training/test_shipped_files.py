@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
 from hf_vit.configuration_hf_bit import HfBiTConfig
 from hf_vit.configuration_hf_vit import HfViTConfig
+from hf_vit.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.training.models import build_config
 from hf_vit.training.recipes import build, read_recipe
 from hf_vit.training.settings import FinetuneSettings, PretrainSettings
@@ -181,6 +183,56 @@ def test_plain_baseline():
     assert (settings.randaugment_layers, settings.randaugment_magnitude, settings.mixup_alpha) == (2, 10, 0.2)
     config = build_config(settings)
     assert (config.pooling, config.position_embedding_type, config.representation_size) == ("mean", "sincos2d", 384)
+
+
+# Table 8: rows, and columns; parameters of B/16 without position embeddings, and of these
+WITHOUT_POSITIONS = 86_567_656 - 197 * 768
+TABLE_8 = {
+    "none": 0,
+    "1d": 197 * 768,
+    "1d-every-layer": 12 * 197 * 768,
+    "1d-shared": 197 * 768,
+    "2d": 768 + (14 + 14) * 384,
+    "2d-every-layer": 12 * (768 + (14 + 14) * 384),
+    "2d-shared": 768 + (14 + 14) * 384,
+    "relative": 12 * (2 * 196 - 1 + 3) * 64,
+}
+
+
+@pytest.mark.parametrize(("row", "positions"), TABLE_8.items())
+def test_table_8(row, positions):
+    settings = resolve("table8_jft.yaml", positions=row)
+    assert (settings.variant, settings.epochs, settings.learning_rate) == ("B/16", 7, 8e-4)
+    with torch.device("meta"):
+        model = HfViTForImageClassification(build_config(settings))
+    classes = model.config.num_labels
+    assert model.num_parameters() == WITHOUT_POSITIONS + positions - (1000 - classes) * 769
+
+
+def test_table_8_has_the_same_rows_on_digits():
+    assert options("table8_digits.yaml") == options("table8_jft.yaml")
+    assert options("table8_jft.yaml")["positions"].keys() == TABLE_8.keys()
+    config = build_config(resolve("table8_digits.yaml", positions="2d-shared"))
+    assert (config.position_embedding_type, config.hidden_size) == ("learned2d", 64)
+
+
+def test_figure_9():
+    for head, (pooling, rate) in {
+        "class_token": ("cls", 8e-4),
+        "mean": ("mean", 3e-4),
+        "mean-8e-4": ("mean", 8e-4),
+    }.items():
+        settings = resolve("figure9_jft.yaml", head=head)
+        assert (build_config(settings).pooling, settings.learning_rate) == (pooling, rate)
+    settings = resolve("figure9_digits.yaml", head="mean", rate="0.01")
+    assert (build_config(settings).pooling, settings.learning_rate) == ("mean", 0.01)
+
+
+@pytest.mark.parametrize("name", ["B/32", "B/16"])
+def test_axial_vit_has_every_layer_twice(name):
+    config = build_config(resolve("axial_jft.yaml", model=name))
+    assert (config.attention_axes, config.num_hidden_layers, config.use_cls_token) == ("axial", 24, False)
+    assert config.patch_size == int(name.removeprefix("B/"))
 
 
 def test_masked_patch_prediction():

@@ -1,0 +1,116 @@
+"""The paper's comparisons of models in small: position embeddings, heads, axial attention.
+
+    python benchmarks/variants.py positions [--seeds 0 1]   # Table 8 on handwritten digits
+    python benchmarks/variants.py heads [--seeds 0 1]       # Figure 9 on handwritten digits
+    python benchmarks/variants.py axial                     # multiply-adds of Axial-ViT beside ViT
+
+Prints tables in Markdown. Training is that of the recipes `table8_digits.yaml` and `figure9_digits.yaml`.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import torch
+import yaml
+from torch.utils.flop_counter import FlopCounterMode
+
+from hf_vit import HfViTConfig, HfViTModel
+from hf_vit.training import commands
+
+RECIPES = Path(__file__).parents[1] / "training" / "recipes"
+GRIDS = ((14, 14), (14, 28), (28, 28), (28, 56), (56, 56))
+HIDDEN_SIZE = 768
+
+
+def main(argv: list[str] | None = None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["positions", "heads", "axial"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    options = parser.parse_args(argv)
+    if options.what == "axial":
+        print_axial()
+    else:
+        {"positions": print_positions, "heads": print_heads}[options.what](options.seeds)
+
+
+def print_positions(seeds: Sequence[int]):
+    print(f"| position embeddings | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | CPU seconds a run |")
+    print("| --- " * (len(seeds) + 3) + "|")
+    for row in levels("table8_digits.yaml", "positions"):
+        measured, seconds = accuracies("table8_digits.yaml", seeds, positions=row)
+        cells = [row, *map(percent, measured), percent(statistics.mean(measured)), f"{seconds:.0f}"]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def print_heads(seeds: Sequence[int]):
+    rates = levels("figure9_digits.yaml", "rate")
+    print(f"| head | {' | '.join(f'learning rate {rate}' for rate in rates)} |")
+    print("| --- " * (len(rates) + 1) + "|")
+    for head in levels("figure9_digits.yaml", "head"):
+        cells = []
+        for rate in rates:
+            measured, _ = accuracies("figure9_digits.yaml", seeds, head=head, rate=rate)
+            cells.append(f"{percent(statistics.mean(measured))} ({', '.join(map(percent, measured))})")
+        print(f"| {head} | {' | '.join(cells)} |", flush=True)
+
+
+def levels(recipe: str, group: str) -> list[str]:
+    return list(map(str, yaml.safe_load((RECIPES / recipe).read_text())["options"][group]))
+
+
+def accuracies(recipe: str, seeds: Sequence[int], **select: str) -> tuple[list[float], float]:
+    """On the held-out digits, one for each seed; and the CPU seconds of a run."""
+    measured, start = [], time.process_time()
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+            chosen = [f"{group}={level}" for group, level in select.items()]
+            arguments = ["--recipe", str(RECIPES / recipe), "--select", *chosen, "--seed", str(seed)]
+            arguments += ["--num_workers", "0", "--report_to", "none", "--eval_every", "1000000"]
+            measured.append(commands.pretrain([*arguments, "--output_dir", f"{folder}/out"])["accuracy"])
+    return measured, (time.process_time() - start) / len(seeds)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def print_axial():
+    """One block of each at width 768: of plain attention a layer, of axial attention two."""
+    print("| patches | ViT: attention | Axial-ViT: attention | ViT: block | Axial-ViT: block |")
+    print("| --- | --- | --- | --- | --- |")
+    for grid in GRIDS:
+        plain, axial = multiply_adds(grid, "all", 1), multiply_adds(grid, "axial", 2)
+        cells = [plain["attention"], axial["attention"], plain["block"], axial["block"]]
+        print(f"| {grid[0]} x {grid[1]} | {' | '.join(f'{count / 1e9:.3f}' for count in cells)} |")
+
+
+def multiply_adds(grid: tuple[int, int], attention_axes: str, layers: int) -> dict[str, int]:
+    """Of queries with keys and probabilities with values ("attention"), and of everything in the layers ("block")."""
+    config = HfViTConfig(
+        attention_axes=attention_axes,  # pyright: ignore[reportArgumentType]
+        num_hidden_layers=layers,
+        hidden_size=HIDDEN_SIZE,
+        pooling="mean",
+        image_size=[16 * size for size in grid],
+    )
+    with torch.device("meta"):
+        model = HfViTModel(config)
+        pixel_values = torch.zeros(1, 3, 16 * grid[0], 16 * grid[1])
+        with FlopCounterMode(display=False) as counter:
+            model(pixel_values)
+    counts = counter.get_flop_counts()
+    total = sum(counts["Global"].values())
+    embedding = sum(counts["HfViTModel.embeddings"].values())
+    dense = layers * grid[0] * grid[1] * 12 * HIDDEN_SIZE**2  # the four projections, and an MLP of four times the width
+    block = (total - embedding) // 2
+    return {"attention": block - dense, "block": block}
+
+
+if __name__ == "__main__":
+    main()
