@@ -4,8 +4,8 @@
 
 Each line is one kind of work, such as "B/16 224 float32 x8" (model, pixels, precision, batch), and runs in a process of
 its own. There, all contestants load the same weights, their outputs are compared, and only then do they take turns,
-A B C A B C ...; the figures are medians over the rounds, and ratios with the quartiles of the ratios within each round.
-Peak memory is that of a further process for each contestant, which loads it alone and runs it three times.
+each round in another order; the figures are medians over the rounds, and ratios with the quartiles of the ratios within
+each round. Peak memory is that of a further process for each contestant, which loads it alone and runs it three times.
 `--list` names the lines. What is not installed (`pip install 'hf_vit[benchmarks]'`) is left out, with the reason.
 
 Everybody gets the same images in memory, processors, threads, precision and fused attention (sdpa), in
