@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check fix
+.PHONY: demo test check fix bench
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -15,6 +15,20 @@ demo: .venv/installed
 
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses 2
+
+# What is compared with others, and then what is not; each alone is `make bench-inference` and so on.
+COMPARED := inference training_step loading floor
+bench: $(COMPARED:%=bench-%) bench-convert bench-image_processing bench-resampling
+
+.venv/peers: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[benchmarks]'
+	touch $@
+
+$(COMPARED:%=bench-%): bench-%: .venv/peers
+	$(BIN)/python benchmarks/$*.py --write
+
+bench-%: .venv/peers
+	$(BIN)/python benchmarks/$*.py
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -16,16 +16,15 @@ left out, and said.
 import argparse
 import io
 import json
-import random
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from common import silence_torchvision, take_turns
 from PIL import Image
 
 Contenders = dict[str, Callable[[], object]]
@@ -107,14 +106,8 @@ def reduced_difference(jpeg: bytes) -> dict[str, float]:
 
 
 def import_torchvision():
-    """torchvision.transforms.v2 or None. A wheel for CUDA lacks its compiled operators beside a PyTorch for the CPU;
-    the transforms need none of them, but their schemas must exist."""
-    try:
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    except RuntimeError:
-        pass  # they exist
+    """torchvision.transforms.v2 or None."""
+    silence_torchvision()
     try:
         from torchvision.transforms import v2
     except ImportError:
@@ -196,18 +189,15 @@ def decode_and_resize(jpeg: bytes) -> Image.Image:
 
 
 def measure(contenders: Contenders, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each; the contenders take turns, in another order in each round."""
-    seconds = {name: [] for name in contenders}
-    order = random.Random(0)
-    for number in range(rounds + 1):
-        for name in order.sample(list(contenders), len(contenders)):
-            start = time.perf_counter()
-            contenders[name]()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            if number:  # the first round warms up
-                seconds[name].append(time.perf_counter() - start)
-    return {name: 1000 * statistics.median(values) for name, values in seconds.items()}
+    """Median milliseconds of each; the contenders take turns."""
+
+    def to_the_end(contender):
+        contender()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    turns = take_turns({name: partial(to_the_end, work) for name, work in contenders.items()}, 0, rounds, warm_up=1)
+    return {name: 1000 * statistics.median(seconds) for name, seconds in turns.items()}
 
 
 def as_markdown(report: dict) -> str:

@@ -8,9 +8,9 @@ Two models of the same random weights take images of 288 pixels: one stores posi
 
 import argparse
 import statistics
-import time
 
 import torch
+from common import seconds_of, speed_up, take_turns
 
 from hf_vit import HfViTConfig, HfViTModel
 
@@ -27,23 +27,17 @@ def main() -> None:
     stored = HfViTModel(HfViTConfig.from_variant(arguments.variant, image_size=SIZE)).eval()
     pixel_values = torch.rand(4, 3, SIZE, SIZE)
     stored(pixel_values)
-    first = seconds(lambda: resampling.embeddings.positions_on((SIZE // 16, SIZE // 16), pixel_values))
-    pairs = [(seconds(lambda: stored(pixel_values)), seconds(lambda: resampling(pixel_values)))
-             for _ in range(arguments.rounds)]  # fmt: skip
-    forward, ratio = statistics.median(a for a, _ in pairs), statistics.median(b / a for a, b in pairs)
-    look_up = seconds(lambda: resampling.embeddings.positions_on((SIZE // 16, SIZE // 16), pixel_values))
+    first = seconds_of(lambda: resampling.embeddings.positions_on((SIZE // 16, SIZE // 16), pixel_values))
+    contest = {"stored": lambda: stored(pixel_values), "resampling": lambda: resampling(pixel_values)}
+    turns = take_turns(contest, least=arguments.rounds, most=arguments.rounds)
+    forward, ratio = statistics.median(turns["stored"]), speed_up(turns, "stored", "resampling")["pair_quartiles"][1]
+    look_up = seconds_of(lambda: resampling.embeddings.positions_on((SIZE // 16, SIZE // 16), pixel_values))
     print(
         f"{arguments.variant}, 4 images of {SIZE} pixels: a forward takes {1000 * forward:.1f} ms with stored positions"
     )
     print(f"resampled / stored: {ratio:.4f}")
     print(f"the first table {1000 * first:.2f} ms, {first / forward:.2%} of a forward")
     print(f"a kept table {1000 * look_up:.3f} ms, {look_up / forward:.3%}")
-
-
-def seconds(work) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

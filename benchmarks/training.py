@@ -9,14 +9,13 @@ take turns, each in a process of its own; the figure is the median over rounds. 
 
 import argparse
 import json
-import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from common import Failed, peak_mib, run_apart, silence_torchvision
 
 SIDES = ("hf_vit", "transformers", "timm")
 SIZES = {  # hidden size, heads; 12 layers each
@@ -65,13 +64,11 @@ def compare(options, variant: str):
 
 
 def run_side(options, variant: str, side: str) -> dict | None:
-    arguments = [sys.executable, __file__, *sys.argv[1:], "--variants", variant, "--side", side]
-    done = subprocess.run(arguments, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        print(f"{variant:6} {side:13} skipped: {reason}")
+    try:
+        return run_apart(__file__, *sys.argv[1:], "--variants", variant, "--side", side)
+    except Failed as error:
+        print(f"{variant:6} {side:13} skipped: {error}")
         return None
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 class Clock:
@@ -87,8 +84,8 @@ class Clock:
     def result(self) -> dict[str, float]:
         ticks = self.ticks[1 : self.steps + 2]
         wall, cpu = (ticks[-1][kind] - ticks[0][kind] for kind in (0, 1))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        return {"seconds_per_step": wall / self.steps, "cpu_seconds_per_step": cpu / self.steps, "peak_mib": peak}
+        speeds = {"seconds_per_step": wall / self.steps, "cpu_seconds_per_step": cpu / self.steps}
+        return {**speeds, "peak_mib": peak_mib()}
 
 
 def train_with_hf_vit(options) -> dict:
@@ -248,14 +245,6 @@ def train_with_timm(options) -> dict:
             if len(clock.ticks) == options.steps + 2:
                 break
     return clock.result()
-
-
-def silence_torchvision():
-    """A torchvision built for CUDA imports beside a CPU torch without its registrations of compiled operators."""
-    import types
-
-    for name in ("_meta_registrations", "_autograd_registrations"):
-        sys.modules.setdefault(f"torchvision.{name}", types.ModuleType(name))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ _HOME = {
     "push": ".pushing",
     "add_code": ".remote_code",
 }
-_MODULES = ("conversion",)
+_MODULES = ("conversion", "analysis")
 
 __all__ = ["__version__", *_HOME, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -54,3 +54,4 @@ def __dir__() -> list[str]:
 # The command `hf-vit` answers --help without torch: it registers when a command needs it.
 if Path(sys.argv[0] if sys.argv else "").stem != "hf-vit":
     import_module(".auto", __name__).register_auto_classes()
+    import_module(".pushing", __name__).take_over_push_to_hub()

@@ -24,6 +24,8 @@ END = "<!-- hf_vit: end -->"
 FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTALL)
 # What transformers writes where there is no card: nobody's own text.
 NOBODYS_TEXT = ("This model card has been automatically generated.", "[More Information Needed]")
+# And what Trainer's card has where somebody might write something.
+EMPTY_SECTION = re.compile(r"^#+ [^\n]*\n+more information needed[ \t]*(?:\n+|\Z)", re.IGNORECASE | re.MULTILINE)
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 OURS = ("library_name", "pipeline_tag", "model-index")  # of the front matter; in the rest the README's own word counts
 ACCURACIES = ("accuracy", "top1", "top_1", "eval_accuracy")  # what training and Trainer call it
@@ -126,7 +128,7 @@ def split_readme(text: str) -> tuple[dict[str, Any], str, str]:
         return metadata, before.strip(), rest.split(END, 1)[1].strip()
     if all(sign in body for sign in NOBODYS_TEXT):
         return metadata, "", ""
-    return metadata, body.strip(), ""
+    return metadata, EMPTY_SECTION.sub("", body).strip(), ""
 
 
 def render_metadata(
@@ -411,7 +413,7 @@ def conversion(sources: Sources, name: str) -> dict[str, Any]:
     record = sources.conversion
     if not record:
         return {}
-    source = record["source"] if "://" in record["source"] else Path(record["source"]).name  # no paths of somebody's
+    source = record["source"]
     command = ["hf-vit", "convert", source, name.split("/")[-1]]
     if "labels" in sources.facts and sources.classifies:
         command += ["--labels", sources.facts["labels"]]

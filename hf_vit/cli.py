@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .commands import add_command
+from .commands import add_command, parse_size, silence_progress_bars
+from .commands.analysis import add_analysis_commands
+from .commands.demo import add_demo_command
 from .commands.hub import add_hub_commands
 
 
@@ -19,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.settings = settings
     try:
         arguments.run(arguments)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:  # of an extra that is not installed
         print(f"hf-vit {arguments.command}: {one_sentence(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -43,6 +45,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_predict(commands)
     _add_training(commands)
     add_hub_commands(commands)
+    add_analysis_commands(commands)
+    add_demo_command(commands)
     return parser
 
 
@@ -56,8 +60,10 @@ def _add_convert(commands) -> None:
     command.add_argument("--index", help="AugReg's index.csv, for `augreg:best:` of what is not recommended")
     command.add_argument("output", type=Path, help="the folder to write")
     command.add_argument("--labels", help="names of the classes: imagenet1k, or a file with one per line, or JSON")
-    command.add_argument("--image-size", type=_size, metavar="N|HxW", help="resample the position embeddings")
-    command.add_argument("--position-grid", type=_size, metavar="RxC", help="rows x columns, where it is no square")
+    command.add_argument("--image-size", type=parse_size, metavar="N|HxW", help="resample the position embeddings")
+    command.add_argument(
+        "--position-grid", type=parse_size, metavar="RxC", help="rows x columns, where it is no square"
+    )
     command.add_argument(
         "--set",
         type=_setting,
@@ -72,7 +78,7 @@ def _add_convert(commands) -> None:
 def _convert(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and not arguments.overwrite:  # before the work, not after
         raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
-    _silence_progress_bars()
+    silence_progress_bars()
     from hf_vit.catalog import address_of
     from hf_vit.conversion import convert_to_folder
 
@@ -95,14 +101,14 @@ def _convert(arguments: argparse.Namespace) -> None:
 
 def _add_export(commands) -> None:
     command = add_command(commands, "export", _export, "write a folder as somebody else's checkpoint")
-    command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
+    command.add_argument("folder", help="a folder of save_pretrained, here or of transformers, or a name on the Hub")
     command.add_argument("output", type=Path, help="the file to write; a folder for transformers, either for timm")
     formats = ["jax", "transformers", "timm", "onnx", "torch-export", "aot-inductor"]
     command.add_argument("--to", required=True, choices=formats, help="the format")
     command.add_argument("--dialect", choices=["vit_jax", "big_vision", "big_transfer"], help="names in the .npz")
     command.add_argument(
         "--size",
-        type=lambda text: text if text == "dynamic" else _size(text),
+        type=lambda text: text if text == "dynamic" else parse_size(text),
         metavar="N|HxW|dynamic",
         help="of the images of a program (onnx, torch-export, aot-inductor); by default the model's own",
     )
@@ -112,15 +118,15 @@ def _add_export(commands) -> None:
 def _export(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and not arguments.overwrite:
         raise FileExistsError(f"{arguments.output} exists; give --overwrite to replace it")
-    _silence_progress_bars()
+    silence_progress_bars()
     from hf_vit.conversion import export
-    from hf_vit.hub import load_model
 
+    model, processor = _load(arguments.folder)
     left = export(
-        load_model(arguments.folder),
+        model,
         arguments.output,
         arguments.to,
-        processor=_processor_in(arguments.folder) if arguments.to == "transformers" else None,
+        processor=processor,
         dialect=arguments.dialect,
         size=arguments.size,
         overwrite=arguments.overwrite,
@@ -130,13 +136,22 @@ def _export(arguments: argparse.Namespace) -> None:
     print(f"saved in {arguments.output}")
 
 
-def _processor_in(folder: str):
-    from hf_vit import HfViTImageProcessor
+def _load(folder: str):
+    """A model and its image processor, None where it was saved without; converted, where it is one of transformers."""
+    from transformers.configuration_utils import PreTrainedConfig
 
+    from hf_vit import HfViTImageProcessor
+    from hf_vit.conversion import convert
+    from hf_vit.conversion.transformers_reading import is_of_transformers
+    from hf_vit.hub import load_model
+
+    if is_of_transformers(PreTrainedConfig.get_config_dict(folder)[0]):
+        return convert(folder)
+    model = load_model(folder)
     try:
-        return HfViTImageProcessor.from_pretrained(folder)
-    except OSError:  # a model that was saved without
-        return None
+        return model, HfViTImageProcessor.from_pretrained(folder)
+    except OSError:
+        return model, None
 
 
 def _add_predict(commands) -> None:
@@ -152,7 +167,7 @@ def _predict(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--top-k is {arguments.top_k}; it must be at least 1")
     if missing := [str(image) for image in arguments.images if not image.is_file()]:
         raise FileNotFoundError(f"no such file: {', '.join(missing)}")
-    _silence_progress_bars()
+    silence_progress_bars()
     from hf_vit.prediction import predict
 
     for image, predictions in zip(
@@ -167,7 +182,7 @@ def _predict(arguments: argparse.Namespace) -> None:
 def _add_training(commands) -> None:
     about = {
         "train": "fine-tune the model of --model, or without one train from random weights",
-        "evaluate": "measure a classifier on a split of a data set",
+        "evaluate": "measure a model: accuracy, ReaL, ObjectNet, few-shot, linear probe, k-NN or VTAB",
     }
     for name, what in about.items():
         command = commands.add_parser(name, help=what, add_help=False)  # the settings have a parser of their own
@@ -185,17 +200,6 @@ def _train(arguments: argparse.Namespace) -> None:
         commands.main(commands.pretrain, arguments.settings)
 
 
-def _silence_progress_bars() -> None:
-    """Those of transformers, over a fraction of a second; downloads keep theirs."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import enable_progress_bars
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # which disables those of downloads too
-    if not constants.HF_HUB_DISABLE_PROGRESS_BARS:
-        enable_progress_bars()
-
-
 def _setting(text: str) -> tuple[str, object]:
     """`name=value`, the value as JSON or, where it is none, as text."""
     name, separator, value = text.partition("=")
@@ -205,14 +209,6 @@ def _setting(text: str) -> tuple[str, object]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
-
-
-def _size(text: str) -> int | tuple[int, int]:
-    """`384` or `384x512`, height first."""
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither N nor HxW with numbers from 1")
-    return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ Size = int | list[int] | tuple[int, int]
 # What transformers passes to a config besides the fields that the class declares.
 KNOWN_EXTRAS = frozenset(
     "_attn_implementation _commit_hash _name_or_path attn_implementation auto_map experts_implementation model_type "
-    "name_or_path num_labels output_attentions quantization_config tie_last_hidden_states torch_dtype use_cache".split()
+    "name_or_path num_labels output_attentions quantization_config tie_last_hidden_states tie_word_embeddings "
+    "torch_dtype use_cache".split()
 )
 
 # The released models (Table 1 of arXiv 2010.11929 and of 2106.10270; vit_jax/configs/models.py).

@@ -3,22 +3,27 @@
 import os
 from importlib import import_module
 
-from transformers import AutoConfig
+from transformers.configuration_utils import PreTrainedConfig
 
 from . import modeling_hf_vit as modeling
-from .auto import register_auto_classes
+from .conversion.transformers_reading import is_of_transformers, model_class_for
 from .output import new_folder
 
 
 def load_model(folder: str | os.PathLike) -> modeling.HfViTPreTrainedModel:
     """Load a model as the class that it was saved as, which the Auto classes cannot know.
 
+    Args:
+        folder: of `save_pretrained`, or a name on the Hub; also one of transformers' own `vit`, `vit_mae`, `bit` or
+            `vit-hybrid`.
+
     Raises:
         ValueError: the folder holds a model of another package.
     """
-    register_auto_classes()
-    config = AutoConfig.from_pretrained(folder)
-    name = (config.architectures or ["nothing"])[0]
+    settings, _ = PreTrainedConfig.get_config_dict(folder)
+    name = (settings.get("architectures") or ["nothing"])[0]
+    if is_of_transformers(settings):
+        name = model_class_for(settings).__name__
     package = import_module(__package__)
     if name not in package.__all__:
         raise ValueError(f"{folder} holds {name}, which is not a model of hf_vit")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .resnet_stem import StandardizedConv2d, pad_same, standardize
+from .resnet_stem import StandardizedConv2d
 
 DTYPES = (torch.float32, torch.bfloat16)
 OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
@@ -79,8 +79,8 @@ class PackedLinear(ForwardFromCopy):
 class PackedMLP:
     """The forward of an `HfViTMLP` whose `fc1` is packed: first product and GELU in one go."""
 
-    def __init__(self, mlp: Any, form: str):
-        self.mlp, self.form = mlp, form
+    def __init__(self, mlp: Any):
+        self.mlp = mlp
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         mlp = self.mlp
@@ -88,10 +88,10 @@ class PackedMLP:
         is_watched = mlp.fc1._forward_hooks or mlp.fc1._forward_pre_hooks or mlp.activation._forward_hooks
         if mlp.training or is_watched or not isinstance(first, PackedLinear) or not first.applies_to(hidden_states):
             return type(mlp).forward(mlp, hidden_states)
-        return mlp.fc2(first.product(hidden_states, "gelu", self.form))
+        return mlp.fc2(first.product(hidden_states, "gelu", GELU_FORM[mlp.hidden_act]))
 
     def __reduce__(self):
-        return type(self), (self.mlp, self.form)
+        return type(self), (self.mlp,)
 
 
 class StandardizedOnce(ForwardFromCopy):
@@ -101,19 +101,16 @@ class StandardizedOnce(ForwardFromCopy):
         conv = self.module
         if not self.applies_to(images):
             return type(conv).forward(conv, images)
-        images = images.contiguous(memory_format=torch.channels_last)
-        images = pad_same(images, conv.kernel_size[0], conv.stride[0])
-        return F.conv2d(images, self.copy(images), stride=conv.stride)
+        return conv.convolve(images.contiguous(memory_format=torch.channels_last), self.copy(images))
 
     def make_copy(self, weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        return standardize(weight, self.module.numbers).contiguous(memory_format=torch.channels_last)
+        return self.module.standardized_weight().detach().contiguous(memory_format=torch.channels_last)
 
 
-def optimize(model: nn.Module, hidden_act: str, rows: int) -> None:
+def optimize(model: nn.Module, rows: int) -> None:
     """Replace the forwards of a model's modules where that is faster on this machine.
 
     Args:
-        hidden_act: the activation in the MLPs, as transformers calls it.
         rows: of the products, batch times tokens, as they will usually be.
     """
     restore(model)
@@ -131,8 +128,8 @@ def optimize(model: nn.Module, hidden_act: str, rows: int) -> None:
                 races[shape] = wins_race(module, rows)
             if races[shape]:
                 module.forward = PackedLinear(module)
-        elif packs and hasattr(module, "fc1") and hidden_act in GELU_FORM:
-            module.forward = PackedMLP(module, GELU_FORM[hidden_act])
+        elif packs and getattr(module, "hidden_act", None) in GELU_FORM:
+            module.forward = PackedMLP(module)
 
 
 def restore(model: nn.Module) -> None:

@@ -41,20 +41,27 @@ def build_resnet(config: HfBiTConfig) -> ResNetStem:
 
 
 class HfBiTPreTrainedModel(HfViTPreTrainedModel):
+    """What a ResNet shares with the ViTs; without attention, it takes any `attn_implementation`."""
+
     config: HfBiTConfig
     base_model_prefix = "bit"
     _no_split_modules = ["BottleneckUnit", "PreActivationUnit"]  # noqa: RUF012 - transformers declares the type
-    _supports_sdpa = False
-    _supports_flash_attn = False
-    _supports_flex_attn = False
-    _supports_attention_backend = False
     _can_record_outputs = {"hidden_states": ResNetStage}  # noqa: RUF012
-    _input_embed_layer = "convolution"
     _keys_to_ignore_on_load_unexpected = [r"^classifier\."]  # noqa: RUF012
 
     @classmethod
     def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
         return BIT_WEIGHT_NAMES if is_upstream_bit(settings) else {}
+
+    @property
+    def tokens_per_image(self) -> int:
+        return 1  # what is left after the pooling, which the head sees
+
+    def get_input_embeddings(self):
+        return self.base_model.resnet.convolution
+
+    def set_input_embeddings(self, value: nn.Module):
+        self.base_model.resnet.convolution = value
 
     def set_image_size(self, image_size: Size) -> None:
         """State another image size, an int or (height, width) in pixels; no weight depends on it."""

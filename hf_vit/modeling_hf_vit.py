@@ -204,6 +204,7 @@ class HfViTMLP(nn.Module):
     def __init__(self, config: HfViTConfig):
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.hidden_act = config.hidden_act
         self.activation = ACT2FN[config.hidden_act]
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -350,6 +351,10 @@ class HfViTPreTrainedModel(PreTrainedModel):
     # A checkpoint with a head or a pooler may be loaded without: that loses nothing in silence, it is asked for.
     _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\.", *MASKED_PATCH_KEYS]  # noqa: RUF012
 
+    # What may be missing from a checkpoint, or be of another shape: it is made anew, and said so.
+    _new_when_missing: tuple[str, ...] = ("classifier.",)
+    _new_in_words = "The classification head of {name} does not fit; it was re-created as zeros: train it."
+
     conversion_record: dict[str, Any] | None = None  # what the weights were converted from
 
     def __init__(self, config: HfViTConfig, *args, **kwargs):
@@ -370,11 +375,14 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """
         hub = {name: kwargs[name] for name in ("cache_dir", "local_files_only", "revision", "subfolder", "token")
                if name in kwargs}  # fmt: skip
-        settings, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+        if pretrained_model_name_or_path is None:  # the weights come as `state_dict=`
+            settings, stored_size = {}, config.image_size
+        else:
+            settings, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+            stored_size = cls.config_class.from_pretrained(pretrained_model_name_or_path, **hub).image_size
         upstream_names = cls.upstream_names(settings)
         if upstream_names:
             kwargs["key_mapping"] = {**upstream_names, **kwargs.get("key_mapping", {})}
-        stored_size = cls.config_class.from_pretrained(pretrained_model_name_or_path, **hub).image_size
         image_size = kwargs.pop("image_size", stored_size if config is None else config.image_size)
         if config is not None:
             config = copy.deepcopy(config)
@@ -386,7 +394,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         )
         if upstream_names:
             _settle_upstream(model, info)
-        _check_loading(info, pretrained_model_name_or_path)
+        _check_loading(cls, info, pretrained_model_name_or_path or "the state_dict")
         if as_pair(image_size) != as_pair(stored_size):
             model.set_image_size(image_size)
         return (model, info) if wants_info else model
@@ -442,9 +450,13 @@ class HfViTPreTrainedModel(PreTrainedModel):
         Returns:
             the model itself, in evaluation mode.
         """
-        grid = self.config.grid_size
-        optimize(self, self.config.hidden_act, batch_size * (self.config.num_prefix_tokens + grid[0] * grid[1]))
+        optimize(self, rows=batch_size * self.tokens_per_image)
         return self.eval()
+
+    @property
+    def tokens_per_image(self) -> int:
+        rows, columns = self.config.grid_size
+        return self.config.num_prefix_tokens + rows * columns
 
     def train(self, mode: bool = True):
         if mode:
@@ -505,19 +517,19 @@ def _settle_upstream(model: HfViTPreTrainedModel, info: dict) -> None:
     model._weight_conversions = [change for change in conversions if not isinstance(change, WeightRenaming)]
 
 
-def _check_loading(info: dict, name: str) -> None:
+def _check_loading(model_class: type[HfViTPreTrainedModel], info: dict, name: str) -> None:
     """Only the head may differ from the checkpoint."""
-    head = sorted(key for key in info["missing_keys"] if key.startswith("classifier."))
-    missing = sorted(set(info["missing_keys"]) - set(head))
-    mismatched = [entry for entry in info["mismatched_keys"] if not entry[0].startswith("classifier.")]
+    may_be_new = model_class._new_when_missing
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith(may_be_new))
+    mismatched = [entry for entry in info["mismatched_keys"] if not entry[0].startswith(may_be_new)]
     unexpected = sorted(key for key in info["unexpected_keys"] if not re.search(REBUILDS_PIXELS, key))
     if missing or mismatched or unexpected:
         problems = [f"{key} is missing" for key in missing]
         problems += [f"{key} has shape {tuple(theirs)}, not {tuple(ours)}" for key, theirs, ours in mismatched]
         problems += [f"{key} is not used" for key in unexpected]
         raise ValueError(f"{name} does not fit its configuration: {'; '.join(problems)}")
-    if head or info["mismatched_keys"]:
-        logger.warning(f"The classification head of {name} does not fit; it was re-created as zeros: train it.")
+    if info["missing_keys"] or info["mismatched_keys"]:
+        logger.warning(model_class._new_in_words.format(name=name))
 
 
 class HfViTModel(HfViTPreTrainedModel):

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.utils.generic import ModelOutput
+from transformers.processing_utils import Unpack
+from transformers.utils.generic import ModelOutput, TransformersKwargs, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig
 from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel, _encode
@@ -66,6 +68,7 @@ class MaskedPatchPredictionOutput(ModelOutput):
         logits: (batch, patches, outputs)
         targets: (batch, patches), (batch, patches, 16) or (batch, patches, values), see `patch_targets`.
         selected: (batch, patches) bool.
+        hidden_states, attentions: of every layer, where they are asked for; see `HfViTModel.forward`.
     """
 
     loss: torch.Tensor | None = None
@@ -74,12 +77,17 @@ class MaskedPatchPredictionOutput(ModelOutput):
     logits: torch.Tensor | None = None
     targets: torch.Tensor | None = None
     selected: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
 
 
 class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
     """The encoder, a mask token, and a linear layer that says what a corrupted patch looked like."""
 
-    _keys_to_ignore_on_load_unexpected = None
+    # An encoder or a classifier may be trained on; what it has behind the encoder is not needed for that.
+    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^(vit\.)?pooler\."]  # noqa: RUF012
+    _new_when_missing = ("predictor.", "mask_token")
+    _new_in_words = "{name} was not trained to predict masked patches: that layer is zero, its mask token random."
 
     def __init__(self, config: HfViTConfig):
         super().__init__(config)
@@ -95,8 +103,13 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         if module is self:
             init.normal_(self.mask_token, std=self.config.initializer_range)
 
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
     def forward(
-        self, pixel_values: torch.Tensor, corruption: Corruption | None = None, **kwargs
+        self,
+        pixel_values: torch.Tensor,
+        corruption: Corruption | None = None,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedPatchPredictionOutput:
         """Corrupt patch embeddings, encode, and compare predictions with the pixels.
 

@@ -9,8 +9,9 @@ from .cards import render_card
 from .catalog import Released, parse_augreg, released
 from .configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from .configuration_hf_bit import HfBiTConfig
-from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from .configuration_hf_vit import HfViTConfig
 from .conversion.preprocessing import build_processor, processor_settings
+from .variants import config_of_variant
 
 NUM_CLASSES = {"imagenet-1k": 1000, "imagenet-21k": 21843}
 PLAIN_VIT_BASELINE = {"pooling": "mean", "position_embedding_type": "sincos2d", "representation_size": 384}
@@ -64,11 +65,7 @@ def configuration(entry: Released) -> HfViTConfig | HfBiTConfig:
         fields["num_labels"] = NUM_CLASSES[entry.facts["datasets"][-1]]
     if entry.family == "big_vision":
         fields |= PLAIN_VIT_BASELINE
-    if entry.variant in BIT_VARIANTS:
-        config = HfBiTConfig.from_variant(entry.variant, **fields)
-        config.architectures = ["HfBiTForImageClassification"]
-        return config
-    config = HfViTConfig.from_variant(entry.variant, **fields)
-    prefix = "HfViTHybrid" if isinstance(config, HfViTHybridConfig) else "HfViT"
+    config = config_of_variant(entry.variant, **fields)
+    prefix = type(config).__name__.removesuffix("Config")
     config.architectures = [f"{prefix}{'ForImageClassification' if has_head else 'Model'}"]
     return config

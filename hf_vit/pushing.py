@@ -24,6 +24,9 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import httpx
 
 from . import __version__
+from .image_processing_hf_vit import HfViTImageProcessor
+from .modeling_hf_vit import HfViTPreTrainedModel
+from .remote_code import add_code
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,10 @@ Files = dict[str, Path | bytes]  # name in the repository -> file on disk, or co
 
 class PushError(OSError):
     """Why nothing was committed, in one sentence."""
+
+
+class IncompleteCardError(PushError):
+    """The card lacks what whoever finds the model must know."""
 
 
 class Target(NamedTuple):
@@ -72,10 +79,11 @@ class Pushed(NamedTuple):
 
 
 class CardRequest(NamedTuple):
-    """What the card is to say that the folder does not."""
+    """What the card is to say that the folder does not, and whether it may lack something."""
 
     license: str | None
     tags: list[str]
+    may_be_incomplete: bool
 
 
 class Remote(NamedTuple):
@@ -96,6 +104,7 @@ def push(
     dry_run: bool = False,
     license: str | None = None,
     tags: list[str] | None = None,
+    allow_incomplete_card: bool = False,
     message: str = "Upload with hf_vit",
     token: str | bool | None = None,
 ) -> Pushed:
@@ -114,15 +123,17 @@ def push(
         dry_run: only say what would be pushed.
         license: such as "apache-2.0"; needed once, where the README does not name one and the source is not known.
         tags: more tags for the card.
+        allow_incomplete_card: push although `hf_vit.card_check` finds something missing, such as a licence.
         token: instead of the one of `hf auth login` or HF_TOKEN; False for none.
 
     Raises:
         ValueError: the folder holds no model of hf_vit, or the repository is not as private as asked for.
-        PushError: the Hub cannot be reached, refuses, or breaks off; one sentence says why.
+        PushError: the card is incomplete; the Hub cannot be reached, refuses, or breaks off; one sentence says why.
     """
     target = Target(repo_id, private, revision, create_pr, message)
     files = with_code(files_of(Path(folder))) if code else files_of(Path(folder))
-    return push_files(files, target, token=token, license=license, tags=tags, dry_run=dry_run)
+    card = CardRequest(license, tags or [], allow_incomplete_card)
+    return push_files(files, target, card, token=token, dry_run=dry_run)
 
 
 def files_of(folder: Path) -> Files:
@@ -148,8 +159,6 @@ def files_of(folder: Path) -> Files:
 
 def with_code(files: Files) -> Files:
     """The files and what `trust_remote_code=True` needs, see `add_code`."""
-    from .remote_code import add_code
-
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name in ("config.json", "preprocessor_config.json"):
@@ -159,24 +168,19 @@ def with_code(files: Files) -> Files:
 
 
 def push_files(
-    files: Files,
-    target: Target,
-    *,
-    token: str | bool | None = None,
-    license: str | None = None,
-    tags: list[str] | None = None,
-    dry_run: bool = False,
+    files: Files, target: Target, card: CardRequest, *, token: str | bool | None = None, dry_run: bool = False
 ) -> Pushed:
     """Commit files and their card; tries again where the Hub stumbles, or another pusher came in between."""
     packages = {name: version(name) for name in ("torch", "transformers")}
     api = HfApi(library_name="hf_vit", library_version=__version__, token=token, user_agent=packages)
-    card = CardRequest(license, tags or [])
 
     def attempt() -> Pushed:
         full = target._replace(repo_id=_with_owner(api, target.repo_id))
         exists = _check_repository(api, full)
         if dry_run:
             return _plan(api, files, _look_up(api, full), full, card)[0]
+        if not exists:  # or an empty repository would stay behind
+            _check_card(_plan(api, files, Remote(None, []), full, card)[0], full, card)
         _make_place(api, full, exists)
         return _commit(api, files, full, card)
 
@@ -222,6 +226,7 @@ def _look_up(api: HfApi, target: Target) -> Remote:
 def _commit(api: HfApi, files: Files, target: Target, card: CardRequest) -> Pushed:
     remote = _look_up(api, target)
     pushed, operations = _plan(api, files, remote, target, card)
+    _check_card(pushed, target, card)
     commit = api.create_commit(
         target.repo_id,
         operations,
@@ -256,6 +261,14 @@ def _plan(
     operations += [CommitOperationDelete(name) for name in outdated]
     sizes = {name: len(data) if isinstance(data, bytes) else data.stat().st_size for name, data in files.items()}
     return Pushed(None, sizes, outdated, problems), operations
+
+
+def _check_card(pushed: Pushed, target: Target, card: CardRequest) -> None:
+    if pushed.problems and not card.may_be_incomplete:
+        raise IncompleteCardError(
+            f"{target.repo_id}: the card is not good enough: {'; '.join(pushed.problems)}. Nothing was pushed; "
+            "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
+        )
 
 
 def _text(api: HfApi, files: Files, remote: Remote, target: Target, name: str) -> str | None:
@@ -340,6 +353,8 @@ def push_saved(
 ) -> CommitInfo:
     """`push_to_hub` of models and image processors: what `push` does, with the arguments of transformers.
 
+    What the card lacks is a warning, so that code written for any model works.
+
     Args:
         max_shard_size: of a weight file; a larger model is split.
         code, license: as in `push`.
@@ -352,8 +367,13 @@ def push_saved(
         files: Files = {file.name: file for file in sorted(folder.iterdir())}
         if code and "config.json" in files:
             files = with_code(files)
-        pushed = push_files(files, target, token=token, license=license, tags=tags)
+        pushed = push_files(files, target, CardRequest(license, tags or [], may_be_incomplete=True), token=token)
     for problem in pushed.problems:
         logger.warning(f"The card of {repo_id}: {problem}")
     assert pushed.commit is not None
     return pushed.commit
+
+
+def take_over_push_to_hub() -> None:
+    """Give models and image processors our `push_to_hub`; their own files travel to the Hub without this one."""
+    HfViTPreTrainedModel.push_to_hub = HfViTImageProcessor.push_to_hub = push_saved

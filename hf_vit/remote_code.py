@@ -56,9 +56,11 @@ def code_files(model_type: str) -> list[Path]:
 
 def _classes(model_type: str) -> dict[str, type]:
     """Of a configuration: name of the Auto class -> class."""
-    place = CONFIGURATIONS.index(CONFIGURATION_OF[model_type])
-    models = {auto_class.__name__: model_classes[place] for auto_class, *model_classes in AUTO_MODELS}
-    return {"AutoConfig": CONFIGURATIONS[place], **models}
+    config_class = CONFIGURATION_OF[model_type]
+    models = {
+        auto.__name__: model_class for auto, model_class in AUTO_MODELS if model_class.config_class is config_class
+    }
+    return {"AutoConfig": config_class, **models}
 
 
 def _reference(cls: type) -> str:

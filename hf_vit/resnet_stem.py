@@ -82,11 +82,12 @@ class StandardizedConv2d(nn.Conv2d):
         return standardize(self.weight, self.numbers)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.convolve(images, self.standardized_weight())
+
+    def convolve(self, images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self.numbers.padding == "fixed":
-            padding = (self.kernel_size[0] - 1) // 2
-            return conv2d(images, self.standardized_weight(), stride=self.stride, padding=padding)
-        images = pad_same(images, self.kernel_size[0], self.stride[0])
-        return conv2d(images, self.standardized_weight(), stride=self.stride)
+            return conv2d(images, weight, stride=self.stride, padding=(self.kernel_size[0] - 1) // 2)
+        return conv2d(pad_same(images, self.kernel_size[0], self.stride[0]), weight, stride=self.stride)
 
 
 class GroupNorm(nn.GroupNorm):

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,9 @@ def test_a_card_says_what_was_converted_and_who_measured_what(goldens, tmp_path)
     assert f"| sha256 of the source | `{model.conversion_record['sha256']}` |" in card
     assert "| read as | vit_jax, float32 |" in card
     assert "| classes | 10 |" in card
-    model.conversion_record["source"] = "/home/me/secret/mine.npz"
+    (tmp_path / "secret").mkdir()
+    shutil.copyfile(goldens / "vit_token.npz", tmp_path / "secret" / "mine.npz")
+    model, processor = convert(tmp_path / "secret" / "mine.npz")
     save_folder(tmp_path / "mine", model, processor)
     card = render_folder_card(tmp_path / "mine")
     assert "hf-vit convert mine.npz mine\n" in card

@@ -105,6 +105,8 @@ def test_trainer_trains_evaluates_and_pushes(hub, client, folder, tmp_path):
     readme = readme_of(hub, "alice/trained")
     assert "rendered by `hf-vit card`" in readme
     assert "license: mit" in readme
+    assert "More information needed" not in readme
+    assert "## Training procedure" in readme  # what Trainer did know stays
 
 
 LORA = ["q_proj", "v_proj"]

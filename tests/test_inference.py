@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from hf_vit import inference
+from hf_vit import HfBiTConfig, HfBiTForImageClassification, inference
+from hf_vit.configuration_hf_bit import ORIGINALS
 from hf_vit.inference import PackedLinear, PackedMLP, StandardizedOnce
 
 from .test_modeling import VARIANTS, images, tiny
@@ -56,6 +57,19 @@ def test_same_outputs(model):
     model.train().eval()
     for ours, theirs in zip(attentions, model(images(model), output_attentions=True).attentions, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("original", ["big_transfer", "bit_paper", "bit"])
+def test_resnets(original):
+    torch.manual_seed(2)
+    config = HfBiTConfig(**ORIGINALS[original], embedding_size=32, depths=[1, 2], num_labels=5)
+    model = HfBiTForImageClassification(config).eval()
+    nn.init.normal_(model.classifier.weight)
+    pixel_values = torch.randn(2, 3, 45, 68)
+    expected = model(pixel_values).logits
+    assert replaced(model.optimize_for_inference()).count("StandardizedOnce") == 1 + 4 + 3 + 4
+    torch.testing.assert_close(model(pixel_values).logits, expected, rtol=1e-5, atol=1e-4)
 
 
 @torch.no_grad()

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from transformers.testing_utils import CaptureLogger
 
+from hf_vit import modeling_hf_vit
 from hf_vit.configuration_hf_vit import HfViTConfig
 from hf_vit.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from hf_vit.modeling_masked_patch_prediction import (
@@ -142,3 +144,25 @@ def test_saved_encoder_goes_into_a_classifier(tmp_path, pixel_values):
     for name, tensor in model.vit.state_dict().items():
         assert torch.equal(classifier.vit.state_dict()[name], tensor)
     HfViTModel.from_pretrained(tmp_path)
+
+
+def test_pretraining_goes_on_from_an_encoder_or_a_classifier(tmp_path):
+    torch.manual_seed(0)
+    classifier = HfViTForImageClassification(HfViTConfig(**TINY, representation_size=9))
+    classifier.save_pretrained(tmp_path / "classifier")
+    classifier.vit.save_pretrained(tmp_path / "encoder")
+    for folder in ("classifier", "encoder"):
+        with CaptureLogger(modeling_hf_vit.logger) as log:
+            model = HfViTForMaskedPatchPrediction.from_pretrained(tmp_path / folder)
+        assert "was not trained to predict masked patches" in log.out
+        assert not model.predictor.weight.any()
+        for name, tensor in model.vit.state_dict().items():
+            assert torch.equal(classifier.vit.state_dict()[name], tensor)
+
+
+def test_a_tuple_on_request_and_what_the_layers_computed(pixel_values):
+    model = make()
+    output = model(pixel_values, output_hidden_states=True, output_attentions=True)
+    assert [states.shape for states in output.hidden_states] == [(3, 1 + PATCHES, 14)] * 3
+    assert [attention.shape for attention in output.attentions] == [(3, 2, 1 + PATCHES, 1 + PATCHES)] * 2
+    assert isinstance(model(pixel_values, return_dict=False), tuple)

@@ -40,6 +40,9 @@ def folder(tmp_path):
     return tmp_path / "folder"
 
 
+MIT = ("--license", "mit")
+
+
 def push(*arguments):
     return ["push", *arguments]
 
@@ -107,7 +110,7 @@ def test_own_text_stays_and_weights_that_were_replaced_go(hub, client, folder, t
     """
     client(code)
     assert "Preset `vit_jax`" in readme_of(hub, "alice/vit")  # the processor came after its model
-    client(push(folder, "alice/vit"))
+    client(push(folder, "alice/vit"))  # its licence stands in the README there
     names = commits_of(hub, "alice/vit")[0]["files"]
     assert "model.safetensors" in names
     assert not [name for name in names if "-of-" in name or name.endswith("index.json")]
@@ -145,11 +148,11 @@ def test_branches_pull_requests_and_dry_runs(hub, client, folder):
     assert not [
         request for request in hub.requests if request["method"] != "GET" and request["path"] != "/api/telemetry"
     ]
-    client(push(folder, "acme/vit", "--private", "--revision", "dev/x"))
+    client(push(folder, "acme/vit", *MIT, "--private", "--revision", "dev/x"))
     assert list(commits_of(hub, "acme/vit")[0]["files"]) == [".gitattributes"]
     assert "model.safetensors" in commits_of(hub, "acme/vit", "dev/x")[0]["files"]
     client("from huggingface_hub import HfApi; HfApi().update_repo_settings('acme/vit', private=False)")
-    output = client(push(folder, "acme/vit", "--create-pr", "--code"))
+    output = client(push(folder, "acme/vit", *MIT, "--create-pr", "--code"))
     assert f"pushed: {hub.url}/acme/vit/discussions/1" in output
     assert "modeling_hf_vit.py" in commits_of(hub, "acme/vit", "refs/pr/1")[0]["files"]
     assert list(commits_of(hub, "acme/vit")[0]["files"]) == [".gitattributes"]
@@ -165,7 +168,7 @@ def test_failures_are_one_sentence_and_leave_nothing(hub, client, folder, tmp_pa
 
         def refused(folder, *arguments, **options):
             try:
-                push(folder, *arguments, **options)
+                push(folder, *arguments, license="mit", **options)
             except (OSError, ValueError) as error:
                 return str(error)
 
@@ -189,7 +192,7 @@ def test_failures_are_one_sentence_and_leave_nothing(hub, client, folder, tmp_pa
     assert "alice/taken exists and is public, not private" in private
     assert "holds no config.json" in empty
     assert len(commits_of(hub, "alice/taken")) == 1
-    no_token = client(push(folder, "alice/taken"), status=2, token=None)
+    no_token = client(push(folder, "alice/taken", *MIT), status=2, token=None)
     assert no_token.startswith(f"hf-vit push: alice/taken: there is no token for {hub.url}: run `hf auth login`")
     assert len(no_token.splitlines()) == 1
     moved = "from huggingface_hub import constants; constants.ENDPOINT = 'http://127.0.0.1:9'\n"
@@ -210,13 +213,13 @@ def test_a_push_that_is_killed_goes_on_where_it_stopped(hub, client, tmp_path):
         return [request["path"].split("?")[0] for request in hub.requests if request["method"] == "PUT"]
 
     hub.fail("/api/models/alice/large/commit/", "POST", status=0, delay=60)
-    pushing = client.start(push(tmp_path / "large", "alice/large"))
+    pushing = client.start(push(tmp_path / "large", "alice/large", *MIT))
     while len(uploads()) < len(shards) and pushing.is_running():
         time.sleep(0.05)
     os.kill(pushing.pid, signal.SIGKILL)
     assert len(commits_of(hub, "alice/large")) == 1
     hub.faults.clear()
-    client(push(tmp_path / "large", "alice/large"))
+    client(push(tmp_path / "large", "alice/large", *MIT))
     assert len(uploads()) == len(shards)  # none of them a second time
     client(
         f"""
@@ -234,7 +237,7 @@ def test_two_pushers_at_once(hub, client, tmp_path):
     for number in range(2):
         save_tiny(tmp_path / f"from{number}", seed=number)
         (tmp_path / f"from{number}" / f"notes{number}.txt").write_text("mine")
-        pushers.append(client.start(push(tmp_path / f"from{number}", "acme/vit")))
+        pushers.append(client.start(push(tmp_path / f"from{number}", "acme/vit", *MIT)))
     for pusher in pushers:
         output, error = pusher.wait()
         assert pusher.status == 0, output + error
@@ -268,3 +271,21 @@ def test_evaluation_results_reach_the_hub(hub, client, folder):
         hub, "alice/vit"
     )
     assert yaml.safe_load(readme_of(hub, "alice/vit").split("---")[1])["license"] == "apache-2.0"
+
+
+def test_an_incomplete_card_is_refused_unless_it_is_allowed(hub, client, folder):
+    error = client(push(folder, "alice/vit"), status=2)
+    assert error.startswith("hf-vit push: alice/vit: the card is not good enough: it names no licence; give license=")
+    assert "(--allow-incomplete-card) pushes it as it is" in error
+    assert not [request for request in hub.requests if "repos/create" in request["path"]]
+    output = client(push(folder, "alice/vit", "--allow-incomplete-card"))
+    assert "the card: it names no licence" in output
+    assert "model.safetensors" in commits_of(hub, "alice/vit")[0]["files"]
+    client(push(folder, "alice/vit"), status=2)
+    assert len(commits_of(hub, "alice/vit")) == 2
+    code = f"""
+        from hf_vit import HfViTForImageClassification
+        HfViTForImageClassification.from_pretrained({str(folder)!r}).push_to_hub("alice/other")
+    """
+    client(code)
+    assert "model.safetensors" in commits_of(hub, "alice/other")[0]["files"]

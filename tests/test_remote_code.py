@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForMaskedImageModeling
 
 import hf_vit
 from hf_vit import add_code
@@ -85,6 +86,33 @@ def test_the_same_logits_where_hf_vit_cannot_be_imported(folder_with_code, tmp_p
         assert torch.equal(model.base_model(pixel_values).pooler_output, features)
 
 
+def test_masked_patch_prediction_loads_where_hf_vit_cannot_be_imported(tmp_path):
+    torch.manual_seed(5)
+    model = hf_vit.HfViTForMaskedPatchPrediction(hf_vit.HfViTConfig(**TINY)).eval()
+    torch.nn.init.normal_(model.predictor.weight)
+    folder = tmp_path / "folder"
+    save_folder(folder, model, hf_vit.HfViTImageProcessor(size={"height": 20, "width": 36}))
+    add_code(folder)
+    code = """
+        import sys
+        sys.modules["hf_vit"] = None
+        import torch
+        from transformers import AutoModelForMaskedImageModeling
+
+        torch.set_num_threads(1)
+        model = AutoModelForMaskedImageModeling.from_pretrained(sys.argv[1], trust_remote_code=True)
+        torch.manual_seed(7)
+        torch.save(model(torch.ones(2, 3, 20, 36)).logits.detach(), f"{sys.argv[1]}/logits.pt")
+    """
+    done = run_python(code, folder, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    torch.manual_seed(7)
+    with torch.inference_mode():
+        expected = model(torch.ones(2, 3, 20, 36)).logits
+    assert torch.equal(torch.load(folder / "logits.pt", weights_only=True), expected)
+    assert type(AutoModelForMaskedImageModeling.from_pretrained(folder)) is hf_vit.HfViTForMaskedPatchPrediction
+
+
 def test_the_way_of_transformers_copies_the_same_code(tmp_path):
     """`register_for_auto_class` changes what every later save does, so it runs in a process of its own."""
     code = """
@@ -100,7 +128,7 @@ def test_the_way_of_transformers_copies_the_same_code(tmp_path):
     package = str(Path(hf_vit.__file__).parents[1])
     done = run_python(code, tmp_path / "saved", home=tmp_path, PYTHONPATH=package)
     assert done.returncode == 0, done.stderr
-    saved = {file.name for file in (tmp_path / "saved").glob("*.py")}
+    saved = {file.name for file in (tmp_path / "saved").glob("*.py")} | {"modeling_masked_patch_prediction.py"}
     (tmp_path / "ours").mkdir()
     for name in ("config.json", "preprocessor_config.json"):
         (tmp_path / "ours" / name).write_text((tmp_path / "saved" / name).read_text())

@@ -13,6 +13,7 @@ TRAVELLING = [
     "position_embeddings",
     "resnet_stem",
     "modeling_hf_vit",
+    "modeling_masked_patch_prediction",
     "configuration_hf_bit",
     "modeling_hf_bit",
     "image_processing_hf_vit",

@@ -1,6 +1,9 @@
-"""Evaluate a saved classifier: loss, top-1 and top-5, mean per-class and, with ReaL labels, ReaL accuracy.
+"""Evaluate a saved model: its accuracy, or by one of the protocols of the paper and its successors.
 
-python training/evaluate.py --model out --dataset DATASET --split test
+    python training/evaluate.py --model out --dataset DATASET --split test
+    python training/evaluate.py --model out --dataset DATASET --protocol few_shot --output_dir results
+
+Protocols: accuracy, real, objectnet, few_shot, linear_probe, knn and vtab; see hf_vit/training/protocols.
 """
 
 import sys

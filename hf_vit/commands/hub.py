@@ -23,6 +23,9 @@ def _add_push(commands) -> None:
     command.add_argument("--create-pr", action="store_true", help="open a pull request instead of committing")
     command.add_argument("--code", action="store_true", help="add the code, for trust_remote_code=True without hf_vit")
     command.add_argument("--license", metavar="ID", help="such as apache-2.0, where the card does not know it")
+    command.add_argument(
+        "--allow-incomplete-card", action="store_true", help="push although the card lacks something, such as a licence"
+    )
     command.add_argument("--message", default="Upload with hf_vit", help="of the commit")
     command.add_argument("--dry-run", action="store_true", help="only say what would be pushed")
 
@@ -38,6 +41,7 @@ def _push(arguments: argparse.Namespace) -> None:
         create_pr=arguments.create_pr,
         code=arguments.code,
         license=arguments.license,
+        allow_incomplete_card=arguments.allow_incomplete_card,
         message=arguments.message,
         dry_run=arguments.dry_run,
     )

@@ -9,12 +9,12 @@ from ..configuration_hf_vit import Size, as_pair
 from ..image_processing_hf_vit import HfViTImageProcessor
 from ..modeling_hf_vit import HfViTPreTrainedModel
 from ..output import new_folder
-from .labels import read_labels
+from .labels import labels_of_timm, read_labels
 from .preprocessing import build_processor, processor_settings, released_size
 from .recognising import fetch_any, read_settings, recognise_source
 from .record import package_versions
 from .rules import ConversionError
-from .sources import sha256_of
+from .sources import public_name, sha256_of
 
 
 def convert(
@@ -37,7 +37,8 @@ def convert(
     Args:
         source: a path, `https://...` or `gs://bucket/path` of a file, a folder that holds one, or a name on the Hub; or
             `augreg:best:B/16`, what the original code chooses of "How to train your ViT?", or `augreg:NAME`.
-        labels: names of the classes: "imagenet1k", a file (a name per line, or JSON) or a list.
+        labels: names of the classes: "imagenet1k", a file (a name per line, or JSON) or a list; by default those that
+            a folder of transformers or timm has itself.
         image_size: resample the position embeddings to another size, an int or (height, width) in pixels.
         position_grid: (rows, columns) of the table of positions in the file; a square by default.
         preset: of the image processor; by default what the checkpoint was evaluated with.
@@ -63,7 +64,7 @@ def convert(
     with ThreadPoolExecutor(1) as executor:
         sha256 = executor.submit(sha256_of, path)  # hashing runs beside the reading
         model, record = read(**overrides)
-        record = {"source": fetched.location, "file": path.name, "sha256": sha256.result(), **record}
+        record = {"source": public_name(fetched), "file": path.name, "sha256": sha256.result(), **record}
     if record["dialect"]["names"] == "big_transfer":
         model.set_image_size(overrides.get("image_size", released_size(fetched.location)))
     preprocessing = processor_settings(record["dialect"], fetched.location, path.parent, settings)
@@ -73,6 +74,8 @@ def convert(
         model.set_image_size(image_size)
         record["image_size"] = image_size
         preprocessing = {name: value for name, value in preprocessing.items() if name not in ("size", "crop_size")}
+    if labels is None and record["dialect"]["names"] == "timm" and model.base_model is not model:
+        labels = labels_of_timm(settings, model.config.num_labels)
     if labels is not None:
         _set_labels(model, labels)
     model.conversion_record = {**record, "preset": preprocessing["preset"], "versions": package_versions()}

@@ -117,9 +117,9 @@ def _prepare(
     if not isinstance(model, (*ENCODERS, *CLASSIFIERS)):
         raise ConversionError(f"{type(model).__name__} cannot be exported; export its encoder or its classifier")
     model = copy.deepcopy(model).eval()
-    if isinstance(model.config, HfViTConfig):
-        # with a bias, sdpa's output lies in memory otherwise than the exporter to ONNX assumes (torch 2.13)
-        model.set_attn_implementation("eager" if model.config.position_embedding_type == "relative" else "sdpa")
+    # with a bias, sdpa's output lies in memory otherwise than the exporter to ONNX assumes (torch 2.13)
+    has_bias = getattr(model.config, "position_embedding_type", None) == "relative"
+    model.set_attn_implementation("eager" if has_bias else "sdpa")
     shapes: dict[int, Any] = {0: Dim("batch", min=1)}
     if size == DYNAMIC:
         shapes |= _free_sizes(model.config)

@@ -3,10 +3,26 @@
 import json
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from .rules import ConversionError
 
 BUILT_IN = ("imagenet1k",)
+
+
+def labels_of_timm(settings: dict[str, Any], num_labels: int) -> list[str] | None:
+    """Names of the classes in the config.json of a timm folder, in words where it describes them; None without any.
+
+    A list, or an object from index to name that may leave some out (timm/models/_hub.py, save_config_for_hf).
+    """
+    settings = {**settings.get("pretrained_cfg", {}), **settings}
+    names = settings.get("label_names") or settings.get("labels")
+    if not names:
+        return None
+    if isinstance(names, dict):
+        names = [names.get(str(index), f"LABEL_{index}") for index in range(num_labels)]
+    descriptions = settings.get("label_descriptions") or {}
+    return [descriptions.get(name, name) for name in names]
 
 
 def read_labels(source: str | Path) -> list[str]:

@@ -11,14 +11,12 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from ..modeling_hf_vit import HfViTPreTrainedModel
-from ..upstream_bit import is_upstream_bit
-from ..upstream_vit import is_upstream
 from .jax_reading import read_jax
 from .rules import ConversionError
 from .sources import Source, SourceError, fetch
 from .torch_files import is_torch_file
 from .torch_reading import read_torch
-from .transformers_reading import read_transformers
+from .transformers_reading import is_of_transformers, read_transformers
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin")
@@ -78,7 +76,7 @@ def recognise_source(
     Raises:
         ConversionError: the folder does not hold one checkpoint that we can convert.
     """
-    if is_upstream(settings) or is_upstream_bit(settings):
+    if is_of_transformers(settings):
         return _weights_in(path), partial(read_transformers, path, settings)
     if model_type := settings.get("model_type"):
         what = (

@@ -55,6 +55,18 @@ def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = Non
     return Source(location, _find_local(location))
 
 
+def public_name(source: Source) -> str:
+    """Where a checkpoint comes from, as everybody may know it: without folders of this machine, names and signatures.
+
+    >>> public_name(Source("https://me:secret@host/x.npz?signature=abc", Path("x.npz")))
+    'https://host/x.npz'
+    """
+    if source.location.lower().startswith("http"):  # in gs:// a question mark is part of the name
+        parts = urlsplit(source.location)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    return source.path.name if os.path.exists(os.path.expanduser(source.location)) else source.location
+
+
 def sha256_of(path: str | os.PathLike) -> str:
     """The hexadecimal sha256 of a file; hashing leaves other threads running."""
     digest = hashlib.sha256()

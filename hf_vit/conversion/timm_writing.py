@@ -141,9 +141,12 @@ def _description(
     config: HfViTConfig | HfBiTConfig, architecture: str, num_classes: int, interpolation: str, crop_pct: float
 ) -> dict[str, Any]:
     height, width = as_pair(config.image_size)
+    names = [(config.id2label or {})[index] for index in range(num_classes)]
+    has_names = any(name != f"LABEL_{index}" for index, name in enumerate(names))
     return {
         "architecture": architecture,
         "num_classes": num_classes,
+        **({"label_names": names} if has_names else {}),
         "num_features": config.hidden_size,
         "pretrained_cfg": {
             "input_size": [config.num_channels, height, width],

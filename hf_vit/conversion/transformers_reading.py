@@ -11,12 +11,24 @@ import torch
 from ..configuration_hf_bit import HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from ..modeling_hf_vit import HfViTPreTrainedModel
-from ..upstream_bit import translate_bit_settings
-from ..upstream_vit import translate_settings
+from ..upstream_bit import is_upstream_bit, translate_bit_settings
+from ..upstream_vit import is_upstream, translate_settings
 from .building import MODELS
 from .rules import ConversionError, check_values
 
 HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification", "BitForImageClassification")
+
+
+def is_of_transformers(settings: dict[str, Any]) -> bool:
+    """Whether a config.json is of one of transformers' models that we read."""
+    return is_upstream(settings) or is_upstream_bit(settings)
+
+
+def model_class_for(settings: dict[str, Any]) -> type[HfViTPreTrainedModel]:
+    """What takes its weights: a classifier, or else the bare encoder."""
+    has_head = any(name in HAS_HEAD for name in settings.get("architectures") or [])
+    config_class = {"vit-hybrid": HfViTHybridConfig, "bit": HfBiTConfig}.get(settings["model_type"], HfViTConfig)
+    return MODELS[config_class][has_head]
 
 
 def read_transformers(
@@ -31,12 +43,9 @@ def read_transformers(
     Raises:
         ConversionError: weights are missing, left over, of the wrong shape or not finite.
     """
-    has_head = any(name in HAS_HEAD for name in settings.get("architectures") or [])
-    is_bit = settings["model_type"] == "bit"
-    config_class = {"vit-hybrid": HfViTHybridConfig, "bit": HfBiTConfig}.get(settings["model_type"], HfViTConfig)
     try:
-        inferred = translate_bit_settings(settings) if is_bit else translate_settings(settings)
-        model, info = MODELS[config_class][has_head].from_pretrained(
+        inferred = translate_bit_settings(settings) if is_upstream_bit(settings) else translate_settings(settings)
+        model, info = model_class_for(settings).from_pretrained(
             folder, output_loading_info=True, dtype=torch.float32, **overrides
         )
     except ValueError as error:

@@ -79,7 +79,7 @@ def _their_model(model: HfViTPreTrainedModel, has_head: bool) -> transformers.Pr
 
 def _their_bit(model: HfViTPreTrainedModel, has_head: bool) -> transformers.PreTrainedModel:
     """Weights included; width_factor stays 1, since transformers widens with it the stages alone."""
-    config: HfBiTConfig = model.config
+    config: HfBiTConfig = model.config  # pyright: ignore[reportAssignmentType]
     is_same = config.padding == "same"
     has_padding = is_same or config.layer_type == "preactivation"
     if not has_padding or numbers_of(config)._replace(padding="fixed") != BIT_NUMBERS:

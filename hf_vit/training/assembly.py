@@ -16,6 +16,7 @@ from .evaluation import empty_batch, predict, score
 from .loop import Run
 from .objectives import Classification, MaskedPatches, Normalizer
 from .optimization import MovingAverage, build_optimizer
+from .products import use_onednn
 from .recipes import SettingsError, dump
 from .reporting import choose_trackers
 from .schedules import learning_rate_schedule
@@ -63,11 +64,13 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     if settings.eval_split is None:
         return split, None
     eval_split = open_named(settings, settings.eval_split, needs_labels)
-    if split.label_names != eval_split.label_names:
-        raise ValueError(
-            f"{settings.train_split} has the labels {split.label_names}, {settings.eval_split} {eval_split.label_names}"
-        )
+    require_same_labels(split, eval_split, settings.train_split, settings.eval_split)
     return split, eval_split
+
+
+def require_same_labels(split: Split, other: Split, name: str, other_name: str):
+    if split.label_names != other.label_names:
+        raise ValueError(f"{name} has the labels {split.label_names}, {other_name} {other.label_names}")
 
 
 def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> Split:
@@ -89,6 +92,8 @@ def prepare_run(settings, accelerator, model, processor, split, shares: Shares, 
     )
     if settings.compile:
         model.compile()
+    if accelerator.device.type == "cpu":
+        use_onednn(model)
     optimizer = build_optimizer(settings, model, fused=accelerator.device.type in ("cpu", "cuda"))
     prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding exchanges the parameters of both
     normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)

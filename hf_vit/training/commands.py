@@ -9,12 +9,9 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.utils.memory import should_reduce_batch_size
 
-from ..configuration_hf_vit import as_pair
 from . import models
 from .assembly import (
-    evaluation_batches,
     evaluator,
-    open_named,
     open_splits,
     prepare_output,
     prepare_run,
@@ -22,13 +19,22 @@ from .assembly import (
     start,
     train_transform,
 )
-from .data import EvalSamples, Shares, Split, train_loader
-from .evaluation import predict, score
+from .data import Shares, Split, train_loader
 from .loop import TrainingStopped, resume, train
 from .optimization import freeze_parameters
+from .protocols import classification, few_shot, linear_probe, nearest_neighbors, vtab
 from .recipes import SettingsError, dump, parse_settings
 from .reporting import card_data, write_curve, write_json
 from .settings import EvaluateSettings, FinetuneSettings, PretrainSettings
+
+PROTOCOLS = {
+    "accuracy": classification.evaluate,
+    "real": classification.evaluate_real,
+    "objectnet": classification.evaluate_objectnet,
+    "few_shot": few_shot.evaluate,
+    "linear_probe": linear_probe.evaluate,
+    "knn": nearest_neighbors.evaluate,
+}
 
 
 def finetune(argv: list[str] | None = None) -> dict:
@@ -37,7 +43,12 @@ def finetune(argv: list[str] | None = None) -> dict:
     if settings.print_config:
         return show(settings)
     accelerator = start(settings)
-    split, eval_split = open_splits(settings)
+    metrics = finetune_on(settings, accelerator, *open_splits(settings))
+    accelerator.end_training()
+    return metrics
+
+
+def finetune_on(settings: FinetuneSettings, accelerator: Accelerator, split: Split, eval_split: Split | None) -> dict:
     model, processor = models.load_for_finetuning(settings, split)
     if settings.lora_rank:
         model = models.add_adapters(model, settings)
@@ -54,7 +65,9 @@ def pretrain(argv: list[str] | None = None) -> dict:
     split, eval_split = open_splits(settings, needs_labels=settings.objective == "supervised")
     model, processor = models.build_for_pretraining(settings, split)
     freeze_parameters(model, settings.freeze)
-    return run(settings, accelerator, model, processor, split, eval_split)
+    metrics = run(settings, accelerator, model, processor, split, eval_split)
+    accelerator.end_training()
+    return metrics
 
 
 def run(settings, accelerator: Accelerator, model, processor, split: Split, eval_split: Split | None) -> dict:
@@ -100,29 +113,23 @@ def train_and_save(settings, accelerator, model, processor, split, eval_split, p
         write_json(output / "card_data.json", card_data(settings, metrics, accelerator))
         write_curve(state.history, output / "learning_curve.png")
     accelerator.wait_for_everyone()
-    accelerator.end_training()
     return metrics
 
 
 def evaluate(argv: list[str] | None = None) -> dict:
-    """Metrics of a saved classifier on a split."""
+    """Metrics of a saved model, by the protocol that the settings name."""
     settings = parse_settings(EvaluateSettings, argv)
     if settings.print_config:
         return show(settings)
-    assert settings.model
     accelerator = start(settings)
-    model, processor = models.load_for_evaluation(settings.model, settings.image_size)
-    split = models.align_labels(open_named(settings, settings.split), model.config)
-    samples = EvalSamples(split, processor, as_pair(model.config.image_size), model.config.num_channels)
-    loader, empty = evaluation_batches(settings, accelerator, samples)
-    if settings.compile:
-        model.compile()
-    prepared = accelerator.prepare_model(model, evaluation_mode=True)
-    real = json.loads(Path(settings.real_labels).read_text()) if settings.real_labels else None
-    metrics = score(predict(accelerator, prepared, loader, empty), real)
+    if settings.protocol == "vtab":
+        metrics = vtab.evaluate(settings, accelerator, finetune_on)
+    else:
+        metrics = PROTOCOLS[settings.protocol](settings, accelerator)
     if accelerator.is_main_process and settings.output_dir:
         Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
-        write_json(Path(settings.output_dir) / "metrics.json", metrics)
+        name = "metrics" if settings.protocol == "accuracy" else settings.protocol
+        write_json(Path(settings.output_dir) / f"{name}.json", metrics)
     accelerator.print(json.dumps(metrics, indent=2))
     accelerator.end_training()
     return metrics

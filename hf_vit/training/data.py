@@ -8,6 +8,7 @@ the data is the number of the step, on any number of processes and workers.
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import datasets
@@ -267,13 +268,23 @@ class EvalSamples(Dataset):
         image = decode(sample[self.split.image_column])
         if image is None:
             return {**self.padding(), "index": index}
-        pixels = self.processor(image, return_tensors="np")["pixel_values"][0]
-        return {"image": pixels, "label": self.split.label(sample), "valid": True, "index": index}
+        return {**self.pixels(image), "label": self.split.label(sample), "valid": True, "index": index}
+
+    def pixels(self, image: Image.Image) -> dict[str, Any]:
+        """What the processor makes of an image; with the preset "native", its patches and how they lie."""
+        entries = {name: values[0] for name, values in self.processor(image, return_tensors="np").items()}
+        return {"image": entries.pop("pixel_values"), **entries}
 
     def padding(self) -> dict[str, Any]:
         """A sample that is none: its index is -1."""
         label = np.zeros(self.split.num_labels, np.float32) if self.split.multi_label else -1
-        return {"image": np.zeros((self.channels, *self.size), np.float32), "label": label, "valid": False, "index": -1}
+        return {**self.nothing, "label": label, "valid": False, "index": -1}
+
+    @cached_property
+    def nothing(self) -> dict[str, Any]:
+        """A black image."""
+        height, width = self.size
+        return self.pixels(Image.new("RGB" if self.channels == 3 else "L", (width, height)))
 
 
 class EvalStream(IterableDataset):

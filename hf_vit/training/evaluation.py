@@ -1,6 +1,7 @@
 """Evaluation in which every sample counts exactly once, on any number of processes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,6 @@ def empty_batch(sample: dict[str, Any], batch_size: int) -> dict[str, torch.Tens
     return {name: torch.as_tensor(np.stack([value] * batch_size)) for name, value in sample.items()}
 
 
-@torch.no_grad()
 def predict(
     accelerator: Accelerator, model, loader: DataLoader, empty: dict[str, torch.Tensor], loss: str = "softmax"
 ) -> dict[str, Any]:
@@ -41,32 +41,50 @@ def predict(
         On every process, for the samples whose image could be read, in the order of the data set: "ranked" (number, 5)
         class numbers, best first, "label", "loss" and "index"; and "skipped", the number of unreadable images.
     """
+    return collect(accelerator, model, loader, empty, partial(scores, model, loss=loss))
+
+
+@torch.no_grad()
+def collect(
+    accelerator: Accelerator,
+    model,
+    loader: DataLoader,
+    empty: dict[str, torch.Tensor],
+    compute: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
+) -> dict[str, Any]:
+    """What `compute` makes of every sample, with "label", "index" and "skipped", as `predict` returns them.
+
+    Args:
+        compute: batch -> named tensors, one row per sample; it runs under autocast, with `model` in evaluation mode.
+    """
     was_training = model.training
     model.eval()
     rows: list[dict[str, torch.Tensor]] = []
     for batch in padded(loader, empty):
-        index = accelerator.gather_for_metrics(batch["index"].to(accelerator.device))
+        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+        index = accelerator.gather_for_metrics(batch["index"])
         if bool((index == PADDING).all()):
             break
-        results = scores(accelerator, model, batch, loss)
-        rows.append(
-            {name: accelerator.gather_for_metrics(values) for name, values in results.items()} | {"index": index}
-        )
+        with accelerator.autocast():
+            results = {**compute(batch), "label": batch["label"], "valid": batch["valid"]}
+        gathered = {name: accelerator.gather_for_metrics(values) for name, values in results.items()}
+        rows.append({name: tensor.cpu() for name, tensor in {**gathered, "index": index}.items()})
     model.train(was_training)
-    columns = {name: torch.cat([row[name] for row in rows]).cpu().numpy() for name in rows[0]} if rows else {}
-    return tidy(columns)
+    return tidy({name: torch.cat([row[name] for row in rows]).numpy() for name in rows[0]} if rows else {})
 
 
-def scores(accelerator: Accelerator, model, batch: dict[str, torch.Tensor], loss: str) -> dict[str, torch.Tensor]:
-    """Per-sample results of one batch on one process."""
-    batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-    with accelerator.autocast():
-        logits = model(pixel_values=batch["image"]).logits.float()
-    labels = batch["label"]
-    targets = make_targets(labels.clamp(min=0), logits.shape[1])
+def scores(model, batch: dict[str, torch.Tensor], loss: str) -> dict[str, torch.Tensor]:
+    """The best classes of each sample of one batch, and its loss."""
+    logits = model(**model_inputs(batch)).logits.float()
+    targets = make_targets(batch["label"].clamp(min=0), logits.shape[1])
     ranked = logits.topk(min(TOP_K, logits.shape[1])).indices
-    losses = cross_entropy(logits, targets, loss)
-    return {"ranked": ranked, "label": labels, "loss": losses, "valid": batch["valid"]}
+    return {"ranked": ranked, "loss": cross_entropy(logits, targets, loss)}
+
+
+def model_inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a model takes of a batch: the image and, where it came as patches, how they lie."""
+    patches = {name: batch[name] for name in ("pixel_attention_mask", "spatial_shapes") if name in batch}
+    return {"pixel_values": batch["image"], **patches}
 
 
 def tidy(columns: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -53,18 +53,34 @@ class MeanPerClassAccuracy(evaluate.Metric):
         return {"mean_per_class_accuracy": float(per_class.mean())}
 
 
-class RealAccuracy(evaluate.Metric):
-    """ImageNet ReaL accuracy (arXiv 2006.07159): the first prediction is one of the image's labels.
+class SetTopKAccuracy(evaluate.Metric):
+    """Share of samples that have one of their labels among the first k predictions, for each k.
 
-    Images without any label do not count.
+    Samples without any label do not count.
     """
 
-    def __init__(self, **kwargs):
+    def __init__(self, ks: tuple[int, ...] = (1, 5), **kwargs):
+        self.ks = ks
         super().__init__(keep_in_memory=True, **kwargs)
 
     def _info(self):
         return evaluate.MetricInfo(description=self.__doc__ or "", citation=CITATION, features=RANKED_SETS)
 
     def _compute(self, predictions, references):
-        hits = [ranked[0] in labels for ranked, labels in zip(predictions, references, strict=True) if len(labels)]
-        return {"real_accuracy": float(np.mean(hits)) if hits else 0.0, "real_images": len(hits)}
+        pairs = [(ranked, set(labels)) for ranked, labels in zip(predictions, references, strict=True) if len(labels)]
+        ks = [k for k in self.ks if pairs and k <= len(pairs[0][0])]
+        return {name_of(k): float(np.mean([not labels.isdisjoint(ranked[:k]) for ranked, labels in pairs])) for k in ks}
+
+
+class RealAccuracy(SetTopKAccuracy):
+    """ImageNet ReaL accuracy (arXiv 2006.07159): the first prediction is one of the image's labels.
+
+    Images without any label do not count.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(ks=(1,), **kwargs)
+
+    def _compute(self, predictions, references):
+        accuracy = super()._compute(predictions, references).get("accuracy", 0.0)
+        return {"real_accuracy": accuracy, "real_images": sum(len(labels) > 0 for labels in references)}

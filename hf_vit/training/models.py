@@ -1,19 +1,21 @@
 """The models that are trained: loaded with a new head, or built from a configuration; and their image processors."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, PreTrainedModel
 
 from ..auto import register_auto_classes
-from ..configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..configuration_hf_bit import HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
 from ..image_processing_hf_vit import HfViTImageProcessor
 from ..modeling_hf_bit import HfBiTForImageClassification
-from ..modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification
+from ..modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification, HfViTModel
 from ..modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
+from ..variants import config_of_variant
+from .checkpoints import checksum
 from .data import Split
 from .settings import FinetuneSettings, PretrainSettings, TrainingSettings
 
@@ -127,8 +129,8 @@ def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
     if settings.image_size is not None:
         fields["image_size"] = settings.image_size
     if settings.variant:
-        config_class = HfBiTConfig if settings.variant in BIT_VARIANTS else HfViTConfig
-        return config_class.from_variant(settings.variant, **fields | dropout_fields(settings, config_class))
+        config_class = type(config_of_variant(settings.variant))
+        return config_of_variant(settings.variant, **fields | dropout_fields(settings, config_class))
     config_class = HfViTHybridConfig if "stem_depths" in fields else HfBiTConfig if "depths" in fields else HfViTConfig
     return config_class(**fields | dropout_fields(settings, config_class))
 
@@ -146,6 +148,35 @@ def load_for_evaluation(name: str, image_size=None) -> tuple[PreTrainedModel, An
     if info["missing_keys"]:
         raise ValueError(f"{name} is no trained classifier: it lacks {', '.join(map(str, info['missing_keys']))}")
     return model, at_size(AutoImageProcessor.from_pretrained(name), model.config.image_size)
+
+
+def load_encoder(name: str, image_size=None) -> tuple[PreTrainedModel, Any]:
+    """A model without its head, and its image processor; nothing in it is random."""
+    register_auto_classes()
+    theirs = AutoConfig.from_pretrained(name).model_type in ("vit", "vit_mae")  # which lose their pooler in AutoModel
+    size = {} if image_size is None else {"image_size": image_size}
+    model, info = (HfViTModel if theirs else AutoModel).from_pretrained(name, output_loading_info=True, **size)
+    refuse_random_weights(info, name)
+    return model, at_size(AutoImageProcessor.from_pretrained(name), model.config.image_size)
+
+
+def identify(name: str) -> dict[str, Any]:
+    """What tells a model from another one: its name, and the sha256 of its weights where they are in a folder."""
+    digests = {file.name: checksum(file) for file in sorted(Path(name).glob("*.safetensors"))}
+    return {"weights": digests} if digests else {"name": name}
+
+
+def with_preset(processor, preset: str | None, config):
+    """The processor with another of our presets, at the size it has."""
+    if preset is None:
+        return processor
+    if not isinstance(processor, HfViTImageProcessor):
+        raise ValueError(f"preset is {preset}, which {type(processor).__name__} does not have")
+    if preset == "native" and getattr(config, "stride", 1) != 1:
+        raise ValueError("preset native cuts images into patches, and a ResNet takes whole images")
+    patches = {"patch_size": list(as_pair(config.patch_size))} if preset == "native" else {}
+    processor.update(preset=preset, **patches)
+    return processor
 
 
 def at_size(processor, image_size):

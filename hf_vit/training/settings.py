@@ -162,18 +162,58 @@ class PretrainSettings(TrainingSettings):
             raise ValueError("mixup_alpha and cutmix_alpha mix labels, which masked_patch_prediction does not use")
 
 
+Protocol = Literal["accuracy", "real", "objectnet", "few_shot", "linear_probe", "knn", "vtab"]
+
+
 @dataclass
 class EvaluateSettings(DataSettings):
-    """Evaluation of a saved classifier."""
+    """Evaluation of a saved model; `protocol` says how."""
 
     model: str | None = None
-    split: str = "test"
+    protocol: Protocol = "accuracy"
+    split: str | None = None  # by default test; of real validation; of objectnet train
+    preset: str | None = None  # of the image processor; by default the model's own
+    overwrite: bool = False  # do not take up features and results that output_dir has
+
     real_labels: str | None = None  # JSON list of lists of class numbers, one per image ("Are we done with ImageNet?")
+    objectnet_classes: str | None = None  # YAML or JSON: ObjectNet's folder -> class numbers; by default the 113
+
+    train_split: str = "train"  # of few_shot, linear_probe and knn
+    features: Literal["pre_logits", "class_token", "patch_mean"] = "pre_logits"  # what the head sees, or tokens
+    feature_layer: int | None = None  # features after so many layers; by default after all of them
+    shots: list[int] = field(default_factory=lambda: [1, 5, 10, 25])  # images per class
+    seeds: int = 3  # draws of them
+    l2_reg: list[float] = field(default_factory=lambda: [1024.0])  # of few_shot
+    probe_l2: list[float] = field(default_factory=lambda: [10.0**power for power in range(-6, 2)])
+    held_out: float = 0.2  # share of the training split that chooses among probe_l2
+    neighbors: list[int] = field(default_factory=lambda: [10, 20])
+    temperature: float = 0.07  # of the neighbours' votes
+
+    tasks: list[str] = field(default_factory=list)  # of vtab; by default all 19
+    finetune: dict[str, Any] = field(default_factory=dict)  # settings of fine-tuning, over those of the paper
+    keep_models: bool = False  # those that vtab fine-tunes
 
     def validate(self):
+        if self.protocol == "vtab" and self.dataset is None:
+            self.dataset = "hub"  # each task has a name there
         super().validate()
         if not self.model and not self.print_config:
             raise ValueError("no model: set --model to a Hub name or a folder")
+        if self.protocol == "vtab" and not self.output_dir and not self.print_config:
+            raise ValueError("no place for the results of the tasks: set --output_dir")
+        if self.protocol in ("few_shot", "linear_probe", "knn") and self.streaming:
+            raise ValueError(f"{self.protocol} chooses images by their number, which a stream does not have")
+        for name in ("shots", "l2_reg", "probe_l2", "neighbors"):
+            require_all_positive(self, name)
+        require_positive(self, "seeds", "temperature", "feature_layer", "held_out")
+        require_between(self, 0, 0.9, "held_out")
+
+
+def require_all_positive(settings, name: str):
+    """Raise ValueError when a list is empty or has an entry that is not above zero."""
+    values = getattr(settings, name)
+    if not values or min(values) <= 0:
+        raise ValueError(f"{name} is {values}; it must have entries, all above 0")
 
 
 def require_positive(settings, *names: str):

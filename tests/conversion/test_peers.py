@@ -127,6 +127,39 @@ def test_the_way_back_to_timm(tmp_path, name):
     assert arguments["qkv_bias"] == (name != "timm_no_embed_class.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({"label_names": [f"n{i}" for i in range(11)]}, {0: "n0", 10: "n10"}),
+        ({"pretrained_cfg": {"label_names": [f"n{i}" for i in range(11)]}}, {0: "n0", 10: "n10"}),
+        ({"label_names": {"0": "n0", "9": "n9"}}, {0: "n0", 9: "n9", 10: "LABEL_10"}),
+        (
+            {"label_names": [f"n{i}" for i in range(11)], "label_descriptions": {"n0": "tench, Tinca tinca"}},
+            {0: "tench, Tinca tinca", 1: "n1"},
+        ),
+    ],
+)
+def test_names_of_classes_come_along_and_go_back(tmp_path, stated, expected):
+    folder = tmp_path / "theirs"
+    shutil.copytree(PEERS / "timm_folder", folder)
+    config = json.loads((folder / "config.json").read_text())
+    stated = {**stated, "pretrained_cfg": {**config["pretrained_cfg"], **stated.get("pretrained_cfg", {})}}
+    (folder / "config.json").write_text(json.dumps({**config, **stated}))
+    model, _ = convert(folder, position_grid=(5, 9))
+    assert {index: model.config.id2label[index] for index in expected} == expected
+    export_timm(model, tmp_path / "back")
+    names = json.loads((tmp_path / "back" / "config.json").read_text())["label_names"]
+    assert names == list(model.config.id2label.values())
+
+
+def test_names_of_other_classes_are_refused(tmp_path):
+    shutil.copytree(PEERS / "timm_folder", tmp_path / "theirs")
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config | {"label_names": ["cat", "dog"]}))
+    with pytest.raises(ConversionError, match="2 labels are given, but the head has 11 classes"):
+        convert(tmp_path / "theirs", position_grid=(5, 9))
+
+
 def test_a_folder_for_timm_says_how_the_model_is_built(tmp_path):
     model, _ = convert_golden("timm_folder")
     save_folder(tmp_path / "ours", model, convert_golden("timm_folder")[1])

@@ -21,7 +21,7 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from hf_vit.conversion import sources
-from hf_vit.conversion.sources import Source, SourceError, fetch, sha256_of
+from hf_vit.conversion.sources import Source, SourceError, fetch, public_name, sha256_of
 
 BODY = random.Random(7).randbytes(300_007)
 
@@ -390,6 +390,19 @@ def test_addresses(location, address):
 def test_addresses_that_are_refused(location, message, tmp_path):
     with pytest.raises(SourceError, match=re.escape(message)):
         fetch(location, tmp_path)
+
+
+def test_public_names_tell_nothing_of_this_machine_or_of_keys(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("x.npz").touch()
+    for location, name in {
+        "https://me:word@host:1/a/x.npz?X-Signature=key#part": "https://host:1/a/x.npz",
+        "gs://bucket/a b?#%.npz": "gs://bucket/a b?#%.npz",
+        "owner/model": "owner/model",
+        str(tmp_path / "x.npz"): "x.npz",
+        "./x.npz": "x.npz",
+    }.items():
+        assert public_name(Source(location, tmp_path / "x.npz")) == name
 
 
 def test_local_files_and_folders(tmp_path, monkeypatch):

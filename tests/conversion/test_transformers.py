@@ -245,6 +245,16 @@ def test_hybrids_convert(tmp_path):
     assert (processor.resample, processor.size, processor.crop_size["height"]) == (3, {"shortest_edge": 40}, 224)
 
 
+def test_hybrids_are_exported_without_converting_them_first(tmp_path):
+    theirs = UpstreamHybrid()
+    theirs.save(tmp_path / "theirs")
+    model = load_model(tmp_path / "theirs")
+    assert type(model) is HfViTHybridForImageClassification
+    assert main(["export", str(tmp_path / "theirs"), str(tmp_path / "hybrid.pt2"), "--to", "torch-export"]) == 0
+    program = torch.export.load(tmp_path / "hybrid.pt2").module()
+    assert_close(program(HYBRID_PIXELS), run(theirs, HYBRID_PIXELS))
+
+
 def test_bare_hybrids_load_directly(tmp_path):
     theirs = UpstreamHybrid()
     theirs.save(tmp_path / "hybrid", with_head=False)
@@ -291,6 +301,33 @@ def test_folders_convert_with_their_processor(tmp_path):
     _, processor = convert(tmp_path, image_size=24)
     assert processor(np.zeros((50, 70, 3), np.uint8)).pixel_values[0].shape == (3, 24, 24)
     assert model.config.id2label == {index: f"LABEL_{index}" for index in range(11)}
+
+
+def test_what_is_written_names_no_folder_of_this_machine(tmp_path):
+    source = tmp_path / "private" / "theirs"
+    their_model("ViTForImageClassification").save_pretrained(source)
+    model, processor = convert(source)
+    save_folder(tmp_path / "out", model, processor)
+    assert json.loads((tmp_path / "out" / "conversion.json").read_text())["source"] == "theirs"
+    for file in (tmp_path / "out").glob("*.json"):
+        assert "private" not in file.read_text(), file
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("ViTForImageClassification", HfViTForImageClassification), ("ViTModel", HfViTModel)]
+)
+def test_folders_are_exported_without_converting_them_first(tmp_path, name, ours):
+    theirs = their_model(name)
+    theirs.save_pretrained(tmp_path / "theirs")
+    transformers.ViTImageProcessor(size=20, image_std=[0.2, 0.3, 0.4]).save_pretrained(tmp_path / "theirs")
+    model = load_model(tmp_path / "theirs")
+    assert type(model) is ours
+    assert_close(run(model, PIXELS)[0], run(theirs, PIXELS)[0])
+    assert main(["export", str(tmp_path / "theirs"), str(tmp_path / "onwards"), "--to", "transformers"]) == 0
+    again = type(theirs).from_pretrained(tmp_path / "onwards")
+    assert_close(run(again, PIXELS)[0], run(theirs, PIXELS)[0])
+    stored = json.loads((tmp_path / "onwards" / "preprocessor_config.json").read_text())
+    assert stored["image_std"] == [0.2, 0.3, 0.4]
 
 
 def change_weights(folder, drop=(), **changes):
@@ -387,3 +424,24 @@ def test_nothing_is_overwritten_unasked(tmp_path):
         export_transformers(model, tmp_path / "out")
     export_transformers(model, tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_a_name_on_the_hub_converts(hub, client, tmp_path):
+    theirs = their_model("ViTForImageClassification", id2label={i: f"kind {i}" for i in range(11)})
+    theirs.save_pretrained(tmp_path / "theirs")
+    code = f"""
+        from huggingface_hub import HfApi
+        HfApi().create_repo("alice/their-vit", private=True)
+        HfApi().upload_folder(repo_id="alice/their-vit", folder_path={str(tmp_path / "theirs")!r})
+    """
+    client(code)
+    output = client(["convert", "alice/their-vit", tmp_path / "ours"])
+    assert "read as transformers from alice/their-vit (sha256" in output
+    ours = load_model(tmp_path / "ours")
+    assert_close(run(ours, PIXELS).logits, run(theirs, PIXELS).logits)
+    assert ours.config.id2label[10] == "kind 10"
+    client(["export", "alice/their-vit", tmp_path / "their.safetensors", "--to", "timm"])
+    arrays = load_file(tmp_path / "their.safetensors")
+    assert torch.equal(arrays["head.weight"], theirs.classifier.weight)
+    error = client(["convert", "alice/their-vit", tmp_path / "hidden"], token="hf_bob", status=2)
+    assert error.startswith("hf-vit convert: alice/their-vit is no file or folder here, and cannot be had from the Hub")

@@ -48,6 +48,19 @@ def test_every_sample_is_counted_once(runs):
     assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)
 
 
+def test_few_shots_are_the_same(runs, tmp_path):
+    """Each process computes the features of its images, and all of them solve the same equations."""
+    settings = {"model": runs[0], "dataset": "digits", "protocol": "few_shot", "train_split": "train[:301]"}
+    settings |= {"split": "test[:103]", "shots": "3,7", "seeds": 2}
+    two = launch("evaluate", 2, **settings, num_processes=2, eval_batch_size=16, output_dir=tmp_path)
+    one = launch("evaluate", **settings, eval_batch_size=29)
+    two, one = (json.loads(result.stdout) for result in (two, one))
+    assert two["samples"] == one["samples"] == 103
+    for left, right in zip(two["few_shot"], one["few_shot"], strict=True):
+        assert left["accuracy_of_seeds"] == pytest.approx(right["accuracy_of_seeds"], abs=0.011)  # one image
+    assert two["few_shot"][1]["accuracy"] > 0.3  # chance is 0.1
+
+
 def test_another_number_of_processes_than_asked_for_is_refused(tmp_path):
     done = launch("pretrain", check=False, output_dir=tmp_path / "out", **DIGITS, num_processes=2)
     assert done.returncode == 2

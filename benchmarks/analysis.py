@@ -1,0 +1,44 @@
+"""Memory and time of the attention distance of a ViT-B/16 over 128 images of 224 pixels, above the model's own memory.
+
+python benchmarks/analysis.py [--images 128] [--image-size 224]
+"""
+
+import argparse
+import os
+import resource
+import time
+from pathlib import Path
+
+import torch
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, analysis
+
+
+def memory() -> float:
+    """What this process has now, in GB; on Linux."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
+
+
+def most_memory() -> float:
+    """The most that it has had, in GB; Linux counts it in KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=128)
+    parser.add_argument("--image-size", type=int, default=224)
+    arguments = parser.parse_args()
+    model = HfViTForImageClassification(HfViTConfig.from_variant("B/16", image_size=arguments.image_size)).eval()
+    pixel_values = torch.rand(arguments.images, 3, arguments.image_size, arguments.image_size)
+    before, start = memory(), time.perf_counter()
+    analysis.attention_distance(model, pixel_values, progress=True)
+    seconds = time.perf_counter() - start
+    print(
+        f"{arguments.images} images of {arguments.image_size} pixels, {torch.get_num_threads()} threads: at most "
+        f"{most_memory() - before:.2f} GB above the {before:.2f} GB with model and images, {seconds:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

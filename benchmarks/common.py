@@ -1,0 +1,292 @@
+"""What the benchmarks share: taking turns, processes of their own, what the figures were measured on, where they go.
+
+A benchmark is a program that starts itself again, in a process of its own, for everything it measures. That process
+prints its result as one line of JSON; the first one, which loads nothing, gathers the lines.
+"""
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+RESULTS_PAGE = HERE / "RESULTS.md"
+PACKAGES = "hf_vit torch transformers timm torchvision vit-pytorch jax flax numpy".split()
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")
+
+Turns = dict[str, list[float]]  # seconds of each contestant, in every round
+
+
+# Time
+
+
+def take_turns(
+    contestants: Mapping[str, Callable[[], object]],
+    seconds: float = 0,
+    least: int = 7,
+    most: int = 200,
+    warm_up: int = 2,
+) -> Turns:
+    """Call the contestants in turn, A B C A B C ..., so that whatever else the machine does hits all of them alike.
+
+    Args:
+        seconds: to go on for; at least `least` and at most `most` rounds are made.
+        warm_up: rounds before those that count.
+    """
+    for _ in range(warm_up):
+        for contestant in contestants.values():
+            contestant()
+    turns: Turns = {name: [] for name in contestants}
+    end = time.perf_counter() + seconds
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(max(least, most)):
+            if number >= least and time.perf_counter() > end:
+                break
+            for name, contestant in contestants.items():
+                turns[name].append(seconds_of(contestant))
+    finally:
+        gc.enable()
+    return turns
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def quartiles(values: list[float]) -> list[float]:
+    """The first, the median and the third."""
+    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+
+
+def speed_up(turns: Turns, ours: str, theirs: str) -> dict:
+    """How many times as fast `ours` is: the ratio of the medians, and the quartiles of the ratios within each round."""
+    pairs = [their / our for our, their in zip(turns[ours], turns[theirs], strict=True)]
+    ratio = statistics.median(turns[theirs]) / statistics.median(turns[ours])
+    return {"against": theirs, "ratio": ratio, "pair_quartiles": quartiles(pairs)}
+
+
+def fastest(turns: Turns, among) -> str | None:
+    """The one of them with the lowest median; None where none of them took part."""
+    present = [name for name in among if name in turns]
+    return min(present, key=lambda name: statistics.median(turns[name]), default=None)
+
+
+class Aim(NamedTuple):
+    """`ours` is to be `ratio` times as fast as the fastest of `against`."""
+
+    ours: str
+    against: tuple[str, ...]
+    ratio: float
+
+
+def aims_table(measured: Iterable[tuple[str, Turns, list[Aim]]]) -> str:
+    """Markdown, of (name of the work, turns, aims); an aim whose contestants did not take part is left out."""
+    rows = []
+    for name, turns, aims in measured:
+        for ours, against, ratio in aims:
+            peer = fastest(turns, against)
+            if peer is not None and ours in turns:
+                rows.append([name, ours, peer, ratio_text(speed_up(turns, ours, peer)), f"{ratio:g}"])
+    return table(["work", "of ours", "fastest peer", "times as fast (quartiles)", "aim"], rows)
+
+
+def ratio_text(speed_up: dict) -> str:
+    low, _, high = speed_up["pair_quartiles"]
+    return f"{speed_up['ratio']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def milliseconds_text(seconds: list[float]) -> str:
+    low, median, high = (1000 * value for value in quartiles(seconds))
+    return f"{median:.1f} ({low:.1f} to {high:.1f})"
+
+
+# Memory, and processes of their own
+
+
+def peak_mib() -> float:
+    """The most memory that this process has had resident so far. Not `ru_maxrss` where there is better: on Linux, that
+    of a new process begins with the memory of the one that started it."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return int(status.split("VmHWM:")[1].split()[0]) / 2**10
+
+
+def memory_text(measured: dict | None) -> str:
+    """Of what a process has measured: the peak, and how much of it came after the imports."""
+    if measured is None:
+        return ""
+    return f"{measured['peak_mib']:.0f} ({measured['peak_mib'] - measured['imports_mib']:.0f})"
+
+
+class Failed(Exception):
+    """A process ended without a result; the message is the last line that it wrote."""
+
+
+def run_apart(program: str | Path, *arguments: object) -> dict:
+    """Run a Python program, and read the last line that it prints as JSON."""
+    command = [sys.executable, str(program), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    if done.returncode:
+        raise Failed((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def report_progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# The machine
+
+
+def use_threads(count: int) -> None:
+    """As many threads and processors for everybody: JAX takes all processors that its process may use.
+
+    Call it before torch and JAX are imported.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+
+
+def processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def silence_torchvision() -> None:
+    """A torchvision built for CUDA imports beside a CPU torch without its registrations of compiled operators.
+
+    Call it before transformers is imported, which takes a torchvision that is installed for one that works.
+    """
+    for name in ("_meta_registrations", "_autograd_registrations"):
+        sys.modules.setdefault(f"torchvision.{name}", types.ModuleType(name))
+
+
+def describe_machine() -> dict:
+    """What a figure depends on: figures with another of these are not put beside each other."""
+    import torch
+
+    name, flags = _processor()
+    return {
+        "processor": name,
+        "flags": [flag for flag in CPU_FLAGS if flag in flags],
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": dict(filter(lambda item: item[1], ((package, _version(package)) for package in PACKAGES))),
+        "torch": [line.strip() for line in torch.__config__.parallel_info().splitlines() if line.strip()],
+    }
+
+
+def _processor() -> tuple[str, set[str]]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine(), set()
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return facts.get("model name", platform.machine()), set(facts.get("flags", facts.get("Features", "")).split())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def stamp() -> dict:
+    """When and on what: part of every result."""
+    return {"date": date.today().isoformat(), "load": os.getloadavg()[0], "machine": describe_machine()}
+
+
+def machine_as_markdown(results: dict[str, dict]) -> str:
+    """One paragraph about what all results were measured on."""
+    machine = next(iter(results.values()))["machine"]
+    dates = sorted({result["date"] for result in results.values()})
+    loads = [result["load"] for result in results.values()]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if name != "hf_vit")
+    return (
+        f"Measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))} on {machine['processor']} "
+        f"({', '.join(machine['flags']) or 'no vector flags known'}), {machine['threads']} threads, load at the start "
+        f"{min(loads):.1f} to {max(loads):.1f}; Python {machine['python']}, {versions}."
+    )
+
+
+# Where results go
+
+
+def parser_of(description: str, **defaults: object) -> argparse.ArgumentParser:
+    """With the arguments that every benchmark has."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--threads", type=int, default=processors(), help="and processors (default: all)")
+    parser.add_argument("--write", action="store_true", help="keep the figures in benchmarks/results and RESULTS.md")
+    parser.set_defaults(**defaults)
+    return parser
+
+
+def publish(
+    name: str,
+    measured: Iterable[tuple[str, dict]],
+    as_markdown: Callable[[dict[str, dict]], str],
+    write: bool,
+    page: Path = RESULTS_PAGE,
+) -> None:
+    """Print results, when all are measured; with `write`, put each beside those already kept as soon as it is there,
+    and update the section of the page at the end.
+
+    Args:
+        measured: (name of the work, result) as they come.
+    """
+    results: dict[str, dict] = {}
+    for work, result in measured:
+        results[work] = result
+        if write:
+            results = keep(HERE / "results" / f"{name}.json", {work: result})
+    markdown = as_markdown(results) if results else "Nothing was measured."
+    print(markdown)
+    if write and results:
+        update_section(page, name, markdown)
+
+
+def keep(path: Path, results: dict[str, dict]) -> dict[str, dict]:
+    """Add results to a file; those measured on another machine, or with other versions, go."""
+    machine = next(iter(results.values()))["machine"]
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    kept = {name: result for name, result in kept.items() if result["machine"] == machine} | results
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(kept, indent=1) + "\n")
+    return kept
+
+
+def update_section(page: Path, name: str, text: str) -> None:
+    """Replace what stands between the two marks of a section, which a person has put where it belongs."""
+    begin, end = f"<!-- {name}: made by the benchmark -->", f"<!-- end of {name} -->"
+    before, begins, rest = page.read_text().partition(begin)
+    _, ends, after = rest.partition(end)
+    if not begins or not ends:
+        raise SystemExit(f"{page} has no section between {begin} and {end}")
+    page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}")
+
+
+def table(columns: list[str], rows: list[list[str]]) -> str:
+    """Markdown; all columns but the first are aligned to the right."""
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

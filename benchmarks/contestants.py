@@ -1,0 +1,160 @@
+"""The models that compete: one set of random weights, in every library that can hold it.
+
+Nothing here is timed. `make_checkpoints` writes the weights once, as each library reads them; every `load_...` is given
+that folder and returns a model that maps images (batch, 3, height, width) to logits, or to an object that has them.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+VIT_PYTORCH_NOTE = "its own random weights: it has two LayerNorms more in front, and no biases of query, key and value"
+
+
+def config_of(variant: str, image_size: int):
+    """A released variant with 1,000 classes. A hybrid gets the numbers of timm, which cannot have the original's."""
+    from hf_vit import HfViTConfig
+
+    numbers: dict[str, Any] = {}
+    if variant.startswith("R"):
+        numbers = {
+            "group_norm_eps": 1e-5,
+            "weight_standardization_eps": 1e-8,
+            "weight_standardization_form": "variance",
+        }
+    return HfViTConfig.from_variant(variant, image_size=image_size, num_labels=1000, **numbers)
+
+
+def make_checkpoints(config, folder: Path) -> None:
+    """Random weights, none of them zero or one, so that a weight in the wrong place shows in the logits."""
+    from transformers import AutoModelForImageClassification
+
+    import hf_vit
+    from hf_vit.conversion import ConversionError, export_jax, export_timm, export_transformers
+
+    torch.manual_seed(0)
+    model = AutoModelForImageClassification.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.02)
+    assert isinstance(model, hf_vit.HfViTForImageClassification)
+    model.save_pretrained(folder / "hf_vit")
+    exports = {"timm": export_timm, "transformers": export_transformers, "jax.npz": export_jax,
+               "torchvision.pth": export_torchvision}  # fmt: skip
+    for name, export in exports.items():
+        with contextlib.suppress(ConversionError):  # it has no such model; whoever loads it says so
+            export(model, folder / name)
+
+
+def export_torchvision(model, path: Path) -> None:
+    from hf_vit.conversion import ConversionError
+    from hf_vit.conversion.building import rules_for_model
+    from hf_vit.conversion.rules import to_theirs
+    from hf_vit.conversion.torchvision_layout import rules_for
+
+    if model.config.model_type != "hf_vit":
+        raise ConversionError("torchvision has no hybrids")
+    torch.save(to_theirs(model.state_dict(), rules_for_model(model, rules_for(model.config, has_head=True))), path)
+
+
+class NotThere(Exception):
+    """A contestant cannot take part, and why."""
+
+
+def existing(path: Path) -> Path:
+    if not path.exists():
+        raise NotThere("it has no such model")
+    return path
+
+
+def load_hf_vit(folder: Path, dtype: torch.dtype, **settings) -> nn.Module:
+    from transformers import AutoModelForImageClassification
+
+    import hf_vit  # noqa: F401 - registers the Auto classes
+
+    return AutoModelForImageClassification.from_pretrained(folder / "hf_vit", dtype=dtype, **settings)
+
+
+def load_transformers(folder: Path, dtype: torch.dtype, **settings) -> nn.Module:
+    from transformers import ViTForImageClassification
+
+    return ViTForImageClassification.from_pretrained(existing(folder / "transformers"), dtype=dtype, **settings)
+
+
+def load_timm(folder: Path, dtype: torch.dtype) -> nn.Module:
+    import timm
+
+    return timm.create_model(f"local-dir:{existing(folder / 'timm')}", pretrained=True).to(dtype)
+
+
+def load_torchvision(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """With its exact GELU; see `as_original`."""
+    weights = torch.load(existing(folder / "torchvision.pth"))
+    from torchvision.models import VisionTransformer
+
+    sizes = sizes_of(folder)
+    model = VisionTransformer(
+        sizes["image_size"],
+        sizes["patch_size"],
+        sizes["num_hidden_layers"],
+        sizes["num_attention_heads"],
+        sizes["hidden_size"],
+        sizes["intermediate_size"],
+        num_classes=len(sizes["id2label"]),
+    )
+    model.load_state_dict(weights)
+    return model.to(dtype)
+
+
+def load_vit_pytorch(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """Of the same sizes, with weights of its own."""
+    from vit_pytorch import ViT
+
+    sizes = sizes_of(folder)
+    if sizes["model_type"] != "hf_vit":
+        raise NotThere("it has no such model")
+    return ViT(
+        image_size=sizes["image_size"],
+        patch_size=sizes["patch_size"],
+        num_classes=len(sizes["id2label"]),
+        dim=sizes["hidden_size"],
+        depth=sizes["num_hidden_layers"],
+        heads=sizes["num_attention_heads"],
+        mlp_dim=sizes["intermediate_size"],
+        dim_head=sizes["hidden_size"] // sizes["num_attention_heads"],
+    ).to(dtype)
+
+
+LOADERS: dict[str, Callable[..., nn.Module]] = {
+    "hf_vit": load_hf_vit,
+    "transformers": load_transformers,
+    "timm": load_timm,
+    "torchvision": load_torchvision,
+    "vit-pytorch": load_vit_pytorch,
+}
+
+
+def sizes_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "hf_vit" / "config.json").read_text())
+
+
+@contextlib.contextmanager
+def as_original(model: nn.Module) -> Iterator[None]:
+    """With the GELU of the original, which torchvision has no setting for: for comparing outputs, never for timing."""
+    exact = [module for module in model.modules() if isinstance(module, nn.GELU) and module.approximate == "none"]
+    for module in exact:
+        module.approximate = "tanh"
+    try:
+        yield
+    finally:
+        for module in exact:
+            module.approximate = "none"
+
+
+def logits_of(output) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else output.logits

@@ -1,0 +1,300 @@
+"""What a forward must cost at least, on paper and on this machine, and how far the models are from it.
+
+    python benchmarks/floor.py [--paper] [--variants B/16 ...] [--sizes 224 ...] [--dtypes float32 ...] [--write]
+
+On paper: multiply-adds and bytes of each part, from the sizes of the model. On this machine: the best rate of a matrix
+product, through any library that torch brings and at any of the large shapes tried; the floor is the multiply-adds at
+that rate, as if all else were free. Then the time of a forward after `optimize_for_inference`, over the floor. The last
+column is what memory alone would take if nothing stayed in a cache between two parts.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import common
+from common import Failed, report_progress, run_apart
+
+README = common.HERE / "README.md"
+VARIANTS = ("Ti/16", "S/16", "B/16", "L/16", "R50+B/16")
+SIZES = (224, 384, 512)
+DTYPES = ("float32", "bfloat16")
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+AIMS = {"float32": 1.15, "bfloat16": 1.3}
+# rows, inputs and outputs of the products whose rate is measured; the last two are the MLP of B/16 for 32 images
+SHAPES = ((2048, 2048, 2048), (4096, 4096, 4096), (6304, 768, 3072), (6304, 3072, 768))
+COPIED_BYTES = 2**29
+
+
+# On paper
+
+
+class Part(NamedTuple):
+    """What a part costs.
+
+    multiply_adds: for one image.
+    weights: numbers, read once for a batch.
+    activations: numbers read and written for one image, if each step is done in one pass, with additions and activation
+        functions inside the products, and attention probabilities that never leave the processor.
+    """
+
+    name: str
+    multiply_adds: int
+    weights: int
+    activations: int
+
+
+def cost(config) -> list[Part]:
+    """The parts of a classifier of the original family, with as much of the last layer as the logits need.
+
+    Args:
+        config: an `HfViTConfig` or `HfViTHybridConfig`.
+    """
+    found: dict[str, Part] = {}
+    for name, *numbers in (*stem(config), *patches(config), *encoder(config), *head(config)):
+        before = found.get(name, Part(name, 0, 0, 0))
+        found[name] = Part(name, *(old + new for old, new in zip(before[1:], numbers, strict=True)))
+    return list(found.values())
+
+
+def stem(config) -> Iterator[Part]:
+    """The ResNet of a hybrid: convolutions, each with a GroupNorm that reads and writes what it wrote."""
+    if config.model_type != "hf_vit_hybrid":
+        return
+    size = [pixels(side, 2) for side in as_pair(config.image_size)]
+    before = math.prod(as_pair(config.image_size))
+    yield convolution(7, config.num_channels, config.stem_width, before, math.prod(size))
+    pooled = [pixels(side, 2) for side in size]
+    yield Part("stem", 0, 0, config.stem_width * (math.prod(size) + math.prod(pooled)))
+    size, channels_in = pooled, config.stem_width
+    for stage, depth in enumerate(config.stem_depths):
+        channels = config.stem_width * 2**stage
+        for unit in range(depth):
+            before = math.prod(size)
+            if stage and not unit:
+                size = [pixels(side, 2) for side in size]
+            after = math.prod(size)
+            yield convolution(1, channels_in, channels, before, before)
+            yield convolution(3, channels, channels, before, after)
+            yield convolution(1, channels, 4 * channels, after, after)
+            if not unit:
+                yield convolution(1, channels_in, 4 * channels, before, after)
+            channels_in = 4 * channels
+
+
+def convolution(kernel: int, channels_in: int, channels_out: int, before: int, after: int) -> Part:
+    weights = kernel**2 * channels_in * channels_out
+    return Part("stem", after * weights, weights + 2 * channels_out, before * channels_in + 3 * after * channels_out)
+
+
+def patches(config) -> Iterator[Part]:
+    hidden, count = config.hidden_size, math.prod(config.grid_size)
+    values = map_channels(config) * math.prod(as_pair(config.patch_size))
+    tokens = count + config.num_prefix_tokens
+    weights = (values + 1 + config.num_prefix_tokens + tokens) * hidden
+    yield Part("patches", count * values * hidden, weights, count * values + tokens * hidden)
+
+
+def encoder(config) -> Iterator[Part]:
+    tokens = math.prod(config.grid_size) + config.num_prefix_tokens
+    for index in range(config.num_hidden_layers):
+        needs_one = config.pooling == "cls" and index == config.num_hidden_layers - 1
+        yield from layer(config.hidden_size, config.intermediate_size, tokens, 1 if needs_one else tokens)
+    yield Part("norms", 0, 2 * config.hidden_size, 2 * (1 if config.pooling == "cls" else tokens) * config.hidden_size)
+
+
+def layer(hidden: int, mlp: int, tokens: int, queries: int) -> Iterator[Part]:
+    """One encoder layer that computes the first `queries` tokens."""
+    yield Part("norms", 0, 4 * hidden, 2 * (tokens + queries) * hidden)
+    rows = queries + 2 * tokens
+    yield Part("q, k, v", rows * hidden**2, 3 * (hidden + 1) * hidden, (rows + tokens) * hidden)
+    yield Part("attention", 2 * queries * tokens * hidden, 0, 2 * (queries + tokens) * hidden)
+    yield Part("projection", queries * hidden**2, (hidden + 1) * hidden, 3 * queries * hidden)
+    weights = 2 * hidden * mlp + hidden + mlp
+    yield Part("MLP", 2 * queries * hidden * mlp, weights, queries * (3 * hidden + 2 * mlp))
+
+
+def head(config) -> Iterator[Part]:
+    hidden, labels = config.hidden_size, config.num_labels
+    yield Part("head", hidden * labels, (hidden + 1) * labels, hidden + labels)
+
+
+def pixels(side: int, stride: int) -> int:
+    return -(-side // stride)
+
+
+def as_pair(size) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def map_channels(config) -> int:
+    """Channels of what is cut into patches."""
+    if config.model_type != "hf_vit_hybrid":
+        return config.num_channels
+    return 4 * config.stem_width * 2 ** (len(config.stem_depths) - 1) if config.stem_depths else config.stem_width
+
+
+# The first process
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parse_arguments(argv)
+    common.silence_torchvision()
+    if options.apart:
+        common.use_threads(options.threads)
+        print(json.dumps(globals()[options.apart](options)))
+        return
+    paper = paper_as_markdown()
+    print(paper)
+    if options.write:
+        common.update_section(README, "cost", paper)
+    if not options.paper:
+        common.publish("floor", measure_all(options), as_markdown, options.write, README)
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = common.parser_of(__doc__)
+    parser.add_argument("--paper", action="store_true", help="measure nothing")
+    parser.add_argument("--variants", nargs="+", default=VARIANTS)
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
+    parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
+    parser.add_argument("--batch_size", type=int, default=4, help="images at a time (default 4)")
+    parser.add_argument("--seconds", type=float, default=10, help="for each model and size (default 10)")
+    parser.add_argument("--least", type=int, default=5, help="rounds, however long they take (default 5)")
+    parser.add_argument("--apart", choices=["measure_rates", "time_model"], help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def measure_all(options) -> Iterator[tuple[str, dict]]:
+    shared = ["--threads", options.threads, "--seconds", options.seconds, "--least", options.least]
+    for dtype in options.dtypes:
+        report_progress(f"rates {dtype}")
+        yield f"rates {dtype}", run_apart(__file__, "--apart", "measure_rates", "--dtypes", dtype, *shared)
+        for variant in options.variants:
+            for size in options.sizes:
+                work = ["--variants", variant, "--sizes", size, "--dtypes", dtype, "--batch_size", options.batch_size]
+                report_progress(name := f"{variant} {size} {dtype} x{options.batch_size}")
+                try:
+                    yield name, run_apart(__file__, "--apart", "time_model", *work, *shared)
+                except Failed as error:
+                    report_progress(f"{name} failed: {error}")
+
+
+# The processes apart
+
+
+def measure_rates(options) -> dict:
+    """The best of all rounds: multiply-adds per second of each product, and bytes per second of a copy, there and
+    back."""
+    import torch
+
+    products = {}
+    with torch.inference_mode():
+        for rows, inputs, outputs in SHAPES:
+            work = products_of(rows, inputs, outputs, getattr(torch, options.dtypes[0]))
+            turns = common.take_turns(work, options.seconds / len(SHAPES), options.least)
+            for library, seconds in turns.items():
+                products[f"{library} {rows} x {inputs} x {outputs}"] = rows * inputs * outputs / min(seconds)
+        source = torch.ones(COPIED_BYTES // 4)
+        target = torch.empty_like(source)
+        copies = common.take_turns({"copy": lambda: target.copy_(source)}, least=10, most=10)["copy"]
+    return {**common.stamp(), "multiply_adds_per_second": products, "bytes_per_second": 2 * COPIED_BYTES / min(copies)}
+
+
+def products_of(rows: int, inputs: int, outputs: int, dtype) -> dict:
+    """The same product through whatever torch chooses, and through oneDNN with a weight packed for it."""
+    import torch
+    from torch import nn
+
+    from hf_vit.inference import PackedLinear, has_onednn
+
+    tokens, linear = torch.rand(rows, inputs, dtype=dtype), nn.Linear(inputs, outputs, bias=False, dtype=dtype)
+    work = {"torch": lambda: linear(tokens)}
+    if has_onednn():
+        packed = PackedLinear(linear)
+        work["oneDNN, packed"] = lambda: packed(tokens)
+    return work
+
+
+def time_model(options) -> dict:
+    import torch
+    from transformers import AutoModelForImageClassification
+
+    import hf_vit
+
+    (variant,), (size,), (dtype,) = options.variants, options.sizes, options.dtypes
+    config = hf_vit.HfViTConfig.from_variant(variant, image_size=size, num_labels=1000)
+    model = AutoModelForImageClassification.from_config(config, dtype=getattr(torch, dtype))
+    model.optimize_for_inference(batch_size=options.batch_size)
+    images = torch.rand(options.batch_size, 3, size, size).to(model.dtype)
+    with torch.inference_mode():
+        turns = common.take_turns({"hf_vit optimised": lambda: model(images)}, options.seconds, options.least)
+    work = {"variant": variant, "size": size, "dtype": dtype, "batch_size": options.batch_size}
+    return {**common.stamp(), **work, "turns": turns, "parts": [part._asdict() for part in cost(config)]}
+
+
+# Markdown
+
+
+def paper_as_markdown() -> str:
+    from hf_vit import HfViTConfig
+
+    names = ("stem", "patches", "q, k, v", "attention", "projection", "MLP", "norms", "head")
+    multiply_adds, megabytes = [], []
+    for variant in VARIANTS:
+        for size in SIZES:
+            config = HfViTConfig.from_variant(variant, image_size=size, num_labels=1000)
+            parts = {part.name: part for part in cost(config)}
+            present = [parts.get(name, Part(name, 0, 0, 0)) for name in names]
+            numbers = [part.multiply_adds / 1e6 for part in present]
+            multiply_adds.append([f"{variant}, {size}", *map(as_number, numbers), f"**{sum(numbers):,.0f}**"])
+            numbers = [4e-6 * part.activations for part in present]
+            weights = 4e-6 * sum(part.weights for part in present)
+            row = [f"{variant}, {size}", *map(as_number, numbers), f"**{sum(numbers):,.0f}**", f"{weights:,.0f}"]
+            megabytes.append(row)
+    return (
+        f"Multiply-adds of one image, in millions:\n\n{common.table(['', *names, 'all'], multiply_adds)}\n\n"
+        "Megabytes of activations that one image reads and writes in float32, half of it in bfloat16; and of weights, "
+        f"which are read once for a batch:\n\n{common.table(['', *names, 'all', 'weights'], megabytes)}"
+    )
+
+
+def as_number(value: float) -> str:
+    return f"{value:,.1f}" if value else ""
+
+
+def as_markdown(results: dict[str, dict]) -> str:
+    sections = [common.machine_as_markdown(results)]
+    for dtype in DTYPES:
+        if (rates := results.get(f"rates {dtype}")) is None:
+            continue
+        best = max(rates["multiply_adds_per_second"], key=rates["multiply_adds_per_second"].get)
+        rate, bandwidth = rates["multiply_adds_per_second"][best], rates["bytes_per_second"]
+        sections.append(
+            f"**{dtype}**: at best {2e-9 * rate:.0f} GFLOP/s ({best}; a multiply-add counts twice), memory "
+            f"{1e-9 * bandwidth:.1f} GB/s (a copy of {COPIED_BYTES >> 20} MiB, read and written). The aim is "
+            f"{AIMS[dtype]:g} of the floor."
+        )
+        rows = [floor_row(name, result, rate, bandwidth) for name, result in results.items()
+                if result.get("dtype") == dtype]  # fmt: skip
+        columns = ["", "floor, ms", "measured, ms", "of the floor", "GFLOP/s", "memory alone, ms"]
+        sections.append(common.table(columns, rows))
+    return "\n\n".join(sections)
+
+
+def floor_row(name: str, result: dict, rate: float, bandwidth: float) -> list[str]:
+    parts, batch = [Part(**part) for part in result["parts"]], result["batch_size"]
+    multiply_adds = batch * sum(part.multiply_adds for part in parts)
+    floor, measured = multiply_adds / rate, statistics.median(result["turns"]["hf_vit optimised"])
+    numbers = sum(part.weights + batch * part.activations for part in parts)
+    memory = numbers * ITEM_BYTES[result["dtype"]] / bandwidth
+    figures = [f"{1000 * floor:.1f}", f"{1000 * measured:.1f}", f"{measured / floor:.2f}"]
+    return [name, *figures, f"{2e-9 * multiply_adds / measured:.0f}", f"{1000 * memory:.1f}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,350 @@
+"""Speed and memory of a forward beside transformers, timm, torchvision, vit-pytorch and JAX, with the same weights.
+
+    python benchmarks/inference.py [--lines NAME ...] [--seconds 60] [--threads 2] [--write]
+
+Each line is one kind of work, such as "B/16 224 float32 x8" (model, pixels, precision, batch), and runs in a process of
+its own. There, all contestants load the same weights, their outputs are compared, and only then do they take turns,
+A B C A B C ...; the figures are medians over the rounds, and ratios with the quartiles of the ratios within each round.
+Peak memory is that of a further process for each contestant, which loads it alone and runs it three times.
+`--list` names the lines. What is not installed (`pip install 'hf_vit[benchmarks]'`) is left out, with the reason.
+
+Everybody gets the same images in memory, processors, threads, precision and fused attention (sdpa), in
+`torch.inference_mode`; vit-pytorch's attention is not fused, JAX's is XLA's affair. torchvision is compared with the
+original's GELU and timed with its own. JAX runs under jit in all modes.
+"""
+
+import argparse
+import inspect
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import common
+from common import Aim, Failed, milliseconds_text, peak_mib, report_progress, run_apart
+
+OURS = ("hf_vit", "hf_vit optimised", "hf_vit int8")
+PEERS = ("transformers", "timm", "torchvision", "vit-pytorch")
+JAX = "JAX/Flax"
+CONTESTANTS = (*OURS[:2], *PEERS, JAX)
+OTHER_WEIGHTS = ("vit-pytorch",)
+TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}  # of the largest output; int8 is judged by accuracy.py
+OPTIMISED, PLAIN = "hf_vit optimised", "hf_vit"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One kind of work.
+
+    mode: "eager", "compiled" (torch.compile), "frozen" (the same with inductor's freezing), "attentions" (all
+        attention probabilities are returned) or "int8".
+    """
+
+    variant: str
+    image_size: int
+    dtype: str
+    batch: int
+    mode: str = "eager"
+    contestants: tuple[str, ...] = CONTESTANTS
+    aims: list[Aim] = field(default_factory=list, hash=False)
+
+    @property
+    def name(self) -> str:
+        mode = "" if self.mode == "eager" else f" {self.mode}"
+        return f"{self.variant} {self.image_size} {self.dtype} x{self.batch}{mode}"
+
+
+def aims(ratio: float, jax: float | None = None) -> list[Aim]:
+    both = [Aim(OPTIMISED, PEERS, ratio), Aim(PLAIN, PEERS, 1.05)]
+    return both if jax is None else [*both, Aim(OPTIMISED, (JAX,), jax)]
+
+
+def compiled(dtype: str, mode: str) -> Line:
+    return Line("B/16", 224, dtype, 8, mode, (*OURS[:2], *PEERS), [Aim(OPTIMISED, PEERS, 1.3), Aim(PLAIN, PEERS, 1.3)])
+
+
+LINES = [
+    *(Line("B/16", 224, "float32", batch, aims=aims(2.2, jax=1.4)) for batch in (1, 8, 32)),
+    *(Line("B/16", 224, "bfloat16", batch, aims=aims(1.4)) for batch in (1, 8, 32)),
+    *(Line(variant, 224, "float32", batch, aims=aims(2.0)) for variant in ("S/16", "Ti/16") for batch in (1, 8)),
+    *(Line("B/16", size, "float32", 4, aims=aims(2.0)) for size in (384, 512)),
+    Line("R50+B/16", 384, "float32", 4, contestants=(PLAIN, OPTIMISED, "timm"), aims=aims(1.8)),
+    *(compiled(dtype, mode) for mode in ("compiled", "frozen") for dtype in ("float32", "bfloat16")),
+    Line(
+        "B/16",
+        224,
+        "float32",
+        8,
+        "attentions",
+        (PLAIN, OPTIMISED, "transformers"),
+        [Aim(PLAIN, ("transformers",), 1.0), Aim(OPTIMISED, ("transformers",), 1.0)],
+    ),
+    Line("B/16", 224, "bfloat16", 8, "int8", (OPTIMISED, "hf_vit int8"), [Aim("hf_vit int8", (OPTIMISED,), 1.0)]),
+]
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parse_arguments(argv)
+    if options.apart:
+        common.use_threads(options.threads)
+        common.silence_torchvision()
+        print(json.dumps(globals()[options.apart](options)))
+    elif options.list:
+        print("\n".join(line.name for line in LINES))
+    else:
+        common.publish("inference", measure_all(options), as_markdown, options.write)
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = common.parser_of(__doc__)
+    names = [line.name for line in LINES]
+    parser.add_argument("--lines", nargs="+", metavar="NAME", default=names, choices=names, help="default: all")
+    everybody = [*CONTESTANTS, "hf_vit int8"]
+    parser.add_argument("--contestants", nargs="+", metavar="NAME", default=everybody, choices=everybody)
+    parser.add_argument("--seconds", type=float, default=60, help="for a line, without loading (default 60)")
+    parser.add_argument("--least", type=int, default=7, help="rounds of each line, however long they take (default 7)")
+    parser.add_argument("--no_memory", action="store_true", help="leave out the processes that measure memory")
+    parser.add_argument("--list", action="store_true", help="print the names of the lines")
+    parser.add_argument("--apart", choices=["prepare", "time_line", "measure_memory"], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+# The first process: it starts the others and gathers what they print
+
+
+def measure_all(options) -> Iterator[tuple[str, dict]]:
+    with tempfile.TemporaryDirectory() as folder:
+        for line in lines_of(options):
+            report_progress(line.name)
+            checkpoints = Path(folder, f"{line.variant}@{line.image_size}".replace("/", "_"))
+            try:
+                yield line.name, measure_line(line, checkpoints, options)
+            except Failed as error:
+                report_progress(f"{line.name} failed: {error}")
+
+
+def lines_of(options) -> list[Line]:
+    return [line for line in LINES if line.name in options.lines]
+
+
+def measure_line(line: Line, checkpoints: Path, options) -> dict:
+    shared = ["--folder", checkpoints, "--threads", options.threads, "--lines", line.name]
+    if not checkpoints.exists():
+        run_apart(__file__, "--apart", "prepare", *shared)
+    limits = ["--seconds", options.seconds, "--least", options.least]
+    result = run_apart(__file__, "--apart", "time_line", *shared, *limits, "--contestants", *options.contestants)
+    names = [] if options.no_memory else result["turns"]
+    result["memory"] = {
+        name: run_apart(__file__, "--apart", "measure_memory", *shared, "--contestants", name) for name in names
+    }
+    return result
+
+
+# The processes apart
+
+
+def prepare(options) -> dict:
+    from contestants import config_of, make_checkpoints
+
+    line = lines_of(options)[0]
+    make_checkpoints(config_of(line.variant, line.image_size), options.folder)
+    return {}
+
+
+def time_line(options) -> dict:
+    line = lines_of(options)[0]
+    names = [name for name in line.contestants if name in options.contestants]
+    return time_contest(line, names, options.folder, options.seconds, options.least)
+
+
+def time_contest(line: Line, names: list[str], folder: Path, seconds: float, least: int) -> dict:
+    """Load, compare, and only then time."""
+    from contestants import VIT_PYTORCH_NOTE
+
+    ready, left_out = enter(line, names, folder)
+    differences = compare(line, ready)
+    turns = common.take_turns({name: contestant.forward for name, contestant in ready.items()}, seconds, least)
+    notes = {"vit-pytorch": VIT_PYTORCH_NOTE} if "vit-pytorch" in turns else {}
+    return {**common.stamp(), "turns": turns, "differences": differences, "left_out": left_out, "notes": notes}
+
+
+def measure_memory(options) -> dict:
+    """Of one contestant alone, in MiB: the peak, and how much of it was there before the model."""
+    line, name = lines_of(options)[0], options.contestants[0]
+    import_libraries(name)
+    before = peak_mib()
+    contestant = build(name, line, options.folder)
+    for _ in range(3):
+        contestant.forward()
+    return {"peak_mib": peak_mib(), "imports_mib": before}
+
+
+def import_libraries(name: str) -> None:
+    """What the contestant needs, torch and transformers for ours; so that the rest of the memory is the model's."""
+    if name == JAX:
+        import flax_vit  # noqa: F401
+        import torch  # noqa: F401 - makes the images
+    elif name in OURS:
+        import hf_vit  # noqa: F401
+    elif name == "transformers":
+        from transformers import ViTForImageClassification  # noqa: F401
+    else:
+        __import__(name.replace("-", "_"))
+
+
+# Contestants
+
+
+class Contestant(NamedTuple):
+    """forward: what is timed. outputs: what is compared, as a list of arrays; for some it is not what is timed."""
+
+    forward: Callable[[], Any]
+    outputs: Callable[[], list[Any]]
+
+
+def enter(line: Line, names: list[str], folder: Path) -> tuple[dict[str, Contestant], dict[str, str]]:
+    """The contestants that can take part, and why the others cannot."""
+    from contestants import NotThere
+
+    ready, left_out = {}, {}
+    for name in names:
+        try:
+            ready[name] = build(name, line, folder)
+        except ImportError as error:
+            left_out[name] = f"not installed ({error})"
+        except NotThere as error:
+            left_out[name] = str(error)
+    return ready, left_out
+
+
+def build(name: str, line: Line, folder: Path) -> Contestant:
+    if name == JAX:
+        return build_jax(line, folder)
+    import torch
+    from contestants import LOADERS, as_original, logits_of
+
+    dtype = getattr(torch, line.dtype)
+    settings, arguments = {}, {}
+    if line.mode == "attentions":
+        arguments = {"output_attentions": True}
+        settings = {"attn_implementation": "eager"} if name == "transformers" else {}
+    model: Any = LOADERS[name.split()[0] if name in OURS else name](folder, dtype, **settings).eval()
+    if name in OURS[1:]:
+        model = optimise(model, line, int8=name == "hf_vit int8")
+    pixel_values = images(line).to(dtype)
+    timed = compile_model(model, line.mode)
+
+    def forward(module=timed):
+        with torch.inference_mode():
+            return module(pixel_values, **arguments)
+
+    def outputs():
+        with as_original(model):
+            output = forward(model if name == "torchvision" else timed)
+        return [array.float().numpy() for array in (logits_of(output), *(getattr(output, "attentions", None) or ()))]
+
+    return Contestant(forward, outputs)
+
+
+def build_jax(line: Line, folder: Path) -> Contestant:
+    import flax_vit
+    import jax.numpy as jnp
+    import numpy as np
+    from contestants import existing, sizes_of
+
+    function = flax_vit.load(existing(folder / "jax.npz"), sizes_of(folder), line.dtype)
+    pixels = jnp.asarray(images(line).permute(0, 2, 3, 1).numpy(), dtype=line.dtype)
+    return Contestant(lambda: function(pixels), lambda: [np.asarray(function(pixels), dtype=np.float32)])
+
+
+def images(line: Line):
+    """The same for everybody: in [-1, 1), in memory."""
+    import torch
+
+    torch.manual_seed(1)
+    return torch.rand(line.batch, 3, line.image_size, line.image_size) * 2 - 1
+
+
+def optimise(model, line: Line, int8: bool):
+    from contestants import NotThere
+
+    settings: dict[str, Any] = {"batch_size": line.batch}
+    if int8:
+        if "int8" not in inspect.signature(model.optimize_for_inference).parameters:
+            raise NotThere("optimize_for_inference has no int8")
+        settings["int8"] = True
+    return model.optimize_for_inference(**settings)
+
+
+def compile_model(model, mode: str):
+    if mode not in ("compiled", "frozen"):
+        return model
+    import torch
+    import torch._inductor.config
+
+    torch._inductor.config.freezing = mode == "frozen"
+    return torch.compile(model)
+
+
+def compare(line: Line, ready: dict[str, Contestant]) -> dict[str, float]:
+    """The largest difference of each from the first, over the largest output, where the weights are the same.
+
+    Raises:
+        SystemExit: one is beyond the tolerance of the dtype; what computes something else is not to be timed.
+    """
+    import numpy as np
+
+    first, *others = [name for name in ready if name not in OTHER_WEIGHTS and name != "hf_vit int8"]
+    expected = ready[first].outputs()
+    differences = {}
+    for name in others:
+        arrays = ready[name].outputs()
+        if [array.shape for array in arrays] != [array.shape for array in expected]:
+            raise SystemExit(f"{name} returns {[array.shape for array in arrays]}")
+        differences[name] = max(
+            float(np.abs(array - wanted).max() / np.abs(wanted).max())
+            for array, wanted in zip(arrays, expected, strict=True)
+        )
+        if not differences[name] <= TOLERANCE[line.dtype]:
+            raise SystemExit(f"the outputs of {name} differ from those of {first} by {differences[name]:.1e}")
+    return differences
+
+
+# Markdown
+
+
+def as_markdown(results: dict[str, dict]) -> str:
+    lines = [line for line in LINES if line.name in results]
+    aims = common.aims_table((line.name, results[line.name]["turns"], line.aims) for line in lines)
+    sections = [common.machine_as_markdown(results), aims]
+    sections += [f"**{line.name}**\n\n{line_table(line, results[line.name])}" for line in lines]
+    return "\n\n".join(sections)
+
+
+def line_table(line: Line, result: dict) -> str:
+    turns = result["turns"]
+    rows = []
+    for name, seconds in turns.items():
+        rows.append(
+            [
+                name,
+                milliseconds_text(seconds),
+                f"{line.batch / statistics.median(seconds):.2f}",
+                f"{result['differences'][name]:.1g}" if name in result["differences"] else "",
+                common.memory_text(result["memory"].get(name)),
+            ]
+        )
+    columns = ["", "ms, median (quartiles)", "images/s", "largest difference", "peak MiB (after imports)"]
+    remarks = [f"{len(next(iter(turns.values())))} rounds."]
+    remarks += [f"{name} left out: {reason}." for name, reason in result["left_out"].items()]
+    remarks += [f"{name} has {note}." for name, note in result["notes"].items()]
+    return f"{common.table(columns, rows)}\n\n{' '.join(remarks)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

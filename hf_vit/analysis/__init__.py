@@ -1,0 +1,42 @@
+"""A look inside: filters, positions, attention, and what a model costs.
+
+Functions that look into a model return NumPy arrays; the `plot_` functions draw these, with matplotlib.
+"""
+
+from .attention import attention_distance, attention_maps, attention_rollout
+from .compute import Compute, Part, count_compute, load_config
+from .figures import (
+    plot_attention_distance,
+    plot_attention_maps,
+    plot_attention_rollout,
+    plot_compute_accuracy,
+    plot_embedding_filters,
+    plot_position_similarity,
+)
+from .flow import attention_flow
+from .training_runs import Run, accelerator_days, published_runs, read_runs, training_exaflops
+from .weights import embedding_filters, position_similarity
+
+__all__ = [
+    "Compute",
+    "Part",
+    "Run",
+    "accelerator_days",
+    "attention_distance",
+    "attention_flow",
+    "attention_maps",
+    "attention_rollout",
+    "count_compute",
+    "embedding_filters",
+    "load_config",
+    "plot_attention_distance",
+    "plot_attention_maps",
+    "plot_attention_rollout",
+    "plot_compute_accuracy",
+    "plot_embedding_filters",
+    "plot_position_similarity",
+    "position_similarity",
+    "published_runs",
+    "read_runs",
+    "training_exaflops",
+]

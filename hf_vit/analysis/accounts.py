@@ -1,0 +1,128 @@
+"""What `hf-vit compute` prints: the account of one model, and the paper's tables with ours beside."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..configuration_hf_vit import Size
+from .compute import FLOPS_PER_MULTIPLY_ADD, count_compute, load_config
+from .training_runs import UTILIZATION, accelerator_days, published, training_exaflops
+
+NOTE_2 = f"""\
+exaFLOPs: of pre-training, computed here.
+days here: of a TPUv3 core at {UTILIZATION:.0%} of its peak, the mean of what the three ViTs come to (32, 43 and 39 %).
+The rest is what the paper prints."""
+NOTE_6 = """\
+computed: 3 forwards per image, 2 operations per multiply-add, 303 M images per epoch, as torch counts.
+no padding: without the products with padding, which the paper seems to leave out.
+R50+L/16 is printed as 859 for 7 epochs and as 1668 for 14; half of the latter is 834."""
+
+
+def account(
+    model: str,
+    image_size: Size | None = None,
+    epochs: float = 1.0,
+    dataset_size: float | None = None,
+    accelerator: str = "tpu-v3-core",
+    utilization: float | None = None,
+) -> dict[str, Any]:
+    """What a model costs, and with `dataset_size` what training it does; see `count_compute` and `training_runs`.
+
+    Args:
+        model: a variant such as "B/16", a folder, or a name on the Hub.
+    """
+    utilization = UTILIZATION if utilization is None else utilization
+    accelerator_days(0, accelerator, utilization)  # refuses what makes no sense before the work
+    compute = count_compute(load_config(model), image_size)
+    result = {
+        "model": model,
+        "image_size": list(compute.image_size),
+        "parts": [part._asdict() for part in compute.parts],
+        "parameters": compute.parameters,
+        "multiply_adds": compute.multiply_adds,
+        "logits_multiply_adds": compute.logits_multiply_adds,
+        "activation_bytes": compute.activation_bytes,
+    }
+    if dataset_size is not None:
+        exaflops = training_exaflops(compute.multiply_adds, epochs, dataset_size)
+        days = accelerator_days(exaflops, accelerator, utilization)
+        result["training"] = {
+            "epochs": epochs,
+            "dataset_size": dataset_size,
+            "exaflops": exaflops,
+            "accelerator": accelerator,
+            "utilization": utilization,
+            "accelerator_days": days,
+        }
+    return result
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """What `account` returns, to read."""
+    parts = [[part["name"], f"{part['parameters']:,}", millions(part["multiply_adds"])] for part in result["parts"]]
+    total = ["all", f"{result['parameters']:,}", millions(result["multiply_adds"])]
+    size = " x ".join(map(str, result["image_size"]))
+    flops = FLOPS_PER_MULTIPLY_ADD * result["multiply_adds"] / 1e9
+    lines = [
+        f"{result['model']}, one image of {size} pixels",
+        align([["part", "parameters", "multiply-adds"], *parts, total]),
+        f"{flops:,.2f} GFLOPs, at 2 per multiply-add",
+        f"{result['activation_bytes'] / 2**20:,.1f} MiB of activations kept for training, in float32 without dropout",
+    ]
+    if result["logits_multiply_adds"] < result["multiply_adds"]:
+        needed = millions(result["logits_multiply_adds"])
+        lines.insert(3, f"{needed} multiply-adds give the logits: the last layer needs only the class token's output")
+    if training := result.get("training"):
+        lines.append(
+            f"{training['epochs']:g} epochs of {training['dataset_size']:,.0f} images: {number(training['exaflops'])} "
+            f"exaFLOPs, {number(training['accelerator_days'])} days of one {training['accelerator']} at "
+            f"{training['utilization']:.0%} of its peak"
+        )
+    return "\n".join(lines)
+
+
+def table_as_text(number_of_table: int, rows: Sequence[dict[str, Any]]) -> str:
+    """Rows of `table_rows`, to read."""
+    columns = [column for column in published()[f"table_{number_of_table}"]["columns"] if column != "exaFLOPs"]
+    second = ("pre-trained on", "dataset") if number_of_table == 2 else ("epochs", "epochs")
+    head = ["model", second[0], *columns]
+    lines = [[row["model"], str(row[second[1]]), *(number(row[name]) for name in columns)] for row in rows]
+    if number_of_table == 2:
+        head += ["exaFLOPs", "days here", "source"]
+        for line, row in zip(lines, rows, strict=True):
+            computed = row["computed"]
+            line += [number(computed), number(computed and accelerator_days(computed)), row["source"]]
+        return f"{align([head, *lines], left=(0, 1, len(head) - 1))}\n{NOTE_2}"
+    head += ["exaFLOPs", "computed", "", "no padding", ""]
+    for line, row in zip(lines, rows, strict=True):
+        line.append(f"{row['exaFLOPs']:,}")
+        for computed in (row["computed"], row["computed_without_padding"]):
+            line += [number(computed), difference(computed, row["exaFLOPs"])]
+    return f"{align([head, *lines])}\n{NOTE_6}"
+
+
+def align(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """Columns side by side; numbers, and all columns but those in `left`, to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    cells = (
+        (cell.ljust(width) if column in left else cell.rjust(width))
+        for row in rows
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+    )
+    return "\n".join("  ".join(next(cells) for _ in widths).rstrip() for _ in rows)
+
+
+def millions(multiply_adds: int) -> str:
+    return f"{multiply_adds / 1e6:,.1f} M"
+
+
+def number(value: float | None) -> str:
+    """With as many digits as tables print; what is not known is a dash."""
+    if value is None:
+        return "-"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+
+
+def difference(computed: float | None, printed: float) -> str:
+    return "-" if computed is None else f"{computed / printed - 1:+.1%}"

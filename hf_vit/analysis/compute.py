@@ -1,0 +1,233 @@
+"""What a model costs: parameters, multiply-adds per part, activations, and the compute of a training run.
+
+Nothing is computed and no memory is taken: the model runs on tensors that have shapes only.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from transformers import AutoConfig, AutoModelForImageClassification
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.initialization import no_init_weights
+
+from ..auto import register_auto_classes
+from ..configuration_hf_vit import Size, as_pair
+from ..resnet_stem import StandardizedConv2d
+from ..variants import VARIANTS, config_of_variant
+
+FLOPS_PER_MULTIPLY_ADD = 2
+# Which part a parameter or an operation belongs to: the first pattern that its module's name has.
+PARTS = (
+    (r"embeddings\.stem", "ResNet stem"),
+    (r"resnet\.(convolution|norm)", "ResNet root"),
+    (r"resnet\.stages\.0", "ResNet stage 1"),
+    (r"resnet\.stages\.1", "ResNet stage 2"),
+    (r"resnet\.stages\.2", "ResNet stage 3"),
+    (r"resnet\.stages\.3", "ResNet stage 4"),
+    (r"patch_embeddings", "patch embeddings"),
+    (r"attention\.[qkvo]_proj", "attention: projections"),
+    (r"attention$", "attention: between tokens"),
+    (r"attention\.positions", "class token and positions"),
+    (r"layers\.\d+\.mlp", "MLP"),
+    (r"pooler", "pooling and pre-logits"),
+    (r"classifier", "head"),
+    (r"embeddings", "class token and positions"),
+    (r"norm", "normalisation"),
+)
+
+
+def _fused_attention_flops(query, key, value, *_, **__) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+# Attention as the CPU computes it when it is fused, which torch's counter leaves out.
+MORE_FORMULAS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention_flops}
+
+
+class Part(NamedTuple):
+    name: str
+    parameters: int
+    multiply_adds: int  # of one image
+
+
+class Compute(NamedTuple):
+    """What a model costs at one image size.
+
+    parts: of a whole forward, every token through every layer, as the paper counts it.
+    logits_multiply_adds: of what the logits need, which is all that a classifier computes, in training too: with a
+        class token, the last layer needs no other token's output.
+    activation_bytes: what one image's forward keeps for the backward pass, in float32 without dropout.
+    """
+
+    image_size: tuple[int, int]
+    parts: Sequence[Part]
+    logits_multiply_adds: int
+    activation_bytes: int
+
+    @property
+    def parameters(self) -> int:
+        return sum(part.parameters for part in self.parts)
+
+    @property
+    def multiply_adds(self) -> int:
+        return sum(part.multiply_adds for part in self.parts)
+
+
+def count_compute(
+    model: PreTrainedConfig | nn.Module, image_size: Size | None = None, attention: str | None = None
+) -> Compute:
+    """Count what one image costs, of convolutions and matrix products, which is what the paper's figures count.
+
+    Args:
+        model: a model of this package, or its configuration, which stands for the classifier.
+        image_size: an int or (height, width) in pixels; by default the model's own.
+        attention: the implementation whose activations count, such as "eager", which keeps all attentions; by default
+            what transformers chooses: "sdpa", fused.
+
+    Raises:
+        ValueError: the patches do not divide the image.
+    """
+    with _shapes_of(model, image_size, attention) as (shapes, one):
+        parts = _parts(shapes, _count_flops(shapes, one, output_hidden_states=True))
+        logits_flops = _count_flops(shapes, one)[type(shapes).__name__]
+        # the difference, since standardised weights are kept too, but once for all images
+        two = torch.cat([one, one])
+        activation_bytes = _bytes_for_backward(shapes, two) - _bytes_for_backward(shapes, one)
+    return Compute(tuple(one.shape[-2:]), parts, logits_flops // FLOPS_PER_MULTIPLY_ADD, activation_bytes)
+
+
+def count_multiply_adds(model: PreTrainedConfig | nn.Module, image_size: Size | None = None) -> int:
+    """`count_compute(...).multiply_adds`, without the rest."""
+    with _shapes_of(model, image_size) as (shapes, one):
+        return _count_flops(shapes, one, output_hidden_states=True)[type(shapes).__name__] // FLOPS_PER_MULTIPLY_ADD
+
+
+def count_on_padding(model: PreTrainedConfig | nn.Module, image_size: Size | None = None) -> int:
+    """Multiply-adds of standardised convolutions with the zeros around a map, which are part of `multiply_adds`.
+
+    Torch's counter counts them, that of XLA does not, and the paper's exaFLOPs of ResNets seem to be without.
+    """
+    on_padding = []
+
+    def look(convolution: Any, images: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        taps = [
+            _taps(size, outputs, convolution.kernel_size[0], convolution.stride[0], convolution.numbers.padding)
+            for size, outputs in zip(images[0].shape[-2:], output.shape[-2:], strict=True)
+        ]
+        padded = output.shape[-2] * output.shape[-1] * convolution.kernel_size[0] ** 2 - taps[0] * taps[1]
+        on_padding.append(convolution.in_channels * convolution.out_channels * padded)
+
+    with _shapes_of(model, image_size) as (shapes, one):
+        for module in shapes.modules():
+            if isinstance(module, StandardizedConv2d):
+                module.register_forward_hook(look)
+        shapes(one)
+    return sum(on_padding)
+
+
+def _taps(size: int, outputs: int, kernel_size: int, stride: int, padding: str) -> int:
+    """Along one axis, how often a value of the map, and not of its padding, meets the kernel."""
+    total = max((outputs - 1) * stride + kernel_size - size, 0)
+    before = total // 2 if padding == "same" else (kernel_size - 1) // 2
+    return sum(0 <= output * stride + tap - before < size for output in range(outputs) for tap in range(kernel_size))
+
+
+@contextmanager
+def _shapes_of(model: PreTrainedConfig | nn.Module, image_size: Size | None, attention: str | None = None):
+    """The model and an image as shapes without numbers, and a place where such can run."""
+    config: Any = model if isinstance(model, PreTrainedConfig) else model.config
+    size = as_pair(config.image_size if image_size is None else image_size)
+    try:
+        config = type(config).from_dict({**config.to_dict(), "image_size": size}, attn_implementation=attention)
+    except StrictDataclassError as error:  # the sentence of our own validation is its cause
+        raise ValueError(str(error.__cause__)) from error
+    with FakeTensorMode(), no_init_weights():
+        yield _build(model, config).eval(), torch.empty(1, config.num_channels, *size)
+
+
+def _build(model: PreTrainedConfig | nn.Module, config: PreTrainedConfig) -> Any:
+    """The same model anew, without weights."""
+    if isinstance(model, nn.Module):
+        return type(model)(config)
+    register_auto_classes()
+    return AutoModelForImageClassification.from_config(config)
+
+
+def _count_flops(model: Any, images: torch.Tensor, **options: bool) -> dict[str, int]:
+    """Of each module that runs, with all that is in it; names begin with the class of the model.
+
+    With `output_hidden_states` every layer computes every token.
+    """
+    with FlopCounterMode(display=False, custom_mapping=MORE_FORMULAS) as counter:
+        model(images, **options)
+    return {name: sum(operations.values()) for name, operations in counter.get_flop_counts().items()}
+
+
+def _bytes_for_backward(model: nn.Module, images: torch.Tensor) -> int:
+    """Bytes that autograd keeps of a forward, besides the weights."""
+    weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
+    kept = {}  # by their storage, which several tensors can share
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(images)
+    return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
+
+
+def _parts(model: nn.Module, flops: dict[str, int]) -> list[Part]:
+    """Parameters and multiply-adds, each where its innermost module belongs, in the order of the model."""
+    parameters, multiply_adds = defaultdict(int), defaultdict(int)
+    root = type(model).__name__
+    for name, module in model.named_modules():
+        part, full = _part_of(name), f"{root}.{name}".rstrip(".")
+        parameters[part] += sum(weight.numel() for weight in module.parameters(recurse=False))
+        own = flops.get(full, 0) // FLOPS_PER_MULTIPLY_ADD
+        multiply_adds[part] += own
+        if own and name:
+            multiply_adds[_part_of(_parent(name, root, flops))] -= own
+    parts = [Part(name, parameters[name], multiply_adds[name]) for name in parameters]
+    return [part for part in parts if part.parameters or part.multiply_adds]
+
+
+def _parent(name: str, root: str, flops: dict[str, int]) -> str:
+    """The innermost module around another that ran itself, unlike a list of modules."""
+    while name := name.rpartition(".")[0]:
+        if f"{root}.{name}" in flops:
+            return name
+    return ""
+
+
+def _part_of(module: str) -> str:
+    """A part of `PARTS`; any other module's by its name without numbers."""
+    for pattern, part in PARTS:
+        if re.search(pattern, module):
+            return part
+    return re.sub(r"\.\d+.*", "", module) or "other"
+
+
+def load_config(name: str) -> PreTrainedConfig:
+    """The configuration of a variant such as "B/16" (with 1,000 classes), of a folder, or of a name on the Hub.
+
+    Raises:
+        ValueError: none of them.
+    """
+    if name in VARIANTS:
+        return config_of_variant(name, num_labels=1000)
+    register_auto_classes()
+    try:
+        return AutoConfig.from_pretrained(name)
+    except OSError as error:
+        raise ValueError(
+            f"{name!r} is neither a folder or a name on the Hub, nor one of {', '.join(VARIANTS)}"
+        ) from error

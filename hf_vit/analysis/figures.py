@@ -1,0 +1,229 @@
+"""Drawing what the other modules compute; every function returns a `matplotlib.figure.Figure`.
+
+Save one with `figure.savefig("name.png")`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .training_runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DPI = 110
+HEADS, MEAN = "#4878a8", "#c44e2b"
+FAMILIES = {"ViT": ("#2a6f97", "o"), "Hybrid": ("#2f9e6e", "D"), "ResNet": ("#8a8f98", "s")}
+OTHERS = ("#c44e2b", "#7b4fa3", "#b8860b", "#d0648a")
+# Where the name of a point may stand, in points from it, and how it is aligned.
+SIDES = {(5, 4): ("left", "bottom"), (5, -4): ("left", "top"), (-5, 4): ("right", "bottom"), (-5, -4): ("right", "top")}
+CLIPPED = 98  # percentile where the scale of an overlay ends
+MOST_TILES = 7  # position maps in a row or column, as in the paper
+
+
+def plot_attention_rollout(image: np.ndarray, attention: np.ndarray, name: str = "Attention rollout") -> "Figure":
+    """An image, and over it where the model looks (Figure 6 of arXiv 2010.11929).
+
+    Args:
+        image: (height, width, 3) or (height, width) in [0, 1], as the model saw it.
+        attention: (rows, columns) of one image, from `attention_rollout` or `attention_flow`.
+        name: of what is drawn.
+    """
+    figure = _figure(2 * 4.2 * _aspect(image) + 1.0, 4.5)
+    left, right = figure.subplots(1, 2)
+    left.set_title("What the model sees", fontsize=11)
+    right.set_title(name, fontsize=11)
+    left.imshow(image, cmap="gray", vmin=0, vmax=1)
+    heat = _heat(right, attention / attention.mean(), image, interpolation="bicubic")
+    for axes in (left, right):
+        axes.set_axis_off()
+    figure.colorbar(heat, ax=right, label="attention / mean over patches", shrink=0.85, extend="max")
+    return figure
+
+
+def plot_attention_maps(image: np.ndarray, maps: np.ndarray, title: str = "") -> "Figure":
+    """Where each head of one layer looks.
+
+    Args:
+        image: as in `plot_attention_rollout`.
+        maps: (heads, rows, columns), such as `attention_maps(...)[0, -1]`.
+    """
+    columns = min(len(maps), 4 if len(maps) > 4 else len(maps))
+    rows = -(-len(maps) // columns)
+    size = 2.5
+    figure = _figure(columns * size * _aspect(image) + 1.0, rows * (size + 0.3) + 0.5)
+    panels = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    for axes in panels:
+        axes.set_axis_off()
+    for head, (axes, its_map) in enumerate(zip(panels, maps, strict=False)):
+        heat = _heat(axes, 100 * its_map, image, scale=100 * maps, vmin=0)
+        axes.set_title(f"head {head + 1}", fontsize=10)
+    figure.colorbar(heat, ax=panels.tolist(), label="attention to the patch [%]", fraction=0.05, extend="max")
+    figure.suptitle(title or "Attention of each head", fontsize=11)
+    return figure
+
+
+def plot_attention_distance(distances: np.ndarray, images: int | None = None) -> "Figure":
+    """How far each head looks, by depth (Figure 7, right, of arXiv 2010.11929).
+
+    Args:
+        distances: (layers, heads) in pixels, from `attention_distance`.
+        images: how many images it is the mean of, for the title.
+    """
+    layers, heads = distances.shape
+    figure = _figure(6.4, 4.0)
+    axes = figure.subplots()
+    depth = np.arange(1, layers + 1)
+    spread = np.linspace(-0.12, 0.12, heads) if heads > 1 else np.zeros(1)
+    axes.plot((depth[:, None] + spread).ravel(), distances.ravel(), ".", color=HEADS, alpha=0.75, ms=9, label="a head")
+    axes.plot(depth, distances.mean(axis=1), color=MEAN, lw=1.5, label="mean of the heads")
+    axes.set_xticks(depth if layers <= 16 else depth[1::2])
+    axes.set_ylim(0, distances.max() * 1.08)
+    axes.set_xlabel("layer")
+    axes.set_ylabel("mean attention distance [pixels]")
+    axes.set_title(
+        "How far the heads look" + (f" (mean over {_count(images, 'image')})" if images else ""), fontsize=11
+    )
+    axes.legend(frameon=False, loc="lower right")
+    _plain(axes)
+    return figure
+
+
+def plot_position_similarity(similarity: np.ndarray) -> "Figure":
+    """How alike the position embeddings are (Figure 7, centre, of arXiv 2010.11929): one map for each patch.
+
+    Args:
+        similarity: (rows, columns, rows, columns), from `position_similarity`; of a large grid, some patches are drawn.
+    """
+    rows, columns = (_some(size) for size in similarity.shape[:2])
+    tile = 0.72
+    aspect = similarity.shape[1] / similarity.shape[0]
+    figure = _figure(len(columns) * tile * aspect + 1.6, len(rows) * tile + 1.0)
+    panels = figure.subplots(len(rows), len(columns), squeeze=False)
+    lowest = min(similarity.min(), 0)
+    for line, row in zip(panels, rows, strict=True):
+        for axes, column in zip(line, columns, strict=True):
+            heat = axes.imshow(similarity[row, column], vmin=lowest, vmax=1, cmap="viridis")
+            axes.set(xticks=[], yticks=[])
+            axes.plot(column, row, "+", color="white", ms=4, mew=0.8)
+    for axes, column in zip(panels[-1], columns, strict=True):
+        axes.set_xlabel(column + 1, fontsize=9)
+    for axes, row in zip(panels[:, 0], rows, strict=True):
+        axes.set_ylabel(row + 1, fontsize=9, rotation=0, ha="right", va="center")
+    figure.supxlabel("column of the patch", fontsize=10)
+    figure.supylabel("row of the patch", fontsize=10)
+    figure.suptitle("Similarity of position embeddings", fontsize=11)
+    figure.colorbar(heat, ax=panels.ravel().tolist(), label="cosine similarity", shrink=0.85)
+    return figure
+
+
+def plot_embedding_filters(filters: np.ndarray) -> "Figure":
+    """Principal components of the filters that meet the pixels (Figure 7, left, of arXiv 2010.11929).
+
+    Each is drawn on a scale of its own, from minus to plus its largest magnitude; grey is zero. Those of images without
+    three channels are drawn as the mean over channels.
+
+    Args:
+        filters: (components, channels, height, width), from `embedding_filters`.
+    """
+    columns = min(7, len(filters))
+    rows = -(-len(filters) // columns)
+    figure = _figure(max(columns * 0.95, 3.0), rows * 0.95 + 0.5)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in panels:
+        axes.set_axis_off()
+    for axes, kernel in zip(panels, filters, strict=False):
+        picture = kernel.transpose(1, 2, 0) if len(kernel) == 3 else kernel.mean(axis=0)
+        axes.imshow(0.5 + picture / (2 * np.abs(picture).max() or 1), cmap="gray", vmin=0, vmax=1)
+    figure.suptitle(f"Filters: {_count(len(filters), 'principal component')}", fontsize=11)
+    return figure
+
+
+def plot_compute_accuracy(runs: Sequence[Run], accuracy: str = "accuracy [%]") -> "Figure":
+    """Accuracy against the compute of training (Figure 5 of arXiv 2010.11929).
+
+    Args:
+        runs: from `read_runs`, `published_runs` or made by hand.
+        accuracy: what the vertical axis shows.
+    """
+    figure = _figure(7.2, 4.6)
+    axes = figure.subplots()
+    families = list(dict.fromkeys(run.family for run in runs))
+    other = iter(OTHERS * len(families))
+    for family in families:
+        color, marker = FAMILIES.get(family) or (next(other), "^")
+        members = sorted((run for run in runs if run.family == family), key=lambda run: run.exaflops)
+        compute, score = [run.exaflops for run in members], [run.accuracy for run in members]
+        axes.plot(compute, score, marker=marker, color=color, lw=0, ms=6, label=family)
+    axes.set_xscale("log")
+    axes.margins(x=0.12, y=0.1)
+    axes.set_xlabel("training compute [exaFLOPs]")
+    axes.set_ylabel(accuracy)
+    axes.legend(frameon=False, loc="lower right")
+    axes.set_title("Accuracy against the compute of training", fontsize=11)
+    axes.xaxis.set_major_formatter(lambda compute, _: f"{compute:g}")
+    _plain(axes)
+    _name_points(figure, axes, runs)
+    return figure
+
+
+def _name_points(figure: "Figure", axes, runs: Sequence[Run]) -> None:
+    """Names beside the points, each on the first of four sides where it covers no point and no other name."""
+    figure.draw_without_rendering()  # fixes where everything is
+    points = axes.transData.transform([(run.exaflops, run.accuracy) for run in runs])
+    taken = [axes.get_legend().get_window_extent()]
+    for run in runs:
+        for side, (across, along) in SIDES.items():
+            text = axes.annotate(
+                run.name, (run.exaflops, run.accuracy), side, textcoords="offset points", fontsize=7.5,
+                color="#41464d", ha=across, va=along,
+            )  # fmt: skip
+            box = text.get_window_extent()
+            if not (box.count_overlaps(taken) or box.count_contains(points)):
+                break
+            if side != list(SIDES)[-1]:
+                text.remove()
+        taken.append(box)
+
+
+def _figure(width: float, height: float) -> "Figure":
+    """Without pyplot, which would keep every figure and open windows."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("drawing needs matplotlib: pip install 'hf_vit[analysis]'") from error
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _heat(axes, values: np.ndarray, image: np.ndarray, scale: np.ndarray | None = None, **options):
+    """Values over the image in grey. The scale ends at a percentile, since a few patches can hold most attention."""
+    scale = values if scale is None else scale
+    grey = image if image.ndim == 2 else image @ np.array([0.299, 0.587, 0.114])
+    axes.imshow(grey, cmap="gray", vmin=0, vmax=1)
+    extent = (-0.5, image.shape[1] - 0.5, image.shape[0] - 0.5, -0.5)
+    ends = {"vmin": scale.min(), "vmax": max(np.percentile(scale, CLIPPED), scale.min() + 1e-6)}
+    return axes.imshow(values, extent=extent, **{"cmap": "inferno", "alpha": 0.6, **ends, **options})
+
+
+def _aspect(image: np.ndarray) -> float:
+    return image.shape[1] / image.shape[0]
+
+
+def _some(size: int) -> list[int]:
+    """At most `MOST_TILES` numbers below `size`, evenly spaced."""
+    return sorted({round(place) for place in np.linspace(0, size - 1, min(size, MOST_TILES))})
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _plain(axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(True, color="#e6e8eb", lw=0.7)
+    axes.set_axisbelow(True)

@@ -1,0 +1,97 @@
+"""Attention flow: the most that the layers let through from what the head sees to each patch."""
+
+import numpy as np
+from torch import nn
+from tqdm import tqdm
+
+from .attention import join, layer_mixing
+from .observing import Images, finite
+
+UNIT = 2**24  # capacities are whole numbers for the solver: an attention of 1 is this many
+MOST_WORK = 3e9  # layers x tokens ** 2 x patches of an image: minutes
+
+
+def attention_flow(
+    model: nn.Module,
+    pixel_values: Images,
+    *,
+    identity: bool = True,
+    batch_size: int | None = None,
+    progress: bool = False,
+) -> np.ndarray:
+    """Attention flow of Abnar and Zuidema (arXiv 2005.00928): attention as the capacities of a network of pipes.
+
+    The tokens at each depth are nodes, and the attention between tokens of neighbouring depths (mean over heads, with
+    the identity for the residual connection) is what an edge can carry. The flow to a patch is the maximum flow
+    between what the head sees (see `attention_rollout`) and that patch, for each patch on its own. Where the layers
+    mix well, the first layer is the bottleneck, and the flow to a patch is what all tokens together ask of it there.
+
+    Args:
+        model, pixel_values, identity, batch_size: as in `attention_rollout`.
+        progress: show a progress bar.
+
+    Returns:
+        (images, rows, columns): the flows of an image divided by their sum.
+
+    Raises:
+        ImportError: scipy, whose solver this uses, is not installed.
+        ValueError: layers x tokens ** 2 x patches is more than `MOST_WORK`; B/16 at 384 pixels has 2.3e9.
+    """
+    found = []
+    for mixing, weights, grid in layer_mixing(model, pixel_values, identity, batch_size, False):
+        patches = grid[0] * grid[1]
+        _check_size(len(mixing), weights.shape[1], patches)
+        for image in range(len(weights)):
+            layers = [finite(model, layer[image].cpu().numpy()) for layer in mixing]
+            bar = tqdm(range(patches), desc="flow", unit="patch", disable=not progress, leave=False)
+            flows = flows_to(weights[image].cpu().numpy(), layers, bar)
+            found.append((flows / flows.sum()).reshape(1, *grid))
+    return join(found)
+
+
+def _check_size(layers: int, tokens: int, patches: int) -> None:
+    work = layers * tokens**2 * patches
+    if work > MOST_WORK:
+        raise ValueError(
+            f"attention flow through {layers} layers of {tokens} tokens to {patches} patches takes {work:.1e} steps, "
+            f"more than {MOST_WORK:.0e}: use a smaller image, or attention_rollout"
+        )
+
+
+def flows_to(weights: np.ndarray, layers: list[np.ndarray], patches) -> np.ndarray:
+    """Maximum flow to each patch.
+
+    Nodes are a source, the tokens at the depths from the last to the first layer's output, and a sink, which stands
+    for one patch: the column of the first layer that asks for it is all that changes from patch to patch.
+
+    Args:
+        weights: (tokens,), what the source can give to each token of the last depth.
+        layers: capacities (tokens, tokens) of each layer, first layer first.
+        patches: an iterable over the numbers of the patches, which are the last tokens.
+    """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    tokens, depth = len(weights), len(layers)
+    capacities = [
+        _whole(weights),
+        *(_whole(layer).ravel() for layer in reversed(layers[1:])),
+        np.zeros(tokens, np.int32),
+    ]
+    sink = depth * tokens + 1
+    starts = 1 + tokens * np.arange(1, depth)  # the first node of every depth but the last layer's
+    targets = [np.tile(start + np.arange(tokens), tokens) for start in starts]
+    targets = np.concatenate([1 + np.arange(tokens), *targets, np.full(tokens, sink)]).astype(np.int32)
+    degrees = [tokens, *[tokens] * (tokens * (depth - 1)), *[1] * tokens, 0]
+    ends = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int32)
+    edges, first_layer = np.concatenate(capacities), _whole(layers[0])
+    flows = []
+    for patch in patches:
+        edges[-tokens:] = first_layer[:, patch - len(patches)]
+        network = csr_array((edges, targets, ends), shape=(sink + 1, sink + 1))
+        flows.append(maximum_flow(network, 0, sink).flow_value / UNIT)
+    return np.array(flows)
+
+
+def _whole(capacities: np.ndarray) -> np.ndarray:
+    return np.rint(capacities * float(UNIT)).astype(np.int32)

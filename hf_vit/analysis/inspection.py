@@ -1,0 +1,246 @@
+"""`hf-vit inspect`: everything there is to see in a model, and in what it makes of some images, as a report."""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from tqdm import tqdm
+from transformers import AutoImageProcessor
+
+from .. import __version__
+from ..configuration_hf_bit import HfBiTConfig
+from ..configuration_hf_vit import HfViTConfig, Size, as_pair
+from ..hub import load_model
+from ..output import new_folder
+from ..prediction import Prediction
+from . import figures
+from .attention import attention_distance, attention_maps, attention_rollout
+from .compute import Compute, count_compute
+from .flow import attention_flow
+from .observing import as_images, check_weights, encoder_of, finite
+from .report import Report
+from .weights import embedding_filters, position_similarity
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TOP_K = 5
+COMPONENTS = 28  # filters, as in the paper
+CAPTIONS = {
+    "rollout": "Attention rollout: through all layers, what share of each patch reaches the head.",
+    "flow": "Attention flow: the most that the layers let through from the head to each patch.",
+    "heads": "The last layer: where {query} looks, head by head.",
+    "distance": "Distance between a patch and what it attends to, weighted by the attention; one point for each head.",
+    "positions": "Each map shows how alike the position embedding of one patch, marked +, is to those of all patches.",
+    "filters": "Principal components of {kernels}, in the order of explained variance; grey is zero.",
+}
+# Pictures of the model as a whole, by the heading of their section.
+WHOLE = {
+    "Attention distance": "attention_distance.png",
+    "Position embeddings": "position_similarity.png",
+    "Filters": "filters.png",
+}
+
+
+class ImageFindings(NamedTuple):
+    """What the report shows of an image."""
+
+    name: str
+    predictions: list[Prediction]
+    files: list[str]
+
+
+def inspect(
+    folder: str | os.PathLike,
+    images: Sequence[str | os.PathLike],
+    output: str | os.PathLike,
+    *,
+    image_size: Size | None = None,
+    flow: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> list[str]:
+    """Write pictures of a model, and report.html with all of them.
+
+    Args:
+        folder: a folder of `save_pretrained`, or a name on the Hub.
+        images: paths of image files; without any, the report shows what the weights alone do.
+        output: the folder to write, complete or not at all.
+        image_size: an int or (height, width) in pixels; by default the model's own.
+        flow: also draw attention flow, which takes seconds to minutes for an image.
+
+    Returns:
+        What went wrong, a sentence each: an image that cannot be read, weights that are NaN. The report has the rest.
+
+    Raises:
+        FileExistsError: `output` exists and may not be overwritten.
+    """
+    model, processor = _load(folder, image_size)
+    with new_folder(output, overwrite) as temporary:
+        report = Report(temporary)
+        compute = None
+        with report.attempt("compute"):
+            compute = count_compute(model)
+        _look_at_weights(report, model)
+        findings = _look_at_images(report, model, processor, images, flow, progress)
+        report.write(
+            title=Path(folder).name or str(folder),
+            subtitle=f"{type(model).__name__}, {model.num_parameters():,} parameters",
+            about=_about(model, processor, compute),
+            compute=compute,
+            images=findings,
+            weights=WHOLE,
+            footer=f"hf_vit {__version__}; attention of images of {_size(model.config)} pixels",
+        )
+    return report.problems
+
+
+def _load(folder: str | os.PathLike, image_size: Size | None) -> tuple[Any, Any]:
+    model = load_model(folder).eval()
+    processor = AutoImageProcessor.from_pretrained(folder)
+    if image_size is not None:
+        model.set_image_size(image_size)
+        height, width = as_pair(image_size)
+        processor.update(size={"height": height, "width": width})
+    return model, processor
+
+
+def _look_at_weights(report: Report, model) -> None:
+    kernels = "the root convolution's kernels" if model.config.stride > 1 else "the patch embeddings' kernels"
+    with report.attempt("filters"):
+        filters = embedding_filters(model, min(COMPONENTS, _most_components(model)))
+        report.draw(
+            WHOLE["Filters"],
+            CAPTIONS["filters"].format(kernels=kernels),
+            lambda: figures.plot_embedding_filters(filters),
+        )
+    with report.attempt("position similarity"):
+        similarity = position_similarity(model)
+        report.draw(
+            WHOLE["Position embeddings"], CAPTIONS["positions"], lambda: figures.plot_position_similarity(similarity)
+        )
+
+
+def _most_components(model) -> int:
+    weight = next(module.weight for module in model.modules() if isinstance(module, torch.nn.Conv2d))
+    return min(len(weight), weight[0].numel())
+
+
+def _look_at_images(
+    report: Report, model, processor, images: Sequence, flow: bool, progress: bool
+) -> list[ImageFindings]:
+    """Each image on its own; the attention distance is the mean over those that could be read."""
+    findings, distances = [], []
+    sound = has_attention = False
+    with report.attempt():
+        check_weights(model)
+        sound = True
+    with report.attempt():
+        has_attention = encoder_of(model) is not None
+    bar = tqdm(images if sound else (), unit="image", disable=not progress, leave=False)
+    for number, path in enumerate(bar, start=1):
+        with report.attempt(str(path)):
+            pixel_values = as_images(processor([str(path)], return_tensors="pt"), model.config)
+            findings.append(ImageFindings(Path(path).name, _predict(model, pixel_values), []))
+            if has_attention:
+                distances.append(attention_distance(model, pixel_values))
+                name = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem)[:40]
+                _draw_image(report, findings[-1], model, processor, pixel_values, f"{number:02d}-{name}", flow)
+    if distances:
+        mean = np.mean(distances, axis=0)
+        report.draw(
+            WHOLE["Attention distance"],
+            CAPTIONS["distance"],
+            lambda: figures.plot_attention_distance(mean, len(distances)),
+        )
+    return findings
+
+
+def _draw_image(report: Report, findings: ImageFindings, model, processor, pixel_values, stem: str, flow: bool) -> None:
+    visible = visible_image(pixel_values[0], processor)
+
+    def draw(kind: str, caption: str, plot: Callable[[], "Figure"]) -> None:
+        with report.attempt(findings.name):
+            report.draw(f"{stem}.{kind}.png", caption, plot)
+            findings.files.append(f"{stem}.{kind}.png")
+
+    def overlay(function: Callable[..., np.ndarray], name: str) -> "Figure":
+        return figures.plot_attention_rollout(visible, function(model, pixel_values)[0], name)
+
+    def heads() -> "Figure":
+        maps = attention_maps(model, pixel_values)[0, -1]
+        return figures.plot_attention_maps(visible, maps, "Attention of the last layer")
+
+    draw("rollout", CAPTIONS["rollout"], lambda: overlay(attention_rollout, "Attention rollout"))
+    if flow:
+        draw("flow", CAPTIONS["flow"], lambda: overlay(attention_flow, "Attention flow"))
+    query = "the class token" if model.config.num_prefix_tokens else "the mean of all patches"
+    draw("heads", CAPTIONS["heads"].format(query=query), heads)
+
+
+@torch.inference_mode()
+def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
+    """The most likely classes of one image; none of a model that does not name one class for an image."""
+    if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
+        return []
+    logits = model(pixel_values.to(model.device)).logits[0].float()
+    finite(model, logits.cpu().numpy())
+    scores, indices = logits.softmax(dim=-1).topk(min(TOP_K, len(logits)))
+    return [
+        Prediction(model.config.id2label[index], score)
+        for index, score in zip(indices.tolist(), scores.tolist(), strict=True)
+    ]
+
+
+def visible_image(pixel_values: torch.Tensor, processor) -> np.ndarray:
+    """Pixel values (channels, height, width) as an image to draw, (height, width, 3) or (height, width), in [0, 1]."""
+    mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
+    mean, std = (torch.as_tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in (mean, std))
+    image = (pixel_values * std + mean).clamp(0, 1).numpy()
+    return image.transpose(1, 2, 0) if len(image) == 3 else image.mean(axis=0)
+
+
+def _about(model, processor, compute: Compute | None) -> dict[str, str]:
+    config, record = model.config, model.conversion_record or {}
+    about = {
+        **(_about_resnet(config) if isinstance(config, HfBiTConfig) else _about_vit(config)),
+        "classes": config.num_labels if hasattr(model, "classifier") else None,
+        "preprocessing": processor.preset,
+        "converted from": Path(record["source"]).name if "source" in record else None,
+    }
+    if compute is not None:
+        about["one image"] = (
+            f"{compute.multiply_adds / 1e9:.2f} G multiply-adds ({compute.multiply_adds / 5e8:.2f} GFLOPs)"
+        )
+        about["for training"] = f"{compute.activation_bytes / 2**20:.1f} MiB of activations per image in float32"
+    return {name: str(value) for name, value in about.items() if value is not None}
+
+
+def _about_vit(config: HfViTConfig) -> dict[str, Any]:
+    rows, columns = config.grid_size
+    return {
+        "image size": f"{_size(config)} pixels, {rows} x {columns} patches",
+        "encoder": f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads, "
+        f"{config.hidden_size} wide, MLP {config.intermediate_size}",
+        "stem": " + ".join(map(str, config.stem_depths)) + " units" if getattr(config, "stem_depths", ()) else None,
+        "pooling": config.pooling,
+        "positions": f"{config.position_embedding_type}, {config.position_embedding_placement.replace('_', ' ')}",
+        "attention": "along rows, then along columns" if config.attention_axes == "axial" else None,
+        "pre-logits layer": config.representation_size,
+    }
+
+
+def _about_resnet(config: HfBiTConfig) -> dict[str, Any]:
+    return {
+        "image size": f"{_size(config)} pixels",
+        "units": " + ".join(map(str, config.depths)),
+        "channels": f"{config.embedding_size} after the root, {config.hidden_size} at the head",
+    }
+
+
+def _size(config: HfViTConfig | HfBiTConfig) -> str:
+    return " x ".join(map(str, as_pair(config.image_size)))

@@ -1,0 +1,163 @@
+"""Running a model to look at its attention: layer by layer, of a tensor or of any number of batches of images."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from ..configuration_hf_vit import HfViTConfig, as_pair
+from ..modeling_hf_vit import unpatchify
+
+Reduced = TypeVar("Reduced")
+# Images as the model takes them: (images, channels, height, width), or batches of them, such as a DataLoader's.
+Images = torch.Tensor | np.ndarray | Mapping | Iterable
+# Of the attentions of one layer, which decides how many images run at once; computing them takes about four times that.
+LAYER_BYTES = 32 * 2**20
+MOST_IMAGES = 32  # at once, where attentions are small
+
+
+class NotInThisModel(ValueError):
+    """The model has no such part: no attention, or no position embeddings."""
+
+
+def encoder_of(model: nn.Module) -> Any:
+    """The part with the embeddings and the layers, whatever stands around it: a classifier, LoRA, compilation.
+
+    Raises:
+        NotInThisModel: there is none.
+    """
+    for module in model.modules():
+        layers = getattr(module, "layers", None)
+        if hasattr(module, "embeddings") and isinstance(layers, nn.ModuleList) and hasattr(layers[0], "attention"):
+            return module
+    raise NotInThisModel(f"{type(model).__name__} has no layers with attention")
+
+
+def batches(
+    encoder: nn.Module, pixel_values: Images, batch_size: int | None = None, progress: bool = False
+) -> Iterator[torch.Tensor]:
+    """Images in batches that fit: (at most `batch_size`, channels, height, width), on the device of the encoder.
+
+    Raises:
+        ValueError: what comes is no batch of images of one size; images as patches (the preset "native") can be one.
+    """
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    sources = [pixel_values] if isinstance(pixel_values, torch.Tensor | np.ndarray | Mapping) else pixel_values
+    device = next(encoder.parameters()).device
+    count = 0
+    with tqdm(desc="attention", unit="image", disable=not progress, leave=False) as bar:
+        for source in sources:
+            images = as_images(source, encoder.config)
+            for batch in images.split(batch_size or images_at_once(encoder.config, images)):
+                yield batch.to(device)
+                bar.update(len(batch))
+            count += len(images)
+    if not count:
+        raise ValueError("there are no images")
+
+
+def as_images(source: Any, config: HfViTConfig) -> torch.Tensor:
+    """What a processor or a data loader gives for a batch, as (images, channels, height, width)."""
+    if isinstance(source, Mapping):
+        source = _put_together(source, config) if "spatial_shapes" in source else source["pixel_values"]
+    elif isinstance(source, list | tuple):  # images and labels
+        source = source[0]
+    images = torch.as_tensor(source)
+    if images.ndim != 4 or images.shape[1] != config.num_channels:
+        raise ValueError(
+            f"pixel_values has shape {tuple(images.shape)}; expected (images, {config.num_channels}, height, width)"
+        )
+    return images
+
+
+def _put_together(source: Mapping, config: HfViTConfig) -> torch.Tensor:
+    """Images that came as patches, which must be of one shape; padding is left out."""
+    shapes = torch.as_tensor(source["spatial_shapes"]).unique(dim=0).tolist()
+    if len(shapes) > 1:
+        listed = ", ".join(f"{rows} x {columns}" for rows, columns in shapes)
+        raise ValueError(f"images of {listed} patches have no common grid: pass images of one shape at a time")
+    rows, columns = shapes[0]
+    patches = torch.as_tensor(source["pixel_values"])[:, : rows * columns]
+    return unpatchify(patches, (rows, columns), patch_pixels(config))
+
+
+def images_at_once(config: HfViTConfig, images: torch.Tensor) -> int:
+    rows, columns = config.grid_of(*images.shape[-2:])
+    tokens = config.num_prefix_tokens + rows * columns
+    return min(max(LAYER_BYTES // (4 * config.num_attention_heads * tokens**2), 1), MOST_IMAGES)
+
+
+@torch.inference_mode()
+def observe(
+    encoder: nn.Module, images: torch.Tensor, reduce: Callable[[torch.Tensor], Reduced]
+) -> tuple[list[Reduced], torch.Tensor | None]:
+    """Run the encoder without dropout and reduce the attentions of each layer as soon as they are there.
+
+    So the attentions of one layer are held at a time, and they come with any attention implementation.
+
+    Args:
+        reduce: called with (images, heads, tokens, tokens) in float32 at least; its result is kept.
+
+    Returns:
+        What `reduce` made of each layer, first layer first; and the last hidden state (images, tokens, hidden_size),
+        as the pooling sees it, or None for a backbone.
+    """
+    reduced: list[Any] = [None] * len(encoder.layers)
+    modes = {module: module.training for module in encoder.modules()}
+    hooks = []
+    for index, layer in enumerate(encoder.layers):
+        hooks.append(layer.attention.register_forward_pre_hook(_ask, with_kwargs=True))
+        hooks.append(layer.attention.register_forward_hook(partial(_answer, reduced, index, reduce)))
+    try:
+        outputs = encoder.eval()(images, output_attentions=False)  # so that they are not collected
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training
+    return reduced, getattr(outputs, "last_hidden_state", None)
+
+
+def _ask(attention: nn.Module, arguments: tuple, options: dict) -> tuple[tuple, dict]:
+    return arguments, {**options, "output_attentions": True}
+
+
+def _answer(reduced: list, index: int, reduce: Callable, attention: nn.Module, arguments: tuple, output: tuple) -> None:
+    attentions = output[1]
+    if attentions is None:
+        raise NotInThisModel(f"{type(attention).__name__} of layer {index} returns no attentions")
+    reduced[index] = reduce(attentions.to(torch.promote_types(attentions.dtype, torch.float32)))
+
+
+def patch_pixels(config: HfViTConfig) -> tuple[int, int]:
+    """(height, width) of a patch in pixels of the image, also behind a stem."""
+    height, width = as_pair(config.patch_size)
+    return height * config.stride, width * config.stride
+
+
+def finite(model: nn.Module, values: np.ndarray) -> np.ndarray:
+    """The values, if they are numbers.
+
+    Raises:
+        ValueError: they are not; the message names what in the model is not.
+    """
+    if np.isfinite(values).all():
+        return values
+    check_weights(model)
+    raise ValueError("the attention is NaN or infinite, though every weight is a number: are the pixel values?")
+
+
+def check_weights(model: nn.Module) -> None:
+    """
+    Raises:
+        ValueError: a weight is NaN or infinite; the message names the first such tensor.
+    """
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            count = int((~weight.isfinite()).sum())
+            raise ValueError(f"{name} has {count:,} of {weight.numel():,} values that are NaN or infinite")

@@ -1,0 +1,75 @@
+"""What can be seen in the weights alone: the filters that meet the pixels, and where positions are alike."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..configuration_hf_vit import Size, as_pair
+from ..resnet_stem import standardize
+from .observing import NotInThisModel, finite
+
+
+def embedding_filters(model: nn.Module, components: int = 28) -> np.ndarray:
+    """Principal components of the filters that meet the pixels (Figure 7, left, of arXiv 2010.11929).
+
+    Those are the patch embeddings, and in a hybrid the root convolution of its stem, with the standardised weights that
+    it computes with. Kernels are samples, their pixels variables, and the mean kernel is subtracted.
+
+    Returns:
+        (components, channels, height, width), unit vectors in the order of explained variance, float64; the sign, which
+        is arbitrary, is that which makes the value of largest magnitude positive.
+
+    Raises:
+        ValueError: there are fewer kernels, or fewer values in each, than `components`.
+    """
+    kernels = _first_kernels(model)
+    samples = kernels.reshape(len(kernels), -1)
+    if not 1 <= components <= min(samples.shape):
+        raise ValueError(f"components is {components}; {samples.shape[0]} kernels of {samples.shape[1]} values have "
+                         f"from 1 to {min(samples.shape)}")  # fmt: skip
+    finite(model, samples)
+    axes = np.linalg.svd(samples - samples.mean(axis=0), full_matrices=False)[2][:components]
+    largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=1, keepdims=True), axis=1)
+    return (axes * np.sign(largest)).reshape(components, *kernels.shape[1:])
+
+
+def _first_kernels(model: nn.Module) -> np.ndarray:
+    """(kernels, channels, height, width) of the first convolution, as the forward applies them, float64."""
+    convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    if convolution is None:
+        raise NotInThisModel(f"{type(model).__name__} has no convolution")
+    weight = convolution.weight.detach().double()
+    numbers = getattr(convolution, "numbers", None)  # what a convolution with standardised weights has
+    return (weight if numbers is None else standardize(weight, numbers)).cpu().numpy()
+
+
+@torch.no_grad()
+def position_similarity(model: nn.Module, image_size: Size | None = None) -> np.ndarray:
+    """Cosine similarity of the position embeddings of every two patches (Figures 7 and 10 of arXiv 2010.11929).
+
+    Where every layer has its own, the mean over the layers.
+
+    Args:
+        image_size: an int or (height, width) in pixels, whose positions are resampled from the stored ones; by default
+            the model's own. Fixed positions are computed.
+
+    Returns:
+        (rows, columns, rows, columns), float64: [i, j] is the map of patch (i, j).
+
+    Raises:
+        ValueError: the model has no position embeddings, or relative ones, which are of pairs of patches.
+    """
+    encoder: Any = next((module for module in model.modules() if hasattr(module, "layer_position_embeddings")), None)
+    kind = "none" if encoder is None else encoder.config.position_embedding_type
+    if kind in ("none", "relative"):
+        absent = "no position embeddings" if kind == "none" else "relative position embeddings, none for a patch"
+        raise NotInThisModel(f"{type(model).__name__} has {absent}")
+    config = encoder.config
+    grid = config.grid_of(*as_pair(config.image_size if image_size is None else image_size))
+    tables = encoder.layer_position_embeddings  # None where they are added at the input
+    positions = encoder.embeddings.positions_on(grid, next(model.parameters())) if tables is None else tables(grid)
+    patches = positions[:, config.num_prefix_tokens :].double()
+    directions = nn.functional.normalize(patches, dim=2)
+    return finite(model, (directions @ directions.mT).mean(dim=0).cpu().numpy()).reshape(*grid, *grid)

@@ -1,0 +1,161 @@
+"""`hf-vit demo FOLDER`: a page that classifies a picture and shows where the model looks."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+from ..auto import register_auto_classes
+from ..configuration_hf_vit import as_pair
+from ..modeling_hf_vit import unpatchify
+
+TOP_K = 5
+SHOWN_SIZE = 448  # pixels of the shorter side, at least
+DARKEST = 0.15  # of the brightness, where the model does not look
+
+
+class Demo:
+    """A classifier and its image processor.
+
+    Args:
+        folder: of `save_pretrained`, or a name on the Hub.
+
+    Raises:
+        ValueError: the folder holds no classifier, a ResNet, or a model that names a class for every patch.
+    """
+
+    def __init__(self, folder: str | Path):
+        register_auto_classes()
+        self.model = AutoModelForImageClassification.from_pretrained(folder).eval()
+        self.processor = AutoImageProcessor.from_pretrained(folder)
+        if not hasattr(self.model.config, "pooling"):
+            raise ValueError(f"{folder} holds a ResNet, which has no attention to show")
+        if self.model.config.pooling == "none":
+            raise ValueError(f"{folder} classifies every patch, not the picture; a demo needs another pooling")
+
+    @torch.inference_mode()
+    def look(self, picture: str | Path) -> tuple[dict[str, float], Image.Image]:
+        """The most likely classes with their probabilities, and what the model saw, bright where it looks."""
+        batch = self.processor(str(picture), padding="longest", return_tensors="pt")
+        outputs = self.model(**batch, output_attentions=True)
+        seen = self.seen(batch)
+        grid = self.model.config.grid_of(*seen.shape[:2])
+        attention = roll_out(outputs.attentions, grid, self.model.config.num_prefix_tokens)
+        return self.top_classes(outputs.logits[0]), highlight(seen, attention)
+
+    def top_classes(self, logits: torch.Tensor) -> dict[str, float]:
+        scores, indices = logits.softmax(dim=-1).topk(min(TOP_K, len(logits)))
+        found: dict[str, float] = {}
+        for score, index in zip(scores.tolist(), indices.tolist(), strict=True):
+            label = self.model.config.id2label[index]
+            found[label if label not in found else f"{label} (class {index})"] = score  # ImageNet has two cranes
+        return found
+
+    def seen(self, batch: dict[str, torch.Tensor]) -> np.ndarray:
+        """The pixels of the first image that the model gets: (height, width, channels) in [0, 1]."""
+        config, processor, pixels = self.model.config, self.processor, batch["pixel_values"]
+        if "spatial_shapes" in batch:
+            rows, columns = batch["spatial_shapes"][0].tolist()
+            height, width = (size * config.stride for size in as_pair(config.patch_size))
+            pixels = unpatchify(pixels[:1], (rows, columns), (height, width))
+        mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
+        mean, std = (torch.as_tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in (mean, std))
+        return (pixels[0] * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
+
+
+def roll_out(attentions: tuple[torch.Tensor, ...], grid: tuple[int, int], num_prefix_tokens: int) -> np.ndarray:
+    """How much of each patch reaches the class token, or the mean of the tokens where there is none.
+
+    Attention rollout (arXiv 2005.00928), with the residual connections as the identity.
+
+    Args:
+        attentions: of one image, (1, heads, tokens, tokens) per layer.
+
+    Returns:
+        (rows, columns): the share of each patch; the sum is 1.
+    """
+    tokens = attentions[0].shape[-1]
+    shares = torch.full((tokens,), 1 / tokens)
+    if num_prefix_tokens:
+        shares = torch.eye(tokens)[0]
+    for attention in reversed(attentions):
+        shares = (shares @ attention[0].float().mean(dim=0) + shares) / 2
+    patches = shares[num_prefix_tokens:].view(grid)
+    return (patches / patches.sum()).numpy()
+
+
+def highlight(seen: np.ndarray, attention: np.ndarray) -> Image.Image:
+    """A picture that is dark where the model does not look.
+
+    Args:
+        seen: (height, width, 1 or 3) in [0, 1].
+        attention: (rows, columns); the patch with the least is darkest, the one with the most as bright as it is.
+    """
+    height, width = seen.shape[:2]
+    least, most = attention.min(), attention.max()
+    attention = (attention - least) / (most - least) if most > least else np.ones_like(attention)
+    factor = max(1, round(SHOWN_SIZE / min(height, width)))
+    size = (width * factor, height * factor)
+    picture = Image.fromarray((seen * 255).round().astype(np.uint8).squeeze()).convert("RGB").resize(size)
+    light = Image.fromarray(attention.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
+    brightness = DARKEST + (1 - DARKEST) * np.asarray(light).clip(0, 1)[..., None]
+    return Image.fromarray((np.asarray(picture) * brightness).round().astype(np.uint8))
+
+
+def build_page(folder: str | Path) -> Any:
+    """The page, a `gradio.Interface`.
+
+    Raises:
+        ImportError: gradio is not installed.
+    """
+    try:
+        import gradio
+    except ImportError as error:
+        raise ImportError("gradio is not installed: pip install 'hf_vit[demo]'") from error
+
+    demo = Demo(folder)
+
+    def look(picture: str | None):
+        if picture is None:
+            return None, None
+        try:
+            return demo.look(picture)
+        except ValueError as error:
+            raise gradio.Error(str(error)) from error
+
+    return gradio.Interface(
+        look,
+        inputs=gradio.Image(type="filepath", image_mode=None, label="Picture"),
+        outputs=[
+            gradio.Label(num_top_classes=TOP_K, label="Classes"),
+            gradio.Image(format="png", label="Where the model looks", buttons=["download", "fullscreen"]),
+        ],
+        title=Path(folder).name,
+        live=True,  # as soon as a picture is there
+        flagging_mode="never",
+        analytics_enabled=False,
+    )
+
+
+def serve(folder: str | Path, host: str = "127.0.0.1", port: int | None = None, open_browser: bool = False) -> None:
+    """Show the page until interrupted.
+
+    Args:
+        host: "0.0.0.0" lets other machines see it too.
+        port: the first free one from 7860 by default.
+    """
+    page = build_page(folder)
+    _, address, _ = page.launch(
+        server_name=host,
+        server_port=port,
+        inbrowser=open_browser,
+        share=False,
+        ssr_mode=False,
+        quiet=True,
+        prevent_thread_lock=True,
+    )
+    print(f"{folder} is shown at {address} (Ctrl+C ends it)", flush=True)
+    page.block_thread()

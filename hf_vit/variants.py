@@ -1,0 +1,24 @@
+"""Every architecture by its name: "B/16", "R50+L/16", "R50x1"."""
+
+from typing import Any
+
+from . import configuration_hf_bit as bit
+from . import configuration_hf_vit as vit
+from .configuration_hf_bit import HfBiTConfig
+from .configuration_hf_vit import HfViTConfig
+
+VARIANTS = (*vit.VARIANTS, *bit.VARIANTS)
+
+
+def config_of_variant(name: str, **fields: Any) -> HfViTConfig | HfBiTConfig:
+    """The configuration of a Vision Transformer, a hybrid or a BiT ResNet.
+
+    Args:
+        fields: any of the configuration's.
+
+    Raises:
+        ValueError: no architecture has this name.
+    """
+    if name not in VARIANTS:
+        raise ValueError(f"unknown variant {name!r}; known: {', '.join(VARIANTS)}")
+    return (HfBiTConfig if name in bit.VARIANTS else HfViTConfig).from_variant(name, **fields)

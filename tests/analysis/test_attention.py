@@ -1,0 +1,271 @@
+"""Attention: values by hand on 2 x 2 grids, the authors' formulas written out, every pooling and stem."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from hf_vit import analysis
+from hf_vit.analysis.attention import MeanDistance, layer_mixing, mix_heads, pooling_weights
+from hf_vit.analysis.observing import LAYER_BYTES, batches, encoder_of, observe, patch_pixels
+from hf_vit.configuration_hf_vit import HfViTConfig
+from hf_vit.modeling_hf_vit import HfViTBackbone, HfViTModel
+from hf_vit.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
+from hf_vit.native_resolution import patchify
+
+from ..test_modeling import TINY, VARIANTS, images, tiny
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)
+def model(request):
+    return tiny(**request.param)
+
+
+@torch.no_grad()
+def attentions_of(model, pixel_values) -> np.ndarray:
+    """(layers, images, heads, tokens, tokens), through the model's own output, float64."""
+    outputs = encoder_of(model)(pixel_values, output_attentions=True)
+    return np.stack([attentions.numpy() for attentions in outputs.attentions]).astype(np.float64)
+
+
+def author_distances(attentions: np.ndarray, grid, pixels, prefix) -> np.ndarray:
+    """The formula of google-research/vision_transformer, issue 162, for any grid: (layers, heads)"""
+    places = [(row * pixels[0], column * pixels[1]) for row in range(grid[0]) for column in range(grid[1])]
+    distances = np.array([[np.hypot(y - v, x - u) for v, u in places] for y, x in places])
+    return (attentions[..., prefix:, prefix:] * distances).sum(axis=-1).mean(axis=(1, 3))
+
+
+def test_distance_by_hand_on_a_2_x_2_grid():
+    """Patches of 3 x 4 pixels: neighbours are 3 or 4 apart, the diagonal is 5."""
+    config = HfViTConfig(hidden_size=8, num_attention_heads=2, image_size=(6, 8), patch_size=(3, 4))
+    attentions = torch.zeros(1, 2, 5, 5)
+    attentions[0, 0] = torch.eye(5)  # the first head looks at itself
+    attentions[0, 1, :, 4] = 0.5  # the second: half at the patch in the last corner, half at the class token
+    attentions[0, 1, :, 0] = 0.5
+    image = torch.zeros(1, 3, 6, 8)
+    by_hand = (5 + 3 + 4 + 0) / 4
+    assert MeanDistance(config, image, renormalize=False)(attentions).tolist() == [0, 0.5 * by_hand]
+    assert MeanDistance(config, image, renormalize=True)(attentions).tolist() == [0, by_hand]
+
+
+def test_rollout_by_hand_on_a_2_x_2_grid():
+    """Two heads, one of which looks at the first patch and one at the last."""
+    attentions = torch.zeros(1, 2, 4, 4)
+    attentions[0, 0, :, 0] = attentions[0, 1, :, 3] = 1
+    without, mixing = mix_heads(attentions, identity=False), mix_heads(attentions, identity=True)
+    assert without[0, 1].tolist() == [0.5, 0, 0, 0.5]
+    assert mixing[0, 1].tolist() == [0.25, 0.5, 0, 0.25]
+    assert (mixing @ mixing)[0, 1].tolist() == [0.375, 0.25, 0, 0.375]
+
+
+def test_uniform_attention_by_hand():
+    """Without queries every token looks everywhere alike: 3 x 2 patches of 4 x 6 pixels and the class token."""
+    model = tiny(image_size=(8, 12))
+    for layer in model.vit.layers:
+        torch.nn.init.zeros_(layer.attention.q_proj.weight)
+        torch.nn.init.zeros_(layer.attention.q_proj.bias)
+    pixel_values = images(model)
+    by_hand = (4 + 6 + np.hypot(4, 6)) / 5
+    np.testing.assert_allclose(analysis.attention_distance(model, pixel_values), np.full((3, 2), by_hand), rtol=1e-6)
+    np.testing.assert_allclose(analysis.attention_rollout(model, pixel_values), np.full((2, 2, 2), 0.25), rtol=1e-6)
+    np.testing.assert_allclose(analysis.attention_maps(model, pixel_values), np.full((2, 3, 2, 2, 2), 0.2), rtol=1e-6)
+
+
+def test_distances_are_the_authors_formula(model):
+    pixel_values, config = images(model, batch=3), model.config
+    expected = author_distances(
+        attentions_of(model, pixel_values), config.grid_size, patch_pixels(config), config.num_prefix_tokens
+    )
+    assert expected.shape == (3, 2)
+    np.testing.assert_allclose(analysis.attention_distance(model, pixel_values), expected, rtol=2e-6)
+
+
+def test_a_patch_behind_a_stem_is_as_large_as_it_is_in_the_image():
+    assert patch_pixels(tiny(hybrid=True).config) == (8, 16)
+
+
+@pytest.mark.parametrize("identity", [True, False])
+def test_rollout_is_the_product_of_the_layers(model, identity):
+    pixel_values, prefix = images(model), model.config.num_prefix_tokens
+    rollout = np.eye(attentions_of(model, pixel_values).shape[-1])
+    for attentions in attentions_of(model, pixel_values).mean(axis=2):
+        mixing = attentions + identity * np.eye(attentions.shape[-1])
+        rollout = mixing / mixing.sum(axis=-1, keepdims=True) @ rollout
+    np.testing.assert_allclose(rollout.sum(axis=-1), 1)
+    (_, weights, grid) = next(iter(layer_mixing(model, pixel_values, identity, None, False)))
+    patches = np.einsum("bt,btp->bp", weights.numpy().astype(np.float64), rollout)[:, prefix:]
+    expected = (patches / patches.sum(axis=1, keepdims=True)).reshape(2, *grid)
+    found = analysis.attention_rollout(model, pixel_values, identity=identity)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found.sum(axis=(1, 2)), 1, rtol=1e-6)
+
+
+def test_each_layer_mixes_to_one(model):
+    mixing, weights, grid = next(iter(layer_mixing(model, images(model), True, None, False)))
+    assert grid == model.config.grid_size
+    assert len(mixing) == 3
+    for rows in (*mixing, weights):
+        torch.testing.assert_close(rows.sum(dim=-1), torch.ones(rows.shape[:-1]))
+
+
+@torch.no_grad()
+def test_what_the_head_sees(model):
+    """The share of each token is the derivative of what it is pooled to, if values were their tokens."""
+    encoder, config = encoder_of(model), model.config
+    states = encoder(images(model)).last_hidden_state
+    weights = pooling_weights(encoder, torch.zeros(2, states.shape[1], states.shape[1]), states)
+    if config.pooling == "map":
+        pooling = copy.deepcopy(encoder.pooler.map)
+        pooling.v_proj.weight.copy_(torch.eye(config.hidden_size))
+        pooling.o_proj.weight.copy_(torch.eye(config.hidden_size))
+        for projection in (pooling.v_proj, pooling.o_proj):
+            projection.bias.zero_()
+        pooling.mlp.fc2.weight.zero_()
+        pooling.mlp.fc2.bias.zero_()
+        heads = pooling(states)  # each head mixes its own channels
+        mixed = torch.einsum("bt,btc->bc", weights, states)
+        assert torch.corrcoef(torch.stack([heads.flatten(), mixed.flatten()]))[0, 1] > 0.9
+    elif config.pooling == "none":
+        assert weights[0, :2].tolist() == [0, weights[0, -1]]
+    else:
+        torch.testing.assert_close(torch.einsum("bt,btc->bc", weights, states), encoder.pooler.pool(states, None))
+
+
+def test_pooling_of_patches_only_leaves_the_class_token_out():
+    model = tiny(pooling="mean", use_cls_token=True, pool_patches_only=True)
+    weights = next(iter(layer_mixing(model, images(model), True, None, False)))[1]
+    assert weights[0, 0] == 0
+    model = tiny(pooling="map", use_cls_token=True, pool_patches_only=True)
+    weights = next(iter(layer_mixing(model, images(model), True, None, False)))[1]
+    assert weights[0, 0] == 0
+    torch.testing.assert_close(weights.sum(dim=1), torch.ones(2))
+
+
+def test_maps_are_rows_of_the_attentions(model):
+    pixel_values, prefix = images(model), model.config.num_prefix_tokens
+    attentions = attentions_of(model, pixel_values)
+    rows, columns = model.config.grid_size
+    query = attentions[..., 0, :] if prefix else attentions.mean(axis=-2)
+    expected = np.moveaxis(query[..., prefix:], 0, 1).reshape(2, 3, 2, rows, columns)
+    np.testing.assert_allclose(analysis.attention_maps(model, pixel_values), expected, rtol=1e-5)
+    patch = attentions[..., prefix + columns + 2, prefix:]  # row 1, column 2
+    if rows > 1:
+        found = analysis.attention_maps(model, pixel_values, query=(1, 2))
+        np.testing.assert_allclose(found, np.moveaxis(patch, 0, 1).reshape(2, 3, 2, rows, columns), rtol=1e-5)
+
+
+@pytest.mark.parametrize("function", [analysis.attention_distance, analysis.attention_rollout, analysis.attention_maps])
+def test_eager_and_sdpa_give_the_same(function):
+    model = tiny()
+    found = {}
+    for implementation in ("eager", "sdpa"):
+        model.set_attn_implementation(implementation)
+        found[implementation] = function(model, images(model))
+    np.testing.assert_array_equal(found["eager"], found["sdpa"])
+
+
+@pytest.mark.parametrize("function", [analysis.attention_distance, analysis.attention_rollout, analysis.attention_maps])
+def test_batches_and_data_loaders_give_the_same(function):
+    model = tiny()
+    pixel_values = images(model, batch=5)
+    expected = function(model, pixel_values)
+    labelled = DataLoader(TensorDataset(pixel_values, torch.arange(5)), batch_size=2)
+    sources = [pixel_values.numpy(), {"pixel_values": pixel_values}, [{"pixel_values": pixel_values}], labelled]
+    for source in sources:
+        np.testing.assert_allclose(function(model, source, batch_size=2), expected, rtol=1e-5)
+    np.testing.assert_allclose(function(model, iter(labelled), progress=True), expected, rtol=1e-5)
+
+
+def test_as_many_images_at_once_as_fit():
+    """B/16: 12 heads of 197 x 197 attentions in float32 are 1.86 MB for an image."""
+    encoder = torch.nn.Linear(1, 1)
+    encoder.config = HfViTConfig()
+    sizes = [len(batch) for batch in batches(encoder, torch.zeros(40, 3, 224, 224))]
+    assert sizes == [18, 18, 4]
+    assert 17 < LAYER_BYTES / (12 * 197**2 * 4) < 19
+
+
+def test_other_sizes_than_the_models():
+    model = tiny()
+    pixel_values = torch.randn(2, 3, 12, 24)
+    assert analysis.attention_rollout(model, pixel_values).shape == (2, 3, 4)
+    assert analysis.attention_distance(model, [pixel_values, images(model)]).shape == (3, 2)
+    with pytest.raises(ValueError, match="images of several sizes"):
+        analysis.attention_rollout(model, [pixel_values, images(model)])
+    with pytest.raises(ValueError, match="image height 13 is not a multiple of 4"):
+        analysis.attention_rollout(model, torch.randn(2, 3, 13, 24))
+
+
+def test_images_as_patches_of_one_shape():
+    model = tiny()
+    pixel_values = images(model)
+    patches = torch.nn.functional.pad(patchify(pixel_values, (4, 6)), (0, 0, 0, 7))
+    native = {"pixel_values": patches, "spatial_shapes": torch.tensor([[5, 6], [5, 6]])}
+    expected = analysis.attention_rollout(model, pixel_values)
+    np.testing.assert_array_equal(analysis.attention_rollout(model, native), expected)
+    native["spatial_shapes"] = torch.tensor([[5, 6], [6, 5]])
+    with pytest.raises(ValueError, match="images of 5 x 6, 6 x 5 patches have no common grid"):
+        analysis.attention_rollout(model, native)
+
+
+@pytest.mark.parametrize("model_class", [HfViTModel, HfViTBackbone, HfViTForMaskedPatchPrediction])
+def test_other_models_than_classifiers(model_class):
+    model = model_class(HfViTConfig(**TINY)).eval()
+    assert analysis.attention_rollout(model, images(model)).shape == (2, 5, 6)
+    assert analysis.attention_distance(torch.nn.Sequential(model), images(model)).shape == (3, 2)
+
+
+def test_the_model_is_left_as_it_was():
+    model = tiny(hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5).train()
+    model.vit.layers[1].eval()
+    modes = [module.training for module in model.modules()]
+    first, second = (analysis.attention_distance(model, images(model)) for _ in range(2))
+    np.testing.assert_array_equal(first, second)  # without dropout
+    assert [module.training for module in model.modules()] == modes
+    attention = model.vit.layers[0].attention
+    assert not attention._forward_hooks
+    assert not attention._forward_pre_hooks
+    with pytest.raises(RuntimeError, match="stop here"):
+        observe(model.vit, images(model), stop)
+    assert [module.training for module in model.modules()] == modes
+    assert not attention._forward_hooks
+
+
+def stop(attentions):
+    raise RuntimeError("stop here")
+
+
+def test_bfloat16_models():
+    model = tiny()
+    expected = analysis.attention_distance(model, images(model))
+    found = analysis.attention_distance(model.to(torch.bfloat16), images(model))
+    np.testing.assert_allclose(found, expected, rtol=0.03)
+
+
+def test_bad_input_is_refused():
+    model = tiny()
+    for pixel_values, sentence in (
+        (torch.zeros(3, 20, 36), r"pixel_values has shape \(3, 20, 36\); expected \(images, 3, height, width\)"),
+        (torch.zeros(2, 4, 20, 36), r"pixel_values has shape \(2, 4, 20, 36\)"),
+        ([], "there are no images"),
+        (torch.zeros(0, 3, 20, 36), "there are no images"),
+        (torch.full((1, 3, 20, 36), torch.nan), "are the pixel values"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            analysis.attention_distance(model, pixel_values)
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        analysis.attention_rollout(model, images(model), batch_size=0)
+    with pytest.raises(ValueError, match=r"query is \(5, 0\); the image has 5 x 6 patches"):
+        analysis.attention_maps(model, images(model), query=(5, 0))
+    with pytest.raises(ValueError, match="Linear has no layers with attention"):
+        analysis.attention_distance(torch.nn.Linear(1, 1), images(model))
+
+
+@pytest.mark.parametrize("function", [analysis.attention_distance, analysis.attention_rollout, analysis.attention_flow])
+def test_weights_that_are_no_numbers_are_named(function):
+    model = tiny()
+    model.vit.layers[1].mlp.fc1.weight.data[:2, 3] = torch.nan
+    with pytest.raises(ValueError, match=r"vit.layers.1.mlp.fc1.weight has 2 of 308 values that are NaN or infinite"):
+        function(model, images(model))

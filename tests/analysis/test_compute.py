@@ -1,0 +1,262 @@
+"""Compute: formulas written out, torch's own counter on real tensors, and what the paper printed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from hf_vit import analysis
+from hf_vit.analysis import accounts, training_runs
+from hf_vit.cli import main
+from hf_vit.configuration_hf_bit import HfBiTConfig
+from hf_vit.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
+
+from ..test_modeling import VARIANTS as TINY_VARIANTS
+from ..test_modeling import images, tiny
+
+# Appendix of vit_jax/models_test.py: parameters with 1000 classes at 224 pixels
+PARAMETERS = {
+    "Ti/16": 5_717_416,
+    "S/16": 22_050_664,
+    "S/32": 22_878_952,
+    "B/8": 86_576_872,
+    "B/16": 86_567_656,
+    "B/32": 88_224_232,
+    "L/16": 304_326_632,
+    "L/32": 306_535_400,
+    "H/14": 632_045_800,
+    "R+Ti/16": 6_337_704,
+    "R26+S/32": 36_431_912,
+    "R26+B/32": 101_383_976,
+    "R50+B/16": 98_659_112,
+    "R50+L/32": 328_994_856,
+}
+
+
+def stem_multiply_adds(config: HfViTHybridConfig, pixels: int) -> int:
+    """Root and bottlenecks written out: 1 x 1, 3 x 3 (with the stride), 1 x 1, and a projection in each first unit."""
+    side = -(-pixels // 2)
+    total = side**2 * config.stem_width * config.num_channels * 7 * 7
+    side, inputs = -(-side // 2), config.stem_width
+    for stage, depth in enumerate(config.stem_depths):
+        channels = config.stem_width * 2**stage
+        for unit in range(depth):
+            output = -(-side // 2) if stage and not unit else side
+            total += side**2 * inputs * channels + output**2 * (9 * channels**2 + 4 * channels**2)
+            total += 0 if unit else output**2 * inputs * 4 * channels
+            side, inputs = output, 4 * channels
+    return total
+
+
+def model_multiply_adds(config: HfViTConfig, pixels: int) -> int:
+    hybrid = isinstance(config, HfViTHybridConfig)
+    stages = len(config.stem_depths) if hybrid else 0
+    map_channels = (config.stem_width * 2 ** (stages + 1) if stages else config.stem_width) if hybrid else 3
+    patches, width = (pixels // (config.stride * config.patch_size)) ** 2, config.hidden_size
+    tokens = patches + config.num_prefix_tokens
+    layer = 4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * config.intermediate_size
+    total = patches * map_channels * config.patch_size**2 * width + config.num_hidden_layers * layer
+    return total + width * config.num_labels + (stem_multiply_adds(config, pixels) if hybrid else 0)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_by_formula(name):
+    config = HfViTConfig.from_variant(name, num_labels=1000)
+    assert analysis.compute.count_multiply_adds(config) == model_multiply_adds(config, 224)
+    if name in ("B/16", "R50+B/16"):
+        larger = analysis.count_compute(config, 384)
+        assert larger.image_size == (384, 384)
+        assert larger.multiply_adds == model_multiply_adds(config, 384)
+
+
+@pytest.mark.parametrize("name", ["B/16", "S/32-gap-norep", "R+Ti/16", "R50+L/32"])
+def test_parts(name):
+    config = HfViTConfig.from_variant(name, num_labels=1000)
+    compute = analysis.count_compute(config)
+    if name in PARAMETERS:
+        assert compute.parameters == PARAMETERS[name]
+    parts = {part.name: part for part in compute.parts}
+    width, layers = config.hidden_size, config.num_hidden_layers
+    tokens = config.grid_size[0] ** 2 + config.num_prefix_tokens
+    assert parts["attention: between tokens"] == ("attention: between tokens", 0, layers * 2 * tokens**2 * width)
+    assert parts["attention: projections"].multiply_adds == layers * 4 * tokens * width**2
+    assert parts["attention: projections"].parameters == layers * 4 * (width**2 + width)
+    assert parts["MLP"].multiply_adds == layers * 8 * tokens * width**2
+    assert parts["head"] == ("head", 1000 * (width + 1), 1000 * width)
+    assert parts["class token and positions"].parameters == (tokens + config.num_prefix_tokens) * width
+    assert ("ResNet stem" in parts) == name.startswith("R")
+    if name.startswith("R"):
+        assert parts["ResNet stem"].multiply_adds == stem_multiply_adds(config, 224)
+
+
+@pytest.mark.parametrize("fields", TINY_VARIANTS.values(), ids=TINY_VARIANTS)
+def test_torchs_counter_on_real_tensors(fields):
+    model = tiny(**fields)
+    model.set_attn_implementation("eager")
+    compute = analysis.count_compute(model)
+    for options, expected in (
+        ({"output_hidden_states": True}, compute.multiply_adds),
+        ({}, compute.logits_multiply_adds),
+    ):
+        with FlopCounterMode(display=False) as counter:
+            model(images(model, batch=1), **options)
+        fused = 2 * 2 * model.config.hidden_size * (model.config.grid_size[0] * model.config.grid_size[1]) + (
+            4 * model.config.hidden_size * model.config.num_prefix_tokens
+        )  # the pooling's own attention, which torch's counter does not know on the CPU
+        missing = fused if model.config.pooling == "map" else 0
+        assert counter.get_total_flops() + missing == 2 * expected
+    assert compute.parameters == model.num_parameters()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("fields", [{}, {"hybrid": True}], ids=["plain", "hybrid"])
+def test_activations_are_what_autograd_keeps_of_real_tensors(attention, fields):
+    model = tiny(**fields)
+    model.set_attn_implementation(attention)
+    weights, kept = {weight.data_ptr() for weight in model.parameters()}, {1: {}, 2: {}}
+    for batch, storages in kept.items():
+
+        def keep(tensor, storages=storages):
+            storages[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(images(model, batch))
+    one, two = (
+        sum(tensor.untyped_storage().nbytes() for place, tensor in storages.items() if place not in weights)
+        for storages in kept.values()
+    )
+    assert analysis.count_compute(model, attention=attention).activation_bytes == two - one > 0
+
+
+def test_the_papers_exaflops():
+    """Table 6 of arXiv 2010.11929: as torch counts, within 5 %; without the products with padding, within 1.5 %.
+
+    Except one row: what the paper prints for R50+L/16 after 7 epochs is not half of what it prints after 14.
+    """
+    rows = training_runs.table_rows(6)
+    assert len(rows) == 18
+    for row in rows:
+        printed = 1668 / 2 if (row["model"], row["epochs"]) == ("R50+L/16", 7) else row["exaFLOPs"]
+        assert row["computed"] == pytest.approx(printed, rel=0.05), row
+        close = 0.025 if row["model"] in ("B/32", "R50x1") else 0.008  # the two that are printed with two digits
+        assert row["computed_without_padding"] == pytest.approx(printed, rel=close), row
+
+
+def test_products_with_padding_by_hand():
+    """3x3 on 5 x 7: at 'fixed', the first and last of the outputs miss one row or column each."""
+    config = HfBiTConfig(depths=[1], embedding_size=32, image_size=(20, 28))
+    root = (10 * 14 * 49 - inside(20, 7, 2, 3) * inside(28, 7, 2, 3)) * 3 * 32
+    unit = (5 * 7 * 9 - (3 * 5 - 2) * (3 * 7 - 2)) * 32 * 32
+    assert analysis.compute.count_on_padding(config) == root + unit
+    assert analysis.compute.count_on_padding(HfViTConfig.from_variant("Ti/16")) == 0
+
+
+def inside(size: int, kernel: int, stride: int, before: int) -> int:
+    places = [start * stride - before + tap for start in range(size // stride) for tap in range(kernel)]
+    return len([place for place in places if 0 <= place < size])
+
+
+def test_the_papers_days():
+    """Table 2: our three rows run at the share of the peak that the default says, on average."""
+    rows = [row for row in training_runs.table_rows(2) if row["computed"] is not None]
+    assert len(rows) == 3
+    shares = [analysis.accelerator_days(row["computed"], utilization=1) / row["TPUv3-core-days"] for row in rows]
+    assert [round(share, 2) for share in shares] == [0.32, 0.43, 0.39]
+    assert sum(shares) / 3 == pytest.approx(training_runs.UTILIZATION, abs=0.005)
+
+
+def test_training_by_hand():
+    assert analysis.training_exaflops(1e9, epochs=2, dataset_size=5e6) == pytest.approx(0.06)
+    assert analysis.accelerator_days(1, "a100", utilization=0.5) == pytest.approx(1e18 / 156e12 / 86_400)
+    for arguments, sentence in (((1, -1, 1), "epochs is -1"), ((1, 1, -2), "dataset_size is -2")):
+        with pytest.raises(ValueError, match=sentence):
+            analysis.training_exaflops(*arguments)
+    with pytest.raises(ValueError, match="unknown accelerator 'abacus'; known: tpu-v3-core, a100, h100"):
+        analysis.accelerator_days(1, "abacus")
+    with pytest.raises(ValueError, match=r"utilization is 1\.5"):
+        analysis.accelerator_days(1, utilization=1.5)
+
+
+def test_counting_takes_no_weights():
+    """H/14, whose weights are 2.5 GB, for which the process grows by less than 300 MB."""
+    code = (
+        "import resource; from hf_vit.analysis.compute import count_multiply_adds, load_config\n"
+        "count_multiply_adds(load_config('Ti/16'))\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "count_multiply_adds(load_config('H/14'))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(result.stdout) < 300_000  # KiB
+
+
+def test_the_command(capsys, tmp_path):
+    assert main(["compute", "Ti/16", "--epochs", "7", "--dataset-size", "303e6", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["multiply_adds"] == model_multiply_adds(HfViTConfig.from_variant("Ti/16", num_labels=1000), 224)
+    assert found["training"]["exaflops"] == pytest.approx(6e-18 * found["multiply_adds"] * 7 * 303e6)
+    model = tiny()
+    model.save_pretrained(tmp_path / "folder")
+    assert main(["compute", str(tmp_path / "folder"), "--image-size", "24x36", "--dataset-size", "1000"]) == 0
+    text = capsys.readouterr().out
+    assert "one image of 24 x 36 pixels" in text
+    assert f"{analysis.count_compute(model, (24, 36)).parameters:,}" in text
+    assert "1 epochs of 1,000 images" in text
+    for number, words in ((6, ("R152x2", "-2.9%", "1,567", "padding")), (2, ("Noisy Student", "12,300", "1911.04252"))):
+        assert main(["compute", "--table", str(number)]) == 0
+        text = capsys.readouterr().out
+        assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "give one of a model"),
+        (["B/16", "--table", "6"], "give one of a model"),
+        (["B/16", "--output", "out.png"], "--output draws --runs CSV or --table 6"),
+        (["--runs", "runs.csv"], "--runs needs --output"),
+        (["B/16", "--image-size", "100"], "image height 100 is not a multiple of 16"),
+        (["B/16", "--dataset-size", "-3"], "dataset_size is -3"),
+        (["B/16", "--accelerator", "abacus"], "unknown accelerator"),
+        (["nowhere/at-all/here"], "neither a folder or a name on the Hub, nor one of Ti/16, S/32"),
+    ],
+)
+def test_the_command_refuses(arguments, sentence, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compute", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_of_a_csv(tmp_path, capsys):
+    path = tmp_path / "runs.csv"
+    path.write_text("name,exaflops,accuracy,family\nB/16,0.5,81.2,\nmine,0.25,79,CNN\n")
+    runs = analysis.read_runs(path)
+    assert runs == [("B/16", "ViT", 0.5, 81.2), ("mine", "CNN", 0.25, 79.0)]
+    assert main(["compute", "--runs", str(path), "--output", str(tmp_path / "runs.png")]) == 0
+    assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["compute", "--runs", str(path), "--output", str(tmp_path / "runs.png")]) == 2
+    assert "exists; give --overwrite" in capsys.readouterr().err
+    for text, sentence in (
+        ("name,accuracy\n", "has no column exaflops; it has name, accuracy"),
+        ("name,exaflops,accuracy\n", "has no runs"),
+        ("name,exaflops,accuracy\na,1,2\nb,x,2\n", "line 3: exaflops is 'x', not a number"),
+        ("name,exaflops,accuracy\na,0,2\n", "line 2: exaflops is 0; it must be above 0"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=sentence):
+            analysis.read_runs(path)
+
+
+def test_families():
+    assert [run.family for run in analysis.published_runs()] == 6 * ["ViT"] + 7 * ["ResNet"] + 5 * ["Hybrid"]
+
+
+def test_tables_are_aligned():
+    assert accounts.align([["a", "bb"], ["ccc", "d"]]) == "a    bb\nccc   d"

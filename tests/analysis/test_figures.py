@@ -1,0 +1,109 @@
+"""Figures: they show the numbers they were given, and no text is cut off."""
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from hf_vit import analysis
+from hf_vit.analysis import figures
+
+GENERATOR = np.random.default_rng(3)
+COLOUR = GENERATOR.random((40, 60, 3))
+
+
+def draw_all() -> dict:
+    similarity = GENERATOR.uniform(-1, 1, (9, 12, 9, 12))
+    runs = [analysis.Run(f"model {index}", "CNN" if index % 2 else "ViT", 10**index, 70 + index) for index in range(4)]
+    return {
+        "rollout": analysis.plot_attention_rollout(COLOUR, GENERATOR.random((4, 6))),
+        "rollout of a tall grey image": analysis.plot_attention_rollout(COLOUR[..., 0].T, np.full((6, 4), 1 / 24)),
+        "heads": analysis.plot_attention_maps(COLOUR, GENERATOR.random((12, 4, 6)) / 24),
+        "one head": analysis.plot_attention_maps(COLOUR, GENERATOR.random((1, 4, 6)) / 24),
+        "distance": analysis.plot_attention_distance(GENERATOR.random((24, 16)) * 100, images=128),
+        "distance of one head": analysis.plot_attention_distance(np.array([[3.0], [0.0]])),
+        "positions": analysis.plot_position_similarity(similarity),
+        "positions in a row": analysis.plot_position_similarity(similarity[:1, :, :1]),
+        "filters": analysis.plot_embedding_filters(GENERATOR.standard_normal((28, 3, 16, 16))),
+        "filters of grey images": analysis.plot_embedding_filters(GENERATOR.standard_normal((3, 1, 4, 6))),
+        "compute": analysis.plot_compute_accuracy(runs),
+        "compute of the paper": analysis.plot_compute_accuracy(analysis.published_runs()),
+    }
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return draw_all()
+
+
+def test_no_text_is_cut_off(drawn):
+    for name, figure in drawn.items():
+        figure.draw_without_rendering()
+        width, height = figure.canvas.get_width_height()
+        hidden = labels_not_drawn(figure)
+        for text in figure.findobj(Text):
+            if text.get_visible() and text.get_text().strip():
+                box = text.get_window_extent()
+                inside = box.x0 > -1 and box.y0 > -1 and box.x1 < width + 1 and box.y1 < height + 1
+                assert inside or text in hidden, f"{name}: {text.get_text()!r} at {box}"
+
+
+def labels_not_drawn(figure) -> set[Text]:
+    """Of ticks beyond the ends of an axis, and of axes that are switched off."""
+    labels = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+            away = [tick for tick in ticks if not (axes.axison and low <= tick.get_loc() <= high)]
+            labels |= {label for tick in away for label in (tick.label1, tick.label2)}
+    return labels
+
+
+def test_names_of_points_do_not_cover_each_other(drawn):
+    figure = drawn["compute of the paper"]
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == 18
+    overlaps = [(i, j) for i, box in enumerate(boxes) for j in range(i) if box.overlaps(boxes[j])]
+    assert not overlaps
+
+
+def test_distance_shows_every_head_and_the_mean():
+    distances = np.array([[1.0, 3.0], [5.0, 9.0], [2.0, 4.0]])
+    heads, mean = analysis.plot_attention_distance(distances).axes[0].lines
+    assert heads.get_ydata().tolist() == [1, 3, 5, 9, 2, 4]
+    assert np.round(heads.get_xdata()).tolist() == [1, 1, 2, 2, 3, 3]
+    assert mean.get_ydata().tolist() == [2, 7, 3]
+
+
+def test_rollout_shows_times_the_mean():
+    attention = np.array([[0.1, 0.2], [0.3, 0.4]])
+    over = analysis.plot_attention_rollout(COLOUR, attention).axes[1].images[1]
+    np.testing.assert_allclose(over.get_array(), [[0.4, 0.8], [1.2, 1.6]])
+    assert over.get_extent() == [-0.5, 59.5, 39.5, -0.5]
+
+
+def test_position_maps_are_those_of_their_patches():
+    similarity = np.arange(9 * 12 * 9 * 12).reshape(9, 12, 9, 12) / (9 * 12 * 9 * 12)
+    figure = analysis.plot_position_similarity(similarity)
+    tiles = [axes for axes in figure.axes if axes.images and axes.lines]
+    assert len(tiles) == figures.MOST_TILES**2
+    assert [tile.get_xlabel() for tile in tiles[-7:]] == ["1", "3", "5", "7", "8", "10", "12"]
+    np.testing.assert_array_equal(tiles[-6].images[0].get_array(), similarity[8, 2])
+    assert tiles[-6].lines[0].get_xydata().tolist() == [[2, 8]]
+
+
+def test_filters_are_centred_on_grey():
+    filters = np.zeros((2, 3, 4, 5))
+    filters[0, 0, 1, 2] = -2.0
+    filters[1, 2, 3, 4] = 0.5
+    first, second = (axes.images[0].get_array() for axes in analysis.plot_embedding_filters(filters).axes)
+    assert first[1, 2].tolist() == [0, 0.5, 0.5]
+    assert second[3, 4].tolist() == [0.5, 0.5, 1]
+
+
+def test_the_scale_ends_where_a_few_patches_stand_out():
+    attention = np.ones((10, 10))
+    attention[0, 0] = 1000
+    over = analysis.plot_attention_rollout(COLOUR, attention).axes[1].images[1]
+    assert over.get_clim()[1] < 1

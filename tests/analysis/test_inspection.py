@@ -1,0 +1,200 @@
+"""The report: what is in it, that it needs nothing else, and that what fails leaves the rest."""
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit.analysis.inspection import visible_image
+from hf_vit.cli import main
+from hf_vit.configuration_hf_bit import HfBiTConfig
+from hf_vit.hub import save_folder
+from hf_vit.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.modeling_hf_bit import HfBiTForImageClassification
+
+from ..test_modeling import tiny
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+
+
+def save(folder, model, preset="vit_jax"):
+    height, width = model.config.image_size
+    save_folder(folder, model, HfViTImageProcessor(preset, size={"height": height, "width": width}))
+    return folder
+
+
+def make_image(path, seed=0):
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (31, 45, 3), np.uint8)).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The folder that `hf-vit inspect` wrote for a model with an awkward label, of two images and a broken one."""
+    root = tmp_path_factory.mktemp("inspect")
+    model = tiny()
+    model.config.id2label = {index: f"<b>class</b> & {index}" for index in range(11)}
+    save(root / "tiny", model)
+    images = [make_image(root / "a b.png"), root / "broken.png", make_image(root / "c.png", seed=1)]
+    (root / "broken.png").write_text("no image")
+    command = ["inspect", str(root / "tiny"), "--image", *map(str, images), "--output", str(root / "report"), "--flow"]
+    assert main(command) == 2
+    return root / "report"
+
+
+class Page(HTMLParser):
+    def __init__(self, html: str):
+        super().__init__()
+        self.tags, self.links, self.text = [], [], ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.links += [value for name, value in attributes if name in ("src", "href", "srcset", "data", "action")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_folder_has_the_pictures_and_the_report(report):
+    assert {path.name for path in report.iterdir()} == {
+        "report.html",
+        "filters.png",
+        "position_similarity.png",
+        "attention_distance.png",
+        *(f"{image}.{kind}.png" for image in ("01-a_b", "03-c") for kind in ("rollout", "flow", "heads")),
+    }
+    for path in report.glob("*.png"):
+        with Image.open(path) as picture:
+            assert min(picture.size) > 150
+            assert np.asarray(picture.convert("L")).std() > 10  # something is drawn
+    assert not list(report.parent.glob(".*"))
+
+
+def test_the_page_is_complete_and_needs_nothing_else(report):
+    html = (report / "report.html").read_text()
+    page = Page(html)
+    assert page.tags.count("img") == 9
+    assert len(page.links) == 9
+    assert all(link.startswith("data:image/webp;base64,") for link in page.links)
+    assert not {"script", "link", "iframe", "object"} & set(page.tags)
+    assert "url(" not in html
+    assert "http" not in re.sub(r'http-equiv="Content-Security-Policy"', "", html)
+    for words in ("a b.png", "<b>class</b> & ", "5 x 6 patches", "3 layers of 2 heads", "multiply-adds", "MiB"):
+        assert words in page.text
+    assert "<b>" not in page.tags
+
+
+def test_an_unreadable_image_is_said_in_the_page(report):
+    assert "broken.png is not an image in a format that Pillow reads" in Page((report / "report.html").read_text()).text
+
+
+def test_an_unreadable_image_is_said_by_the_command(tmp_path, capsys):
+    save(tmp_path / "tiny", tiny())
+    make_image(tmp_path / "good.png")
+    images = [str(tmp_path / name) for name in ("good.png", "none.png")]
+    assert main(["inspect", str(tmp_path / "tiny"), "--image", *images, "--output", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err.strip().split("\r")[-1]
+    assert "none.png cannot be read" in error
+    assert "the report has everything else" in error
+    assert (tmp_path / "out" / "01-good.rollout.png").exists()
+
+
+def test_weights_that_are_nan_leave_what_can_be_seen(tmp_path, capsys):
+    model = tiny()
+    model.vit.layers[1].mlp.fc1.weight.data[0, 0] = torch.nan
+    save(tmp_path / "tiny", model)
+    image = str(make_image(tmp_path / "good.png"))
+    assert main(["inspect", str(tmp_path / "tiny"), "--image", image, "--output", str(tmp_path / "out")]) == 2
+    assert "vit.layers.1.mlp.fc1.weight has 1 of 308 values that are NaN or infinite" in capsys.readouterr().err
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"report.html", "filters.png", "position_similarity.png"}
+    assert "NaN or infinite" in (tmp_path / "out" / "report.html").read_text()
+
+
+MODELS = {
+    "mean": ({"pooling": "mean"}, "vit_jax"),
+    "map": ({"pooling": "map"}, "vit_jax"),
+    "none": ({"pooling": "none"}, "vit_jax"),
+    "hybrid": ({"hybrid": True}, "vit_jax"),
+    "no positions": ({"position_embedding_type": "none"}, "vit_jax"),
+    "native": ({"image_size": (24, 36)}, "native"),
+}
+
+
+@pytest.mark.parametrize(("fields", "preset"), MODELS.values(), ids=MODELS)
+def test_every_kind_of_model(fields, preset, tmp_path, capsys):
+    model = tiny(**fields)
+    processor = HfViTImageProcessor(preset, size=dict(zip(("height", "width"), model.config.image_size, strict=True)))
+    if preset == "native":
+        processor.update(patch_size=[4, 6], max_num_patches=30)
+    save_folder(tmp_path / "model", model, processor)
+    image = str(make_image(tmp_path / "image.png"))
+    assert main(["inspect", str(tmp_path / "model"), "--image", image, "--output", str(tmp_path / "out")]) == 0
+    text = Page((tmp_path / "out" / "report.html").read_text()).text
+    assert ("has no position embeddings" in text) == ("position_embedding_type" in fields)
+    assert (tmp_path / "out" / "01-image.rollout.png").exists()
+    assert (tmp_path / "out" / "attention_distance.png").exists()
+
+
+def test_a_resnet_has_no_attention(tmp_path, capsys):
+    torch.manual_seed(0)
+    config = HfBiTConfig(depths=[1, 2], embedding_size=32, image_size=(24, 36), num_labels=7)
+    save(tmp_path / "bit", HfBiTForImageClassification(config))
+    image = str(make_image(tmp_path / "image.png"))
+    assert main(["inspect", str(tmp_path / "bit"), "--image", image, "--output", str(tmp_path / "out")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.html", "filters.png"}
+    text = Page((tmp_path / "out" / "report.html").read_text()).text
+    for words in ("1 + 2", "has no layers with attention", "has no position embeddings", "14.3%"):
+        assert words in text
+
+
+def test_another_image_size(tmp_path):
+    save(tmp_path / "tiny", tiny())
+    image = str(make_image(tmp_path / "image.png"))
+    command = ["inspect", str(tmp_path / "tiny"), "--image", image, "--image-size", "12x48"]
+    assert main([*command, "--output", str(tmp_path / "out")]) == 0
+    assert all(words in (tmp_path / "out" / "report.html").read_text() for words in ("12 x 48 pixels", "3 x 8"))
+
+
+def test_the_command_refuses_at_the_door(tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    assert main(["inspect", "anything", "--output", str(tmp_path / "out")]) == 2
+    assert "exists; give --overwrite" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "nowhere"), "--output", str(tmp_path / "new")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_images_are_shown_as_they_were(channels):
+    levels = torch.randint(0, 256, (channels, 5, 7), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    processor = HfViTImageProcessor("timm", size={"height": 5, "width": 7}, num_channels=channels, do_resize=False)
+    processor.update(do_center_crop=False, image_mean=[0.4] * channels, image_std=[0.2] * channels)
+    seen = visible_image(processor(levels, return_tensors="pt")["pixel_values"][0], processor)
+    expected = levels.numpy().transpose(1, 2, 0) if channels == 3 else levels[0].numpy()
+    np.testing.assert_allclose(seen, expected / 255, atol=1e-6)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium or Chrome on this machine")
+def test_a_browser_shows_it_from_disk_without_a_network(report, tmp_path):
+    """The title says how many pictures the browser could decode, and whether any text runs out of the page."""
+    html = (report / "report.html").read_text().replace("default-src 'none';", "script-src 'unsafe-inline';")
+    count = (
+        "<script>addEventListener('load', () => { const pictures = [...document.images];"
+        "const shown = pictures.filter(picture => picture.complete && picture.naturalWidth > 100).length;"
+        "const wide = document.documentElement.scrollWidth - innerWidth;"
+        "document.title = `shown ${shown} of ${pictures.length}, ${wide} too wide`; });</script>"
+    )
+    page = tmp_path / "page.html"
+    page.write_text(html.replace("</body>", f"{count}</body>"))
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--window-size=1200,900", "--virtual-time-budget=5000"]
+    result = subprocess.run([*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
+    assert "shown 9 of 9, " in result.stdout
+    assert int(re.search(r"(-?\d+) too wide", result.stdout)[1]) <= 0

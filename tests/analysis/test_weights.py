@@ -1,0 +1,103 @@
+"""Filters against NumPy's eigenvectors, positions against their cosines."""
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vit import analysis
+from hf_vit.position_embeddings import resize_position_embeddings, sincos2d
+
+from ..test_modeling import tiny
+
+
+def principal_components(kernels: np.ndarray) -> np.ndarray:
+    """Eigenvectors of the covariance of (samples, values), by falling variance, one per row."""
+    values, vectors = np.linalg.eigh(np.cov(kernels.reshape(len(kernels), -1), rowvar=False))
+    return vectors[:, np.argsort(values)[::-1]].T
+
+
+def check_components(filters: np.ndarray, kernels: np.ndarray) -> None:
+    expected = principal_components(kernels)[: len(filters)].reshape(filters.shape)
+    signs = np.sign((expected * filters).sum(axis=(1, 2, 3), keepdims=True))
+    np.testing.assert_allclose(filters, signs * expected, atol=1e-6)
+    largest = np.abs(filters.reshape(len(filters), -1)).argmax(axis=1)
+    assert (filters.reshape(len(filters), -1)[np.arange(len(filters)), largest] > 0).all()
+
+
+def test_filters_are_principal_components():
+    model = tiny(hidden_size=34)
+    filters = analysis.embedding_filters(model, components=28)
+    assert filters.shape == (28, 3, 4, 6)
+    check_components(filters, model.vit.embeddings.patch_embeddings.projection.weight.detach().double().numpy())
+
+
+def test_filters_of_a_hybrid_are_those_of_the_standardised_root():
+    model = tiny(hybrid=True)
+    kernels = model.vit.embeddings.stem.convolution.weight.detach().double().numpy()
+    kernels = kernels - kernels.mean(axis=(1, 2, 3), keepdims=True)
+    kernels = kernels / (kernels.std(axis=(1, 2, 3), keepdims=True) + 1e-5)
+    filters = analysis.embedding_filters(model, components=5)
+    assert filters.shape == (5, 3, 7, 7)
+    check_components(filters, kernels)
+
+
+def test_bad_filters_are_refused():
+    model = tiny()
+    for components in (0, 15):
+        with pytest.raises(ValueError, match=f"components is {components}; 14 kernels of 72 values have from 1 to 14"):
+            analysis.embedding_filters(model, components)
+    model.vit.embeddings.patch_embeddings.projection.weight.data[0, 0, 0, 0] = torch.inf
+    with pytest.raises(ValueError, match=r"patch_embeddings.projection.weight has 1 of 1,008 values"):
+        analysis.embedding_filters(model, 3)
+    with pytest.raises(ValueError, match="Linear has no convolution"):
+        analysis.embedding_filters(torch.nn.Linear(1, 1), 1)
+
+
+def cosines(positions: torch.Tensor, grid) -> np.ndarray:
+    positions = positions.detach().double().numpy()
+    lengths = np.linalg.norm(positions, axis=1)
+    return (positions @ positions.T / np.outer(lengths, lengths)).reshape(*grid, *grid)
+
+
+@pytest.mark.parametrize("fields", [{}, {"pooling": "mean"}, {"hybrid": True}], ids=["cls", "mean", "hybrid"])
+def test_similarity_of_learned_positions(fields):
+    model = tiny(**fields)
+    positions = model.vit.embeddings.position_embeddings[0, model.config.num_prefix_tokens :]
+    found = analysis.position_similarity(model)
+    np.testing.assert_allclose(found, cosines(positions, model.config.grid_size), atol=1e-12)
+    assert found[0, 1, 0, 1] == pytest.approx(1)
+
+
+def test_similarity_on_another_grid():
+    model = tiny()
+    resized = resize_position_embeddings(model.vit.embeddings.position_embeddings, (5, 6), (3, 4), 1)[0, 1:]
+    found = analysis.position_similarity(model, image_size=(12, 24))
+    np.testing.assert_allclose(found, cosines(resized, (3, 4)), atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["learned", "learned2d"])
+@pytest.mark.parametrize("placement", ["input", "every_layer", "every_layer_shared"])
+def test_similarity_is_the_mean_over_the_layers(kind, placement):
+    model = tiny(position_embedding_type=kind, position_embedding_placement=placement)
+    found = analysis.position_similarity(model, image_size=(12, 24))
+    embeddings = model.vit.embeddings
+    tables = embeddings.positions_on((3, 4), torch.zeros(1))
+    if placement != "input":
+        assert tables is None
+        tables = model.vit.layer_position_embeddings((3, 4))
+    assert len(tables) == (3 if placement == "every_layer" else 1)
+    expected = np.mean([cosines(table[1:], (3, 4)) for table in tables], axis=0)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_similarity_of_fixed_positions():
+    model = tiny(pooling="mean", position_embedding_type="sincos2d", hidden_size=16)
+    found = analysis.position_similarity(model)
+    np.testing.assert_allclose(found, cosines(sincos2d((5, 6), 16)[0].float(), (5, 6)), atol=1e-12)
+
+
+def test_a_model_without_positions_is_refused():
+    with pytest.raises(ValueError, match="HfViTForImageClassification has no position embeddings"):
+        analysis.position_similarity(tiny(position_embedding_type="none"))
+    with pytest.raises(ValueError, match="relative position embeddings, none for a patch"):
+        analysis.position_similarity(tiny(position_embedding_type="relative"))

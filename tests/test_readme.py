@@ -1,0 +1,271 @@
+"""Every fenced command and every block of Python of the README, from the top, in one folder.
+
+What the README names stands ready there, small: addresses of Google's and of the Hub lead to tiny models. A block that
+does not run so fails the test; a new one is run without being entered anywhere.
+"""
+
+import ast
+import csv
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file
+
+import hf_vit
+from hf_vit.catalog import address_of
+from hf_vit.conversion import export_jax, export_timm
+
+ROOT = Path(__file__).parents[1]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+# What is run in place of a line; None for what nobody can run here.
+INSTEAD = {
+    "git clone <this repository> && cd hf_vit": None,
+    "make demo": "make --dry-run demo",
+    "make test": "make --dry-run test",
+    "hf-vit export ti16 ti16.pt2 --to aot-inductor --overwrite": (
+        "hf-vit export ti16 ti16.pt2 --to aot-inductor --overwrite" if shutil.which("g++") else None
+    ),
+}
+# Recipe -> settings that make its run short; the README says that each is also an option.
+FEW_STEPS = "--epochs null --steps 2 --warmup_steps 0 --batch_size 4 --num_workers 0 --report_to none"
+SHORTER = {
+    "digits.yaml": f"{FEW_STEPS} --eval_split null",
+    "finetune_small.yaml": FEW_STEPS,
+    "bit_hyperrule_small.yaml": f"{FEW_STEPS} --decay_steps [1] --image_size 64 --resize 70",
+    "paper_i21k_b16.yaml": "--print_config",  # eight GPUs and ImageNet-21k
+}
+PLACEHOLDERS = {"...": "FOLDER"}  # of arguments
+NEEDS = {"torchao": "torchao is not installed"}  # packages of Python blocks that no extra brings
+
+
+class Block(NamedTuple):
+    language: str  # "" for a shell
+    text: str
+
+    def commands(self) -> list[str]:
+        lines = (line.split(" #")[0].strip() for line in self.text.replace("\\\n", " ").splitlines())
+        return [line for line in lines if line]
+
+
+def read_blocks() -> list[Block]:
+    text = (ROOT / "README.md").read_text()
+    blocks = [Block(*found) for found in FENCE.findall(text)]
+    assert 2 * len(blocks) == text.count("```"), "a fence is written so that this test does not see its block"
+    return blocks
+
+
+class Reader:
+    """Somebody who follows the README in a folder."""
+
+    def __init__(self, folder: Path, client):
+        self.folder, self.client = folder, client
+        self.used = set()  # lines and recipes of the tables above
+
+    def run_python(self, code: str) -> None:
+        self.client(f"import os\nos.chdir({str(self.folder)!r})\n{code}", token="hf_me")
+
+    def run_command(self, command: str) -> None:
+        if command in INSTEAD:
+            self.used.add(command)
+            command = INSTEAD[command]
+        if command is None:
+            return
+        program, *arguments = (PLACEHOLDERS.get(word, word) for word in shlex.split(command))
+        runners = {"hf-vit": self.hf_vit, "accelerate": self.accelerate, "python": self.script, "make": self.make}
+        assert program in runners, f"the test of the README does not know how to run: {command}"
+        runners[program](arguments)
+
+    def hf_vit(self, arguments: list[str]) -> None:
+        code = f"from hf_vit.cli import main\nstatus = main({arguments!r})\nassert status == 0, status"
+        run = self.show_page if arguments[0] == "demo" else self.run_python
+        run(code)
+
+    def show_page(self, code: str) -> None:
+        """Until it is there; its reader ends it with Ctrl+C."""
+        if find_spec("gradio") is None:
+            return
+        running = self.client.start(f"import os\nos.chdir({str(self.folder)!r})\n{code}")
+        output = running.folder / "output"
+        while running.is_running() and not (output.exists() and "is shown at http://" in output.read_text()):
+            time.sleep(0.1)
+        with suppress(ProcessLookupError):
+            os.kill(running.pid, signal.SIGINT)
+        printed, error = running.wait()
+        assert running.status == 0, printed + error
+
+    def accelerate(self, arguments: list[str]) -> None:
+        """As the launcher reads it, on one process."""
+        assert arguments[0] == "launch"
+        parse = f"""
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+arguments = launch_command_parser().parse_args({self.shorten(arguments[1:])!r})
+_validate_launch_command(arguments)
+script, arguments = arguments.training_script, arguments.training_script_args
+"""
+        self.run_python(parse + RUN_SCRIPT)
+
+    def script(self, arguments: list[str]) -> None:
+        self.run_python(f"script, *arguments = {arguments!r}\n" + RUN_SCRIPT)
+
+    def shorten(self, arguments: list[str]) -> list[str]:
+        recipe = Path(arguments[arguments.index("--recipe") + 1]).name
+        self.used.add(recipe)
+        return [*arguments, *shlex.split(SHORTER[recipe])]
+
+    def make(self, arguments: list[str]) -> None:
+        subprocess.run(["make", *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+RUN_SCRIPT = """
+import os, runpy, sys
+os.environ["ACCELERATE_USE_CPU"] = "true"
+sys.argv, sys.path[0] = [script, *arguments], os.path.dirname(script)
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+@pytest.fixture
+def reader(hub, client, tmp_path):
+    """In a folder that has what the README takes for granted."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    for name in ("training", "conversion"):
+        (folder / name).symlink_to(ROOT / name)
+    noise(64, 48).save(folder / "cat.jpg")
+    write_data_set(folder / "FOLDER")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        export_jax(small_vit(), folder / "Ti_16-....npz")
+        save_mae(folder / "mae_pretrain_vit_base.pth")
+        stand_in_for_google(client, folder / "Ti_16-....npz", tmp_path)
+        stand_in_for_the_hub(client, tmp_path)
+    yield Reader(folder, client)
+    shutil.rmtree(assets(client), ignore_errors=True)
+
+
+def noise(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8))
+
+
+def write_data_set(folder: Path) -> None:
+    for split in ("train", "test"):
+        for kind, color in (("red", (200, 20, 20)), ("blue", (20, 20, 200))):
+            (folder / split / kind).mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (40 + number, 36), color).save(folder / split / kind / f"{number}.png")
+
+
+def small_vit() -> hf_vit.HfViTForImageClassification:
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 30}
+    model = hf_vit.HfViTForImageClassification(hf_vit.HfViTConfig(**sizes, num_labels=1000)).eval()
+    torch.nn.init.normal_(model.classifier.weight)
+    return model
+
+
+def save_mae(path: Path) -> None:
+    """As its authors keep the weights, whose names are those of timm."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 22}
+    encoder = hf_vit.HfViTModel(hf_vit.HfViTConfig(**sizes, image_size=32, hidden_act="gelu"))
+    export_timm(encoder, path.with_suffix(".safetensors"))
+    torch.save({"model": load_file(path.with_suffix(".safetensors"))}, path)
+
+
+def assets(client) -> Path:
+    """Where the client keeps what it downloaded, by the sha256 of the address."""
+    return client.folder / "home" / "assets" / "hf_vit" / "downloads"
+
+
+def stand_in_for_google(client, checkpoint: Path, folder: Path) -> None:
+    """As if what the README fetches had been downloaded already."""
+    bit = hf_vit.HfBiTForImageClassification(hf_vit.HfBiTConfig(embedding_size=32, depths=[1, 1], num_labels=1000))
+    torch.nn.init.normal_(bit.classifier.weight)
+    export_jax(bit.eval(), folder / "bit.npz")
+    write_index(folder / "index.csv")
+    text = (ROOT / "README.md").read_text()
+    addresses = set(re.findall(r"gs://[\w./-]+(?:npz|csv)\b", text))
+    addresses |= {address_of(name) for name in re.findall(r"augreg:[\w:/+-]+", text)}
+    assert len(addresses) >= 4
+    for address in addresses:
+        https = address.replace("gs://", "https://storage.googleapis.com/")
+        place = assets(client) / hashlib.sha256(https.encode()).hexdigest() / PurePosixPath(address).name
+        place.parent.mkdir(parents=True)
+        small = folder / "index.csv" if address.endswith(".csv") else checkpoint
+        shutil.copyfile(folder / "bit.npz" if "bit_models" in address else small, place)
+
+
+def write_index(path: Path) -> None:
+    name = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
+    row = {"name": "B/16", "ds": "i21k", "final_val": 0.5, "adapt_ds": "oxford_iiit_pet", "adapt_resolution": 384,
+           "adapt_final_val": 0.9, "adapt_final_test": 0.9, "filename": name,
+           "adapt_filename": f"{name}--oxford_iiit_pet-steps_0k-lr_0.01-res_384"}  # fmt: skip
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        writer.writeheader()
+        writer.writerow(row)
+
+
+def stand_in_for_the_hub(client, folder: Path) -> None:
+    sizes = {"hidden_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 22}
+    theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=32))
+    theirs.save_pretrained(folder / "theirs")
+    code = f"""
+        from huggingface_hub import HfApi
+        HfApi().create_repo("google/vit-base-patch16-224")
+        HfApi().upload_folder(repo_id="google/vit-base-patch16-224", folder_path={str(folder / "theirs")!r})
+    """
+    client(code, token="hf_me")
+
+
+def prelude(blocks: list[Block]) -> str:
+    """What somebody who reads on has imported, and pictures of theirs."""
+    statements = [node for block in blocks if block.language == "python" for node in ast.parse(block.text).body]
+    imports = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
+    lines = [ast.unparse(node) for node in imports if not missing_package(ast.unparse(node))]
+    pictures = "images = [Image.effect_noise((90, 60), 80).convert('RGB'), Image.effect_noise((50, 70), 80)]"
+    return "\n".join(["import torch", "from PIL import Image", *lines, pictures, ""])
+
+
+def missing_package(code: str) -> str | None:
+    return next((reason for package, reason in NEEDS.items() if package in code and find_spec(package) is None), None)
+
+
+def test_everything_in_the_readme_runs(reader):
+    blocks = read_blocks()
+    imports = prelude(blocks)
+    for block in blocks:
+        assert block.language in ("", "python"), f"nobody runs blocks of {block.language!r}:\n{block.text}"
+        if block.language == "python":
+            if not missing_package(block.text):
+                reader.run_python(imports + block.text)
+            continue
+        for command in block.commands():
+            reader.run_command(command)
+    assert reader.used == {*INSTEAD, *SHORTER}, "the tables above speak of lines that are not in the README any more"
+
+
+@pytest.mark.parametrize(
+    "package",
+    [pytest.param(name, marks=pytest.mark.skipif(find_spec(name) is None, reason=NEEDS[name])) for name in NEEDS],
+)
+def test_blocks_that_need_more(reader, package):
+    blocks = [block for block in read_blocks() if block.language == "python" and package in block.text]
+    assert blocks
+    small_vit().save_pretrained(reader.folder / "ti16")
+    for block in blocks:
+        reader.run_python(prelude(read_blocks()) + block.text)

@@ -1,0 +1,259 @@
+"""transformers' own common tests of models, backbones, configurations and image processors, on our classes.
+
+A skip is for what this machine lacks. A test of other kinds of model is taken out by name, and one that contradicts
+what we document is replaced by one of what we document.
+"""
+
+import re
+import tempfile
+import unittest
+from unittest import mock
+
+import pytest
+import torch
+from transformers import testing_utils
+
+import hf_vit
+from hf_vit import HfBiTConfig, HfViTConfig, HfViTHybridConfig, HfViTImageProcessor, modeling_hf_vit
+from hf_vit import modeling_masked_patch_prediction as masked_patches
+
+from . import transformers_sdist
+
+try:
+    modeling, backbones, configurations, processors = transformers_sdist.load(
+        "test_modeling_common", "test_backbone_common", "test_configuration_common", "test_image_processing_common"
+    )
+except transformers_sdist.NotAvailableError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+OF_OTHER_KINDS = {
+    "models with a vocabulary": r"tokens_embeddings|resize_embeddings|resize_position_vector|inputs_embeds",
+    "language models": r"text_features|_lm_loss|encoder_decoder|rope|sliding_window|feed_forward_chunking",
+    "mixtures of experts": r"moe|router|batched_and_grouped",
+    "models of several parts": r"composite|subconfig|image_features|audio_features|video_features",
+    "models that keep parts in float32": r"keep_in_fp32",
+    "models with weights in another layout on disk": r"reverse_loading_mapping|already_mapped_keys|tied_head",
+    "image processors with two implementations": r"backends|preprocess_arguments|without_torchvision",
+}
+WITH_ATTENTION = r"attention_outputs|attention_dynamically|eager_matches_sdpa|sdpa_can_dispatch|tp_plan"
+TINY = {
+    "hidden_size": 28,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 22,
+    "image_size": 24,
+    "patch_size": 8,
+    "num_labels": 5,
+}
+BIT = {"embedding_size": 32, "depths": [1, 1], "image_size": 24, "num_labels": 5}
+HYBRID = {**TINY, "patch_size": 1, "stem_depths": [1, 1], "stem_width": 32}
+
+
+@pytest.fixture(autouse=True)
+def ours_are_known(monkeypatch):
+    """The common tests go by class names where they decide what takes labels, and set epsilons of any name."""
+    for model_type, prefix in (("hf_vit", "HfViT"), ("hf_vit_hybrid", "HfViTHybrid"), ("hf_bit", "HfBiT")):
+        for table, kind in (
+            (modeling.MODEL_MAPPING_NAMES, "Model"),
+            (modeling.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, "ForImageClassification"),
+            (modeling.MODEL_FOR_BACKBONE_MAPPING_NAMES, "Backbone"),
+        ):
+            monkeypatch.setitem(table, model_type, f"{prefix}{kind}")
+    monkeypatch.setattr(
+        modeling, "set_config_for_less_flaky_test", lambda config: setattr(config, "layer_norm_eps", 1.0)
+    )
+
+
+class Common:
+    """Of a mixin, the tests that are about ours."""
+
+    of_other_kinds = "|".join(OF_OTHER_KINDS.values())
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        pattern = cls.of_other_kinds
+        for name in dir(cls):
+            if name.startswith("test_") and callable(getattr(cls, name)) and re.search(pattern, name):
+                setattr(cls, name, None)
+
+    def skipTest(self, reason):
+        pytest.fail(f"this is no reason to skip a test: {reason}")
+
+
+class SmallModel:
+    """What the common tests ask for: a configuration, and a batch that its models take."""
+
+    batch_size, is_training = 3, True
+
+    def __init__(self, config_class, settings):
+        self.config_class, self.settings = config_class, settings
+        vars(self).update(settings)
+        self.seq_length = 10  # of both: the class token and 3 x 3 patches
+
+    def get_config(self):
+        return self.config_class(**self.settings)
+
+    def prepare_config_and_inputs_for_common(self):
+        pixel_values = torch.rand(self.batch_size, 3, self.image_size, self.image_size)
+        return self.get_config(), {"pixel_values": pixel_values * 2 - 1}
+
+
+class Models(Common, modeling.ModelTesterMixin):
+    config_class, settings = HfViTConfig, TINY
+    test_can_init_all_missing_weights_before_2023 = True
+
+    def setUp(self):
+        self.model_tester = SmallModel(self.config_class, self.settings)
+
+    def each_model(self):
+        for model_class in self.all_model_classes:
+            config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+            yield model_class(config).eval(), inputs
+
+    def test_model_get_set_embeddings(self):
+        """What embeds an image is no table."""
+        for model, _ in self.each_model():
+            assert any(parameter.ndim == 4 for parameter in model.get_input_embeddings().parameters())
+            model.set_input_embeddings(torch.nn.Identity())
+            assert isinstance(model.get_input_embeddings(), torch.nn.Identity)
+            assert any(isinstance(module, torch.nn.Identity) for module in model.base_model.modules())
+
+    def test_enable_input_require_grads_with_gradient_checkpointing(self):
+        """The common test looks for the weight of a table."""
+        for model, inputs in self.each_model():
+            weight = next(model.get_input_embeddings().parameters())
+            gradients = []
+            for set_up in (model.train, model.activation_checkpointing_enable, model.enable_input_require_grads):
+                set_up()
+                outputs = model(**inputs, output_hidden_states=True)
+                outputs.hidden_states[-1].square().sum().backward()
+                gradients.append(weight.grad.clone())
+                model.zero_grad()
+            assert gradients[0].any()
+            for gradient in gradients[1:]:
+                torch.testing.assert_close(gradient, gradients[0])
+
+    def test_can_load_ignoring_mismatched_shapes(self):
+        """A head for other classes needs no flag; it is zero."""
+        for model, _ in self.each_model():
+            if not hasattr(model, "classifier"):
+                continue
+            with tempfile.TemporaryDirectory() as folder, testing_utils.CaptureLogger(modeling_hf_vit.logger) as log:
+                model.save_pretrained(folder)
+                again = type(model).from_pretrained(folder, num_labels=42)
+            assert "it was re-created as zeros" in log.out
+            assert again.classifier.weight.shape == (42, model.classifier.in_features)
+            assert not any(parameter.any() for parameter in again.classifier.parameters())
+            for ours, theirs in zip(model.base_model.parameters(), again.base_model.parameters(), strict=True):
+                assert torch.equal(ours, theirs)
+
+    def test_model_weights_reload_no_missing_tied_weights(self):
+        self.missing_weights_are_refused(super().test_model_weights_reload_no_missing_tied_weights)
+
+    def test_can_init_all_missing_weights(self):
+        self.missing_weights_are_refused(super().test_can_init_all_missing_weights)
+
+    def missing_weights_are_refused(self, common_test):
+        """As we document; and the common test passes where they are not."""
+        with pytest.raises(ValueError, match=r"does not fit its configuration: .* is missing"):
+            common_test()
+        with mock.patch.object(modeling_hf_vit, "_check_loading"):
+            common_test()
+
+
+class TestModels(Models, unittest.TestCase):
+    all_model_classes = (hf_vit.HfViTModel, hf_vit.HfViTForImageClassification, hf_vit.HfViTBackbone)
+
+
+class TestHybrids(Models, unittest.TestCase):
+    config_class, settings = HfViTHybridConfig, HYBRID
+    all_model_classes = (hf_vit.HfViTHybridModel, hf_vit.HfViTHybridForImageClassification, hf_vit.HfViTHybridBackbone)
+
+
+class TestBiT(Models, unittest.TestCase):
+    config_class, settings = HfBiTConfig, BIT
+    all_model_classes = (hf_vit.HfBiTModel, hf_vit.HfBiTForImageClassification, hf_vit.HfBiTBackbone)
+    has_attentions = False
+    of_other_kinds = f"{Common.of_other_kinds}|{WITH_ATTENTION}"
+
+    def test_hidden_states_output(self):
+        """They are maps: what enters the first stage, and what leaves each."""
+        for model, inputs in self.each_model():
+            maps = model(**inputs, output_hidden_states=True).hidden_states
+            assert [tuple(map_.shape) for map_ in maps] == [(3, 32, 6, 6), (3, 128, 6, 6), (3, 256, 3, 3)]
+
+
+class TestMaskedPatchPrediction(Models, unittest.TestCase):
+    all_model_classes = (hf_vit.HfViTForMaskedPatchPrediction,)
+
+    def setUp(self):
+        """The same patches of every image are corrupted, so that batches can be compared."""
+        super().setUp()
+        one = masked_patches.sample_corruption(1, 9, generator=torch.Generator().manual_seed(0))
+
+        def same_for_all(batch, patches, device):
+            return masked_patches.Corruption(*(part.expand(batch, patches) for part in one))
+
+        patch = mock.patch.object(masked_patches, "sample_corruption", same_for_all)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def test_model_outputs_equivalence(self):
+        """The common test subtracts all outputs, and one of these is of truth values."""
+        for model, inputs in self.each_model():
+            wanted = {"output_hidden_states": True, "output_attentions": True}
+            by_name, in_order = model(**inputs, **wanted), model(**inputs, **wanted, return_dict=False)
+            assert isinstance(in_order, tuple)
+            torch.testing.assert_close(in_order, by_name.to_tuple())
+
+
+class TestBackbones(Common, backbones.BackboneTesterMixin, unittest.TestCase):
+    config_class, settings = HfViTConfig, TINY
+    all_model_classes = (hf_vit.HfViTBackbone,)
+    setUp = Models.setUp
+
+
+class TestHybridBackbones(Common, backbones.BackboneTesterMixin, unittest.TestCase):
+    config_class, settings = HfViTHybridConfig, HYBRID
+    all_model_classes = (hf_vit.HfViTHybridBackbone,)
+    setUp = Models.setUp
+
+
+class TestBiTBackbones(Common, backbones.BackboneTesterMixin, unittest.TestCase):
+    config_class, settings = HfBiTConfig, BIT
+    all_model_classes = (hf_vit.HfBiTBackbone,)
+    has_attentions = False
+    setUp = Models.setUp
+
+
+@pytest.mark.parametrize(
+    ("config_class", "settings"), [(HfViTConfig, TINY), (HfViTHybridConfig, HYBRID), (HfBiTConfig, BIT)]
+)
+def test_configurations(config_class, settings):
+    settings = {name: value for name, value in settings.items() if name != "num_labels"}
+    kind = {"has_text_modality": False, "common_properties": ["num_channels", "image_size"]}
+    configurations.ConfigTester(unittest.TestCase(), config_class, **kind, **settings).run_common_tests()
+
+
+class SmallProcessor(processors.ImageProcessingTester):
+    def __init__(self, parent):
+        size = {"height": 18, "width": 20}
+        super().__init__(parent, min_resolution=30, max_resolution=60, size=size, do_convert_rgb=True)
+
+    def _get_image_processing_classes(self):
+        return {"pil": HfViTImageProcessor, "torchvision": HfViTImageProcessor}
+
+
+class TestImageProcessor(Common, processors.ImageProcessingTestMixin, unittest.TestCase):
+    image_processor_tester_class = SmallProcessor
+
+    def test_fast_image_processor_explicit_none_preserved(self):
+        """None leaves a setting to the preset."""
+        assert HfViTImageProcessor(do_resize=None).to_dict() == HfViTImageProcessor().to_dict()
+
+
+def test_what_was_taken_out_is_there():
+    mixins = (modeling.ModelTesterMixin, backbones.BackboneTesterMixin, processors.ImageProcessingTestMixin)
+    names = [name for mixin in mixins for name in dir(mixin) if name.startswith("test_")]
+    for pattern in f"{Common.of_other_kinds}|{WITH_ATTENTION}".split("|"):
+        assert any(re.search(pattern, name) for name in names), pattern

@@ -1,0 +1,97 @@
+"""transformers' common tests: only its source distribution has them, so it is fetched by name, once, and kept."""
+
+import importlib
+import subprocess
+import sys
+import tarfile
+import types
+import warnings
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import transformers
+from filelock import FileLock
+from huggingface_hub import cached_assets_path
+
+PACKAGE = "transformers_tests"  # there they are called `tests`, as ours are
+# Neighbours of the common tests that the distribution leaves out: tests of text generation and of another exporter,
+# and what every configuration takes, for which any values do that are not the defaults.
+LEFT_OUT = {
+    "exporters.test_export": {"ExportTesterMixin": object},
+    "generation.test_utils": {"GenerationTesterMixin": type("GenerationTesterMixin", (), {})},
+    "utils.test_configuration_utils": {
+        "config_common_kwargs": {
+            "return_dict": False,
+            "output_hidden_states": True,
+            "output_attentions": True,
+            "chunk_size_feed_forward": 5,
+            "architectures": ["BertModel"],
+            "id2label": {0: "label"},
+            "label2id": {"label": "0"},
+            "problem_type": "regression",
+            "dtype": "float16",
+        }
+    },
+}
+DOWNLOADS = types.ModuleType("fetch_hub_objects_for_ci")  # of its helper for its own CI
+DOWNLOADS.url_to_local_path = str
+
+
+class NotAvailableError(Exception):
+    """Why there are no common tests here."""
+
+
+def fetch() -> Path:
+    """The folder `tests` of the source distribution of the installed transformers.
+
+    Raises:
+        NotAvailableError: the package index cannot be reached, or has no such distribution.
+    """
+    version = transformers.__version__
+    folder = cached_assets_path("hf_vit", "transformers_sdist", version)
+    root = folder / f"transformers-{version}"
+    with FileLock(folder / "lock"):  # the tests run in several processes
+        if not root.is_dir():
+            _download(f"transformers=={version}", folder)
+            _unpack(folder / f"{root.name}.tar.gz", folder)
+    return root / "tests"
+
+
+def _download(requirement: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    done = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise NotAvailableError(f"the source distribution of {requirement} cannot be fetched: {reason}")
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    with tarfile.open(archive) as file:
+        members = [member for member in file if member.name.split("/")[1:2] == ["tests"]]
+        file.extractall(folder, members, filter="data")
+
+
+def load(*names: str) -> list[types.ModuleType]:
+    """Import some of its test modules; they do not become part of this package's tests.
+
+    Raises:
+        NotAvailableError: see `fetch`.
+    """
+    _make_package(PACKAGE, [str(fetch())])
+    sys.modules.setdefault("fetch_hub_objects_for_ci", DOWNLOADS)
+    for name, content in LEFT_OUT.items():
+        _make_package(f"{PACKAGE}.{name.split('.')[0]}", [])
+        module = sys.modules.setdefault(f"{PACKAGE}.{name}", types.ModuleType(name))
+        vars(module).update(content)
+    # The one of the configurations imports the package from a checkout that is not there.
+    find_package = mock.patch("transformers.utils.direct_transformers_import", return_value=transformers)
+    keep_path = mock.patch.object(sys, "path", [*sys.path])  # to which the one of the image processors appends
+    with find_package, keep_path, warnings.catch_warnings():
+        warnings.simplefilter("ignore", pytest.PytestUnknownMarkWarning)  # its marks of slow tests and accelerators
+        return [importlib.import_module(f"{PACKAGE}.{name}") for name in names]
+
+
+def _make_package(name: str, path: list[str]) -> None:
+    module = sys.modules.setdefault(name, types.ModuleType(name))
+    module.__path__ = path
