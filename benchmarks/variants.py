@@ -15,17 +15,16 @@ import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Literal
 
-import torch
 import yaml
-from torch.utils.flop_counter import FlopCounterMode
 
-from hf_vit import HfViTConfig, HfViTModel
+from hf_vit import HfViTConfig
+from hf_vit.analysis import count_compute
 from hf_vit.training import commands
 
 RECIPES = Path(__file__).parents[1] / "training" / "recipes"
 GRIDS = ((14, 14), (14, 28), (28, 28), (28, 56), (56, 56))
-HIDDEN_SIZE = 768
 
 
 def main(argv: list[str] | None = None):
@@ -90,26 +89,13 @@ def print_axial():
         print(f"| {grid[0]} x {grid[1]} | {' | '.join(f'{count / 1e9:.3f}' for count in cells)} |")
 
 
-def multiply_adds(grid: tuple[int, int], attention_axes: str, layers: int) -> dict[str, int]:
+def multiply_adds(grid: tuple[int, int], attention_axes: Literal["all", "axial"], layers: int) -> dict[str, int]:
     """Of queries with keys and probabilities with values ("attention"), and of everything in the layers ("block")."""
-    config = HfViTConfig(
-        attention_axes=attention_axes,  # pyright: ignore[reportArgumentType]
-        num_hidden_layers=layers,
-        hidden_size=HIDDEN_SIZE,
-        pooling="mean",
-        image_size=[16 * size for size in grid],
-    )
-    with torch.device("meta"):
-        model = HfViTModel(config)
-        pixel_values = torch.zeros(1, 3, 16 * grid[0], 16 * grid[1])
-        with FlopCounterMode(display=False) as counter:
-            model(pixel_values)
-    counts = counter.get_flop_counts()
-    total = sum(counts["Global"].values())
-    embedding = sum(counts["HfViTModel.embeddings"].values())
-    dense = layers * grid[0] * grid[1] * 12 * HIDDEN_SIZE**2  # the four projections, and an MLP of four times the width
-    block = (total - embedding) // 2
-    return {"attention": block - dense, "block": block}
+    size = [16 * length for length in grid]
+    config = HfViTConfig(attention_axes=attention_axes, num_hidden_layers=layers, pooling="mean", image_size=size)
+    parts = {part.name: part.multiply_adds for part in count_compute(config).parts}
+    attention = parts["attention: between tokens"]
+    return {"attention": attention, "block": attention + parts["attention: projections"] + parts["MLP"]}
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ PARTS = (
     (r"patch_embeddings", "patch embeddings"),
     (r"attention\.[qkvo]_proj", "attention: projections"),
     (r"attention$", "attention: between tokens"),
+    (r"attention\.positions", "class token and positions"),
     (r"layers\.\d+\.mlp", "MLP"),
     (r"pooler", "pooling and pre-logits"),
     (r"classifier", "head"),

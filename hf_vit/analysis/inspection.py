@@ -228,7 +228,8 @@ def _about_vit(config: HfViTConfig) -> dict[str, Any]:
         f"{config.hidden_size} wide, MLP {config.intermediate_size}",
         "stem": " + ".join(map(str, config.stem_depths)) + " units" if getattr(config, "stem_depths", ()) else None,
         "pooling": config.pooling,
-        "positions": config.position_embedding_type,
+        "positions": f"{config.position_embedding_type}, {config.position_embedding_placement.replace('_', ' ')}",
+        "attention": "along rows, then along columns" if config.attention_axes == "axial" else None,
         "pre-logits layer": config.representation_size,
     }
 

@@ -49,6 +49,8 @@ def _first_kernels(model: nn.Module) -> np.ndarray:
 def position_similarity(model: nn.Module, image_size: Size | None = None) -> np.ndarray:
     """Cosine similarity of the position embeddings of every two patches (Figures 7 and 10 of arXiv 2010.11929).
 
+    Where every layer has its own, the mean over the layers.
+
     Args:
         image_size: an int or (height, width) in pixels, whose positions are resampled from the stored ones; by default
             the model's own. Fixed positions are computed.
@@ -57,14 +59,17 @@ def position_similarity(model: nn.Module, image_size: Size | None = None) -> np.
         (rows, columns, rows, columns), float64: [i, j] is the map of patch (i, j).
 
     Raises:
-        ValueError: the model has no position embeddings.
+        ValueError: the model has no position embeddings, or relative ones, which are of pairs of patches.
     """
-    embeddings: Any = next((module for module in model.modules() if hasattr(module, "positions_on")), None)
-    if embeddings is None or embeddings.config.position_embedding_type == "none":
-        raise NotInThisModel(f"{type(model).__name__} has no position embeddings")
-    config = embeddings.config
+    encoder: Any = next((module for module in model.modules() if hasattr(module, "layer_position_embeddings")), None)
+    kind = "none" if encoder is None else encoder.config.position_embedding_type
+    if kind in ("none", "relative"):
+        absent = "no position embeddings" if kind == "none" else "relative position embeddings, none for a patch"
+        raise NotInThisModel(f"{type(model).__name__} has {absent}")
+    config = encoder.config
     grid = config.grid_of(*as_pair(config.image_size if image_size is None else image_size))
-    positions = embeddings.positions_on(grid, next(model.parameters()))
-    patches = positions[0, config.num_prefix_tokens :].double()
-    directions = nn.functional.normalize(patches, dim=1)
-    return finite(model, (directions @ directions.T).cpu().numpy()).reshape(*grid, *grid)
+    tables = encoder.layer_position_embeddings  # None where they are added at the input
+    positions = encoder.embeddings.positions_on(grid, next(model.parameters())) if tables is None else tables(grid)
+    patches = positions[:, config.num_prefix_tokens :].double()
+    directions = nn.functional.normalize(patches, dim=2)
+    return finite(model, (directions @ directions.mT).mean(dim=0).cpu().numpy()).reshape(*grid, *grid)

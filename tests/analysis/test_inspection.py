@@ -123,6 +123,7 @@ MODELS = {
     "none": ({"pooling": "none"}, "vit_jax"),
     "hybrid": ({"hybrid": True}, "vit_jax"),
     "no positions": ({"position_embedding_type": "none"}, "vit_jax"),
+    "axial": ({"attention_axes": "axial", "pooling": "mean", "num_hidden_layers": 2}, "vit_jax"),
     "native": ({"image_size": (24, 36)}, "native"),
 }
 

@@ -75,6 +75,21 @@ def test_similarity_on_another_grid():
     np.testing.assert_allclose(found, cosines(resized, (3, 4)), atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["learned", "learned2d"])
+@pytest.mark.parametrize("placement", ["input", "every_layer", "every_layer_shared"])
+def test_similarity_is_the_mean_over_the_layers(kind, placement):
+    model = tiny(position_embedding_type=kind, position_embedding_placement=placement)
+    found = analysis.position_similarity(model, image_size=(12, 24))
+    embeddings = model.vit.embeddings
+    tables = embeddings.positions_on((3, 4), torch.zeros(1))
+    if placement != "input":
+        assert tables is None
+        tables = model.vit.layer_position_embeddings((3, 4))
+    assert len(tables) == (3 if placement == "every_layer" else 1)
+    expected = np.mean([cosines(table[1:], (3, 4)) for table in tables], axis=0)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
 def test_similarity_of_fixed_positions():
     model = tiny(pooling="mean", position_embedding_type="sincos2d", hidden_size=16)
     found = analysis.position_similarity(model)
@@ -84,3 +99,5 @@ def test_similarity_of_fixed_positions():
 def test_a_model_without_positions_is_refused():
     with pytest.raises(ValueError, match="HfViTForImageClassification has no position embeddings"):
         analysis.position_similarity(tiny(position_embedding_type="none"))
+    with pytest.raises(ValueError, match="relative position embeddings, none for a patch"):
+        analysis.position_similarity(tiny(position_embedding_type="relative"))
