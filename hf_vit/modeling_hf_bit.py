@@ -20,7 +20,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_bit import HfBiTConfig
 from .configuration_hf_vit import Size
-from .modeling_hf_vit import HfViTPreTrainedModel
+from .pretrained import HfViTPreTrainedModel
 from .resnet_stem import GroupNorm, ResNetStage, ResNetStem, StemNumbers
 from .upstream_bit import BIT_WEIGHT_NAMES, is_upstream_bit
 

@@ -25,7 +25,7 @@ from huggingface_hub.utils import httpx
 
 from . import __version__
 from .image_processing_hf_vit import HfViTImageProcessor
-from .modeling_hf_vit import HfViTPreTrainedModel
+from .pretrained import HfViTPreTrainedModel
 from .remote_code import add_code
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ from .hub_client import Clients
 from .local_hub import LocalHub
 
 torch.set_num_threads(1)  # the tests run in two processes; threads that wait for each other cost more than they give
+
+# Whoever starts the tests in the background has them ignore Ctrl+C, and with them what they start and end with it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDENS = Path(__file__).parent / "goldens"
 SHARED = Path(os.environ.get("HF_VIT_SHARED", Path(__file__).parents[2] / "shared"))

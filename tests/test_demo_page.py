@@ -101,7 +101,10 @@ def address(tmp_path):
             yield line.split(" is shown at ")[1].split()[0]
         finally:
             process.send_signal(signal.SIGINT)
-            process.communicate()
+            try:
+                process.communicate(timeout=60)
+            finally:
+                process.kill()
 
 
 @pytest.fixture

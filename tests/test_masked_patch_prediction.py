@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers.testing_utils import CaptureLogger
 
-from hf_vit import modeling_hf_vit
+from hf_vit import pretrained
 from hf_vit.configuration_hf_vit import HfViTConfig
 from hf_vit.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from hf_vit.modeling_masked_patch_prediction import (
@@ -152,7 +152,7 @@ def test_pretraining_goes_on_from_an_encoder_or_a_classifier(tmp_path):
     classifier.save_pretrained(tmp_path / "classifier")
     classifier.vit.save_pretrained(tmp_path / "encoder")
     for folder in ("classifier", "encoder"):
-        with CaptureLogger(modeling_hf_vit.logger) as log:
+        with CaptureLogger(pretrained.logger) as log:
             model = HfViTForMaskedPatchPrediction.from_pretrained(tmp_path / folder)
         assert "was not trained to predict masked patches" in log.out
         assert not model.predictor.weight.any()

@@ -5,8 +5,9 @@ import pytest
 import torch
 from transformers import AutoModelForImageClassification
 
+from hf_vit.embeddings import unpatchify
 from hf_vit.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.modeling_hf_vit import HfViTModel, unpatchify
+from hf_vit.modeling_hf_vit import HfViTModel
 from hf_vit.native_resolution import patchify
 
 from .test_modeling import tiny

@@ -14,7 +14,7 @@ import torch
 from transformers import testing_utils
 
 import hf_vit
-from hf_vit import HfBiTConfig, HfViTConfig, HfViTHybridConfig, HfViTImageProcessor, modeling_hf_vit
+from hf_vit import HfBiTConfig, HfViTConfig, HfViTHybridConfig, HfViTImageProcessor, pretrained
 from hf_vit import modeling_masked_patch_prediction as masked_patches
 
 from . import transformers_sdist
@@ -138,7 +138,7 @@ class Models(Common, modeling.ModelTesterMixin):
         for model, _ in self.each_model():
             if not hasattr(model, "classifier"):
                 continue
-            with tempfile.TemporaryDirectory() as folder, testing_utils.CaptureLogger(modeling_hf_vit.logger) as log:
+            with tempfile.TemporaryDirectory() as folder, testing_utils.CaptureLogger(pretrained.logger) as log:
                 model.save_pretrained(folder)
                 again = type(model).from_pretrained(folder, num_labels=42)
             assert "it was re-created as zeros" in log.out
@@ -157,7 +157,7 @@ class Models(Common, modeling.ModelTesterMixin):
         """As we document; and the common test passes where they are not."""
         with pytest.raises(ValueError, match=r"does not fit its configuration: .* is missing"):
             common_test()
-        with mock.patch.object(modeling_hf_vit, "_check_loading"):
+        with mock.patch.object(pretrained, "_check_loading"):
             common_test()
 
 

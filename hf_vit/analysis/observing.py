@@ -10,7 +10,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ..configuration_hf_vit import HfViTConfig, as_pair
-from ..modeling_hf_vit import unpatchify
+from ..embeddings import unpatchify
 
 Reduced = TypeVar("Reduced")
 # Images as the model takes them: (images, channels, height, width), or batches of them, such as a DataLoader's.

@@ -7,8 +7,8 @@ from typing import Any
 from ..catalog import address_of
 from ..configuration_hf_vit import Size, as_pair
 from ..image_processing_hf_vit import HfViTImageProcessor
-from ..modeling_hf_vit import HfViTPreTrainedModel
 from ..output import new_folder
+from ..pretrained import HfViTPreTrainedModel
 from .labels import labels_of_timm, read_labels
 from .preprocessing import build_processor, processor_settings, released_size
 from .recognising import fetch_any, read_settings, recognise_source

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..configuration_hf_vit import Size
-from ..modeling_hf_vit import HfViTPreTrainedModel
 from ..output import refuse_existing
+from ..pretrained import HfViTPreTrainedModel
 from .graph_writing import export_aot_inductor, export_onnx, export_torch
 from .jax_writing import export_jax
 from .rules import ConversionError

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from ..configuration_hf_vit import stem_stride
-from ..modeling_hf_vit import HfViTPreTrainedModel
+from ..pretrained import HfViTPreTrainedModel
 from . import bit_layout
 from .building import (
     check_required,

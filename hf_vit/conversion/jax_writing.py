@@ -10,8 +10,9 @@ import torch
 
 from ..configuration_hf_bit import ORIGINALS, HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from ..embeddings import stem_numbers
 from ..modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
-from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel, stem_numbers
+from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
 from ..resnet_stem import ORIGINAL
 from . import bit_layout
 from .building import rules_for_model, variants_of_the_paper

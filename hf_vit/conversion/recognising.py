@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
-from ..modeling_hf_vit import HfViTPreTrainedModel
+from ..pretrained import HfViTPreTrainedModel
 from .jax_reading import read_jax
 from .rules import ConversionError
 from .sources import Source, SourceError, fetch

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..modeling_hf_vit import CONVERSION_RECORD, HfViTPreTrainedModel
+from ..pretrained import CONVERSION_RECORD, HfViTPreTrainedModel
 
 PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")
 

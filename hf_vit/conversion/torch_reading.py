@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..modeling_hf_vit import HfViTPreTrainedModel
+from ..pretrained import HfViTPreTrainedModel
 from . import timm_bit_layout, timm_layout, torchvision_layout
 from .building import check_required, empty_model, is_untrained, rules_for_model
 from .rules import ConversionError, to_ours

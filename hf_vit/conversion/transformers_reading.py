@@ -10,7 +10,7 @@ import torch
 
 from ..configuration_hf_bit import HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from ..modeling_hf_vit import HfViTPreTrainedModel
+from ..pretrained import HfViTPreTrainedModel
 from ..upstream_bit import is_upstream_bit, translate_bit_settings
 from ..upstream_vit import is_upstream, translate_settings
 from .building import MODELS

@@ -1,0 +1,163 @@
+"""From an image to tokens: ResNet stem, patches, class token, position embeddings."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
+from .position_embeddings import Grid, is_same, resize_position_embeddings, sincos2d
+from .position_tables import PositionTables, build_tables
+from .resnet_stem import ResNetStem, StemNumbers
+
+CACHED_GRIDS = 16
+
+
+def stem_numbers(config: HfViTHybridConfig) -> StemNumbers:
+    return StemNumbers(config.group_norm_eps, config.weight_standardization_eps, config.weight_standardization_form)
+
+
+class HfViTPatchEmbeddings(nn.Module):
+    def __init__(self, config: HfViTConfig, num_channels: int):
+        super().__init__()
+        patch_size = as_pair(config.patch_size)
+        self.projection = nn.Conv2d(num_channels, config.hidden_size, patch_size, stride=patch_size)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """(batch, channels, height, width) -> (batch, rows * columns, hidden_size)"""
+        return self.projection(pixel_values).flatten(2).transpose(1, 2)
+
+
+class HfViTEmbeddings(nn.Module):
+    """An image as tokens: ResNet stem (hybrids), patches, class token, position embeddings."""
+
+    def __init__(self, config: HfViTConfig):
+        super().__init__()
+        self.config = config
+        self.stem = None
+        map_channels = config.num_channels
+        if config.model_type == HfViTHybridConfig.model_type:  # as remote code, the class can be there twice
+            self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths, stem_numbers(config))
+            map_channels = self.stem.out_channels
+        self.patch_embeddings = HfViTPatchEmbeddings(config, map_channels)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.use_cls_token else None
+        self.position_embeddings = None
+        if config.adds_positions_to_input and config.position_embedding_type == "learned":
+            self.position_embeddings = nn.Parameter(self._empty_positions(config.grid_size))
+        elif config.adds_positions_to_input and config.position_embedding_type == "learned2d":
+            self.position_embeddings = build_tables(config, count=1)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self._tables: dict[tuple, torch.Tensor] = {}
+
+    def forward(self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor | None = None) -> torch.Tensor:
+        """Images, or images of several shapes as patches, to tokens.
+
+        Args:
+            pixel_values: (batch, num_channels, height, width); with `spatial_shapes` (batch, patches, values), see
+                `HfViTImageProcessor` with the preset "native".
+            spatial_shapes: (batch, 2), rows and columns of patches of each image.
+
+        Returns:
+            (batch, tokens, hidden_size)
+        """
+        if spatial_shapes is not None:
+            refuse_several_shapes(self.config)
+            return self.as_tokens(*self.as_padded_patches(pixel_values, spatial_shapes))
+        patches = self.as_patches(pixel_values)
+        return self.as_tokens(patches, self.positions_on(self.config.grid_of(*pixel_values.shape[-2:]), patches))
+
+    def as_patches(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size)"""
+        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
+            raise ValueError(
+                f"pixel_values has shape {tuple(pixel_values.shape)}; "
+                f"expected (batch, {self.config.num_channels}, height, width)"
+            )
+        self.config.grid_of(*pixel_values.shape[-2:])  # refuses a size that the patches do not divide
+        return self.patch_embeddings(pixel_values if self.stem is None else self.stem(pixel_values))
+
+    def as_padded_patches(
+        self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(batch, patches, values) -> (batch, patches, hidden_size) and positions, zero where there is no patch
+
+        Images of the same shape are put together again and embedded in one go, which gives a stem its neighbours.
+        """
+        height, width = (size * self.config.stride for size in as_pair(self.config.patch_size))
+        batch, length, values = pixel_values.shape
+        if values != height * width * self.config.num_channels:
+            raise ValueError(
+                f"pixel_values has {values} values per patch; patches of {height} x {width} pixels with "
+                f"{self.config.num_channels} channels have {height * width * self.config.num_channels}"
+            )
+        patches = pixel_values.new_zeros(batch, length, self.config.hidden_size)
+        positions = pixel_values.new_zeros(batch, self.config.num_prefix_tokens + length, self.config.hidden_size)
+        shapes, group_of = spatial_shapes.unique(dim=0, return_inverse=True)
+        for group, (rows, columns) in enumerate(shapes.tolist()):
+            members = (group_of == group).nonzero()[:, 0]
+            images = unpatchify(pixel_values[members, : rows * columns], (rows, columns), (height, width))
+            patches[members, : rows * columns] = self.as_patches(images)
+            table = self.positions_on((rows, columns), patches)
+            if table is not None:
+                positions[members, : table.shape[1]] = table
+        return patches, positions if self.config.adds_positions_to_input else None
+
+    def as_tokens(self, patches: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """(batch, patches, hidden_size) -> (batch, tokens, hidden_size): class token and positions added"""
+        if self.cls_token is not None:
+            patches = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+        return self.dropout(patches if positions is None else patches + positions)
+
+    def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor | None:
+        """Position embeddings on any grid of patches, resampled where it is not the stored one.
+
+        Returns:
+            (1, tokens, hidden_size), in the dtype and on the device of `like`; None for a model that adds none here.
+        """
+        if not self.config.adds_positions_to_input:
+            return None
+        if isinstance(self.position_embeddings, PositionTables):
+            return self.position_embeddings(grid)
+        if self.position_embeddings is not None and is_same(grid, self.config.grid_size):
+            return self.position_embeddings
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._make_positions(grid, like)
+        stored = self.position_embeddings
+        version = None if stored is None or stored.is_inference() else (stored.data_ptr(), stored._version)
+        key = (grid, like.dtype, like.device, version)
+        if key not in self._tables:
+            if len(self._tables) == CACHED_GRIDS:
+                self._tables.clear()
+            self._tables[key] = self._make_positions(grid, like)
+        return self._tables[key]
+
+    def _make_positions(self, grid: Grid, like: torch.Tensor) -> torch.Tensor:
+        if self.position_embeddings is not None:
+            return self.resampled(grid)
+        table = sincos2d(grid, self.config.hidden_size).to(like)
+        return F.pad(table, (0, 0, self.config.num_prefix_tokens, 0))  # zeros for the class token
+
+    def resampled(self, grid: Grid) -> torch.Tensor:
+        """The learned table on another grid, (1, tokens, hidden_size)."""
+        config = self.config
+        return resize_position_embeddings(
+            self.position_embeddings, config.grid_size, grid, config.num_prefix_tokens, config.position_interpolation
+        )
+
+    def _empty_positions(self, grid: Grid) -> torch.Tensor:
+        return torch.zeros(1, self.config.num_prefix_tokens + grid[0] * grid[1], self.config.hidden_size)
+
+
+def refuse_several_shapes(config: HfViTConfig) -> None:
+    """Raise ValueError where positions are not only those of tokens, before any image has a shape of its own."""
+    if config.needs_one_grid:
+        raise ValueError(
+            "images of several shapes in a batch need position embeddings at the input and attention over all tokens, "
+            f"not position_embedding_type {config.position_embedding_type!r} with position_embedding_placement "
+            f"{config.position_embedding_placement!r} and attention_axes {config.attention_axes!r}"
+        )
+
+
+def unpatchify(patches: torch.Tensor, grid: Grid, patch_size: tuple[int, int]) -> torch.Tensor:
+    """(batch, rows * columns, patch height * patch width * channels) -> (batch, channels, height, width)"""
+    images = patches.unflatten(2, (*patch_size, -1)).unflatten(1, grid)  # (batch, rows, columns, *patch_size, channels)
+    return images.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
