@@ -4,8 +4,8 @@
 
 Each line is one kind of work, such as "B/16 224 float32 x8" (model, pixels, precision, batch), and runs in a process of
 its own. There, all contestants load the same weights, their outputs are compared, and only then do they take turns,
-A B C A B C ...; the figures are medians over the rounds, and ratios with the quartiles of the ratios within each round.
-Peak memory is that of a further process for each contestant, which loads it alone and runs it three times.
+each round in another order; the figures are medians over the rounds, and ratios with the quartiles of the ratios within
+each round. Peak memory is that of a further process for each contestant, which loads it alone and runs it three times.
 `--list` names the lines. What is not installed (`pip install 'hf_vit[benchmarks]'`) is left out, with the reason.
 
 Everybody gets the same images in memory, processors, threads, precision and fused attention (sdpa), in
@@ -14,7 +14,6 @@ original's GELU and timed with its own. JAX runs under jit in all modes.
 """
 
 import argparse
-import inspect
 import json
 import statistics
 import sys
@@ -27,12 +26,12 @@ from typing import Any, NamedTuple
 import common
 from common import Aim, Failed, milliseconds_text, peak_mib, report_progress, run_apart
 
-OURS = ("hf_vit", "hf_vit optimised", "hf_vit int8")
+OURS = ("hf_vit", "hf_vit optimised")
 PEERS = ("transformers", "timm", "torchvision", "vit-pytorch")
 JAX = "JAX/Flax"
-CONTESTANTS = (*OURS[:2], *PEERS, JAX)
+CONTESTANTS = (*OURS, *PEERS, JAX)
 OTHER_WEIGHTS = ("vit-pytorch",)
-TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}  # of the largest output; int8 is judged by accuracy.py
+TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}  # of the largest output
 OPTIMISED, PLAIN = "hf_vit optimised", "hf_vit"
 
 
@@ -40,8 +39,8 @@ OPTIMISED, PLAIN = "hf_vit optimised", "hf_vit"
 class Line:
     """One kind of work.
 
-    mode: "eager", "compiled" (torch.compile), "frozen" (the same with inductor's freezing), "attentions" (all
-        attention probabilities are returned) or "int8".
+    mode: "eager", "compiled" (torch.compile), "frozen" (the same with inductor's freezing), or "attentions" (all
+        attention probabilities are returned).
     """
 
     variant: str
@@ -64,7 +63,7 @@ def aims(ratio: float, jax: float | None = None) -> list[Aim]:
 
 
 def compiled(dtype: str, mode: str) -> Line:
-    return Line("B/16", 224, dtype, 8, mode, (*OURS[:2], *PEERS), [Aim(OPTIMISED, PEERS, 1.3), Aim(PLAIN, PEERS, 1.3)])
+    return Line("B/16", 224, dtype, 8, mode, (*OURS, *PEERS), [Aim(OPTIMISED, PEERS, 1.3), Aim(PLAIN, PEERS, 1.3)])
 
 
 LINES = [
@@ -83,7 +82,6 @@ LINES = [
         (PLAIN, OPTIMISED, "transformers"),
         [Aim(PLAIN, ("transformers",), 1.0), Aim(OPTIMISED, ("transformers",), 1.0)],
     ),
-    Line("B/16", 224, "bfloat16", 8, "int8", (OPTIMISED, "hf_vit int8"), [Aim("hf_vit int8", (OPTIMISED,), 1.0)]),
 ]
 
 
@@ -103,8 +101,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = common.parser_of(__doc__)
     names = [line.name for line in LINES]
     parser.add_argument("--lines", nargs="+", metavar="NAME", default=names, choices=names, help="default: all")
-    everybody = [*CONTESTANTS, "hf_vit int8"]
-    parser.add_argument("--contestants", nargs="+", metavar="NAME", default=everybody, choices=everybody)
+    parser.add_argument("--contestants", nargs="+", metavar="NAME", default=CONTESTANTS, choices=CONTESTANTS)
     parser.add_argument("--seconds", type=float, default=60, help="for a line, without loading (default 60)")
     parser.add_argument("--least", type=int, default=7, help="rounds of each line, however long they take (default 7)")
     parser.add_argument("--no_memory", action="store_true", help="leave out the processes that measure memory")
@@ -234,8 +231,8 @@ def build(name: str, line: Line, folder: Path) -> Contestant:
         arguments = {"output_attentions": True}
         settings = {"attn_implementation": "eager"} if name == "transformers" else {}
     model: Any = LOADERS[name.split()[0] if name in OURS else name](folder, dtype, **settings).eval()
-    if name in OURS[1:]:
-        model = optimise(model, line, int8=name == "hf_vit int8")
+    if name == OPTIMISED:
+        model = model.optimize_for_inference(batch_size=line.batch)
     pixel_values = images(line).to(dtype)
     timed = compile_model(model, line.mode)
 
@@ -270,17 +267,6 @@ def images(line: Line):
     return torch.rand(line.batch, 3, line.image_size, line.image_size) * 2 - 1
 
 
-def optimise(model, line: Line, int8: bool):
-    from contestants import NotThere
-
-    settings: dict[str, Any] = {"batch_size": line.batch}
-    if int8:
-        if "int8" not in inspect.signature(model.optimize_for_inference).parameters:
-            raise NotThere("optimize_for_inference has no int8")
-        settings["int8"] = True
-    return model.optimize_for_inference(**settings)
-
-
 def compile_model(model, mode: str):
     if mode not in ("compiled", "frozen"):
         return model
@@ -299,7 +285,7 @@ def compare(line: Line, ready: dict[str, Contestant]) -> dict[str, float]:
     """
     import numpy as np
 
-    first, *others = [name for name in ready if name not in OTHER_WEIGHTS and name != "hf_vit int8"]
+    first, *others = [name for name in ready if name not in OTHER_WEIGHTS]
     expected = ready[first].outputs()
     differences = {}
     for name in others:

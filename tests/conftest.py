@@ -38,7 +38,7 @@ def golden_runs(*families: str) -> list[dict]:
 HUB_TOKENS = {
     "hf_alice": {"name": "alice", "orgs": ["acme"]},
     "hf_bob": {"name": "bob"},
-    "hf_me": {"name": "me", "orgs": ["google"]},
+    "hf_me": {"name": "me", "orgs": ["google", "ILSVRC"]},
     "hf_reader": {"name": "alice", "role": "read"},
 }
 

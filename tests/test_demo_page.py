@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import hf_vit
-from hf_vit.demo.page import Demo, highlight, roll_out
+from hf_vit.demo.page import Demo, highlight
 from hf_vit.hub import save_folder
 from hf_vit.prediction import predict
 
@@ -68,19 +68,8 @@ def test_two_classes_of_one_name(tmp_path, picture):
     assert sum("(class" in label for label in classes) == 4
 
 
-def test_roll_out_follows_the_attention_through_the_layers():
-    """Of the last layer, the class token looks at patch 4 alone; of the first, that patch at patch 1 alone."""
-    first, last = torch.eye(7).repeat(1, 2, 1, 1), torch.eye(7).repeat(1, 2, 1, 1)
-    last[0, :, 0] = torch.eye(7)[5]
-    first[0, :, 5] = torch.eye(7)[2]
-    map_ = roll_out((first, last), (2, 3), num_prefix_tokens=1)
-    np.testing.assert_allclose(map_, [[0, 0.5, 0], [0, 0.5, 0]])  # half of it stays behind in each layer
-    uniform = roll_out((torch.full((1, 2, 6, 6), 1 / 6),), (2, 3), num_prefix_tokens=0)
-    np.testing.assert_allclose(uniform, np.full((2, 3), 1 / 6), rtol=1e-6)
-
-
 def test_dark_where_the_model_does_not_look():
-    shown = np.asarray(highlight(np.ones((8, 12, 1)), np.array([[0.3, 0.1, 0.1], [0.1, 0.1, 0.1]])))
+    shown = np.asarray(highlight(np.ones((8, 12)), np.array([[0.3, 0.1, 0.1], [0.1, 0.1, 0.1]])))
     assert shown.shape == (448, 672, 3)
     assert shown[0, 0].tolist() == [255] * 3
     assert shown[-1, -1].tolist() == [38] * 3  # 15 %

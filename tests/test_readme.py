@@ -7,6 +7,7 @@ does not run so fails the test; a new one is run without being entered anywhere.
 import ast
 import csv
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -42,13 +43,16 @@ INSTEAD = {
         "hf-vit export ti16 ti16.pt2 --to aot-inductor --overwrite" if shutil.which("g++") else None
     ),
 }
-# Recipe -> settings that make its run short; the README says that each is also an option.
+# Recipe or protocol -> settings that make its run short; the README says that each is also an option.
 FEW_STEPS = "--epochs null --steps 2 --warmup_steps 0 --batch_size 4 --num_workers 0 --report_to none"
 SHORTER = {
     "digits.yaml": f"{FEW_STEPS} --eval_split null",
     "finetune_small.yaml": FEW_STEPS,
     "bit_hyperrule_small.yaml": f"{FEW_STEPS} --decay_steps [1] --image_size 64 --resize 70",
     "paper_i21k_b16.yaml": "--print_config",  # eight GPUs and ImageNet-21k
+    "few_shot": "--shots [1,2] --seeds 1",
+    "real": "--real_labels real.json",  # or they would be downloaded
+    "vtab": "--tasks [caltech101] --finetune '{steps: 2, warmup_steps: 0, batch_size: 4, image_size: 32, resize: 40}'",
 }
 PLACEHOLDERS = {"...": "FOLDER"}  # of arguments
 NEEDS = {"torchao": "torchao is not installed"}  # packages of Python blocks that no extra brings
@@ -121,12 +125,12 @@ script, arguments = arguments.training_script, arguments.training_script_args
         self.run_python(parse + RUN_SCRIPT)
 
     def script(self, arguments: list[str]) -> None:
-        self.run_python(f"script, *arguments = {arguments!r}\n" + RUN_SCRIPT)
+        self.run_python(f"script, *arguments = {self.shorten(arguments)!r}\n" + RUN_SCRIPT)
 
     def shorten(self, arguments: list[str]) -> list[str]:
-        recipe = Path(arguments[arguments.index("--recipe") + 1]).name
-        self.used.add(recipe)
-        return [*arguments, *shlex.split(SHORTER[recipe])]
+        known = {Path(argument).name for argument in arguments} & set(SHORTER)
+        self.used |= known
+        return [*arguments, *(word for name in known for word in shlex.split(SHORTER[name]))]
 
     def make(self, arguments: list[str]) -> None:
         subprocess.run(["make", *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -147,14 +151,17 @@ def reader(hub, client, tmp_path):
     folder.mkdir()
     for name in ("training", "conversion"):
         (folder / name).symlink_to(ROOT / name)
-    noise(64, 48).save(folder / "cat.jpg")
+    for name in ("cat.jpg", "dog.jpg"):
+        noise(64, 48).save(folder / name)
     write_data_set(folder / "FOLDER")
+    write_task(folder / "VTAB_FOLDER" / "caltech101")
+    (folder / "real.json").write_text(json.dumps([[0]] * 6))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         export_jax(small_vit(), folder / "Ti_16-....npz")
         save_mae(folder / "mae_pretrain_vit_base.pth")
         stand_in_for_google(client, folder / "Ti_16-....npz", tmp_path)
-        stand_in_for_the_hub(client, tmp_path)
+        stand_in_for_the_hub(client, tmp_path, folder / "FOLDER" / "test")
     yield Reader(folder, client)
     shutil.rmtree(assets(client), ignore_errors=True)
 
@@ -171,8 +178,16 @@ def write_data_set(folder: Path) -> None:
                 Image.new("RGB", (40 + number, 36), color).save(folder / split / kind / f"{number}.png")
 
 
+def write_task(folder: Path) -> None:
+    """One of VTAB-1k, as its lists."""
+    folder.mkdir(parents=True)
+    noise(40, 36).save(folder / "0.png")
+    for name, count in (("train800", 800), ("val200", 200), ("test", 5)):
+        (folder / f"{name}.txt").write_text("".join(f"0.png {number % 102}\n" for number in range(count)))
+
+
 def small_vit() -> hf_vit.HfViTForImageClassification:
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 30}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 30}
     model = hf_vit.HfViTForImageClassification(hf_vit.HfViTConfig(**sizes, num_labels=1000)).eval()
     torch.nn.init.normal_(model.classifier.weight)
     return model
@@ -220,7 +235,7 @@ def write_index(path: Path) -> None:
         writer.writerow(row)
 
 
-def stand_in_for_the_hub(client, folder: Path) -> None:
+def stand_in_for_the_hub(client, folder: Path, images: Path) -> None:
     sizes = {"hidden_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 22}
     theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=32))
     theirs.save_pretrained(folder / "theirs")
@@ -228,8 +243,19 @@ def stand_in_for_the_hub(client, folder: Path) -> None:
         from huggingface_hub import HfApi
         HfApi().create_repo("google/vit-base-patch16-224")
         HfApi().upload_folder(repo_id="google/vit-base-patch16-224", folder_path={str(folder / "theirs")!r})
+        data = {{"repo_id": "ILSVRC/imagenet-1k", "repo_type": "dataset"}}
+        HfApi().create_repo(**data)
+        HfApi().upload_folder(**data, folder_path={str(images)!r}, path_in_repo="validation")
     """
     client(code, token="hf_me")
+
+
+POSSESSIONS = """
+images = [Image.effect_noise((90, 60), 80).convert("RGB"), Image.effect_noise((50, 70), 80)]
+image, pixel_values = torch.rand(96, 64, 3).numpy(), torch.rand(1, 3, 96, 64)
+data_loader = [pixel_values]
+model = HfViTForImageClassification.from_pretrained("ti16")
+"""
 
 
 def prelude(blocks: list[Block]) -> str:
@@ -237,8 +263,7 @@ def prelude(blocks: list[Block]) -> str:
     statements = [node for block in blocks if block.language == "python" for node in ast.parse(block.text).body]
     imports = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
     lines = [ast.unparse(node) for node in imports if not missing_package(ast.unparse(node))]
-    pictures = "images = [Image.effect_noise((90, 60), 80).convert('RGB'), Image.effect_noise((50, 70), 80)]"
-    return "\n".join(["import torch", "from PIL import Image", *lines, pictures, ""])
+    return "\n".join(["import torch", "from PIL import Image", *lines, POSSESSIONS])
 
 
 def missing_package(code: str) -> str | None:

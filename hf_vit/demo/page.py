@@ -8,9 +8,10 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
+from ..analysis import attention_rollout
+from ..analysis.inspection import visible_image
+from ..analysis.observing import as_images
 from ..auto import register_auto_classes
-from ..configuration_hf_vit import as_pair
-from ..modeling_hf_vit import unpatchify
 
 TOP_K = 5
 SHOWN_SIZE = 448  # pixels of the shorter side, at least
@@ -39,12 +40,10 @@ class Demo:
     @torch.inference_mode()
     def look(self, picture: str | Path) -> tuple[dict[str, float], Image.Image]:
         """The most likely classes with their probabilities, and what the model saw, bright where it looks."""
-        batch = self.processor(str(picture), padding="longest", return_tensors="pt")
-        outputs = self.model(**batch, output_attentions=True)
-        seen = self.seen(batch)
-        grid = self.model.config.grid_of(*seen.shape[:2])
-        attention = roll_out(outputs.attentions, grid, self.model.config.num_prefix_tokens)
-        return self.top_classes(outputs.logits[0]), highlight(seen, attention)
+        pixel_values = as_images(self.processor(str(picture), return_tensors="pt"), self.model.config)
+        classes = self.top_classes(self.model(pixel_values).logits[0])
+        seen = visible_image(pixel_values[0], self.processor)
+        return classes, highlight(seen, attention_rollout(self.model, pixel_values)[0])
 
     def top_classes(self, logits: torch.Tensor) -> dict[str, float]:
         scores, indices = logits.softmax(dim=-1).topk(min(TOP_K, len(logits)))
@@ -54,44 +53,12 @@ class Demo:
             found[label if label not in found else f"{label} (class {index})"] = score  # ImageNet has two cranes
         return found
 
-    def seen(self, batch: dict[str, torch.Tensor]) -> np.ndarray:
-        """The pixels of the first image that the model gets: (height, width, channels) in [0, 1]."""
-        config, processor, pixels = self.model.config, self.processor, batch["pixel_values"]
-        if "spatial_shapes" in batch:
-            rows, columns = batch["spatial_shapes"][0].tolist()
-            height, width = (size * config.stride for size in as_pair(config.patch_size))
-            pixels = unpatchify(pixels[:1], (rows, columns), (height, width))
-        mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
-        mean, std = (torch.as_tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in (mean, std))
-        return (pixels[0] * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
-
-
-def roll_out(attentions: tuple[torch.Tensor, ...], grid: tuple[int, int], num_prefix_tokens: int) -> np.ndarray:
-    """How much of each patch reaches the class token, or the mean of the tokens where there is none.
-
-    Attention rollout (arXiv 2005.00928), with the residual connections as the identity.
-
-    Args:
-        attentions: of one image, (1, heads, tokens, tokens) per layer.
-
-    Returns:
-        (rows, columns): the share of each patch; the sum is 1.
-    """
-    tokens = attentions[0].shape[-1]
-    shares = torch.full((tokens,), 1 / tokens)
-    if num_prefix_tokens:
-        shares = torch.eye(tokens)[0]
-    for attention in reversed(attentions):
-        shares = (shares @ attention[0].float().mean(dim=0) + shares) / 2
-    patches = shares[num_prefix_tokens:].view(grid)
-    return (patches / patches.sum()).numpy()
-
 
 def highlight(seen: np.ndarray, attention: np.ndarray) -> Image.Image:
     """A picture that is dark where the model does not look.
 
     Args:
-        seen: (height, width, 1 or 3) in [0, 1].
+        seen: (height, width, 3) or (height, width), in [0, 1].
         attention: (rows, columns); the patch with the least is darkest, the one with the most as bright as it is.
     """
     height, width = seen.shape[:2]
@@ -99,7 +66,7 @@ def highlight(seen: np.ndarray, attention: np.ndarray) -> Image.Image:
     attention = (attention - least) / (most - least) if most > least else np.ones_like(attention)
     factor = max(1, round(SHOWN_SIZE / min(height, width)))
     size = (width * factor, height * factor)
-    picture = Image.fromarray((seen * 255).round().astype(np.uint8).squeeze()).convert("RGB").resize(size)
+    picture = Image.fromarray((seen * 255).round().astype(np.uint8)).convert("RGB").resize(size)
     light = Image.fromarray(attention.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
     brightness = DARKEST + (1 - DARKEST) * np.asarray(light).clip(0, 1)[..., None]
     return Image.fromarray((np.asarray(picture) * brightness).round().astype(np.uint8))
