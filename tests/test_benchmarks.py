@@ -304,6 +304,9 @@ def test_the_row_of_a_model_at_the_floor():
     assert row == ["tiny", "250.0", "500.0", "2.00", "0", "2000.0"]  # 10 multiply-adds, and 26 numbers of 2 bytes
 
 
+# Variants
+
+
 def test_multiply_adds_of_axial_attention_are_linear_in_rows_plus_columns():
     benchmark = load_benchmark("variants")
     for rows, columns in ((2, 3), (5, 4)):

@@ -78,7 +78,7 @@ def test_distances_are_the_authors_formula(model):
     expected = author_distances(
         attentions_of(model, pixel_values), config.grid_size, patch_pixels(config), config.num_prefix_tokens
     )
-    assert expected.shape == (3, 2)
+    assert expected.shape == (config.num_hidden_layers, 2)
     np.testing.assert_allclose(analysis.attention_distance(model, pixel_values), expected, rtol=2e-6)
 
 
@@ -105,7 +105,7 @@ def test_rollout_is_the_product_of_the_layers(model, identity):
 def test_each_layer_mixes_to_one(model):
     mixing, weights, grid = next(iter(layer_mixing(model, images(model), True, None, False)))
     assert grid == model.config.grid_size
-    assert len(mixing) == 3
+    assert len(mixing) == model.config.num_hidden_layers
     for rows in (*mixing, weights):
         torch.testing.assert_close(rows.sum(dim=-1), torch.ones(rows.shape[:-1]))
 
@@ -148,12 +148,12 @@ def test_maps_are_rows_of_the_attentions(model):
     attentions = attentions_of(model, pixel_values)
     rows, columns = model.config.grid_size
     query = attentions[..., 0, :] if prefix else attentions.mean(axis=-2)
-    expected = np.moveaxis(query[..., prefix:], 0, 1).reshape(2, 3, 2, rows, columns)
+    expected = np.moveaxis(query[..., prefix:], 0, 1).reshape(2, -1, 2, rows, columns)
     np.testing.assert_allclose(analysis.attention_maps(model, pixel_values), expected, rtol=1e-5)
     patch = attentions[..., prefix + columns + 2, prefix:]  # row 1, column 2
     if rows > 1:
         found = analysis.attention_maps(model, pixel_values, query=(1, 2))
-        np.testing.assert_allclose(found, np.moveaxis(patch, 0, 1).reshape(2, 3, 2, rows, columns), rtol=1e-5)
+        np.testing.assert_allclose(found, np.moveaxis(patch, 0, 1).reshape(2, -1, 2, rows, columns), rtol=1e-5)
 
 
 @pytest.mark.parametrize("function", [analysis.attention_distance, analysis.attention_rollout, analysis.attention_maps])
