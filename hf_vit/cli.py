@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .commands import add_command, parse_size, silence_progress_bars
+from .commands import add_command, parse_size
 from .commands.analysis import add_analysis_commands
 from .commands.demo import add_demo_command
 from .commands.hub import add_hub_commands
+from .progress import silence_progress_bars
 
 
 def main(argv: Sequence[str] | None = None) -> int:

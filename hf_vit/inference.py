@@ -5,6 +5,8 @@ CPU; oneDNN, which comes with torch as well, does. Its operators here are those 
 a model. They are internal: where one is missing, nothing is packed. Standardised convolutions: their weights are
 standardised once, not in every forward.
 
+A compiled graph cannot hold packed weights: there the products go through oneDNN with the weights as they are.
+
 Only the `forward` of single modules is replaced, on the instance. Parameters, names, hooks and callers stay as they
 are, so there is nothing to undo before a model is saved; a weight that changes is copied again.
 """
@@ -21,11 +23,26 @@ from .resnet_stem import StandardizedConv2d
 DTYPES = (torch.float32, torch.bfloat16)
 OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
 ROUNDS = 5  # of the race between two products
+# torch 2.6 cannot tell a compilation from an export, which is to have torch's own operators alone.
+is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 GELU_FORM = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}  # names of transformers, and of oneDNN
 
 
 def has_onednn() -> bool:
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS)
+
+
+@torch.library.custom_op("hf_vit::onednn_linear", mutates_args=())
+def onednn_linear(
+    tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, form: str
+) -> torch.Tensor:
+    """The operator as torch's compiler takes it: as a whole; its own rules for it are about frozen weights alone."""
+    return torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, activation, [], form)
+
+
+@onednn_linear.register_fake
+def _(tokens, weight, bias, activation, form):
+    return tokens.new_empty(*tokens.shape[:-1], weight.shape[0])
 
 
 class ForwardFromCopy:
@@ -39,7 +56,7 @@ class ForwardFromCopy:
     def applies_to(self, inputs: torch.Tensor) -> bool:
         weight = self.module.weight
         is_plain = inputs.dtype == weight.dtype and inputs.device == weight.device and type(inputs) is torch.Tensor
-        is_other_work = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+        is_other_work = torch.is_grad_enabled() or is_exporting() or torch.is_autocast_enabled("cpu")
         return is_plain and not is_other_work
 
     def copy(self, inputs: torch.Tensor) -> Any:
@@ -69,7 +86,10 @@ class PackedLinear(ForwardFromCopy):
         return super().applies_to(inputs) and inputs.dtype in DTYPES and inputs.device.type == "cpu"
 
     def product(self, tokens: torch.Tensor, activation: str = "none", form: str = "") -> torch.Tensor:
-        weight, bias = self.copy(tokens), self.module.bias
+        bias = self.module.bias
+        if torch.compiler.is_compiling():
+            return onednn_linear(tokens, self.module.weight, bias, activation, form)
+        weight = self.copy(tokens)
         return torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, activation, [], form)
 
     def make_copy(self, weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -99,7 +119,7 @@ class StandardizedOnce(ForwardFromCopy):
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         conv = self.module
-        if not self.applies_to(images):
+        if torch.compiler.is_compiling() or not self.applies_to(images):
             return type(conv).forward(conv, images)
         return conv.convolve(images.contiguous(memory_format=torch.channels_last), self.copy(images))
 

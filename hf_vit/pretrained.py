@@ -142,7 +142,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """Compute the same faster, where gradients are not wanted; see `hf_vit.inference`.
 
         Takes as much memory again as the weights. Call it once the model has its weights, dtype and device. It may be
-        called again; `train()` takes it back; saving, compiling and exporting do not see it.
+        called again; `train()` takes it back; saving and exporting do not see it, and a compiled model packs nothing.
 
         Args:
             batch_size: images at a time, as they will usually come.

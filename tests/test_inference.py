@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, inference
 from hf_vit.configuration_hf_bit import ORIGINALS
@@ -143,12 +144,20 @@ def test_hooks_see_what_they_saw():
     torch.testing.assert_close(seen[0], seen[1], rtol=0, atol=1e-5)
 
 
-def test_compiled_without_graph_breaks():
-    model = tiny().optimize_for_inference()
+def test_compiled_without_graph_breaks(model):
+    """Through every stage of torch's compiler before its code generation; products stay with oneDNN."""
+    model.optimize_for_inference()
+    products = []
+
+    def look(graph, example_inputs):
+        products.extend(node for node in graph.graph.nodes if node.target is torch.ops.hf_vit.onednn_linear.default)
+        return graph
+
     torch.compiler.reset()
     with torch.inference_mode():
-        ours = torch.compile(model, fullgraph=True, backend="eager")(images(model)).logits
+        ours = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=look))(images(model)).logits
         torch.testing.assert_close(ours, model(images(model)).logits, rtol=0, atol=2e-5)
+    assert len(products) >= 3 * 6 + 1
     torch.compiler.reset()
 
 
@@ -156,7 +165,7 @@ def test_exported():
     model = tiny().optimize_for_inference()
     pixel_values = images(model)
     program = torch.export.export(model, (pixel_values,))
-    assert not any("mkldnn" in str(node.target) for node in program.graph.nodes)
+    assert not any("mkldnn" in str(node.target) or "hf_vit" in str(node.target) for node in program.graph.nodes)
     with torch.no_grad():
         expected = model(pixel_values).logits
     torch.testing.assert_close(program.module()(pixel_values).logits, expected, rtol=0, atol=2e-5)

@@ -17,14 +17,3 @@ def parse_size(text: str) -> int | tuple[int, int]:
     if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is neither N nor HxW with numbers from 1")
     return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
-
-
-def silence_progress_bars() -> None:
-    """Those of transformers, over a fraction of a second; downloads keep theirs."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import enable_progress_bars
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # which disables those of downloads too
-    if not constants.HF_HUB_DISABLE_PROGRESS_BARS:
-        enable_progress_bars()

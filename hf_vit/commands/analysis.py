@@ -4,7 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
-from . import add_command, parse_size, silence_progress_bars
+from ..progress import silence_progress_bars
+from . import add_command, parse_size
 
 
 def add_analysis_commands(commands) -> None:

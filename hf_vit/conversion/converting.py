@@ -110,7 +110,7 @@ def convert_to_folder(
 
 
 def _set_labels(model: HfViTPreTrainedModel, labels: str | Path | list[str]) -> None:
-    if model.base_model is model:
+    if not hasattr(model, "classifier"):
         raise ConversionError("the checkpoint has no trained head, so labels cannot be given to its classes")
     names = labels if isinstance(labels, list) else read_labels(labels)
     if len(names) != model.config.num_labels:

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ def write_safetensors(
 
     Args:
         shapes: of all tensors, in the order in which they come.
-        tensors: (name, contiguous tensor) pairs; each may vanish when the next is asked for.
+        tensors: (name, contiguous tensor) pairs; each is made in another thread while the one before is written.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -28,5 +29,15 @@ def write_safetensors(
     text += b" " * (-len(text) % ALIGNMENT)
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in tensors:
+        for _, tensor in one_ahead(tensors):
             file.write(tensor.numpy().data)
+
+
+def one_ahead(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same pairs; a thread makes the next one while the caller uses this one."""
+    iterator = iter(tensors)
+    with ThreadPoolExecutor(1) as executor:
+        upcoming = executor.submit(next, iterator, None)
+        while (pair := upcoming.result()) is not None:
+            upcoming = executor.submit(next, iterator, None)
+            yield pair

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from ..configuration_hf_bit import HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from ..modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..pretrained import HfViTPreTrainedModel
 from ..upstream_bit import is_upstream_bit, translate_bit_settings
 from ..upstream_vit import is_upstream, translate_settings
@@ -45,9 +47,12 @@ def read_transformers(
     """
     try:
         inferred = translate_bit_settings(settings) if is_upstream_bit(settings) else translate_settings(settings)
-        model, info = model_class_for(settings).from_pretrained(
-            folder, output_loading_info=True, dtype=torch.float32, **overrides
-        )
+        if rebuilds_whole_patches(settings):
+            model, info = _load_masked_image_model(folder, inferred | overrides)
+        else:
+            model, info = model_class_for(settings).from_pretrained(
+                folder, output_loading_info=True, dtype=torch.float32, **overrides
+            )
     except ValueError as error:
         raise ConversionError(str(error)) from error
     if info["missing_keys"] or info["mismatched_keys"]:
@@ -63,3 +68,27 @@ def read_transformers(
         "beside": sorted(info["unexpected_keys"]),
     }
     return model.eval(), record
+
+
+def rebuilds_whole_patches(settings: dict[str, Any]) -> bool:
+    """Whether it is a `ViTForMaskedImageModeling` whose decoder sees each patch as it is; MAE's is a Transformer."""
+    defaults = transformers.ViTConfig()
+    patch_size, stride = (settings.get(name, getattr(defaults, name)) for name in ("patch_size", "encoder_stride"))
+    return settings.get("architectures") == ["ViTForMaskedImageModeling"] and patch_size == stride
+
+
+def _load_masked_image_model(
+    folder: Path, fields: dict[str, Any]
+) -> tuple[HfViTForMaskedPatchPrediction, dict[str, Any]]:
+    """Its decoder, a 1 x 1 convolution and a PixelShuffle, is our linear layer that predicts pixels."""
+    theirs, info = transformers.ViTForMaskedImageModeling.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
+        folder, output_loading_info=True, dtype=torch.float32
+    )
+    with torch.device("meta"):
+        model = HfViTForMaskedPatchPrediction(HfViTConfig(**{**fields, "patch_target": "pixels"}))
+    weights = theirs.state_dict()
+    weights["mask_token"] = weights.pop("vit.embeddings.mask_token")
+    weights["predictor.weight"] = weights.pop("decoder.0.weight").flatten(1)
+    weights["predictor.bias"] = weights.pop("decoder.0.bias")
+    model.load_state_dict(weights, assign=True)
+    return model, info

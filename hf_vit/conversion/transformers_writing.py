@@ -8,6 +8,7 @@ from ..configuration_hf_bit import HfBiTConfig
 from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
 from ..modeling_hf_bit import HfBiTForImageClassification, HfBiTModel, numbers_of
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from ..modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..output import new_folder
 from ..upstream_bit import BEGINNINGS
 from ..upstream_bit import SHARED_SETTINGS as BIT_SETTINGS
@@ -21,6 +22,8 @@ def export_transformers(
     model: HfViTPreTrainedModel, folder: str | os.PathLike, processor=None, overwrite: bool = False
 ) -> None:
     """Write a model as transformers' `ViTForImageClassification`, or `ViTModel` where it has no head; BiT as `Bit...`.
+
+    Masked patch prediction of pixels is its `ViTForMaskedImageModeling`.
 
     Its GELU and epsilon are in the config.json, so that the logits are the same.
 
@@ -42,6 +45,9 @@ def export_transformers(
         _check_expressible(model.config, has_head)
         theirs = _their_model(model, has_head)
         theirs.load_state_dict(model.state_dict(), assign=True)
+    elif isinstance(model, HfViTForMaskedPatchPrediction):
+        _check_expressible(model.config, has_head)
+        theirs = _their_masked_image_model(model)
     else:
         raise ConversionError(f"{type(model).__name__} has no counterpart in transformers; convert its encoder")
     with new_folder(folder, overwrite) as temporary:
@@ -65,16 +71,36 @@ def _check_expressible(config: HfViTConfig, has_head: bool) -> None:
 
 
 def _their_model(model: HfViTPreTrainedModel, has_head: bool) -> transformers.PreTrainedModel:
-    config = transformers.ViTConfig(
+    config = _their_config(model, pooler_output_size=model.config.representation_size)
+    if has_head:
+        return transformers.ViTForImageClassification(config)
+    return transformers.ViTModel(config, add_pooling_layer=model.config.representation_size is not None)
+
+
+def _their_masked_image_model(model: HfViTForMaskedPatchPrediction) -> transformers.PreTrainedModel:
+    """Weights included; see `transformers_reading` for the decoder."""
+    target, patch_size, (rows, columns) = model.config.patch_target, model.config.patch_size, model.config.grid_size
+    if target != "pixels":
+        raise ConversionError(f"transformers' masked image model predicts pixels, not patch_target {target!r}")
+    if rows != columns or not isinstance(patch_size, int):
+        raise ConversionError(f"transformers' masked image model has square grids, not {rows} x {columns} patches")
+    theirs = transformers.ViTForMaskedImageModeling(_their_config(model, encoder_stride=patch_size))
+    weights = model.state_dict()
+    weights["vit.embeddings.mask_token"] = weights.pop("mask_token")
+    weights["decoder.0.weight"] = weights.pop("predictor.weight")[:, :, None, None]
+    weights["decoder.0.bias"] = weights.pop("predictor.bias")
+    theirs.load_state_dict(weights, assign=True)
+    return theirs
+
+
+def _their_config(model: HfViTPreTrainedModel, **settings) -> transformers.ViTConfig:
+    return transformers.ViTConfig(
         **{name: getattr(model.config, name) for name in SHARED_SETTINGS},
-        pooler_output_size=model.config.representation_size,
+        **settings,
         id2label=model.config.id2label,
         label2id=model.config.label2id,
         dtype=model.dtype,
     )
-    if has_head:
-        return transformers.ViTForImageClassification(config)
-    return transformers.ViTModel(config, add_pooling_layer=model.config.representation_size is not None)
 
 
 def _their_bit(model: HfViTPreTrainedModel, has_head: bool) -> transformers.PreTrainedModel:

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageClassification
-from transformers.utils import logging
 
 from hf_vit.conversion import convert
 from hf_vit.demo.contact_sheet import draw_contact_sheet
 from hf_vit.demo.finetuning import IMAGE_SIZE, finetune_at_higher_resolution
 from hf_vit.hub import save_folder
+from hf_vit.progress import silence_progress_bars
 from hf_vit.training.sources import load_digits
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m hf_vit.demo", description=__doc__, allow_abbrev=False)
     parser.add_argument("--output", type=Path, default=Path("demo_output"), help="the folder for model and pictures")
     output = parser.parse_args().output
-    logging.disable_progress_bar()
+    silence_progress_bars()
 
     folder = convert_embedded_checkpoint(output / "digits")
     test = load_digits()["test"]

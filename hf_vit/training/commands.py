@@ -9,6 +9,7 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.utils.memory import should_reduce_batch_size
 
+from ..progress import silence_progress_bars
 from . import models
 from .assembly import (
     evaluator,
@@ -143,6 +144,7 @@ def show(settings) -> dict:
 def main(command: Callable[[list[str] | None], dict], argv: list[str] | None = None):
     """Run a command; what a user can mend is one sentence and exit status 2."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    silence_progress_bars()
     try:
         command(argv)
     except (SettingsError, ValueError, TrainingStopped, OSError) as error:

@@ -22,6 +22,7 @@ from hf_vit import (
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, convert, export_jax, export_transformers
 from hf_vit.hub import load_model, save_folder
+from hf_vit.modeling_masked_patch_prediction import Corruption, HfViTForMaskedPatchPrediction, patch_targets
 
 SIZES = {
     "hidden_size": 14,
@@ -113,6 +114,45 @@ def test_the_encoder_of_masked_image_models(tmp_path):
     in_order = run(mae.vit, PIXELS, noise=torch.arange(25.0).expand(3, -1)).last_hidden_state
     assert_close(run(ours, PIXELS).last_hidden_state, in_order)
     assert all("decoder." in name for name in ours.conversion_record["beside"])
+
+
+def test_masked_image_models_in_both_directions(tmp_path):
+    theirs = their_model("ViTForMaskedImageModeling")
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours, _ = convert(tmp_path / "theirs")
+    assert isinstance(ours, HfViTForMaskedPatchPrediction)
+    masked = torch.rand(3, 25, generator=torch.Generator().manual_seed(2)) < 0.4
+    expected = run(theirs, PIXELS, bool_masked_pos=masked)
+    output = run(ours, PIXELS, corruption=Corruption(masked, masked, torch.arange(25).expand(3, -1)))
+    assert_close(output.logits, patch_targets(expected.reconstruction, (5, 5), "pixels"))
+
+    ours.save_pretrained(tmp_path / "ours")
+    again = HfViTForMaskedPatchPrediction.from_pretrained(tmp_path / "ours")
+    export_transformers(again, tmp_path / "back")
+    back = transformers.ViTForMaskedImageModeling.from_pretrained(tmp_path / "back")
+    for name, weight in theirs.state_dict().items():
+        torch.testing.assert_close(back.state_dict()[name], weight, rtol=0, atol=0)
+    assert_close(run(back.eval(), PIXELS, bool_masked_pos=masked).reconstruction, expected.reconstruction)
+    classifier = HfViTForImageClassification.from_pretrained(tmp_path / "ours", num_labels=5)
+    torch.testing.assert_close(classifier.vit.layernorm.weight, theirs.vit.layernorm.weight, rtol=0, atol=0)
+
+
+def test_what_a_masked_image_model_of_transformers_cannot_be(tmp_path):
+    def predicting(target, image_size=20):
+        sizes = {name: size for name, size in SIZES.items() if name != "encoder_stride"}
+        config = HfViTConfig(**{**sizes, "image_size": image_size}, patch_target=target)
+        return HfViTForMaskedPatchPrediction(config)
+
+    with pytest.raises(ConversionError, match="predicts pixels, not patch_target 'mean_color'"):
+        export_transformers(predicting("mean_color"), tmp_path / "out")
+    with pytest.raises(ConversionError, match="square grids, not 5 x 7 patches"):
+        export_transformers(predicting("pixels", (20, 28)), tmp_path / "out")
+    their_model("ViTForMaskedImageModeling").save_pretrained(tmp_path / "theirs")
+    with pytest.raises(ConversionError, match="no trained head"):
+        convert(tmp_path / "theirs", labels=["a"] * 11)
+    their_model("ViTForMaskedImageModeling", encoder_stride=2).save_pretrained(tmp_path / "strides")
+    assert isinstance(convert(tmp_path / "strides")[0], HfViTModel)  # its decoder shrinks: only the encoder is read
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_backbone_loads_directly(tmp_path):

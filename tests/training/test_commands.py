@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.tracking import TensorBoardTracker
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForImageClassification, pipeline
 
 from hf_vit.auto import register_auto_classes
@@ -33,6 +35,8 @@ TINY = {
     "image_size": [20, 36],
     "patch_size": 4,
 }
+
+SHORT = {**DIGITS, "steps": 6, "num_workers": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +138,27 @@ def test_a_killed_data_worker_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainTransform, "__call__", die)
     with pytest.raises(TrainingStopped, match=r"a data worker died at step 0, .*; the last good checkpoint is none"):
         pretrain(arguments(**{**DIGITS, "num_workers": 1}, output_dir=tmp_path / "out"))
+
+
+def test_tensorboard_has_what_was_logged(tmp_path):
+    pretrain(arguments(**{**SHORT, "report_to": "auto"}, output_dir=tmp_path / "out"))
+    events = EventAccumulator(str(tmp_path / "out" / "training")).Reload()
+    expected = {entry["step"]: entry["loss"] for entry in history(tmp_path / "out") if "loss" in entry}
+    logged = {event.step: event.value for event in events.Scalars("loss")}
+    assert logged == pytest.approx(expected)
+    assert len(logged) == SHORT["steps"]
+    assert {"accuracy", "learning_rate", "eval_accuracy", "images_per_second"} <= set(events.Tags()["scalars"])
+
+
+def test_a_lost_tracker_is_said_and_training_goes_on(tmp_path, monkeypatch, caplog):
+    def lose_connection(self, values, step=None, **options):
+        raise OSError("the disk of the logs is gone")
+
+    monkeypatch.setattr(TensorBoardTracker, "log", lose_connection)
+    pretrain(arguments(**{**SHORT, "report_to": "tensorboard"}, output_dir=tmp_path / "out"))
+    warnings = [record.getMessage() for record in caplog.records if "tracker" in record.getMessage()]
+    assert warnings == ["The tracker failed (the disk of the logs is gone); training goes on without it."]
+    assert len([entry for entry in history(tmp_path / "out") if "loss" in entry]) == SHORT["steps"]
 
 
 def test_new_head_is_zero_and_everything_else_is_the_checkpoints(flags, pretrained, tmp_path, monkeypatch):
