@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 
 import datasets
@@ -266,6 +267,17 @@ def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path):
         weights.append(HfViTForImageClassification.from_pretrained(output).state_dict())
     for name, tensor in weights[0].items():
         torch.testing.assert_close(tensor, weights[1][name], rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler about torch
+def test_a_compiled_model_takes_the_same_steps(tmp_path):
+    losses = []
+    settings = {name: value for name, value in SHORT.items() if name != "eval_split"}
+    for compiles in (False, True):
+        pretrain(arguments(**settings, compile=compiles, output_dir=tmp_path / str(compiles)))
+        losses.append([entry["loss"] for entry in history(tmp_path / str(compiles))])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_not_finite_stops_with_step_rate_and_checkpoint(tmp_path):
