@@ -21,9 +21,8 @@ import common
 from common import Aim, Failed, milliseconds_text, peak_mib, report_progress, run_apart
 
 PEERS = ("transformers", "timm")
-ONEDNN = "hf_vit oneDNN"  # what the training commands do on a CPU
-CONTESTANTS = ("hf_vit", ONEDNN, *PEERS)
-AIMS = [Aim(ONEDNN, PEERS, 1.5), Aim("hf_vit", PEERS, 1.05)]
+CONTESTANTS = ("hf_vit", *PEERS)
+AIMS = [Aim("hf_vit", PEERS, 1.05)]
 TOLERANCE = 1e-3  # of the loss, and of the norm of the gradient
 
 
@@ -120,8 +119,8 @@ def measure_memory(options) -> dict:
 
 
 def import_libraries(name: str) -> None:
-    if name.startswith("hf_vit"):
-        import hf_vit.training.products  # noqa: F401
+    if name == "hf_vit":
+        import hf_vit  # noqa: F401
     elif name == "transformers":
         from transformers import ViTForImageClassification  # noqa: F401
     else:
@@ -132,12 +131,7 @@ def load(name: str, folder: Path) -> Any:
     import torch
     from contestants import LOADERS
 
-    model = LOADERS[name.split()[0]](folder, torch.float32).train()
-    if name == ONEDNN:
-        from hf_vit.training.products import use_onednn
-
-        use_onednn(model)
-    return model
+    return LOADERS[name](folder, torch.float32).train()
 
 
 def make_step(model, options) -> Callable[[], Any]:

@@ -11,6 +11,7 @@ Only the `forward` of single modules is replaced, on the instance. Parameters, n
 are, so there is nothing to undo before a model is saved; a weight that changes is copied again.
 """
 
+import functools
 import time
 from typing import Any
 
@@ -32,17 +33,22 @@ def has_onednn() -> bool:
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS)
 
 
-@torch.library.custom_op("hf_vit::onednn_linear", mutates_args=())
-def onednn_linear(
-    tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, form: str
-) -> torch.Tensor:
-    """The operator as torch's compiler takes it: as a whole; its own rules for it are about frozen weights alone."""
-    return torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, activation, [], form)
+@functools.cache
+def register_operator() -> None:
+    """`torch.ops.hf_vit.onednn_linear`: the product as torch's compiler takes it.
 
+    Its own rules for the operator are about frozen weights alone. Not done at import, since it takes 40 ms.
+    """
 
-@onednn_linear.register_fake
-def _(tokens, weight, bias, activation, form):
-    return tokens.new_empty(*tokens.shape[:-1], weight.shape[0])
+    @torch.library.custom_op("hf_vit::onednn_linear", mutates_args=())
+    def onednn_linear(
+        tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, form: str
+    ) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, activation, [], form)
+
+    @onednn_linear.register_fake
+    def _(tokens, weight, bias, activation, form):
+        return tokens.new_empty(*tokens.shape[:-1], weight.shape[0])
 
 
 class ForwardFromCopy:
@@ -77,6 +83,10 @@ class ForwardFromCopy:
 class PackedLinear(ForwardFromCopy):
     """The product with a weight in the layout that oneDNN reads fastest."""
 
+    def __init__(self, module: Any):
+        super().__init__(module)
+        register_operator()
+
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         if self.applies_to(tokens):
             return self.product(tokens)
@@ -88,7 +98,7 @@ class PackedLinear(ForwardFromCopy):
     def product(self, tokens: torch.Tensor, activation: str = "none", form: str = "") -> torch.Tensor:
         bias = self.module.bias
         if torch.compiler.is_compiling():
-            return onednn_linear(tokens, self.module.weight, bias, activation, form)
+            return torch.ops.hf_vit.onednn_linear(tokens, self.module.weight, bias, activation, form)
         weight = self.copy(tokens)
         return torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, activation, [], form)
 

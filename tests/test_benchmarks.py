@@ -247,13 +247,13 @@ def test_torchvision_gets_every_weight(checkpoints):
 def test_steps_are_compared_and_timed(checkpoints):
     benchmark = load_benchmark("training_step")
     sizes = ["--folder", checkpoints, "--image_size", 20, "--batch_size", 5, "--seconds", 0, "--least", 2]
-    names = ["hf_vit", "hf_vit oneDNN", "transformers"]
+    names = ["hf_vit", "transformers"]
     options = benchmark.parse_arguments([*map(str, sizes), "--contestants", *names])
     result = benchmark.time_steps(options)
     assert {name: len(seconds) for name, seconds in result["turns"].items()} == dict.fromkeys(names, 2)
     assert result["first_steps"]["hf_vit"]["gradient_norm"] > 0
     page = benchmark.as_markdown({"tiny x5": {**result, "memory": {}}})
-    assert "| tiny x5 | hf_vit oneDNN | transformers |" in page
+    assert "| tiny x5 | hf_vit | transformers |" in page
 
 
 def test_steps_that_differ_are_not_timed():

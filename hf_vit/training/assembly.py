@@ -16,7 +16,6 @@ from .evaluation import empty_batch, predict, score
 from .loop import Run
 from .objectives import Classification, MaskedPatches, Normalizer
 from .optimization import MovingAverage, build_optimizer
-from .products import use_onednn
 from .recipes import SettingsError, dump
 from .reporting import choose_trackers
 from .schedules import learning_rate_schedule
@@ -92,8 +91,6 @@ def prepare_run(settings, accelerator, model, processor, split, shares: Shares, 
     )
     if settings.compile:
         model.compile()
-    if accelerator.device.type == "cpu":
-        use_onednn(model)
     optimizer = build_optimizer(settings, model, fused=accelerator.device.type in ("cpu", "cuda"))
     prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding exchanges the parameters of both
     normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)
