@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[2]
+LIMIT = 300  # seconds: a run that hangs is a failure, not an endless test
 TINY = {
     "image_size": 8,
     "patch_size": 4,
@@ -60,7 +61,8 @@ def environment() -> dict[str, str]:
 
 def launch(script: str, processes: int = 1, check: bool = True, **settings) -> subprocess.CompletedProcess:
     """Run a script to its end."""
-    done = subprocess.run(command(script, processes, **settings), env=environment(), capture_output=True, text=True)
+    arguments = command(script, processes, **settings)
+    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=LIMIT)
     if check and done.returncode:
         raise AssertionError(f"exit status {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     return done
