@@ -47,7 +47,7 @@ def read_transformers(
     """
     try:
         inferred = translate_bit_settings(settings) if is_upstream_bit(settings) else translate_settings(settings)
-        if rebuilds_whole_patches(settings):
+        if _rebuilds_whole_patches(settings):
             model, info = _load_masked_image_model(folder, inferred | overrides)
         else:
             model, info = model_class_for(settings).from_pretrained(
@@ -70,7 +70,7 @@ def read_transformers(
     return model.eval(), record
 
 
-def rebuilds_whole_patches(settings: dict[str, Any]) -> bool:
+def _rebuilds_whole_patches(settings: dict[str, Any]) -> bool:
     """Whether it is a `ViTForMaskedImageModeling` whose decoder sees each patch as it is; MAE's is a Transformer."""
     defaults = transformers.ViTConfig()
     patch_size, stride = (settings.get(name, getattr(defaults, name)) for name in ("patch_size", "encoder_stride"))
