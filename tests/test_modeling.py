@@ -1,10 +1,12 @@
 """Tiny models in which no two sizes are equal."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoBackbone, AutoModel, AutoModelForImageClassification, ViTConfig
 from transformers import ViTForImageClassification as UpstreamViT
 
+from hf_vit import attention as attention_module
 from hf_vit.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from hf_vit.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
 
@@ -68,6 +70,38 @@ def test_eager_and_sdpa_agree(model):
     eager = model(pixel_values).logits
     model.set_attn_implementation("sdpa")
     torch.testing.assert_close(model(pixel_values).logits, eager, rtol=0, atol=1e-5)
+
+
+def test_blocked_attention_is_attention(monkeypatch):
+    """Values and gradients of the formula in float64; 15 heads in blocks of 2 times the threads, and a rest."""
+    monkeypatch.setattr(attention_module, "LOGITS_PER_THREAD", 2 * 7 * 11)
+    batch, heads, queries, tokens, head_dim = 3, 5, 7, 11, 6
+    shapes = [(batch, heads, queries, head_dim), *[(batch, heads, tokens, head_dim)] * 2]
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    outputs = []
+    for attend in (attention_module.blocked_attention_forward, attention_module.eager_attention_forward):
+        attended, _ = attend(torch.nn.Module(), *inputs, None, scaling=0.3)
+        outputs.append([attended, *torch.autograd.grad(attended.square().sum(), inputs)])
+    query, key, value = (states.detach().numpy() for states in inputs)
+    weights = np.exp(0.3 * query @ key.swapaxes(2, 3))
+    expected = (weights / weights.sum(axis=3, keepdims=True) @ value).swapaxes(1, 2)
+    np.testing.assert_allclose(outputs[0][0].detach(), expected, rtol=1e-12)
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.skipif(not attention_module.has_bfloat16_products(), reason="this CPU has no products for bfloat16")
+def test_attention_in_bfloat16_takes_blocks_unless_it_cannot():
+    layer = tiny(attention_probs_dropout_prob=0.1).vit.layers[0].attention
+    torch_kernel = attention_module.ALL_ATTENTION_FUNCTIONS["sdpa"]
+    query = torch.zeros(2, 2, 5, 7, dtype=torch.bfloat16)
+    assert layer.implementation(query, is_plain=True) is attention_module.blocked_attention_forward
+    assert layer.implementation(query, is_plain=False) is torch_kernel
+    assert layer.implementation(query.float(), is_plain=True) is torch_kernel
+    tokens = torch.randn(2, 5, 14, dtype=torch.bfloat16)
+    layer.bfloat16()
+    mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    torch.testing.assert_close(layer(tokens)[0], layer(tokens, mask)[0], rtol=0, atol=0.02)
+    assert layer.train()(tokens)[0].isfinite().all()
 
 
 @torch.no_grad()

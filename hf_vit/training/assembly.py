@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 
 from ..configuration_hf_vit import as_pair
+from .allocation import keep_freed_memory
 from .augmentation import TrainTransform
 from .checkpoints import Checkpoints
 from .data import EvalSamples, Shares, Split, eval_loader, open_split
@@ -25,6 +26,7 @@ from .sources import load_split
 
 def start(settings) -> Accelerator:
     """The accelerator, after checking that there are as many processes as were asked for."""
+    keep_freed_memory()
     trackers = choose_trackers(getattr(settings, "report_to", "none"))
     accelerator = Accelerator(
         mixed_precision=settings.mixed_precision,
@@ -138,9 +140,9 @@ def evaluator(settings, accelerator, state: Run, split: Split | None, processor,
     if split is None:
         return dict
     samples = EvalSamples(split, processor, as_pair(config.image_size), config.num_channels)
+    loader, empty = evaluation_batches(settings, accelerator, samples)
 
     def evaluate() -> dict:
-        loader, empty = evaluation_batches(settings, accelerator, samples)
         if isinstance(state.objective, MaskedPatches):
             return state.objective.evaluate(accelerator, state.model, loader, empty)
         return score(predict(accelerator, state.model, loader, empty, settings.loss))

@@ -316,10 +316,15 @@ def train_loader(
 
 
 def eval_loader(samples: EvalSamples, batch_size: int, processes: int, rank: int, num_workers: int) -> DataLoader:
-    """Every sample once over all processes, in order; batches of one process may be fewer or smaller than another's."""
-    options: dict[str, Any] = {"batch_size": batch_size, "collate_fn": collate, "num_workers": num_workers}
-    if isinstance(samples.split.samples, datasets.IterableDataset):
-        options["num_workers"] = min(num_workers, 1)
+    """Every sample once over all processes, in order; batches of one process may be fewer or smaller than another's.
+
+    Workers stay from one evaluation to the next: to fork a process that has many threads takes time, and luck.
+    """
+    is_stream = isinstance(samples.split.samples, datasets.IterableDataset)
+    num_workers = min(num_workers, 1) if is_stream else num_workers
+    options: dict[str, Any] = {"batch_size": batch_size, "collate_fn": collate}
+    options |= {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+    if is_stream:
         return DataLoader(EvalStream(samples, processes, rank), **options)
     mine = range(rank, len(samples), processes)
     return DataLoader(torch.utils.data.Subset(samples, mine), **options)

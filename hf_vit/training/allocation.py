@@ -1,0 +1,22 @@
+"""What becomes of memory that a training step frees."""
+
+import ctypes
+import os
+import platform
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+LARGEST_KEPT = 32 * 2**20  # bytes: glibc takes no higher threshold
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep freed memory for the next step, on Linux with glibc; elsewhere nothing happens.
+
+    It otherwise gives memory back to the system, which clears it page by page when the next step asks for it: 4 to 9 %
+    of a step of ViT-Ti/16 on two cores. Whoever has set glibc's own variables (MALLOC_TRIM_THRESHOLD_ and
+    MALLOC_MMAP_THRESHOLD_) has decided otherwise.
+    """
+    is_set = any(name.startswith("MALLOC_") for name in os.environ)
+    if platform.libc_ver()[0] == "glibc" and not is_set:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)

@@ -1,0 +1,34 @@
+"""Memory that a step frees is kept for the next one."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, sys
+import torch
+from hf_vit.training.allocation import keep_freed_memory
+
+if "keep" in sys.argv:
+    keep_freed_memory()
+for count in range(12):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [torch.zeros(5, 2**20) for _ in range(3)]  # 20 MiB each
+    tensors.clear()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)  # pages of the last step
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_pages_are_kept(monkeypatch):
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+
+    def pages(*arguments: str) -> int:
+        return int(subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, check=True).stdout)
+
+    assert pages() > 5000
+    assert pages("keep") < 500
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
+    assert pages("keep") > 5000, "who sets glibc's variables has decided"
