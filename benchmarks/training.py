@@ -9,6 +9,7 @@ take turns, each in a process of its own; the figure is the median over rounds. 
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -39,6 +40,7 @@ def main():
     options = parser.parse_args()
     if options.side:
         silence_torchvision()
+        os.environ["ACCELERATE_USE_CPU"] = "true"
         print(json.dumps(globals()[f"train_with_{options.side}"](options)))
         return
     for variant in options.variants:
@@ -89,8 +91,6 @@ class Clock:
 
 
 def train_with_hf_vit(options) -> dict:
-    from accelerate import Accelerator
-
     from hf_vit.configuration_hf_vit import HfViTConfig
     from hf_vit.image_processing_hf_vit import HfViTImageProcessor
     from hf_vit.modeling_hf_vit import HfViTForImageClassification
@@ -103,11 +103,14 @@ def train_with_hf_vit(options) -> dict:
 
     split = open_split(load_split(str(options.images), "train"))
     with tempfile.TemporaryDirectory() as output:
-        line = f"--model none_needed --dataset {options.images} --output_dir {output} --steps {options.steps + 2}"
-        settings = parse_settings(FinetuneSettings, [*line.split(), "--batch_size", str(options.batch_size)])
+        line = (
+            f"--model none_needed --dataset {options.images} --output_dir {output} --steps {options.steps + 2} "
+            f"--batch_size {options.batch_size} --mixed_precision {options.mixed_precision} --report_to none"
+        )
+        settings = parse_settings(FinetuneSettings, line.split())
         config = HfViTConfig.from_variant(options.variants[0], num_labels=split.num_labels)
         model, processor = HfViTForImageClassification(config), HfViTImageProcessor()
-        accelerator = Accelerator(mixed_precision=options.mixed_precision, cpu=True)
+        accelerator = assembly.start(settings)
         shares = Shares(options.batch_size, options.batch_size)
         state = assembly.prepare_run(settings, accelerator, model, processor, split, shares, Path(output))
         transform = assembly.train_transform(settings, config)

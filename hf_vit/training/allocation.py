@@ -4,8 +4,7 @@ import ctypes
 import os
 import platform
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
-LARGEST_KEPT = 32 * 2**20  # bytes: glibc takes no higher threshold
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
 
 
 def keep_freed_memory() -> None:
@@ -13,10 +12,10 @@ def keep_freed_memory() -> None:
 
     It otherwise gives memory back to the system, which clears it page by page when the next step asks for it: 4 to 9 %
     of a step of ViT-Ti/16 on two cores. Whoever has set glibc's own variables (MALLOC_TRIM_THRESHOLD_ and
-    MALLOC_MMAP_THRESHOLD_) has decided otherwise.
+    the like) has decided otherwise.
     """
     is_set = any(name.startswith("MALLOC_") for name in os.environ)
     if platform.libc_ver()[0] == "glibc" and not is_set:
         libc = ctypes.CDLL(None)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+        libc.mallopt(M_MMAP_MAX, 0)  # large tensors too come from the memory that is kept

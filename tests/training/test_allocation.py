@@ -15,7 +15,7 @@ if "keep" in sys.argv:
     keep_freed_memory()
 for count in range(12):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    tensors = [torch.zeros(5, 2**20) for _ in range(3)]  # 20 MiB each
+    tensors = [torch.zeros(megabytes, 2**18) for megabytes in (5, 20, 70)]
     tensors.clear()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)  # pages of the last step
 """
