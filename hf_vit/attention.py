@@ -49,14 +49,15 @@ def eager_attention_forward(
 def blocked_attention_forward(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args, scaling: float, **kwargs
 ) -> tuple[torch.Tensor, None]:
-    """Attention as plain products, a block of heads at a time: in bfloat16 on a CPU that has products for it, these are
-    1.4 to 1.8 times as fast as torch's fused kernel, whose own are of float32.
+    """Attention as plain products, a block of heads at a time.
+
+    In bfloat16, on a CPU that has products for it, 1.3 to 1.8 times as fast as torch's fused kernel (two cores of an AMD
+    EPYC, 197 to 1025 tokens).
 
     Without mask and dropout; shapes as in `eager_attention_forward`.
     """
-    batch, heads, queries, head_dim = query.shape
-    size = torch.get_num_threads() * max(LOGITS_PER_THREAD // (queries * key.shape[2]), 1)
-    blocks = [states.reshape(batch * heads, -1, head_dim).split(size) for states in (query, key, value)]
+    size = torch.get_num_threads() * max(LOGITS_PER_THREAD // (query.shape[2] * key.shape[2]), 1)
+    blocks = [states.flatten(0, 1).split(size) for states in (query, key, value)]
     unused = query.new_empty(())
     with torch.autocast("cpu", enabled=False):  # which would hold the probabilities in float32
         attended = [
