@@ -51,8 +51,8 @@ def blocked_attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """Attention as plain products, a block of heads at a time.
 
-    In bfloat16, on a CPU that has products for it, 1.3 to 1.8 times as fast as torch's fused kernel (two cores of an AMD
-    EPYC, 197 to 1025 tokens).
+    In bfloat16, on a CPU that has products for it, 1.3 to 1.8 times as fast as torch's fused kernel (two cores of an
+    AMD EPYC, 197 to 1025 tokens).
 
     Without mask and dropout; shapes as in `eager_attention_forward`.
     """
