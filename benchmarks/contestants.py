@@ -55,7 +55,7 @@ def export_torchvision(model, path: Path) -> None:
     from hf_vit.conversion import ConversionError
     from hf_vit.conversion.building import rules_for_model
     from hf_vit.conversion.rules import to_theirs
-    from hf_vit.conversion.torchvision_layout import rules_for
+    from hf_vit.conversion.torch.torchvision_layout import rules_for
 
     if model.config.model_type != "hf_vit":
         raise ConversionError("torchvision has no hybrids")

@@ -117,7 +117,7 @@ def make_in_other_process(path: Path) -> None:
 def make_checkpoint(path: Path) -> None:
     import numpy as np
 
-    from hf_vit.conversion.npz import write_npz
+    from hf_vit.files.npz import write_npz
 
     generator = np.random.default_rng(0)
     write_npz(path, ((name, generator.standard_normal(shape, np.float32)) for name, shape in array_shapes()))

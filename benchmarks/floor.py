@@ -210,7 +210,7 @@ def products_of(rows: int, inputs: int, outputs: int, dtype) -> dict:
     import torch
     from torch import nn
 
-    from hf_vit.inference import PackedLinear, has_onednn
+    from hf_vit.models.inference import PackedLinear, has_onednn
 
     tokens, linear = torch.rand(rows, inputs, dtype=dtype), nn.Linear(inputs, outputs, bias=False, dtype=dtype)
     work = {"torch": lambda: linear(tokens)}

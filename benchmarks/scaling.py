@@ -17,7 +17,7 @@ from typing import NamedTuple
 from hf_vit.analysis.compute import count_multiply_adds
 from hf_vit.analysis.figures import plot_compute_accuracy
 from hf_vit.analysis.training_runs import Run, training_exaflops
-from hf_vit.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from hf_vit.training.commands import pretrain
 
 RECIPES = Path(__file__).parents[1] / "training" / "recipes"

@@ -91,9 +91,9 @@ class Clock:
 
 
 def train_with_hf_vit(options) -> dict:
-    from hf_vit.configuration_hf_vit import HfViTConfig
-    from hf_vit.image_processing_hf_vit import HfViTImageProcessor
-    from hf_vit.modeling_hf_vit import HfViTForImageClassification
+    from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+    from hf_vit.models.configuration_hf_vit import HfViTConfig
+    from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
     from hf_vit.training import assembly
     from hf_vit.training.data import Shares, open_split, train_loader
     from hf_vit.training.loop import optimizer_step

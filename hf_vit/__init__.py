@@ -10,26 +10,26 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 # Public names and where they live; each is imported when it is first asked for.
-_CONFIGURATION, _MODELING = ".configuration_hf_vit", ".modeling_hf_vit"
-_BIT_MODELING = ".modeling_hf_bit"
+_CONFIGURATION, _MODELING = ".models.configuration_hf_vit", ".models.modeling_hf_vit"
+_BIT_MODELING = ".models.modeling_hf_bit"
 _HOME = {
     "HfViTConfig": _CONFIGURATION,
     "HfViTHybridConfig": _CONFIGURATION,
     "HfViTModel": _MODELING,
     "HfViTForImageClassification": _MODELING,
     "HfViTBackbone": _MODELING,
-    "HfViTForMaskedPatchPrediction": ".modeling_masked_patch_prediction",
+    "HfViTForMaskedPatchPrediction": ".models.modeling_masked_patch_prediction",
     "HfViTHybridModel": _MODELING,
     "HfViTHybridForImageClassification": _MODELING,
     "HfViTHybridBackbone": _MODELING,
-    "HfBiTConfig": ".configuration_hf_bit",
+    "HfBiTConfig": ".models.configuration_hf_bit",
     "HfBiTModel": _BIT_MODELING,
     "HfBiTForImageClassification": _BIT_MODELING,
     "HfBiTBackbone": _BIT_MODELING,
-    "HfViTImageProcessor": ".image_processing_hf_vit",
-    "register_auto_classes": ".auto",
-    "push": ".pushing",
-    "add_code": ".remote_code",
+    "HfViTImageProcessor": ".images.image_processing_hf_vit",
+    "register_auto_classes": ".models.auto",
+    "push": ".hub.pushing",
+    "add_code": ".hub.remote_code",
 }
 _MODULES = ("conversion", "analysis")
 
@@ -53,5 +53,5 @@ def __dir__() -> list[str]:
 
 # The command `hf-vit` answers --help without torch: it registers when a command needs it.
 if Path(sys.argv[0] if sys.argv else "").stem != "hf-vit":
-    import_module(".auto", __name__).register_auto_classes()
-    import_module(".pushing", __name__).take_over_push_to_hub()
+    import_module(".models.auto", __name__).register_auto_classes()
+    import_module(".hub.pushing", __name__).take_over_push_to_hub()

@@ -9,9 +9,9 @@ from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageC
 
 import hf_vit
 from hf_vit import HfBiTBackbone, HfBiTConfig, HfBiTForImageClassification, HfBiTModel
-from hf_vit.configuration_hf_bit import DEPTHS, ORIGINALS, VARIANTS
-from hf_vit.conversion.jax_reading import read_jax
-from hf_vit.hub import load_model, save_folder
+from hf_vit.conversion.jax.reading import read_jax
+from hf_vit.models.configuration_hf_bit import DEPTHS, ORIGINALS, VARIANTS
+from hf_vit.models.loading import load_model, save_folder
 
 from .conftest import golden_runs
 from .resnet_in_numpy import resnet

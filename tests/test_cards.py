@@ -13,13 +13,13 @@ import yaml
 from PIL import Image
 
 from hf_vit import HfViTImageProcessor, HfViTModel
-from hf_vit.card_check import check_card
-from hf_vit.cards import BEGIN, COCO_CATS, END, render_card, render_folder_card, split_readme
 from hf_vit.catalog import released
 from hf_vit.cli import build_parser, main
 from hf_vit.conversion import convert
-from hf_vit.hub import save_folder
-from hf_vit.published_cards import folder_name, published_card
+from hf_vit.hub.card_check import check_card
+from hf_vit.hub.cards import BEGIN, COCO_CATS, END, render_card, render_folder_card, split_readme
+from hf_vit.hub.published_cards import folder_name, published_card
+from hf_vit.models.loading import save_folder
 
 from .test_pushing import save_tiny
 

@@ -21,9 +21,9 @@ from hf_vit.catalog import (
     search,
 )
 from hf_vit.cli import main
-from hf_vit.configuration_hf_bit import VARIANTS as BIT_VARIANTS
-from hf_vit.configuration_hf_vit import VARIANTS
 from hf_vit.conversion import convert
+from hf_vit.models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
+from hf_vit.models.configuration_hf_vit import VARIANTS
 
 LIGHT = "R_Ti_16-i21k-30ep-lr_0.001-aug_light0-wd_0.03-do_0.1-sd_0.1--oxford_iiit_pet-steps_0k-lr_0.003-res_384"
 

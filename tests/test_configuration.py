@@ -3,7 +3,7 @@ import torch
 from transformers import AutoConfig
 
 import hf_vit
-from hf_vit.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
+from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
 
 # 1000 classes, no pre-logits layer, 224 pixels: vit_jax/models_test.py
 PARAMETERS = {

@@ -15,8 +15,8 @@ from PIL import Image
 
 import hf_vit
 from hf_vit.demo.page import Demo, highlight
-from hf_vit.hub import save_folder
-from hf_vit.prediction import predict
+from hf_vit.models.loading import save_folder
+from hf_vit.models.prediction import predict
 
 from .test_pushing import TINY
 

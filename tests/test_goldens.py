@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.conversion.jax_reading import read_jax
+from hf_vit.conversion.jax.reading import read_jax
 
 from .conftest import golden_runs
 

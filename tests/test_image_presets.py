@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.image_presets import PRESETS, first_settings, override_settings
-from hf_vit.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.images.image_presets import PRESETS, first_settings, override_settings
+from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 
 from .photographs import pixels_of, read_photographs
 

@@ -24,10 +24,10 @@ from transformers import (
 )
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from hf_vit.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from hf_vit.image_presets import PRESETS
-from hf_vit.image_processing_hf_vit import HfViTImageProcessor, HfViTImageProcessorKwargs
-from hf_vit.image_reading import ImageReadingError
+from hf_vit.images.image_presets import PRESETS
+from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor, HfViTImageProcessorKwargs
+from hf_vit.images.image_reading import ImageReadingError
+from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 
 GOLDENS = np.load(Path(__file__).parent / "goldens" / "preprocess.npz")
 

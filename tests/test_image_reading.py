@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image, features
 
-from hf_vit.image_reading import ImageReadingError, logger, read_image
+from hf_vit.images.image_reading import ImageReadingError, logger, read_image
 
 HEIGHT, WIDTH = 11, 17
 RNG = np.random.default_rng(7)

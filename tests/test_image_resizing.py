@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit.image_resizing import (
+from hf_vit.images.image_resizing import (
     AREA,
     BICUBIC,
     BILINEAR,

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
-from hf_vit import HfBiTConfig, HfBiTForImageClassification, inference
-from hf_vit.configuration_hf_bit import ORIGINALS
-from hf_vit.inference import PackedLinear, PackedMLP, StandardizedOnce
+from hf_vit import HfBiTConfig, HfBiTForImageClassification
+from hf_vit.models import inference
+from hf_vit.models.configuration_hf_bit import ORIGINALS
+from hf_vit.models.inference import PackedLinear, PackedMLP, StandardizedOnce
 
 from .test_modeling import VARIANTS, images, tiny
 

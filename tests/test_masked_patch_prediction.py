@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers.testing_utils import CaptureLogger
 
-from hf_vit import pretrained
-from hf_vit.configuration_hf_vit import HfViTConfig
-from hf_vit.modeling_hf_vit import HfViTForImageClassification, HfViTModel
-from hf_vit.modeling_masked_patch_prediction import (
+from hf_vit.models import pretrained
+from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+from hf_vit.models.modeling_masked_patch_prediction import (
     Corruption,
     HfViTForMaskedPatchPrediction,
     color_classes,

@@ -6,9 +6,9 @@ import torch
 from transformers import AutoBackbone, AutoModel, AutoModelForImageClassification, ViTConfig
 from transformers import ViTForImageClassification as UpstreamViT
 
-from hf_vit import attention as attention_module
-from hf_vit.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from hf_vit.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
+from hf_vit.models import attention as attention_module
+from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
 
 TINY = {
     "hidden_size": 14,

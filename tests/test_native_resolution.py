@@ -12,8 +12,8 @@ from transformers.models.siglip2.image_processing_pil_siglip2 import (
     get_image_size_for_max_num_patches,
 )
 
-from hf_vit.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.native_resolution import PatchCountBatchSampler, fit_grid, patchify
+from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.images.native_resolution import PatchCountBatchSampler, fit_grid, patchify
 
 SIZES = [(37, 53), (53, 37), (200, 310), (16, 16), (90, 7), (8, 400), (33, 47)]
 

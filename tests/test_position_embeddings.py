@@ -3,7 +3,7 @@ import pytest
 import scipy.ndimage
 import torch
 
-from hf_vit.position_embeddings import resize_position_embeddings, sincos2d
+from hf_vit.models.position_embeddings import resize_position_embeddings, sincos2d
 
 
 def cases(goldens):

@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.cards import BEGIN, split_readme
-from hf_vit.hub import save_folder
+from hf_vit.hub.cards import BEGIN, split_readme
+from hf_vit.models.loading import save_folder
 
 from .local_hub import Repo
 

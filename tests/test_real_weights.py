@@ -8,7 +8,7 @@ import pytest
 from transformers import pipeline
 
 from hf_vit.conversion import convert, export_jax
-from hf_vit.hub import load_model, save_folder
+from hf_vit.models.loading import load_model, save_folder
 
 CHECKPOINT = "weights/Ti_16-imagenet2012-res_224.npz"
 

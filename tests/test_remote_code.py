@@ -13,8 +13,8 @@ from transformers import AutoModelForMaskedImageModeling
 
 import hf_vit
 from hf_vit import add_code
-from hf_vit.hub import load_model, save_folder
-from hf_vit.prediction import predict
+from hf_vit.models.loading import load_model, save_folder
+from hf_vit.models.prediction import predict
 
 from .test_pushing import TINY
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import AutoModelForImageClassification
 
-from hf_vit.embeddings import unpatchify
-from hf_vit.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.modeling_hf_vit import HfViTModel
-from hf_vit.native_resolution import patchify
+from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.images.native_resolution import patchify
+from hf_vit.models.embeddings import unpatchify
+from hf_vit.models.modeling_hf_vit import HfViTModel
 
 from .test_modeling import tiny
 

@@ -14,8 +14,9 @@ import torch
 from transformers import testing_utils
 
 import hf_vit
-from hf_vit import HfBiTConfig, HfViTConfig, HfViTHybridConfig, HfViTImageProcessor, pretrained
-from hf_vit import modeling_masked_patch_prediction as masked_patches
+from hf_vit import HfBiTConfig, HfViTConfig, HfViTHybridConfig, HfViTImageProcessor
+from hf_vit.models import modeling_masked_patch_prediction as masked_patches
+from hf_vit.models import pretrained
 
 from . import transformers_sdist
 

@@ -3,7 +3,7 @@
     python training/evaluate.py --model out --dataset DATASET --split test
     python training/evaluate.py --model out --dataset DATASET --protocol few_shot --output_dir results
 
-Protocols: accuracy, real, objectnet, few_shot, linear_probe, knn and vtab; see hf_vit/training/protocols.
+Protocols: accuracy, real, objectnet, few_shot, linear_probe, knn and vtab; see hf_vit/evaluation.
 """
 
 import sys

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..configuration_hf_vit import Size
+from ..models.configuration_hf_vit import Size
 from .compute import FLOPS_PER_MULTIPLY_ADD, count_compute, load_config
 from .training_runs import UTILIZATION, accelerator_days, published, training_exaflops
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from ..configuration_hf_vit import HfViTConfig
+from ..models.configuration_hf_vit import HfViTConfig
 from .observing import Images, batches, encoder_of, finite, observe, patch_pixels
 
 

@@ -18,10 +18,10 @@ from transformers import AutoConfig, AutoModelForImageClassification
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
-from ..auto import register_auto_classes
-from ..configuration_hf_vit import Size, as_pair
-from ..resnet_stem import StandardizedConv2d
-from ..variants import VARIANTS, config_of_variant
+from ..models.auto import register_auto_classes
+from ..models.configuration_hf_vit import Size, as_pair
+from ..models.resnet_stem import StandardizedConv2d
+from ..models.variants import VARIANTS, config_of_variant
 
 FLOPS_PER_MULTIPLY_ADD = 2
 # Which part a parameter or an operation belongs to: the first pattern that its module's name has.

@@ -12,11 +12,11 @@ from tqdm import tqdm
 from transformers import AutoImageProcessor
 
 from .. import __version__
-from ..configuration_hf_bit import HfBiTConfig
-from ..configuration_hf_vit import HfViTConfig, Size, as_pair
-from ..hub import load_model
-from ..output import new_folder
-from ..prediction import Prediction
+from ..files.output import new_folder
+from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
+from ..models.loading import load_model
+from ..models.prediction import Prediction
 from . import figures
 from .attention import attention_distance, attention_maps, attention_rollout
 from .compute import Compute, count_compute

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from ..configuration_hf_vit import HfViTConfig, as_pair
-from ..embeddings import unpatchify
+from ..models.configuration_hf_vit import HfViTConfig, as_pair
+from ..models.embeddings import unpatchify
 
 Reduced = TypeVar("Reduced")
 # Images as the model takes them: (images, channels, height, width), or batches of them, such as a DataLoader's.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ..variants import VARIANTS, config_of_variant
+from ..models.variants import VARIANTS, config_of_variant
 from .compute import FLOPS_PER_MULTIPLY_ADD, count_multiply_adds, count_on_padding
 
 # A step costs three forwards: one, and a backward of twice its cost. With this the exaFLOPs of the paper come out.

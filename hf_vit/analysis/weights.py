@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..configuration_hf_vit import Size, as_pair
-from ..resnet_stem import standardize
+from ..models.configuration_hf_vit import Size, as_pair
+from ..models.resnet_stem import standardize
 from .observing import NotInThisModel, finite
 
 

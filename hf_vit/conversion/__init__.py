@@ -2,11 +2,11 @@
 
 from .converting import convert, convert_to_folder
 from .exporting import export
-from .graph_writing import export_aot_inductor, export_onnx, export_torch
-from .jax_writing import export_jax
+from .jax.writing import export_jax
+from .programs import export_aot_inductor, export_onnx, export_torch
 from .rules import ConversionError
-from .timm_writing import export_timm
-from .transformers_writing import export_transformers
+from .timm.writing import export_timm
+from .transformers.writing import export_transformers
 
 __all__ = [
     "ConversionError",

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ..configuration_hf_bit import HfBiTConfig
-from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from ..modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
-from ..modeling_hf_vit import (
+from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
+from ..models.modeling_hf_vit import (
     HfViTForImageClassification,
     HfViTHybridForImageClassification,
     HfViTHybridModel,

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog import address_of
-from ..configuration_hf_vit import Size, as_pair
-from ..image_processing_hf_vit import HfViTImageProcessor
-from ..output import new_folder
-from ..pretrained import HfViTPreTrainedModel
+from ..files.download import public_name, sha256_of
+from ..files.output import new_folder
+from ..images.image_processing_hf_vit import HfViTImageProcessor
+from ..models.configuration_hf_vit import Size, as_pair
+from ..models.pretrained import HfViTPreTrainedModel
 from .labels import labels_of_timm, read_labels
 from .preprocessing import build_processor, processor_settings, released_size
 from .recognising import fetch_any, read_settings, recognise_source
 from .record import package_versions
 from .rules import ConversionError
-from .sources import public_name, sha256_of
 
 
 def convert(

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..configuration_hf_vit import Size
-from ..output import refuse_existing
-from ..pretrained import HfViTPreTrainedModel
-from .graph_writing import export_aot_inductor, export_onnx, export_torch
-from .jax_writing import export_jax
+from ..files.output import refuse_existing
+from ..models.configuration_hf_vit import Size
+from ..models.pretrained import HfViTPreTrainedModel
+from .jax.writing import export_jax
+from .programs import export_aot_inductor, export_onnx, export_torch
 from .rules import ConversionError
-from .timm_writing import export_timm
-from .transformers_writing import export_transformers
+from .timm.writing import export_timm
+from .transformers.writing import export_transformers
 
 PROGRAMS: dict[str, Callable[..., None]] = {
     "onnx": export_onnx,

@@ -32,7 +32,7 @@ def read_labels(source: str | Path) -> list[str]:
         source: "imagenet1k", or a file: one name per line, or JSON (a list, or an object from index to name).
     """
     if str(source) in BUILT_IN:
-        return (files("hf_vit") / "labels" / f"{source}.txt").read_text().splitlines()
+        return (files("hf_vit.catalog") / "labels" / f"{source}.txt").read_text().splitlines()
     path = Path(source)
     if not path.is_file():
         raise ConversionError(f"labels {str(source)!r} are neither a file nor one of: {', '.join(BUILT_IN)}")

@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..configuration_hf_bit import HfBiTConfig
-from ..configuration_hf_vit import HfViTConfig, as_pair
-from ..image_processing_hf_vit import HfViTImageProcessor
+from ..images.image_processing_hf_vit import HfViTImageProcessor
+from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.configuration_hf_vit import HfViTConfig, as_pair
 
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 BILINEAR, BICUBIC = 2, 3  # PIL.Image.Resampling

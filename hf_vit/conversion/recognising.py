@@ -10,13 +10,13 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
-from ..pretrained import HfViTPreTrainedModel
-from .jax_reading import read_jax
+from ..files.download import Source, SourceError, fetch
+from ..models.pretrained import HfViTPreTrainedModel
+from .jax.reading import read_jax
 from .rules import ConversionError
-from .sources import Source, SourceError, fetch
-from .torch_files import is_torch_file
-from .torch_reading import read_torch
-from .transformers_reading import is_of_transformers, read_transformers
+from .torch.files import is_torch_file
+from .torch.reading import read_torch
+from .transformers.reading import is_of_transformers, read_transformers
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin")

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..pretrained import CONVERSION_RECORD, HfViTPreTrainedModel
+from ..models.pretrained import CONVERSION_RECORD, HfViTPreTrainedModel
 
 PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")
 

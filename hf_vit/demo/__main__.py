@@ -14,8 +14,8 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from hf_vit.conversion import convert
 from hf_vit.demo.contact_sheet import draw_contact_sheet
 from hf_vit.demo.finetuning import IMAGE_SIZE, finetune_at_higher_resolution
-from hf_vit.hub import save_folder
-from hf_vit.progress import silence_progress_bars
+from hf_vit.files.progress import silence_progress_bars
+from hf_vit.models.loading import save_folder
 from hf_vit.training.sources import load_digits
 
 

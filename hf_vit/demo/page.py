@@ -11,7 +11,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from ..analysis import attention_rollout
 from ..analysis.inspection import visible_image
 from ..analysis.observing import as_images
-from ..auto import register_auto_classes
+from ..models.auto import register_auto_classes
 
 TOP_K = 5
 SHOWN_SIZE = 448  # pixels of the shorter side, at least

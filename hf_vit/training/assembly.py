@@ -8,7 +8,7 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 
-from ..configuration_hf_vit import as_pair
+from ..models.configuration_hf_vit import as_pair
 from .allocation import keep_freed_memory
 from .augmentation import TrainTransform
 from .checkpoints import Checkpoints

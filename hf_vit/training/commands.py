@@ -9,7 +9,8 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.utils.memory import should_reduce_batch_size
 
-from ..progress import silence_progress_bars
+from ..evaluation import classification, few_shot, linear_probe, nearest_neighbors, vtab
+from ..files.progress import silence_progress_bars
 from . import models
 from .assembly import (
     evaluator,
@@ -23,7 +24,6 @@ from .assembly import (
 from .data import Shares, Split, train_loader
 from .loop import TrainingStopped, resume, train
 from .optimization import freeze_parameters
-from .protocols import classification, few_shot, linear_probe, nearest_neighbors, vtab
 from .recipes import SettingsError, dump, parse_settings
 from .reporting import card_data, write_curve, write_json
 from .settings import EvaluateSettings, FinetuneSettings, PretrainSettings

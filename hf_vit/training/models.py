@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, PreTrainedModel
 
-from ..auto import register_auto_classes
-from ..configuration_hf_bit import HfBiTConfig
-from ..configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
-from ..image_processing_hf_vit import HfViTImageProcessor
-from ..modeling_hf_bit import HfBiTForImageClassification
-from ..modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification, HfViTModel
-from ..modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
-from ..variants import config_of_variant
+from ..images.image_processing_hf_vit import HfViTImageProcessor
+from ..models.auto import register_auto_classes
+from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
+from ..models.modeling_hf_bit import HfBiTForImageClassification
+from ..models.modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification, HfViTModel
+from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
+from ..models.variants import config_of_variant
 from .checkpoints import checksum
 from .data import Split
 from .settings import FinetuneSettings, PretrainSettings, TrainingSettings

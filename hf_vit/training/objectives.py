@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ..modeling_masked_patch_prediction import Corruption, sample_corruption
+from ..models.modeling_masked_patch_prediction import Corruption, sample_corruption
 from .evaluation import PADDING, padded
 from .losses import cross_entropy, is_correct, make_targets
 from .mixing import Mixer
@@ -48,7 +48,7 @@ class Classification:
 
 
 class MaskedPatches:
-    """Masked patch prediction; see `hf_vit.modeling_masked_patch_prediction`."""
+    """Masked patch prediction; see `hf_vit.models.modeling_masked_patch_prediction`."""
 
     def __init__(self, settings, normalizer: Normalizer):
         self.shares = (settings.corruption, settings.mask_share, settings.random_patch_share)

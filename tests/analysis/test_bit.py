@@ -7,10 +7,10 @@ from hf_vit import HfBiTConfig, HfBiTForImageClassification, analysis
 from hf_vit.analysis import training_runs
 from hf_vit.analysis.inspection import inspect
 from hf_vit.cli import main
-from hf_vit.configuration_hf_bit import DEPTHS, VARIANTS
-from hf_vit.hub import save_folder
-from hf_vit.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.variants import VARIANTS as ALL_VARIANTS
+from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.models.configuration_hf_bit import DEPTHS, VARIANTS
+from hf_vit.models.loading import save_folder
+from hf_vit.models.variants import VARIANTS as ALL_VARIANTS
 
 from ..test_bit import PARAMETERS, tiny
 from .test_weights import check_components

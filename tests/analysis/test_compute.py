@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from hf_vit import analysis
 from hf_vit.analysis import accounts, training_runs
 from hf_vit.cli import main
-from hf_vit.configuration_hf_bit import HfBiTConfig
-from hf_vit.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
+from hf_vit.models.configuration_hf_bit import HfBiTConfig
+from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
 
 from ..test_modeling import VARIANTS as TINY_VARIANTS
 from ..test_modeling import images, tiny

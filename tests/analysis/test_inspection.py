@@ -12,10 +12,10 @@ from PIL import Image
 
 from hf_vit.analysis.inspection import visible_image
 from hf_vit.cli import main
-from hf_vit.configuration_hf_bit import HfBiTConfig
-from hf_vit.hub import save_folder
-from hf_vit.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.modeling_hf_bit import HfBiTForImageClassification
+from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.models.configuration_hf_bit import HfBiTConfig
+from hf_vit.models.loading import save_folder
+from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 
 from ..test_modeling import tiny
 

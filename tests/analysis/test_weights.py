@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_vit import analysis
-from hf_vit.position_embeddings import resize_position_embeddings, sincos2d
+from hf_vit.models.position_embeddings import resize_position_embeddings, sincos2d
 
 from ..test_modeling import tiny
 

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 import hf_vit
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfBiTModel
 from hf_vit.cli import main
-from hf_vit.configuration_hf_bit import ORIGINALS
 from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax, export_timm, export_transformers
-from hf_vit.hub import load_model
+from hf_vit.models.configuration_hf_bit import ORIGINALS
+from hf_vit.models.loading import load_model
 
 from ..resnet_in_numpy import resnet
 from ..test_bit import PIXELS, tiny
@@ -291,10 +291,10 @@ def test_programs(tmp_path):
 
 
 def test_cards_of_bit_say_what_it_is(big_transfer, tmp_path):
-    from hf_vit.cards import render_folder_card
+    from hf_vit.hub.cards import render_folder_card
 
     model, processor = convert(big_transfer)
-    hf_vit.hub.save_folder(tmp_path / "folder", model, processor)
+    hf_vit.models.loading.save_folder(tmp_path / "folder", model, processor)
     card = render_folder_card(tmp_path / "folder")
     assert "BiT-R50x1 pre-trained on ImageNet-21k and fine-tuned on ImageNet-1k" in card
     assert "| units per stage | 1, 2, pre-activation (ResNet-v2) |" in card

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
-from hf_vit.conversion.npz import NpzReader
-from hf_vit.hub import load_model, save_folder
+from hf_vit.files.npz import NpzReader
+from hf_vit.models.loading import load_model, save_folder
 
 from ..conftest import golden_runs
 

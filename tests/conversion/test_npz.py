@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.conversion.npz import BFLOAT16, SUPPORTED_DTYPES, NpzError, NpzReader, write_npz
+from hf_vit.files.npz import BFLOAT16, SUPPORTED_DTYPES, NpzError, NpzReader, write_npz
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 CHECKPOINTS = [path for path in sorted(GOLDENS.glob("*.npz")) if "expected" not in path.name]
@@ -101,7 +101,7 @@ def test_arrays_do_not_share_memory(tmp_path):
 
 
 def test_arrays_longer_than_a_block(tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_vit.conversion.npz.BLOCK_SIZE", 37)
+    monkeypatch.setattr("hf_vit.files.npz.BLOCK_SIZE", 37)
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "a.npz", **small_arrays())
         assert_same(read_all(tmp_path / "a.npz"), small_arrays())

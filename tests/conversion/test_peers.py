@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTHybridConfig, HfViTHybridForImageClassification
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, convert, export_jax, export_timm
-from hf_vit.hub import load_model, save_folder
+from hf_vit.models.loading import load_model, save_folder
 
 from ..conftest import GOLDENS
 

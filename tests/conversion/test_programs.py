@@ -11,7 +11,7 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTHybridConfig, 
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, export, export_aot_inductor, export_onnx, export_torch
 from hf_vit.conversion.exporting import FORMATS
-from hf_vit.hub import save_folder
+from hf_vit.models.loading import save_folder
 
 SIZES = {
     "hidden_size": 16,

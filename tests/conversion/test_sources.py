@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import close_session, constants
 
-from hf_vit.conversion import sources
-from hf_vit.conversion.sources import Source, SourceError, fetch, public_name, sha256_of
+from hf_vit.files import download as sources
+from hf_vit.files.download import Source, SourceError, fetch, public_name, sha256_of
 
 BODY = random.Random(7).randbytes(300_007)
 

@@ -21,8 +21,8 @@ from hf_vit import (
 )
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, convert, export_jax, export_transformers
-from hf_vit.hub import load_model, save_folder
-from hf_vit.modeling_masked_patch_prediction import Corruption, HfViTForMaskedPatchPrediction, patch_targets
+from hf_vit.models.loading import load_model, save_folder
+from hf_vit.models.modeling_masked_patch_prediction import Corruption, HfViTForMaskedPatchPrediction, patch_targets
 
 SIZES = {
     "hidden_size": 14,

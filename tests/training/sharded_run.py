@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from hf_vit.configuration_hf_vit import HfViTConfig
-from hf_vit.modeling_hf_vit import HfViTForImageClassification
+from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.training import checkpoints
 from hf_vit.training.checkpoints import Checkpoints
 from hf_vit.training.optimization import MovingAverage, build_optimizer

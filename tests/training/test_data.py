@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_vit.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.training.augmentation import TrainTransform
 from hf_vit.training.data import EvalSamples, Shares, StepBatches, eval_loader, open_split, train_loader
 from hf_vit.training.sources import load_split, read_idx, split_digits

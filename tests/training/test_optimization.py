@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from hf_vit.modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification
+from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification
 from hf_vit.training.optimization import (
     CompactSGD,
     MovingAverage,

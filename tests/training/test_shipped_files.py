@@ -7,9 +7,9 @@ import torch
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from hf_vit.configuration_hf_bit import HfBiTConfig
-from hf_vit.configuration_hf_vit import HfViTConfig
-from hf_vit.modeling_hf_vit import HfViTForImageClassification
+from hf_vit.models.configuration_hf_bit import HfBiTConfig
+from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.training.models import build_config
 from hf_vit.training.recipes import build, read_recipe
 from hf_vit.training.settings import FinetuneSettings, PretrainSettings

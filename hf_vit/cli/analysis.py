@@ -1,0 +1,122 @@
+"""`hf-vit inspect` and `hf-vit compute`."""
+
+import argparse
+import json
+from pathlib import Path
+
+from ..files.progress import silence_progress_bars
+from .arguments import add_command, parse_size
+
+
+def add_analysis_commands(commands) -> None:
+    _add_inspect(commands)
+    _add_compute(commands)
+
+
+def _add_inspect(commands) -> None:
+    command = add_command(commands, "inspect", _inspect, "a report of what a model has learned and where it looks")
+    command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
+    command.add_argument("--image", nargs="+", default=[], type=Path, metavar="FILE", help="images to look at")
+    command.add_argument("--output", required=True, type=Path, help="the folder to write: pictures and report.html")
+    command.add_argument("--image-size", type=parse_size, metavar="N|HxW", help="by default the model's own")
+    command.add_argument("--flow", action="store_true", help="also draw attention flow, which takes longer")
+    command.add_argument("--overwrite", action="store_true", help="replace the output")
+
+
+def _inspect(arguments: argparse.Namespace) -> None:
+    from hf_vit.files.output import refuse_existing
+
+    refuse_existing(arguments.output, arguments.overwrite)
+    silence_progress_bars()
+    _need("matplotlib")
+    if arguments.flow:
+        _need("scipy")
+    from hf_vit.analysis.inspection import inspect
+
+    problems = inspect(
+        arguments.folder,
+        arguments.image,
+        arguments.output,
+        image_size=arguments.image_size,
+        flow=arguments.flow,
+        overwrite=arguments.overwrite,
+        progress=True,
+    )
+    print(f"saved {arguments.output / 'report.html'}")
+    if problems:
+        raise ValueError(f"{'; '.join(problems)} (the report has everything else)")
+
+
+def _need(package: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec(package) is None:
+        raise ValueError(f"this needs {package}, which is not installed: pip install 'hf_vit[analysis]'")
+
+
+def _add_compute(commands) -> None:
+    command = add_command(commands, "compute", _compute, "what a model costs, and what training it takes")
+    command.add_argument("model", nargs="?", help='a variant such as "B/16", a folder, or a name on the Hub')
+    command.add_argument("--image-size", type=parse_size, metavar="N|HxW", help="by default the model's own")
+    command.add_argument("--epochs", type=float, default=1.0, help="of the training run (default 1)")
+    command.add_argument("--dataset-size", type=float, metavar="IMAGES", help="images per epoch, such as 303e6")
+    command.add_argument("--accelerator", default="tpu-v3-core", help="tpu-v3-core (default), a100 or h100")
+    command.add_argument("--utilization", type=float, help="share of its peak it runs at (default: the paper's, 0.38)")
+    command.add_argument("--table", type=int, choices=[2, 6], help="a table of the paper, and our figures beside it")
+    command.add_argument("--runs", type=Path, metavar="CSV", help="runs to draw: name, exaflops, accuracy, family")
+    command.add_argument("--output", type=Path, metavar="PNG", help="draw --runs or --table 6 as accuracy by compute")
+    command.add_argument("--overwrite", action="store_true", help="replace the output")
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _compute(arguments: argparse.Namespace) -> None:
+    chosen = [name for name in ("model", "table", "runs") if getattr(arguments, name) is not None]
+    if len(chosen) != 1:
+        raise ValueError("give one of a model, --table 2, --table 6 and --runs CSV")
+    if arguments.runs is not None and arguments.output is None:
+        raise ValueError("--runs needs --output, the picture to draw")
+    if arguments.output is not None and arguments.runs is None and arguments.table != 6:
+        raise ValueError("--output draws --runs CSV or --table 6")
+    if arguments.output is not None:
+        _draw_runs(arguments)
+    elif arguments.table is not None:
+        _print_table(arguments)
+    else:
+        _print_compute(arguments)
+
+
+def _draw_runs(arguments: argparse.Namespace) -> None:
+    from hf_vit.files.output import new_file, refuse_existing
+
+    refuse_existing(arguments.output, arguments.overwrite)
+    _need("matplotlib")
+    from hf_vit.analysis import plot_compute_accuracy, published_runs, read_runs
+
+    published = arguments.runs is None
+    runs = published_runs() if published else read_runs(arguments.runs)
+    figure = plot_compute_accuracy(runs, "ImageNet accuracy [%]" if published else "accuracy [%]")
+    with new_file(arguments.output, arguments.overwrite) as temporary:
+        figure.savefig(temporary)
+    print(f"saved {arguments.output}")
+
+
+def _print_compute(arguments: argparse.Namespace) -> None:
+    from hf_vit.analysis import accounts
+
+    compute = accounts.account(
+        arguments.model,
+        arguments.image_size,
+        arguments.epochs,
+        arguments.dataset_size,
+        arguments.accelerator,
+        arguments.utilization,
+    )
+    print(json.dumps(compute, indent=2) if arguments.json else accounts.as_text(compute))
+
+
+def _print_table(arguments: argparse.Namespace) -> None:
+    from hf_vit.analysis import accounts
+    from hf_vit.analysis.training_runs import table_rows
+
+    rows = table_rows(arguments.table)
+    print(json.dumps(rows, indent=2) if arguments.json else accounts.table_as_text(arguments.table, rows))

@@ -1,0 +1,107 @@
+"""`hf-vit push`, `hf-vit card` and `hf-vit catalog`."""
+
+import argparse
+from pathlib import Path
+
+from .arguments import add_command
+
+
+def add_hub_commands(commands) -> None:
+    _add_push(commands)
+    _add_card(commands)
+    _add_catalog(commands)
+
+
+def _add_push(commands) -> None:
+    command = add_command(
+        commands, "push", _push, "push a folder to the Hub: weights, processor and card in one commit"
+    )
+    command.add_argument("folder", type=Path, help="a folder that convert, training or save_pretrained wrote")
+    command.add_argument("repository", help="owner/name, or a name for an own repository; created where there is none")
+    command.add_argument("--private", action="store_true", help="create the repository as a private one")
+    command.add_argument("--revision", metavar="BRANCH", help="push to a branch, created where there is none")
+    command.add_argument("--create-pr", action="store_true", help="open a pull request instead of committing")
+    command.add_argument("--code", action="store_true", help="add the code, for trust_remote_code=True without hf_vit")
+    command.add_argument("--license", metavar="ID", help="such as apache-2.0, where the card does not know it")
+    command.add_argument(
+        "--allow-incomplete-card", action="store_true", help="push although the card lacks something, such as a licence"
+    )
+    command.add_argument("--message", default="Upload with hf_vit", help="of the commit")
+    command.add_argument("--dry-run", action="store_true", help="only say what would be pushed")
+
+
+def _push(arguments: argparse.Namespace) -> None:
+    from hf_vit.hub.pushing import push
+
+    pushed = push(
+        arguments.folder,
+        arguments.repository,
+        private=True if arguments.private else None,
+        revision=arguments.revision,
+        create_pr=arguments.create_pr,
+        code=arguments.code,
+        license=arguments.license,
+        allow_incomplete_card=arguments.allow_incomplete_card,
+        message=arguments.message,
+        dry_run=arguments.dry_run,
+    )
+    print(*(f"{size:>15,}  {name}" for name, size in pushed.files.items()), sep="\n")
+    print(*(f"{'deleted':>15}  {name}" for name in pushed.deleted), sep="\n", end="\n" if pushed.deleted else "")
+    for problem in pushed.problems:
+        print(f"the card: {problem}")
+    if pushed.commit is None:
+        print("nothing was pushed: this was a dry run")
+    else:
+        print(f"pushed: {pushed.commit.pr_url or pushed.commit.commit_url}")
+
+
+def _add_card(commands) -> None:
+    command = add_command(commands, "card", _card, "render the model card of a folder and check it, without pushing")
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("folder", nargs="?", type=Path, help="a folder that convert, training or save_pretrained wrote")
+    what.add_argument("--published", type=Path, metavar="OUTPUT", help="write the cards of all published checkpoints")
+    command.add_argument("--name", help="of the repository, for the examples; the folder's by default")
+    command.add_argument("--license", metavar="ID", help="such as apache-2.0, where the card does not know it")
+    command.add_argument("--write", action="store_true", help="write it to README.md of the folder; its own text stays")
+
+
+def _card(arguments: argparse.Namespace) -> None:
+    if arguments.published is not None:
+        from hf_vit.hub.published_cards import write_published_cards
+
+        print(f"{len(write_published_cards(arguments.published))} cards written to {arguments.published}")
+        return
+    from hf_vit.hub.card_check import check_card
+    from hf_vit.hub.cards import render_folder_card
+
+    card = render_folder_card(arguments.folder, name=arguments.name, license=arguments.license)
+    if arguments.write:
+        (arguments.folder / "README.md").write_text(card)
+    else:
+        print(card, end="")
+    if problems := check_card(card):
+        raise ValueError(f"the card is not good enough: {'; '.join(problems)}")
+
+
+def _add_catalog(commands) -> None:
+    command = add_command(commands, "catalog", _catalog, "find released checkpoints, or say what a file name means")
+    command.add_argument("query", help='an architecture such as "B/16" or "R50+L/32", or the name of a file')
+    command.add_argument("--adapted-to", metavar="DATA", help="fine-tuned on imagenet2012, oxford_iiit_pet, ...")
+    command.add_argument("--resolution", type=int, metavar="PIXELS", help="of fine-tuning: 224 or 384")
+    command.add_argument("--index", help="AugReg's index.csv of 51,509 files: a path, https://... or gs://...")
+    command.add_argument("--limit", type=int, default=10, help="how many files to name (default 10)")
+
+
+def _catalog(arguments: argparse.Namespace) -> None:
+    from hf_vit.catalog import INDEX, explain, search, variants
+
+    if arguments.query not in variants():
+        print(explain(arguments.query))
+        return
+    found = search(arguments.query, arguments.adapted_to, arguments.resolution, arguments.index, arguments.limit)
+    for location, about in found:
+        print(location, f"  {about}", sep="\n")
+    if arguments.index is None:
+        print(f"of the built-in list ({len(found)} found); --index {INDEX} searches all files of AugReg")
+    elif not found:
+        raise ValueError(f"{arguments.index} has no such file")

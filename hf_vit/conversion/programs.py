@@ -1,0 +1,177 @@
+"""Programs that run without this package: ONNX, torch.export and AOTInductor.
+
+All have an input `pixel_values` (batch, num_channels, height, width) with any batch size, and one output: `logits`, or
+`pooler_output` of a model without a head.
+"""
+
+import copy
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from ..files.output import new_file, refuse_existing
+from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
+from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
+from ..models.modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from .rules import ConversionError
+
+DYNAMIC = "dynamic"
+MAX_PATCHES = 1024  # rows or columns, of a program with a dynamic size
+CLASSIFIERS = (HfViTForImageClassification, HfBiTForImageClassification)
+ENCODERS = (HfViTModel, HfBiTModel)
+
+
+class OneOutput(nn.Module):
+    """A model whose forward takes the pixels alone and returns one tensor."""
+
+    def __init__(self, model: HfViTPreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        outputs = self.model(pixel_values)
+        return outputs.logits if hasattr(outputs, "logits") else outputs.pooler_output
+
+
+def export_onnx(
+    model: HfViTPreTrainedModel, path: str | os.PathLike, size: Size | str | None = None, overwrite: bool = False
+) -> None:
+    """Write a model as ONNX, for any batch size; needs the extra `export`.
+
+    Args:
+        model: with or without a head; on the CPU, in float32.
+        path: the .onnx to write, with its weights; it appears when it is complete. Beyond 2 GB of weights, ONNX needs
+            a second file beside it, `path`.data.
+        size: of the images: an int or (height, width), the model's own by default, to which position embeddings are
+            resampled once; or "dynamic": every size that the patches divide.
+        overwrite: whether `path` may be replaced.
+
+    Raises:
+        ConversionError: the size does not fit the patches.
+        FileExistsError: `path` exists and may not be overwritten.
+        ImportError: the extra is not installed.
+    """
+    _require("onnx", "onnxscript")
+    refuse_existing(path, overwrite)
+    module, pixel_values, shapes = _prepare(model, size)
+    output = "logits" if isinstance(model, CLASSIFIERS) else "pooler_output"
+    with _quiet():
+        program = torch.onnx.export(
+            module,
+            (pixel_values,),
+            dynamo=True,
+            dynamic_shapes=shapes,
+            input_names=["pixel_values"],
+            output_names=[output],
+            verbose=False,
+        )
+    with new_file(path, overwrite) as file:
+        program.save(file)
+        data = file.with_name(f"{file.name}.data")
+        if data.exists():
+            data.unlink()
+            program.save(path, external_data=True)  # it names its second file, which cannot be renamed afterwards
+
+
+def export_torch(
+    model: HfViTPreTrainedModel, path: str | os.PathLike, size: Size | str | None = None, overwrite: bool = False
+) -> None:
+    """Write a model as a program of `torch.export`; `torch.export.load(path).module()` runs it.
+
+    Arguments and errors as in `export_onnx`; the file is named .pt2.
+    """
+    _check_suffix(path, ".pt2")
+    refuse_existing(path, overwrite)
+    program = _trace(*_prepare(model, size))
+    with new_file(path, overwrite) as file:
+        torch.export.save(program, file)
+
+
+def export_aot_inductor(
+    model: HfViTPreTrainedModel, path: str | os.PathLike, size: Size | str | None = None, overwrite: bool = False
+) -> None:
+    """Compile a model for this machine, ahead of time; `torch._inductor.aoti_load_package(path)` runs it.
+
+    Arguments and errors as in `export_onnx`; the file is named .pt2. Needs a C++ compiler.
+    """
+    _check_suffix(path, ".pt2")
+    refuse_existing(path, overwrite)
+    program = _trace(*_prepare(model, size))
+    with new_file(path, overwrite) as file, _quiet():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file))
+
+
+def _prepare(
+    model: HfViTPreTrainedModel, size: Size | str | None
+) -> tuple[nn.Module, torch.Tensor, dict[str, dict[int, Any]]]:
+    """What is exported: a copy of the model at that size, an example of its input, and which sizes are free."""
+    if not isinstance(model, (*ENCODERS, *CLASSIFIERS)):
+        raise ConversionError(f"{type(model).__name__} cannot be exported; export its encoder or its classifier")
+    model = copy.deepcopy(model).eval()
+    # with a bias, sdpa's output lies in memory otherwise than the exporter to ONNX assumes (torch 2.13)
+    has_bias = getattr(model.config, "position_embedding_type", None) == "relative"
+    model.set_attn_implementation("eager" if has_bias else "sdpa")
+    shapes: dict[int, Any] = {0: Dim("batch", min=1)}
+    if size == DYNAMIC:
+        shapes |= _free_sizes(model.config)
+    elif size is not None:
+        model.set_image_size(size)  # refuses a size that the patches do not divide
+    # two of each that is free: 0 and 1 would be taken for constants
+    height, width = as_pair(model.config.image_size)
+    pixel_values = torch.zeros(2, model.config.num_channels, height, width, dtype=model.dtype)
+    return OneOutput(model).eval(), pixel_values, {"pixel_values": shapes}
+
+
+def _free_sizes(config: HfViTConfig | HfBiTConfig) -> dict[int, Any]:
+    if isinstance(config, HfBiTConfig):
+        if config.padding == "same":
+            raise ConversionError("'SAME' padding depends on the size of the image: state a size")
+        limits = {"min": config.stride + 1, "max": MAX_PATCHES * config.stride}  # two rows and columns at least
+        return {2: Dim("height", **limits), 3: Dim("width", **limits)}
+    rows, columns = (patch * config.stride for patch in as_pair(config.patch_size))
+    if config.position_embedding_type == "sincos2d":
+        raise ConversionError("fixed sine-cosine positions are computed outside the program: state a size")
+    return {
+        2: rows * Dim("rows", min=2, max=MAX_PATCHES),
+        3: columns * Dim("columns", min=2, max=MAX_PATCHES),
+    }
+
+
+def _trace(module: nn.Module, pixel_values: torch.Tensor, shapes: dict[str, dict[int, Any]]) -> ExportedProgram:
+    with torch.no_grad(), _quiet():
+        return torch.export.export(module, (pixel_values,), dynamic_shapes=shapes)
+
+
+def _check_suffix(path: str | os.PathLike, suffix: str) -> None:
+    if Path(path).suffix != suffix:
+        raise ConversionError(f"{path} must end in {suffix}, by which PyTorch knows its programs")
+
+
+def _require(*packages: str) -> None:
+    for package in packages:
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise ImportError(f"{package} is not installed: pip install 'hf_vit[export]'") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporters say of themselves: their own deprecations, and torchvision, which is not needed."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

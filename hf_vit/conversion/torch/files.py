@@ -1,0 +1,71 @@
+"""Checkpoints as PyTorch users keep them: .safetensors, and .pth, .pt or .bin without unpickling anything."""
+
+import argparse
+import zipfile
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from ..rules import ConversionError
+
+# Under what training scripts keep the weights, the better first: timm, DeiT, MAE, DINO, Lightning.
+CONTAINERS = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher", "student")
+
+
+def is_torch_file(path: Path) -> bool:
+    """Whether a file is one of PyTorch's, by its first bytes; what is damaged, by its name."""
+    with open(path, "rb") as file:
+        start = file.read(16)
+    if start[:2] == b"PK":
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return any(name.endswith("/data.pkl") for name in archive.namelist())
+        except zipfile.BadZipFile:
+            return path.suffix in (".pth", ".pt", ".bin")
+    is_pickle = start[:1] == b"\x80"
+    return is_pickle or start[8:9] == b"{" or path.suffix in (".safetensors", ".pth", ".pt", ".bin")
+
+
+def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
+    """All arrays of a file by their names, and the name of the container that held them ("" for none).
+
+    Raises:
+        ConversionError: the file is damaged, holds no arrays, or holds objects that only unpickling could restore.
+    """
+    contents = _read_safetensors(path) if _is_safetensors(path) else _read_pickle(path)
+    if not isinstance(contents, dict):
+        raise ConversionError(f"{path.name} holds a {type(contents).__name__}, not arrays by their names")
+    container = next((name for name in CONTAINERS if isinstance(contents.get(name), dict)), "")
+    contents = contents[container] if container else contents
+    arrays = {str(name): value for name, value in contents.items() if isinstance(value, torch.Tensor)}
+    if not arrays:
+        raise ConversionError(f"{path.name} holds no arrays")
+    return arrays, container
+
+
+def _is_safetensors(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(9)[8:] == b"{" or path.suffix == ".safetensors"
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ConversionError(f"{path.name} is damaged: {error}") from error
+
+
+def _read_pickle(path: Path) -> Any:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):  # the settings of DINO's script; holds no code
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise ConversionError(f"{path.name} holds more than arrays, and hf_vit runs no code of a checkpoint") from error
+    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise
+        raise ConversionError(f"{path.name} is damaged: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,149 @@
+"""A classifier's own predictions: accuracy on its labels, ImageNet's ReaL labels, and ObjectNet."""
+
+import json
+import re
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import datasets
+import yaml
+from accelerate import Accelerator
+
+from ..models.configuration_hf_vit import as_pair
+from ..training import models
+from ..training.assembly import evaluation_batches, open_named
+from ..training.data import EvalSamples, Split
+from ..training.evaluation import predict, score
+from ..training.settings import EvaluateSettings
+
+REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
+VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")  # numbered from 1, in the order of the ReaL labels
+RED_BORDER = 2  # pixels at each side of ObjectNet's images, which its authors' code cuts off
+
+
+def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
+    """Loss, top-1, top-5 and mean per-class accuracy; with `real_labels`, ReaL accuracy."""
+    model, processor = load(settings, accelerator)
+    split = models.align_labels(open_named(settings, settings.split or "test"), model.config)
+    real = None if settings.real_labels is None else match_real_labels(read_real_labels(settings.real_labels), split)
+    return score(run(settings, accelerator, model, processor, split), real)
+
+
+def evaluate_real(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
+    """ImageNet's validation images with the labels of "Are we done with ImageNet?", which are downloaded if need be."""
+    settings.real_labels = settings.real_labels or REAL_LABELS
+    settings.split = settings.split or "validation"
+    return evaluate(settings, accelerator)
+
+
+def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
+    """Top-1 and top-5 on ObjectNet's images of the classes that ImageNet has too, among all of the model's classes."""
+    model, processor = load(settings, accelerator)
+    if model.config.num_labels != 1000:
+        raise ValueError(f"objectnet needs ImageNet's 1000 classes, and {settings.model} has {model.config.num_labels}")
+    split = open_named(settings, settings.split or "train")
+    split, accepted = choose_objectnet(split, read_objectnet_classes(settings.objectnet_classes))
+    predictions = run(settings, accelerator, model, partial(without_border, processor), split)
+    return score_objectnet(predictions, accepted)
+
+
+def load(settings: EvaluateSettings, accelerator: Accelerator):
+    """A classifier on its device, and its image processor."""
+    assert settings.model
+    model, processor = models.load_for_evaluation(settings.model, settings.image_size)
+    if settings.compile:
+        model.compile()
+    processor = models.with_preset(processor, settings.preset, model.config)
+    return accelerator.prepare_model(model, evaluation_mode=True), processor
+
+
+def run(settings: EvaluateSettings, accelerator: Accelerator, model, processor, split: Split) -> dict[str, Any]:
+    samples = EvalSamples(split, processor, as_pair(model.config.image_size), model.config.num_channels)
+    loader, empty = evaluation_batches(settings, accelerator, samples)
+    return predict(accelerator, model, loader, empty)
+
+
+def read_real_labels(place: str) -> list[list[int]]:
+    """ReaL labels of a file or an address: for each of the images, in order, the classes that are right."""
+    labels = json.loads(local_file(place).read_text())
+    if not isinstance(labels, list) or not all(isinstance(entry, list) for entry in labels):
+        raise ValueError(f"{place} is no JSON list of lists of class numbers")
+    return labels
+
+
+def local_file(place: str) -> Path:
+    """A file, downloaded and kept by `datasets` where `place` is an address."""
+    if not place.startswith(("http://", "https://")):
+        return Path(place).expanduser()
+    try:
+        return Path(datasets.DownloadManager().download(place))
+    except (OSError, ConnectionError) as error:
+        raise ValueError(f"{place} cannot be downloaded ({error}); download it elsewhere and pass the file") from error
+
+
+def match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
+    """For every image of the split its ReaL labels, by the number in its file name, or else by its place.
+
+    Raises:
+        ValueError: there are as many labels as images neither way.
+    """
+    numbers = None if isinstance(split.samples, datasets.IterableDataset) else validation_numbers(split)
+    if numbers is not None and max(numbers) <= len(real):
+        return [real[number - 1] for number in numbers]
+    if not isinstance(split.samples, datasets.IterableDataset) and len(real) != len(split):
+        raise ValueError(
+            f"there are ReaL labels of {len(real)} images, and the split has {len(split)}, "
+            "whose files are not called ILSVRC2012_val_00000001 and so on"
+        )
+    return real
+
+
+def validation_numbers(split: Split) -> list[int] | None:
+    """The number of each image among ImageNet's validation images, or None when a file name does not say it."""
+    images = split.samples.select_columns(split.image_column)
+    found = [VALIDATION_FILE.search(Path(row[split.image_column]["path"] or "").name) for row in images]
+    return [int(match.group(1)) for match in found if match] if found and all(found) else None
+
+
+def read_objectnet_classes(place: str | None) -> dict[str, list[int]]:
+    """ObjectNet's folder -> ImageNet's class numbers; by default the 113 folders of its authors."""
+    file = files(__package__) / "objectnet.yaml" if place is None else Path(place).expanduser()
+    classes = yaml.safe_load(file.read_text())
+    if not isinstance(classes, dict) or not all(isinstance(numbers, list) for numbers in classes.values()):
+        raise ValueError(f"{place} is no mapping of folders to lists of class numbers")
+    return classes
+
+
+def choose_objectnet(split: Split, classes: dict[str, list[int]]) -> tuple[Split, list[list[int]]]:
+    """The images whose class ImageNet has too, and for each the class numbers that are right.
+
+    Raises:
+        ValueError: there is none.
+    """
+    names = split.label_names or []
+    wanted = {number for number, name in enumerate(names) if name in classes}
+    labels = list(split.samples[split.label_column]) if wanted else []
+    chosen = [number for number, label in enumerate(labels) if label in wanted]
+    if not chosen:
+        raise ValueError(
+            f"no image has a class that ImageNet has too; the classes are {', '.join(names[:5]) or 'none'}"
+        )
+    split.samples = split.samples.select(chosen)
+    return split, [classes[names[labels[number]]] for number in chosen]
+
+
+def without_border(processor, image, **options):
+    """The processor's result for the image inside its red border."""
+    width, height = image.size
+    return processor(image.crop((RED_BORDER, RED_BORDER, width - RED_BORDER, height - RED_BORDER)), **options)
+
+
+def score_objectnet(predictions: dict[str, Any], accepted: list[list[int]]) -> dict[str, Any]:
+    """Whether the first, or one of the first five predictions is right, over the images that could be read."""
+    from ..training.metrics import SetTopKAccuracy  # importing evaluate takes seconds
+
+    references = [accepted[index] for index in predictions["index"]]
+    results = SetTopKAccuracy().compute(predictions=predictions["ranked"], references=references) or {}
+    return {**results, "samples": len(references), "skipped": predictions["skipped"]}

@@ -1,0 +1,211 @@
+"""Features of images: computed once per image, and kept on disk where there is an output folder.
+
+`output_dir/features/<what they are of>/` holds them in pieces, so that a run that stops goes on from there, and another
+protocol on the same model and images computes nothing again.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+
+from ..files.output import new_file
+from ..models.configuration_hf_vit import as_pair
+from ..training import models
+from ..training.assembly import evaluation_batches, open_named, require_same_labels
+from ..training.data import EvalSamples, Split
+from ..training.evaluation import collect, model_inputs
+from ..training.settings import EvaluateSettings
+
+PIECE = 8192  # images between two writes
+
+
+@dataclass
+class Features:
+    """Features of the images that could be read, in the order of the data set."""
+
+    values: torch.Tensor  # (images, features) float32
+    labels: torch.Tensor  # (images,) class numbers
+    index: np.ndarray  # (images,) their numbers in the split
+    skipped: int = 0  # images that could not be read
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def at(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values and labels of the images with these numbers in the split, where they could be read."""
+        positions = np.searchsorted(self.index, np.intersect1d(index, self.index))
+        return self.values[positions], self.labels[positions]
+
+
+class Extractor:
+    """A frozen model, and what is taken of it."""
+
+    def __init__(self, settings: EvaluateSettings, accelerator: Accelerator):
+        assert settings.model
+        self.settings, self.accelerator = settings, accelerator
+        model, processor = models.load_encoder(settings.model, settings.image_size)
+        self.processor = models.with_preset(processor, settings.preset, model.config)
+        self.config = model.config
+        check_choice(settings, model)
+        if settings.compile:
+            model.compile()
+        self.model = accelerator.prepare_model(model, evaluation_mode=True)
+
+    def extract(self, split: Split, name: str, wanted: np.ndarray | None = None) -> Features:
+        """Features of the images of a split, which is called `name`, with the numbers `wanted`, or of all.
+
+        Raises:
+            ValueError: features are not finite, or no image can be read.
+        """
+        wanted = np.arange(len(split)) if wanted is None else np.unique(wanted)
+        folder = self.folder_of(name)
+        pieces = list(read_pieces(folder, self.settings.overwrite))
+        known = np.concatenate([piece["index"].numpy() for piece in pieces]) if pieces else np.array([], int)
+        self.accelerator.wait_for_everyone()  # before the first process writes more of them
+        missing = np.setdiff1d(wanted, known)
+        for start in range(0, len(missing), PIECE):
+            piece = self.compute(split, missing[start : start + PIECE])
+            if folder is not None and self.accelerator.is_main_process:
+                with new_file(folder / f"{piece['index'].min():09}-{len(list(folder.glob('*')))}.safetensors") as file:
+                    save_file(piece, file)
+            pieces.append(piece)
+        return assemble(pieces, wanted, name)
+
+    def folder_of(self, name: str) -> Path | None:
+        if not self.settings.output_dir:
+            return None
+        text = json.dumps(self.identity(name), sort_keys=True, default=str)
+        folder = Path(self.settings.output_dir) / "features" / hashlib.sha256(text.encode()).hexdigest()[:16]
+        if self.accelerator.is_main_process:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "about.json").write_text(text + "\n")
+        return folder
+
+    def identity(self, name: str) -> dict[str, Any]:
+        """Everything that features depend on."""
+        chosen = ("dataset", "dataset_config", "image_column", "label_column", "image_size", "mixed_precision")
+        chosen += ("features", "feature_layer")
+        return {
+            "model": models.identify(str(self.settings.model)),
+            "processor": self.processor.to_dict(),
+            "split": name,
+            **{setting: getattr(self.settings, setting) for setting in chosen},
+        }
+
+    def compute(self, split: Split, numbers: np.ndarray) -> dict[str, torch.Tensor]:
+        """Features of the images with these numbers; of those that cannot be read, the numbers alone."""
+        part = replace(split, samples=split.samples.select(numbers))
+        samples = EvalSamples(part, self.processor, as_pair(self.config.image_size), self.config.num_channels)
+        loader, empty = evaluation_batches(self.settings, self.accelerator, samples)
+        columns = collect(self.accelerator, self.model, loader, empty, self.features_of)
+        good = numbers[columns["index"]]
+        if not np.isfinite(columns["features"]).all():
+            first = good[~np.isfinite(columns["features"]).all(axis=1)][0]
+            raise ValueError(f"{self.settings.model} computes features that are not finite, of image {first} first")
+        unreadable = np.setdiff1d(numbers, good)
+        labels = np.concatenate([columns["label"], np.full(len(unreadable), -1)])
+        return {
+            "features": torch.from_numpy(columns["features"]),
+            "label": torch.from_numpy(labels),
+            "index": torch.from_numpy(np.concatenate([good, unreadable])),
+        }
+
+    def features_of(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """(batch, features) in float32"""
+        inputs = model_inputs(batch)
+        chosen = choose_features(self.model, inputs, self.settings.features, self.settings.feature_layer)
+        return {"features": chosen.float()}
+
+
+def check_choice(settings: EvaluateSettings, model):
+    """Refuse features that a model does not have."""
+    config = model.config
+    if settings.features != "pre_logits" and not hasattr(config, "num_hidden_layers"):
+        raise ValueError(f"{settings.model} has no tokens; choose --features pre_logits")
+    if settings.features == "class_token" and not getattr(config, "num_prefix_tokens", 1):
+        raise ValueError(f"{settings.model} has no class token; choose --features pre_logits or patch_mean")
+    if settings.features == "pre_logits" and getattr(config, "pooling", "cls") == "none":
+        raise ValueError(f"{settings.model} does not pool; choose --features class_token or patch_mean")
+    layers = getattr(config, "num_hidden_layers", 0)
+    if settings.feature_layer is not None and settings.feature_layer > layers:
+        raise ValueError(f"feature_layer is {settings.feature_layer}, and {settings.model} has {layers} layers")
+
+
+def choose_features(model, inputs: dict[str, torch.Tensor], which: str, layer: int | None) -> torch.Tensor:
+    """(batch, features) of one forward.
+
+    Args:
+        which: "pre_logits", what the head sees; "class_token", or "patch_mean", the mean of the patches' tokens.
+        layer: take the tokens after so many layers instead of all, through the final LayerNorm.
+    """
+    outputs = model(**inputs, output_hidden_states=layer is not None)
+    if which == "pre_logits" and layer is None:
+        return outputs.pooler_output.flatten(1)
+    mask, prefix = inputs.get("pixel_attention_mask"), getattr(model.config, "num_prefix_tokens", 1)
+    tokens = outputs.last_hidden_state if layer is None else outputs.hidden_states[layer]
+    if which == "pre_logits":
+        mask = None if mask is None else torch.nn.functional.pad(mask, (prefix, 0), value=1)
+        norm_first = not model.config.norm_after_pooling
+        return (
+            model.pooler(model.layernorm(tokens), mask) if norm_first else model.pooler(tokens, mask, model.layernorm)
+        )
+    tokens = tokens if layer is None else model.layernorm(tokens)
+    if which == "class_token":
+        return tokens[:, 0]
+    patches = tokens[:, prefix:]
+    weights = patches.new_ones(patches.shape[:2]) if mask is None else mask.to(patches.dtype)
+    return (patches * weights.unsqueeze(-1)).sum(dim=1) / weights.sum(dim=1, keepdim=True)
+
+
+def read_pieces(folder: Path | None, overwrite: bool) -> Iterator[dict[str, torch.Tensor]]:
+    for file in sorted(folder.glob("*.safetensors")) if folder is not None else []:
+        if overwrite:
+            file.unlink(missing_ok=True)
+        else:
+            yield load_file(file)
+
+
+def assemble(pieces: list[dict[str, torch.Tensor]], wanted: np.ndarray, name: str) -> Features:
+    """One table of all pieces, of the wanted images alone."""
+    if not pieces:
+        raise ValueError(f"split {name} is empty")
+    read = [len(piece["features"]) for piece in pieces]  # then come the numbers of those that cannot be read
+    index = np.concatenate([piece["index"][:count].numpy() for piece, count in zip(pieces, read, strict=True)])
+    labels = torch.cat([piece["label"][:count] for piece, count in zip(pieces, read, strict=True)])
+    values = torch.cat([piece["features"] for piece in pieces])
+    order = np.argsort(index)
+    order = order[np.isin(index[order], wanted)]
+    if not len(order):
+        raise ValueError(f"none of {len(wanted)} images of split {name} can be read")
+    return Features(values[order], labels[order], index[order], len(wanted) - len(order))
+
+
+def open_train_and_test(settings: EvaluateSettings) -> tuple[Split, Split]:
+    """The split to learn from and the one to measure on, with one label each, which means the same in both.
+
+    Raises:
+        ValueError: when they do not.
+    """
+    train, test = (open_named(settings, name) for name in (settings.train_split, settings.split or "test"))
+    require_same_labels(train, test, settings.train_split, settings.split or "test")
+    if train.multi_label:
+        raise ValueError(f"{settings.protocol} needs one label per image; {settings.dataset} has several")
+    train.num_labels = test.num_labels = max(train.num_labels, test.num_labels)
+    return train, test
+
+
+def labels_of(split: Split) -> np.ndarray:
+    """(images,) class numbers, without reading an image."""
+    return np.asarray(split.samples.with_format("numpy")[split.label_column][:])
+
+
+def name_of_class(split: Split, number: int) -> str:
+    return split.label_names[number] if split.label_names else f"class {number}"

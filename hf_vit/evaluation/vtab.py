@@ -1,0 +1,152 @@
+"""VTAB-1k (arXiv 1910.04867): fine-tune on 1,000 examples of each of 19 tasks, with one setting for all of them.
+
+Each task that is done leaves a file in `output_dir/results`; the same command goes on with the others.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from ..files.output import new_file
+from ..training import models
+from ..training.data import Split
+from ..training.loop import FREE_ON_RESUME, TrainingStopped
+from ..training.recipes import build, merge
+from ..training.reporting import write_json
+from ..training.settings import EvaluateSettings, FinetuneSettings
+from .vtab_data import Task, join, open_task, read_table
+from .vtab_report import summarise, write_figure, write_table
+
+Finetune = Callable[[FinetuneSettings, Accelerator, Split, Split], dict[str, Any]]
+SHARED = ("num_workers", "eval_batch_size", "mixed_precision", "compile", "seed")  # of both kinds of settings
+
+
+def evaluate(settings: EvaluateSettings, accelerator: Accelerator, finetune: Finetune) -> dict[str, Any]:
+    """Test accuracy of every task, group means and mean; with `--split validation`, trained on 800, measured on 200.
+
+    Raises:
+        ValueError: after all other tasks, for the tasks that could not be done.
+    """
+    table = read_table()
+    tasks = choose_tasks(table["tasks"], settings.tasks)
+    runner = Runner(settings, accelerator, finetune, table["setting"])
+    results = {task.name: result for task in tasks if (result := runner.earlier_result(task)) is not None}
+    failures = []
+    for task in tasks:
+        if task.name not in results:
+            try:
+                results[task.name] = runner.run(task)
+            except (ValueError, OSError, TrainingStopped) as error:
+                failures.append(str(error))
+                accelerator.print(f"{error}; going on with the next task")
+    report = runner.report(tasks, results, table["paper"])
+    if failures:
+        raise ValueError(f"{len(results)} of {len(tasks)} tasks are done, in {runner.output}; {'; '.join(failures)}")
+    return report
+
+
+def choose_tasks(tasks: list[Task], names: list[str]) -> list[Task]:
+    """The tasks with these names, or folders; all of them for no name."""
+    known = {name for task in tasks for name in (task.name, task.folder)}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"there is no task {unknown[0]}; there are {', '.join(task.name for task in tasks)}")
+    return [task for task in tasks if not names or task.name in names or task.folder in names]
+
+
+class Runner:
+    """Runs tasks, each in a folder of its own, and keeps what they result in."""
+
+    def __init__(self, settings: EvaluateSettings, accelerator: Accelerator, finetune: Finetune, paper: dict[str, Any]):
+        self.settings, self.accelerator, self.finetune, self.paper = settings, accelerator, finetune, paper
+        self.output = Path(str(settings.output_dir))
+        self.origin = {
+            "model": models.identify(str(settings.model)),
+            "dataset": settings.dataset,
+            "split": settings.split or "test",
+        }
+
+    def run(self, task: Task) -> dict[str, Any]:
+        """Fine-tune on a task and measure the model, which goes unless it is to be kept."""
+        started = time.perf_counter()
+        data = open_task(task, str(self.settings.dataset))
+        if self.settings.split == "validation":
+            train, test = data.train, data.validation
+        else:
+            train, test = join(data.train, data.validation), data.test
+        self.accelerator.print(f"{task.name}: {len(train)} examples to train on, {len(test)} to measure on")
+        metrics = self.finetune(self.settings_of(task), self.accelerator, train, test)
+        self.accelerator.free_memory()
+        result = {
+            "task": task.name,
+            **{name: metrics[name] for name in ("accuracy", "samples", "skipped")},
+            "examples": "listed" if data.listed else "drawn",
+            "seconds": time.perf_counter() - started,
+            "made_with": self.made_with(task),
+        }
+        if self.accelerator.is_main_process:
+            self.keep(task, result)
+        self.accelerator.wait_for_everyone()
+        return result
+
+    def settings_of(self, task: Task) -> FinetuneSettings:
+        """The paper's setting, with what the user changed."""
+        folder = self.output / task.folder
+        values = {**self.paper, **{name: getattr(self.settings, name) for name in SHARED}}
+        if self.settings.image_size is not None:
+            values["image_size"] = self.settings.image_size
+        values = merge(values, self.settings.finetune)
+        values |= {"model": self.settings.model, "dataset": task.name, "output_dir": str(folder), "report_to": "none"}
+        if steps := values.get("steps"):
+            values = {"eval_every": steps, "save_every": max(steps // 5, 1), **values}  # test images are seen once
+        resume = (folder / "checkpoints").is_dir() and not self.settings.overwrite
+        return build(FinetuneSettings, {**values, "resume": resume, "overwrite": not resume})
+
+    def made_with(self, task: Task) -> dict[str, Any]:
+        """All that a result depends on."""
+        free = {*FREE_ON_RESUME, "model"}
+        values = {name: value for name, value in asdict(self.settings_of(task)).items() if name not in free}
+        return {**self.origin, "finetune": values}
+
+    def result_file(self, task: Task) -> Path:
+        return self.output / "results" / f"{task.folder}.json"
+
+    def earlier_result(self, task: Task) -> dict[str, Any] | None:
+        """The result of an earlier run, if there is one.
+
+        Raises:
+            ValueError: it is of another model or other settings.
+        """
+        file = self.result_file(task)
+        if self.settings.overwrite or not file.exists():
+            return None
+        result = json.loads(file.read_text())
+        if result["made_with"] != self.made_with(task):
+            raise ValueError(f"{file} is of another model or other settings: give another --output_dir or --overwrite")
+        return result
+
+    def keep(self, task: Task, result: dict[str, Any]):
+        """Write a result; the checkpoints go."""
+        with new_file(self.result_file(task), overwrite=True) as file:
+            write_json(file, result)
+        folder = self.output / task.folder
+        for unneeded in (folder / "checkpoints", folder / "best") if self.settings.keep_models else (folder,):
+            shutil.rmtree(unneeded)
+
+    def report(self, tasks: list[Task], results: dict[str, dict[str, Any]], paper: dict) -> dict[str, Any]:
+        """Write vtab.json, vtab.md and vtab.png of the tasks that are done."""
+        accuracies = {task.name: results[task.name]["accuracy"] for task in tasks if task.name in results}
+        drawn = [name for name in accuracies if results[name]["examples"] == "drawn"]
+        summary = {**summarise(tasks, accuracies), "drawn_examples": drawn}
+        if self.accelerator.is_main_process:
+            self.output.mkdir(parents=True, exist_ok=True)
+            write_json(self.output / "vtab.json", summary)
+            columns = {Path(str(self.settings.model)).name: accuracies, **paper}
+            (self.output / "vtab.md").write_text(write_table(tasks, columns))
+            write_figure(tasks, summary, self.output / "vtab.png")
+        return summary

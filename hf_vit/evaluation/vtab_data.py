@@ -1,0 +1,158 @@
+"""The data of a VTAB-1k task: 800 examples to train on, 200 to choose settings by, and the test split.
+
+They are read from the Hub, or from a folder per task, which holds either
+
+* lists of files, as VTAB-1k is passed around: `train800.txt`, `val200.txt` and `test.txt`, whose lines are a path
+  and a class number; this is the official choice of examples; or
+* the data set in any form that `sources.load_split` reads, from which 800 and 200 examples are drawn, always the same.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import yaml
+
+from ..training.data import Split, find_column, find_label_column, is_image
+from ..training.sources import load_split, slice_split
+from .vtab_targets import TARGETS
+
+TRAIN, VALIDATION = 800, 200  # examples
+SEED = 0  # of the draw: always the same examples
+LISTS = {"train": "train800.txt", "validation": "val200.txt", "test": "test.txt"}
+
+
+@dataclass
+class Task:
+    """One row of vtab.yaml."""
+
+    name: str
+    group: str
+    classes: int
+    folder: str
+    hub: str
+    hub_columns: dict[str, str] = field(default_factory=dict)
+    splits: dict[str, str] = field(default_factory=dict)
+    label: str | None = None
+    target: str | None = None
+
+
+@dataclass
+class TaskData:
+    train: Split
+    validation: Split
+    test: Split
+    listed: bool  # the official examples, rather than drawn ones
+
+
+@dataclass
+class TargetSplit(Split):
+    """A split whose labels are made from a column by a function."""
+
+    target: Callable[[Any], int] = int
+
+    def label(self, sample: dict) -> int:
+        return self.target(sample[self.label_column])
+
+
+def read_table() -> dict[str, Any]:
+    """vtab.yaml: the `tasks`, the `setting` they share and, by model and task, the accuracies of the `paper`."""
+    table = yaml.safe_load((files(__package__) / "vtab.yaml").read_text())
+    tasks = [Task(**row) for row in table["tasks"]]
+    names = [task.name for task in tasks]
+    shares = {model: [value / 100 for value in row] for model, row in table["paper"].items()}
+    paper = {model: dict(zip(names, row, strict=True)) for model, row in shares.items()}
+    return {"tasks": tasks, "setting": table["setting"], "paper": paper}
+
+
+def open_task(task: Task, place: str) -> TaskData:
+    """The data of a task.
+
+    Args:
+        place: "hub", or the folder that has the folders of the tasks.
+
+    Raises:
+        ValueError: naming the task, when its data are not there, too few, or have labels that it does not know.
+    """
+    try:
+        folder = Path(place).expanduser() / task.folder
+        listed = place != "hub" and (folder / LISTS["test"]).exists()
+        data = read_lists(task, folder) if listed else draw_examples(task, place, folder)
+        for split in (data.train, data.validation, data.test):
+            check_labels(task, split)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{task.name}: {error}") from error
+    return data
+
+
+def read_lists(task: Task, folder: Path) -> TaskData:
+    """The examples that the lists of VTAB-1k name."""
+    features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("int64")})
+    splits = {}
+    for name, file in LISTS.items():
+        lines = [line.rsplit(maxsplit=1) for line in (folder / file).read_text().splitlines() if line.strip()]
+        if wrong := [line for line in lines if len(line) != 2 or not line[1].isdigit()]:
+            raise ValueError(f"{folder / file} has the line {' '.join(wrong[0])!r}, which is no path and class number")
+        columns = {"image": [str(folder / path) for path, _ in lines], "label": [int(number) for _, number in lines]}
+        samples = datasets.Dataset.from_dict(columns, features=features)
+        splits[name] = TargetSplit(samples, "image", "label", None, task.classes)
+    return TaskData(**splits, listed=True)
+
+
+def draw_examples(task: Task, place: str, folder: Path) -> TaskData:
+    """800 and 200 examples of the splits that the table names, the latter not among the former."""
+    specs = {"train": "train", "validation": "train", "test": "test"}
+    specs |= task.splits if place != "hub" else {}
+    name = task.hub if place == "hub" else str(folder)
+    pools = {split: describe(task, load_shuffled(name, spec)) for split, spec in specs.items()}
+    start = TRAIN if specs["validation"] == specs["train"] else 0
+    train = take(pools["train"], 0, TRAIN, specs["train"])
+    return TaskData(train, take(pools["validation"], start, VALIDATION, specs["validation"]), pools["test"], False)
+
+
+def load_shuffled(name: str, spec: str) -> datasets.Dataset:
+    """A split in a random order that is always the same, and the slice of it that `spec` may name."""
+    base, slicing = re.fullmatch(r"(\w+)(\[.*\])?", spec).groups()
+    whole = load_split(name, base)
+    shuffled = whole.select(np.random.default_rng(SEED).permutation(len(whole)))
+    return slice_split({base: shuffled}, base + (slicing or ""))
+
+
+def describe(task: Task, samples: datasets.Dataset) -> Split:
+    """Where images and labels are: in the column that the task's target is made from, or else in one of labels."""
+    present = {theirs: ours for theirs, ours in task.hub_columns.items() if theirs in samples.column_names}
+    samples = samples.rename_columns(present) if present else samples
+    image_column = find_column(samples.features, None, is_image, "image", "a folder with one")
+    samples = samples.cast_column(image_column, datasets.Image(decode=False))
+    target = TARGETS.get(task.target or "")
+    if target is not None and target.column in samples.features:
+        return TargetSplit(samples, image_column, target.column, None, task.classes, target=target.function)
+    named = task.label if task.label in samples.features else None
+    return TargetSplit(samples, image_column, find_label_column(samples.features, named), None, task.classes)
+
+
+def take(split: Split, start: int, count: int, spec: str) -> Split:
+    if start + count > len(split):
+        raise ValueError(f"{spec} has {len(split)} examples, and {start + count} are needed")
+    return replace(split, samples=split.samples.select(range(start, start + count)))
+
+
+def check_labels(task: Task, split: Split):
+    """Refuse labels that the task does not have, before any training."""
+    for number, label in enumerate(labels_of_rows(split)):
+        if not 0 <= label < task.classes:
+            raise ValueError(f"there are {task.classes} classes, and example {number} has the label {label}")
+
+
+def labels_of_rows(split: Split) -> Iterator[int]:
+    return (split.label(row) for row in split.samples.select_columns(split.label_column))
+
+
+def join(train: Split, validation: Split) -> Split:
+    """The 1,000 examples that the final model is trained on."""
+    return replace(train, samples=datasets.concatenate_datasets([train.samples, validation.samples]))

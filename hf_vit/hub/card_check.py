@@ -1,0 +1,56 @@
+"""What is wrong with a model card: a licence that is missing, a number without a source, a data set nobody knows."""
+
+import re
+from typing import Any
+
+from ..catalog import released_facts
+from .cards import BEGIN, END, HUB_NAME, split_readme
+
+PLACEHOLDER = re.compile(r"more information needed", re.IGNORECASE)
+NUMBER = re.compile(r"\d+(\.\d+)?\s*%")
+
+
+def check_card(card: str) -> list[str]:
+    """The faults of a card, a sentence each; none for a good one."""
+    metadata = split_readme(card)[0]
+    problems = []
+    if not metadata.get("license"):
+        problems.append("it names no licence; give license= (--license), or write `license:` into the front matter")
+    if PLACEHOLDER.search(card):
+        problems.append("it says 'More Information Needed'; write that information, or delete the line")
+    problems += _unknown_data_sets(metadata)
+    problems += _unsourced_results(metadata)
+    if BEGIN in card:
+        problems += _unsourced_numbers(card.split(BEGIN, 1)[1].split(END, 1)[0])
+    return problems
+
+
+def _unknown_data_sets(metadata: dict[str, Any]) -> list[str]:
+    named = metadata.get("datasets") or []
+    named = [named] if isinstance(named, str) else named
+    known = {entry["hub"] for entry in released_facts()["datasets"].values()}
+    unknown = [name for name in named if name not in known and not HUB_NAME.fullmatch(name)]
+    return [f"it names the data set {name!r}, which is no name on the Hub (owner/name)" for name in unknown]
+
+
+def _unsourced_results(metadata: dict[str, Any]) -> list[str]:
+    return [
+        f"model-index has {metric.get('value')} of {metric.get('type')} without a source"
+        for model in metadata.get("model-index") or []
+        for result in model.get("results") or []
+        if not (result.get("source") or {}).get("url")
+        for metric in result.get("metrics") or []
+    ]
+
+
+def _unsourced_numbers(part: str) -> list[str]:
+    """Rows of the tables of results whose last column, the source, is empty; and percentages in running text."""
+    match = re.search(r"^## Results$(.*?)(?=^## |\Z)", part, re.DOTALL | re.MULTILINE)
+    problems = []
+    for line in match[1].splitlines() if match else ():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("|") and not cells[-1]:
+            problems.append(f"{cells[2]} of {cells[0]} {cells[1]} has no source")
+        elif not line.startswith("|") and NUMBER.search(line):
+            problems.append(f"a number stands outside the tables of results: {line.strip()}")
+    return problems

@@ -1,0 +1,71 @@
+"""Cards of the published checkpoints, as they are before anybody has converted the file."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ..catalog import Released, parse_augreg, released
+from ..conversion.preprocessing import build_processor, processor_settings
+from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
+from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.configuration_hf_vit import HfViTConfig
+from ..models.variants import config_of_variant
+from .cards import render_card
+
+NUM_CLASSES = {"imagenet-1k": 1000, "imagenet-21k": 21843}
+PLAIN_VIT_BASELINE = {"pooling": "mean", "position_embedding_type": "sincos2d", "representation_size": 384}
+
+
+def write_published_cards(folder: str | Path) -> list[Path]:
+    """Write a card for every checkpoint in released.yaml: `<folder>/<family>/<name>.md`."""
+    written = []
+    for entry in released():
+        path = Path(folder) / entry.family / f"{folder_name(entry)}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(published_card(entry))
+        written.append(path)
+    return written
+
+
+def published_card(entry: Released) -> str:
+    return render_card(folder_texts(entry), folder_name(entry))
+
+
+def folder_name(entry: Released) -> str:
+    """What to call the folder of a conversion, and a repository (at most 96 characters, no two hyphens in a row)."""
+    name = f"{entry.name}-{entry.family}"
+    if entry.variant in BIT_VARIANTS:
+        name = entry.name if entry.name.startswith("BiT") else f"BiT-{entry.name}-distilled"
+    if (parsed := parse_augreg(entry.name)) is not None:
+        adapted = f"-{parsed.adapted_to}-{parsed.resolution}" if parsed.adapted_to else ""
+        name = f"vit-{entry.variant}-augreg-{parsed.data}{adapted}"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())
+
+
+def folder_texts(entry: Released) -> dict[str, str]:
+    """What the small files of the converted folder will say, as far as the catalog knows it."""
+    config = configuration(entry)
+    resolution = entry.facts.get("resolution")
+    names = "big_transfer" if entry.variant in BIT_VARIANTS else entry.family
+    dialect = {"names": names if names in ("big_vision", "big_transfer") else "vit_jax", "prefix": ""}
+    processor = build_processor(config, **processor_settings(dialect, entry.location, Path(), {}))
+    fields: dict[str, Any] = {"image_size": resolution} if resolution is None else {}
+    return {
+        "config.json": json.dumps(config.to_dict() | fields),
+        "preprocessor_config.json": json.dumps(processor.to_dict() | ({} if resolution else {"size": {}})),
+        "conversion.json": json.dumps({"source": entry.location}),
+    }
+
+
+def configuration(entry: Released) -> HfViTConfig | HfBiTConfig:
+    has_head = entry.family != "imagenet21k"
+    fields: dict[str, Any] = {"image_size": entry.facts.get("resolution") or 224}
+    if has_head:
+        fields["num_labels"] = NUM_CLASSES[entry.facts["datasets"][-1]]
+    if entry.family == "big_vision":
+        fields |= PLAIN_VIT_BASELINE
+    config = config_of_variant(entry.variant, **fields)
+    prefix = type(config).__name__.removesuffix("Config")
+    config.architectures = [f"{prefix}{'ForImageClassification' if has_head else 'Model'}"]
+    return config

@@ -1,0 +1,379 @@
+"""Pushing to the Hub: weights, configuration, processor, card and results in one commit, or nothing."""
+
+import fnmatch
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import httpx
+
+from .. import __version__
+from ..images.image_processing_hf_vit import HfViTImageProcessor
+from ..models.pretrained import HfViTPreTrainedModel
+from .remote_code import add_code
+
+logger = logging.getLogger(__name__)
+
+# Of a folder, what does not go to the Hub: pickles, notes of a training run that only it can use, hidden files.
+LEFT_OUT = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.lock", ".*", "state.json", "checksums.json")
+RESULTS, OUR_RESULTS = ".eval_results/*.yaml", ".eval_results/hf_vit.yaml"
+WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
+ATTEMPTS = 4
+RETRY_WAIT = 1.0  # seconds before the second attempt; doubled before each further one
+
+Files = dict[str, Path | bytes]  # name in the repository -> file on disk, or content
+
+
+class PushError(OSError):
+    """Why nothing was committed, in one sentence."""
+
+
+class IncompleteCardError(PushError):
+    """The card lacks what whoever finds the model must know."""
+
+
+class Target(NamedTuple):
+    """Where to push, and how.
+
+    private: for a new repository; None leaves it to the owner's default.
+    revision: a branch, created where there is none.
+    create_pr: open a pull request instead of committing.
+    """
+
+    repo_id: str
+    private: bool | None = None
+    revision: str | None = None
+    create_pr: bool = False
+    message: str = "Upload with hf_vit"
+    description: str | None = None
+
+
+class Pushed(NamedTuple):
+    """What was pushed, or would be.
+
+    commit: None for a dry run.
+    files, deleted: names in the repository; `files` with their sizes in bytes.
+    problems: what the card lacks, a sentence each.
+    """
+
+    commit: CommitInfo | None
+    files: dict[str, int]
+    deleted: list[str]
+    problems: list[str]
+
+
+class CardRequest(NamedTuple):
+    """What the card is to say that the folder does not, and whether it may lack something."""
+
+    license: str | None
+    tags: list[str]
+    may_be_incomplete: bool
+
+
+class Remote(NamedTuple):
+    """A revision of the repository: its commit, None where it does not exist yet, and its files."""
+
+    sha: str | None
+    names: list[str]
+
+
+def push(
+    folder: str | os.PathLike,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    code: bool = False,
+    dry_run: bool = False,
+    license: str | None = None,
+    tags: list[str] | None = None,
+    allow_incomplete_card: bool = False,
+    message: str = "Upload with hf_vit",
+    token: str | bool | None = None,
+) -> Pushed:
+    """Push a folder of `save_pretrained` to the Hub in one commit.
+
+    The card is rendered from what the folder says (see `hf_vit.hub.cards`); text that somebody wrote into the README of
+    the repository, or else of the folder, stays. Weights of an earlier push that this one replaces are deleted.
+    Whatever goes wrong, nothing was committed, and running it again goes on with what is not uploaded yet.
+
+    Args:
+        repo_id: "owner/name", or "name" for an own repository; created where there is none.
+        private: for a new repository; None leaves it to the owner's default.
+        revision: a branch, created where there is none.
+        create_pr: open a pull request instead of committing.
+        code: add the code, so that the model loads with `trust_remote_code=True` where hf_vit is not installed.
+        dry_run: only say what would be pushed.
+        license: such as "apache-2.0"; needed once, where the README does not name one and the source is not known.
+        tags: more tags for the card.
+        allow_incomplete_card: push although `hf_vit.hub.card_check` finds something missing, such as a licence.
+        token: instead of the one of `hf auth login` or HF_TOKEN; False for none.
+
+    Raises:
+        ValueError: the folder holds no model of hf_vit, or the repository is not as private as asked for.
+        PushError: the card is incomplete; the Hub cannot be reached, refuses, or breaks off; one sentence says why.
+    """
+    target = Target(repo_id, private, revision, create_pr, message)
+    files = with_code(files_of(Path(folder))) if code else files_of(Path(folder))
+    card = CardRequest(license, tags or [], allow_incomplete_card)
+    return push_files(files, target, card, token=token, dry_run=dry_run)
+
+
+def files_of(folder: Path) -> Files:
+    """What of a folder goes to the Hub.
+
+    Raises:
+        ValueError: the folder holds no configuration or no weights.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; give one that save_pretrained, convert or training wrote")
+    files: Files = {
+        file.name: file
+        for file in sorted(folder.iterdir())
+        if file.is_file() and not any(fnmatch.fnmatch(file.name, pattern) for pattern in LEFT_OUT)
+    }
+    files |= {file.relative_to(folder).as_posix(): file for file in sorted(folder.glob(RESULTS))}
+    weights = [name for name in files if WEIGHTS.fullmatch(name)]
+    if "config.json" not in files or not weights:
+        missing = "config.json" if "config.json" not in files else "*.safetensors"
+        raise ValueError(f"{folder} holds no {missing}; give a folder that save_pretrained, convert or training wrote")
+    return files
+
+
+def with_code(files: Files) -> Files:
+    """The files and what `trust_remote_code=True` needs, see `add_code`."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for name in ("config.json", "preprocessor_config.json"):
+            if isinstance(file := files.get(name), Path):
+                shutil.copyfile(file, folder / name)
+        return files | {name: (folder / name).read_bytes() for name in add_code(folder)}
+
+
+def push_files(
+    files: Files, target: Target, card: CardRequest, *, token: str | bool | None = None, dry_run: bool = False
+) -> Pushed:
+    """Commit files and their card; tries again where the Hub stumbles, or another pusher came in between."""
+    packages = {name: version(name) for name in ("torch", "transformers")}
+    api = HfApi(library_name="hf_vit", library_version=__version__, token=token, user_agent=packages)
+
+    def attempt() -> Pushed:
+        full = target._replace(repo_id=_with_owner(api, target.repo_id))
+        exists = _check_repository(api, full)
+        if dry_run:
+            return _plan(api, files, _look_up(api, full), full, card)[0]
+        if not exists:  # or an empty repository would stay behind
+            _check_card(_plan(api, files, Remote(None, []), full, card)[0], full, card)
+        _make_place(api, full, exists)
+        return _commit(api, files, full, card)
+
+    with _failures_explained(api, target):
+        return _again_while_it_may_help(attempt)
+
+
+def _with_owner(api: HfApi, repo_id: str) -> str:
+    return repo_id if "/" in repo_id else f"{api.whoami(cache=True)['name']}/{repo_id}"
+
+
+def _check_repository(api: HfApi, target: Target) -> bool:
+    """Whether it exists; an error if it does, but not as private as asked for."""
+    try:
+        is_private = bool(api.model_info(target.repo_id).private)
+    except RepositoryNotFoundError:
+        return False
+    if target.private is not None and target.private != is_private:
+        kinds = {True: "private", False: "public"}
+        raise ValueError(
+            f"{target.repo_id} exists and is {kinds[is_private]}, not {kinds[target.private]}: "
+            "change that in its settings on the Hub first, or push without saying so"
+        )
+    return True
+
+
+def _make_place(api: HfApi, target: Target, exists: bool) -> None:
+    """Create the repository and the branch; who suggests a change to another's need not have the right to."""
+    if not exists:
+        api.create_repo(target.repo_id, private=target.private, exist_ok=True)
+    if target.revision is not None and not target.create_pr and not target.revision.startswith("refs/pr/"):
+        api.create_branch(target.repo_id, branch=target.revision, exist_ok=True)
+
+
+def _look_up(api: HfApi, target: Target) -> Remote:
+    try:
+        info = api.model_info(target.repo_id, revision=target.revision)
+    except (RepositoryNotFoundError, RevisionNotFoundError):
+        return Remote(None, [])
+    return Remote(info.sha, [sibling.rfilename for sibling in info.siblings or []])
+
+
+def _commit(api: HfApi, files: Files, target: Target, card: CardRequest) -> Pushed:
+    remote = _look_up(api, target)
+    pushed, operations = _plan(api, files, remote, target, card)
+    _check_card(pushed, target, card)
+    commit = api.create_commit(
+        target.repo_id,
+        operations,
+        commit_message=target.message,
+        commit_description=target.description,
+        revision=target.revision,
+        create_pr=target.create_pr,
+        parent_commit=None if target.create_pr else remote.sha,  # or a card written meanwhile would be lost
+    )
+    return pushed._replace(commit=commit)
+
+
+def _plan(
+    api: HfApi, files: Files, remote: Remote, target: Target, card: CardRequest
+) -> tuple[Pushed, list[CommitOperationAdd | CommitOperationDelete]]:
+    from .card_check import check_card
+    from .cards import CARD_SOURCES, eval_results_file, render_card
+
+    texts = {name: text for name in CARD_SOURCES if (text := _text(api, files, remote, target, name)) is not None}
+    problems: list[str] = []
+    if "config.json" in texts:
+        text = render_card(texts, target.repo_id, license=card.license, tags=card.tags)
+        files, problems = {**files, "README.md": text.encode()}, check_card(text)
+        if (results := eval_results_file(texts, target.repo_id)) is not None:
+            files = {OUR_RESULTS: results.encode(), **files}
+    else:  # a processor comes before its model: there is nothing to say yet
+        files = {name: content for name, content in files.items() if name != "README.md"}
+    outdated = []
+    if any(WEIGHTS.fullmatch(name) for name in files):
+        outdated = [name for name in remote.names if WEIGHTS.fullmatch(name) and name not in files]
+    operations = [CommitOperationAdd(name, content) for name, content in files.items()]
+    operations += [CommitOperationDelete(name) for name in outdated]
+    sizes = {name: len(data) if isinstance(data, bytes) else data.stat().st_size for name, data in files.items()}
+    return Pushed(None, sizes, outdated, problems), operations
+
+
+def _check_card(pushed: Pushed, target: Target, card: CardRequest) -> None:
+    if pushed.problems and not card.may_be_incomplete:
+        raise IncompleteCardError(
+            f"{target.repo_id}: the card is not good enough: {'; '.join(pushed.problems)}. Nothing was pushed; "
+            "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
+        )
+
+
+def _text(api: HfApi, files: Files, remote: Remote, target: Target, name: str) -> str | None:
+    """A small file: the folder's, but for the README, which counts as the repository has it."""
+    here, there = name in files, name in remote.names
+    if there and (name == "README.md" or not here):
+        return Path(api.hf_hub_download(target.repo_id, name, revision=remote.sha)).read_text()
+    if not here:
+        return None
+    content = files[name]
+    return content.decode() if isinstance(content, bytes) else content.read_text()
+
+
+def _again_while_it_may_help(attempt: Callable[[], Pushed]) -> Pushed:
+    for number in range(ATTEMPTS - 1):
+        try:
+            return attempt()
+        except HfHubHTTPError as error:
+            if error.response.status_code not in (412, 429, 500, 502, 503, 504):
+                raise
+            logger.warning(f"The Hub answered {error.response.status_code}; trying again.")
+        except (httpx.TransportError, ConnectionError) as error:
+            if isinstance(error, httpx.ConnectError):
+                raise
+            logger.warning(f"The connection broke ({type(error).__name__}); trying again.")
+        time.sleep(RETRY_WAIT * 2**number)
+    return attempt()
+
+
+@contextmanager
+def _failures_explained(api: HfApi, target: Target) -> Iterator[None]:
+    try:
+        yield
+    except LocalTokenNotFoundError as error:
+        raise PushError(f"{target.repo_id}: {_no_token(api)}") from error
+    except HfHubHTTPError as error:
+        raise PushError(f"{target.repo_id}: {_explain(api, target, error)}") from error
+    except OfflineModeIsEnabled as error:
+        raise PushError(f"{target.repo_id}: HF_HUB_OFFLINE forbids pushing; unset it") from error
+    except (httpx.TransportError, ConnectionError) as error:
+        raise PushError(
+            f"{target.repo_id}: the connection to {api.endpoint} failed ({error or type(error).__name__}); nothing was "
+            "committed, and the same command goes on with what is not uploaded yet"
+        ) from error
+
+
+def _explain(api: HfApi, target: Target, error: HfHubHTTPError) -> str:
+    status = error.response.status_code
+    said = error.server_message or f"HTTP {status}"
+    if status == 401 and get_token() is None and not isinstance(api.token, str):
+        return _no_token(api)
+    if isinstance(error, RepositoryNotFoundError) or status == 404:
+        return f"there is no such repository, or this token may not see it ({said})"
+    if status in (402, 413, 507) or re.search(r"quota|storage.*limit", said, re.IGNORECASE):
+        return f"there is no room for it: {said} (nothing was committed)"
+    meaning = {
+        401: "the Hub does not accept the token: log in anew with `hf auth login` or set HF_TOKEN",
+        403: "this token has no right to write there; give create_pr (--create-pr) to suggest the change instead",
+        412: "others keep committing at the same time; nothing was committed, try again",
+    }.get(status, "the Hub failed; nothing was committed, and the same command goes on where it stopped")
+    return f"{meaning} ({said})"
+
+
+def _no_token(api: HfApi) -> str:
+    return f"there is no token for {api.endpoint}: run `hf auth login`, or set HF_TOKEN to one with the right to write"
+
+
+def push_saved(
+    saved: Any,
+    repo_id: str,
+    *,
+    commit_message: str | None = None,
+    commit_description: str | None = None,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    max_shard_size: int | str = "50GB",
+    tags: list[str] | None = None,
+    code: bool = False,
+    license: str | None = None,
+) -> CommitInfo:
+    """`push_to_hub` of models and image processors: what `push` does, with the arguments of transformers.
+
+    What the card lacks is a warning, so that code written for any model works.
+
+    Args:
+        max_shard_size: of a weight file; a larger model is split.
+        code, license: as in `push`.
+    """
+    message = commit_message or f"Upload {type(saved).__name__}"
+    target = Target(repo_id, private, revision, create_pr, message, commit_description)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        saved.save_pretrained(folder, max_shard_size=max_shard_size)
+        files: Files = {file.name: file for file in sorted(folder.iterdir())}
+        if code and "config.json" in files:
+            files = with_code(files)
+        pushed = push_files(files, target, CardRequest(license, tags or [], may_be_incomplete=True), token=token)
+    for problem in pushed.problems:
+        logger.warning(f"The card of {repo_id}: {problem}")
+    assert pushed.commit is not None
+    return pushed.commit
+
+
+def take_over_push_to_hub() -> None:
+    """Give models and image processors our `push_to_hub`; their own files travel to the Hub without this one."""
+    HfViTPreTrainedModel.push_to_hub = HfViTImageProcessor.push_to_hub = push_saved

@@ -1,0 +1,192 @@
+"""ReaL labels and ObjectNet: which labels belong to which image, and what counts as right."""
+
+import http.server
+import json
+import threading
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit.evaluation import classification
+from hf_vit.evaluation.classification import read_objectnet_classes
+from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
+from hf_vit.training.commands import evaluate, main
+from hf_vit.training.metrics import SetTopKAccuracy
+
+from .conftest import arguments, picture, save_tiny
+
+
+def prediction(folder, file, crop=0, preset=None) -> list[int]:
+    """The classes of a picture file, best first, computed apart from the evaluation."""
+    model, processor = (
+        HfViTForImageClassification.from_pretrained(folder).eval(),
+        HfViTImageProcessor(size={"height": 20, "width": 36}, preset=preset or "vit_jax"),
+    )
+    image = Image.open(file)
+    image = image.crop((crop, crop, image.width - crop, image.height - crop))
+    with torch.inference_mode():
+        return model(**processor(image, return_tensors="pt")).logits[0].argsort(descending=True).tolist()
+
+
+@pytest.fixture(scope="module")
+def validation(tmp_path_factory, tiny):
+    """Seven of ImageNet's validation files in folders by class, so not in the order of their numbers."""
+    root, rng = tmp_path_factory.mktemp("imagenet"), np.random.default_rng(1)
+    for number, name in zip((5, 2, 7, 1, 3, 6, 4), "aabbccc", strict=True):
+        folder = root / "validation" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        picture(rng.integers(0, 255, 3), rng).save(folder / f"ILSVRC2012_val_{number:08d}.png")
+    return root
+
+
+def labels_by_number(tiny, root) -> list[list[int]]:
+    """Right for the images 1, 2, 3 and 5 (the second label of two); image 4 has none; wrong for 6 and 7."""
+    files = sorted(root.rglob("*.png"), key=lambda file: file.name)
+    ranked = [prediction(tiny, file) for file in files]
+    return [
+        ranked[0][:1],
+        ranked[1][:1],
+        [ranked[2][5], ranked[2][0]],
+        [],
+        ranked[4][:1],
+        ranked[5][1:4],
+        ranked[6][2:3],
+    ]
+
+
+def test_real_labels_go_by_file_name(tiny, validation, tmp_path):
+    (tmp_path / "real.json").write_text(json.dumps(labels_by_number(tiny, validation)))
+    settings = {"model": tiny, "dataset": validation, "num_workers": 0, "eval_batch_size": 3}
+    results = evaluate(arguments(**settings, protocol="real", real_labels=tmp_path / "real.json"))
+    assert (results["real_accuracy"], results["real_images"]) == (pytest.approx(4 / 6), 6)
+    assert results["samples"] == 7
+
+
+def test_real_labels_go_by_place_without_such_names(tiny, validation, tmp_path, capsys):
+    real = labels_by_number(tiny, validation)
+    files = sorted(validation.rglob("*.png"), key=lambda file: file.name)
+    columns = {"image": [{"bytes": file.read_bytes(), "path": None} for file in files], "label": [0] * 7}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    (tmp_path / "data").mkdir()
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(tmp_path / "data" / "validation.parquet")
+    (tmp_path / "real.json").write_text(json.dumps(real))
+    settings = {"model": tiny, "dataset": tmp_path / "data", "num_workers": 0, "real_labels": tmp_path / "real.json"}
+    assert evaluate(arguments(**settings, protocol="real"))["real_accuracy"] == pytest.approx(4 / 6)
+    (tmp_path / "real.json").write_text(json.dumps(real[:5]))
+    with pytest.raises(SystemExit):
+        main(evaluate, arguments(**settings, protocol="real"))
+    error = capsys.readouterr().err
+    assert "there are ReaL labels of 5 images, and the split has 7" in error
+    (tmp_path / "real.json").write_text("[1, 2]")
+    with pytest.raises(ValueError, match="no JSON list of lists"):
+        evaluate(arguments(**settings, protocol="real"))
+
+
+class Files(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+def test_real_labels_are_downloaded(tiny, validation, tmp_path, monkeypatch):
+    (tmp_path / "real.json").write_text(json.dumps(labels_by_number(tiny, validation)))
+    monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", str(tmp_path / "cache"))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), lambda *options: Files(*options, directory=str(tmp_path))
+    )
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_address[1]}/real.json"
+    monkeypatch.setattr(classification, "REAL_LABELS", address)
+    try:
+        results = evaluate(arguments(model=tiny, dataset=validation, num_workers=0, protocol="real"))
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert results["real_images"] == 6
+    with pytest.raises(ValueError, match=r"nothing\.json cannot be downloaded"):
+        classification.read_real_labels(address.replace("real", "nothing"))
+
+
+@pytest.mark.parametrize("preset", ["timm", "transformers"])
+def test_accuracy_with_another_preset(tiny, validation, preset):
+    settings = {"model": tiny, "dataset": validation, "split": "validation", "num_workers": 0, "preset": preset}
+    files = [(file, "abc".index(file.parent.name)) for file in sorted(validation.rglob("*.png"))]
+    expected = [prediction(tiny, file, preset=preset)[0] == label for file, label in files]
+    assert evaluate(arguments(**settings))["accuracy"] == pytest.approx(np.mean(expected))
+
+
+def test_accuracy_with_the_native_preset(tiny, colors):
+    """Aspect ratios are kept, and a broken picture is left out."""
+    results = evaluate(arguments(model=tiny, dataset=colors, num_workers=0, preset="native", eval_batch_size=4))
+    assert (results["samples"], results["skipped"]) == (14, 1)
+
+
+def test_a_set_of_labels_and_the_first_k():
+    metric = SetTopKAccuracy(ks=(1, 3))
+    ranked = [[4, 1, 2], [0, 1, 2], [3, 2, 0], [5, 6, 7]]
+    assert metric.compute(predictions=ranked, references=[[2, 9], [0], [], [1]]) == {
+        "accuracy": pytest.approx(1 / 3),
+        "top3_accuracy": pytest.approx(2 / 3),
+    }
+
+
+def test_objectnet_classes_are_those_of_imagenet(shared):
+    """The class names of ObjectNet's authors, against ImageNet's by number."""
+    classes = read_objectnet_classes(None)
+    assert len(classes) == 113
+    assert len({number for numbers in classes.values() for number in numbers}) == 125
+    names = (shared / "data" / "labels" / "imagenet1k_classes.csv").read_text().splitlines()[1:]
+    for folder, number, name in (
+        ("alarm_clock", 409, "analog clock"),
+        ("tie", 906, "Windsor tie"),
+        ("winter_glove", 658, "mitten"),
+        ("full_sized_towel", 434, "bath towel"),
+        ("weight_scale", 778, "scale"),
+    ):
+        assert number in classes[folder]
+        assert names[number].split(",", 2)[2].strip('"').startswith(name)
+
+
+def test_objectnet(tmp_path):
+    """Images with a red border, and a folder that ImageNet does not have."""
+    model = save_tiny(tmp_path / "model", num_labels=1000)
+    rng, files = np.random.default_rng(2), {}
+    for folder in ("banana", "blouse", "tv"):
+        (tmp_path / "images" / folder).mkdir(parents=True)
+        for number in range(3):
+            framed = Image.new("RGB", (19, 16), "red")
+            framed.paste(picture(rng.integers(0, 255, 3), rng).resize((15, 12)), (2, 2))
+            framed.save(tmp_path / "images" / folder / f"{number}.png")
+        files[folder] = sorted((tmp_path / "images" / folder).iterdir())
+    ranked = {folder: [prediction(model, file, crop=2)[:5] for file in files[folder]] for folder in ("banana", "tv")}
+    classes = {"banana": [ranked["banana"][0][0], ranked["banana"][1][3]], "tv": [ranked["tv"][2][4]]}
+    (tmp_path / "classes.json").write_text(json.dumps(classes))
+    settings = {"model": model, "dataset": tmp_path / "images", "num_workers": 0, "protocol": "objectnet"}
+    results = evaluate(arguments(**settings, objectnet_classes=tmp_path / "classes.json"))
+    sets = {name: set(numbers) for name, numbers in classes.items()}
+    hits = [[bool(sets[name] & set(row[:k])) for k in (1, 5)] for name, rows in ranked.items() for row in rows]
+    top1, top5 = np.mean(hits, axis=0)
+    assert (results["accuracy"], results["top5_accuracy"]) == (pytest.approx(top1), pytest.approx(top5))
+    assert (results["samples"], results["skipped"]) == (6, 0)
+    assert 0 < top1 < top5
+
+
+def test_the_red_border_is_cut_off():
+    framed = Image.new("RGB", (19, 16), "red")
+    framed.paste((10, 20, 30), (2, 2, 17, 14))
+    inside = classification.without_border(lambda image, **options: np.asarray(image), framed, return_tensors="np")
+    assert inside.shape == (12, 15, 3)
+    assert (inside == (10, 20, 30)).all()
+
+
+def test_objectnet_refuses(tiny, colors, tmp_path):
+    settings = {"dataset": colors, "num_workers": 0, "protocol": "objectnet"}
+    with pytest.raises(ValueError, match=r"objectnet needs ImageNet's 1000 classes, and .* has 11"):
+        evaluate(arguments(**settings, model=tiny))
+    with pytest.raises(ValueError, match="no image has a class that ImageNet has too; the classes are blue, green"):
+        evaluate(arguments(**settings, model=save_tiny(tmp_path, num_labels=1000)))
