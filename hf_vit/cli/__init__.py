@@ -143,8 +143,8 @@ def _load(folder: str):
 
     from hf_vit import HfViTImageProcessor
     from hf_vit.conversion import convert
-    from hf_vit.conversion.transformers.reading import is_of_transformers
     from hf_vit.models.loading import load_model
+    from hf_vit.models.upstream import is_of_transformers
 
     if is_of_transformers(PreTrainedConfig.get_config_dict(folder)[0]):
         return convert(folder)

@@ -8,23 +8,11 @@ import torch
 
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
-from ..models.modeling_hf_vit import (
-    HfViTForImageClassification,
-    HfViTHybridForImageClassification,
-    HfViTHybridModel,
-    HfViTModel,
-    HfViTPreTrainedModel,
-)
+from ..models.pretrained import HfViTPreTrainedModel
+from ..models.upstream import MODELS
 from .rules import ConversionError, Rule
 
 DEFAULT_IMAGE_SIZE = 224  # where a file has no table of positions to read it from
-# Without and with a head.
-MODELS: dict[type, tuple[type[HfViTPreTrainedModel], type[HfViTPreTrainedModel]]] = {
-    HfViTConfig: (HfViTModel, HfViTForImageClassification),
-    HfViTHybridConfig: (HfViTHybridModel, HfViTHybridForImageClassification),
-    HfBiTConfig: (HfBiTModel, HfBiTForImageClassification),
-}
 
 
 def empty_model(fields: dict[str, Any], has_head: bool) -> HfViTPreTrainedModel:

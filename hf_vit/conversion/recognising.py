@@ -12,11 +12,12 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from ..files.download import Source, SourceError, fetch
 from ..models.pretrained import HfViTPreTrainedModel
+from ..models.upstream import is_of_transformers
 from .jax.reading import read_jax
 from .rules import ConversionError
 from .torch.files import is_torch_file
 from .torch.reading import read_torch
-from .transformers.reading import is_of_transformers, read_transformers
+from .transformers.reading import read_transformers
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin")

@@ -5,9 +5,9 @@ from importlib import import_module
 
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..conversion.transformers.reading import is_of_transformers, model_class_for
 from ..files.output import new_folder
 from . import modeling_hf_vit as modeling
+from .upstream import is_of_transformers, model_class_for
 
 
 def load_model(folder: str | os.PathLike) -> modeling.HfViTPreTrainedModel:

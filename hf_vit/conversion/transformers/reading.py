@@ -9,28 +9,13 @@ from typing import Any
 import torch
 import transformers
 
-from ...models.configuration_hf_bit import HfBiTConfig
-from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from ...models.configuration_hf_vit import HfViTConfig
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ...models.pretrained import HfViTPreTrainedModel
+from ...models.upstream import model_class_for
 from ...models.upstream_bit import is_upstream_bit, translate_bit_settings
-from ...models.upstream_vit import is_upstream, translate_settings
-from ..building import MODELS
+from ...models.upstream_vit import translate_settings
 from ..rules import ConversionError, check_values
-
-HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification", "BitForImageClassification")
-
-
-def is_of_transformers(settings: dict[str, Any]) -> bool:
-    """Whether a config.json is of one of transformers' models that we read."""
-    return is_upstream(settings) or is_upstream_bit(settings)
-
-
-def model_class_for(settings: dict[str, Any]) -> type[HfViTPreTrainedModel]:
-    """What takes its weights: a classifier, or else the bare encoder."""
-    has_head = any(name in HAS_HEAD for name in settings.get("architectures") or [])
-    config_class = {"vit-hybrid": HfViTHybridConfig, "bit": HfBiTConfig}.get(settings["model_type"], HfViTConfig)
-    return MODELS[config_class][has_head]
 
 
 def read_transformers(

@@ -1,0 +1,36 @@
+"""Our class for a folder of transformers' own `vit`, `vit_mae`, `vit-hybrid` or `bit`."""
+
+from typing import Any
+
+from .configuration_hf_bit import HfBiTConfig
+from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from .modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
+from .modeling_hf_vit import (
+    HfViTForImageClassification,
+    HfViTHybridForImageClassification,
+    HfViTHybridModel,
+    HfViTModel,
+)
+from .pretrained import HfViTPreTrainedModel
+from .upstream_bit import is_upstream_bit
+from .upstream_vit import is_upstream
+
+# By configuration: the bare encoder and the classifier.
+MODELS: dict[type, tuple[type[HfViTPreTrainedModel], type[HfViTPreTrainedModel]]] = {
+    HfViTConfig: (HfViTModel, HfViTForImageClassification),
+    HfViTHybridConfig: (HfViTHybridModel, HfViTHybridForImageClassification),
+    HfBiTConfig: (HfBiTModel, HfBiTForImageClassification),
+}
+_HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification", "BitForImageClassification")
+
+
+def is_of_transformers(settings: dict[str, Any]) -> bool:
+    """Whether a config.json is of one of transformers' models that we read."""
+    return is_upstream(settings) or is_upstream_bit(settings)
+
+
+def model_class_for(settings: dict[str, Any]) -> type[HfViTPreTrainedModel]:
+    """The class that takes the weights of such a folder: a classifier, or else the bare encoder."""
+    has_head = any(name in _HAS_HEAD for name in settings.get("architectures") or [])
+    config_class = {"vit-hybrid": HfViTHybridConfig, "bit": HfBiTConfig}.get(settings["model_type"], HfViTConfig)
+    return MODELS[config_class][has_head]
