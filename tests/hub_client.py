@@ -80,8 +80,8 @@ def serve() -> None:
 
     from transformers import pipeline  # noqa: F401
 
-    import hf_vit.cards
-    import hf_vit.modeling_hf_vit  # noqa: F401
+    import hf_vit.hub.cards
+    import hf_vit.models.modeling_hf_vit  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:

@@ -12,7 +12,7 @@ from hf_vit.models.configuration_hf_bit import DEPTHS, VARIANTS
 from hf_vit.models.loading import save_folder
 from hf_vit.models.variants import VARIANTS as ALL_VARIANTS
 
-from ..test_bit import PARAMETERS, tiny
+from ..modeling.test_bit import PARAMETERS, tiny
 from .test_weights import check_components
 
 

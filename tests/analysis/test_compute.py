@@ -14,8 +14,8 @@ from hf_vit.cli import main
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
 
-from ..test_modeling import VARIANTS as TINY_VARIANTS
-from ..test_modeling import images, tiny
+from ..modeling.test_modeling import VARIANTS as TINY_VARIANTS
+from ..modeling.test_modeling import images, tiny
 
 # Appendix of vit_jax/models_test.py: parameters with 1000 classes at 224 pixels
 PARAMETERS = {

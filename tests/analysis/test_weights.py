@@ -7,7 +7,7 @@ import torch
 from hf_vit import analysis
 from hf_vit.models.position_embeddings import resize_position_embeddings, sincos2d
 
-from ..test_modeling import tiny
+from ..modeling.test_modeling import tiny
 
 
 def principal_components(kernels: np.ndarray) -> np.ndarray:

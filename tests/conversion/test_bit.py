@@ -15,8 +15,8 @@ from hf_vit.conversion import ConversionError, convert, convert_to_folder, expor
 from hf_vit.models.configuration_hf_bit import ORIGINALS
 from hf_vit.models.loading import load_model
 
+from ..modeling.test_bit import PIXELS, tiny
 from ..resnet_in_numpy import resnet
-from ..test_bit import PIXELS, tiny
 
 PIXELS_64 = PIXELS.double()
 

@@ -7,7 +7,7 @@ import torch
 from hf_vit.images.image_presets import PRESETS, first_settings, override_settings
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 
-from .photographs import pixels_of, read_photographs
+from ..photographs import pixels_of, read_photographs
 
 
 @pytest.fixture(scope="module")

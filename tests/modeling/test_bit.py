@@ -13,8 +13,8 @@ from hf_vit.conversion.jax.reading import read_jax
 from hf_vit.models.configuration_hf_bit import DEPTHS, ORIGINALS, VARIANTS
 from hf_vit.models.loading import load_model, save_folder
 
-from .conftest import golden_runs
-from .resnet_in_numpy import resnet
+from ..conftest import golden_runs
+from ..resnet_in_numpy import resnet
 
 RUNS = {run["id"]: run for run in golden_runs("bit", "bit_paper")}
 # With 1000 classes. Those with a source: of `resnetv2_*_bit` in timm 1.0.31.

@@ -151,6 +151,6 @@ def test_help_needs_neither_torch_nor_transformers():
 
 def test_the_scripts_are_the_commands():
     for script in ("convert", "export"):
-        path = Path(__file__).parents[1] / "conversion" / f"{script}.py"
+        path = Path(__file__).parents[2] / "conversion" / f"{script}.py"
         result = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True, check=True)
         assert f"usage: hf-vit {script}" in result.stdout

@@ -18,7 +18,7 @@ from hf_vit.demo.page import Demo, highlight
 from hf_vit.models.loading import save_folder
 from hf_vit.models.prediction import predict
 
-from .test_pushing import TINY
+from ..hub.test_pushing import TINY
 
 BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chromium-browser")
 

@@ -14,7 +14,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassif
 
 import hf_vit
 
-from .test_pushing import push, readme_of, save_tiny
+from ..hub.test_pushing import push, readme_of, save_tiny
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from hf_vit.models.loading import save_folder
 
 from .test_pushing import save_tiny
 
-MODEL_CARDS = Path(__file__).parents[1] / "model_cards"
+MODEL_CARDS = Path(__file__).parents[2] / "model_cards"
 TI_16 = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
 
 

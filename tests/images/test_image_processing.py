@@ -29,7 +29,7 @@ from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor, HfViTImag
 from hf_vit.images.image_reading import ImageReadingError
 from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 
-GOLDENS = np.load(Path(__file__).parent / "goldens" / "preprocess.npz")
+GOLDENS = np.load(Path(__file__).parents[1] / "goldens" / "preprocess.npz")
 
 
 @pytest.fixture(scope="module", autouse=True)

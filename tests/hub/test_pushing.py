@@ -13,7 +13,7 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.hub.cards import BEGIN, split_readme
 from hf_vit.models.loading import save_folder
 
-from .local_hub import Repo
+from ..local_hub import Repo
 
 TINY = {
     "hidden_size": 14,

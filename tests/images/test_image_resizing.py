@@ -21,7 +21,7 @@ from hf_vit.images.image_resizing import (
 )
 
 PILLOW_VERSION = tuple(int(part) for part in PIL.__version__.split(".")[:2])
-GOLDENS = np.load(Path(__file__).parent / "goldens" / "preprocess.npz")
+GOLDENS = np.load(Path(__file__).parents[1] / "goldens" / "preprocess.npz")
 # kind of golden: (resample, antialias, output), largest difference in levels
 TENSORFLOW = {
     "bv_resize_u8": ((BILINEAR, False, "truncated"), 0),
