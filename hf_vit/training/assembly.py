@@ -126,7 +126,7 @@ def train_transform(settings: TrainingSettings, config) -> TrainTransform:
         as_pair(config.image_size),
         settings.crop,
         (low, high),
-        settings.resize,
+        None if settings.resize is None else as_pair(settings.resize),
         settings.flip,
         settings.randaugment_layers,
         settings.randaugment_magnitude,

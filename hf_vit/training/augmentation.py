@@ -33,14 +33,14 @@ class TrainTransform:
         size: (height, width) of the result, in pixels.
         crop: "inception", "random" (a window of `size` from the image squashed to `resize`) or "none" (squash).
         crop_area: smallest and largest share of the image that an inception crop keeps.
-        resize: side of the square a random crop is cut from.
+        resize: (height, width) that a random crop is cut from; no less than `size` is taken.
         antialias: whether shrinking averages pixels; the original does not.
     """
 
     size: tuple[int, int]
     crop: str = "inception"
     crop_area: tuple[float, float] = (0.05, 1.0)
-    resize: int | None = None
+    resize: tuple[int, int] | None = None
     flip: bool = True
     randaugment_layers: int = 0
     randaugment_magnitude: float = 0
@@ -62,10 +62,10 @@ class TrainTransform:
             return crop_and_resize(image, box, self.size, self.antialias)
         if self.crop == "random":
             assert self.resize is not None
-            side = (max(self.resize, self.size[0]), max(self.resize, self.size[1]))
-            image = crop_and_resize(image, whole(image), side, self.antialias)
-            top = int(rng.integers(side[0] - self.size[0] + 1))
-            left = int(rng.integers(side[1] - self.size[1] + 1))
+            height, width = (max(sides) for sides in zip(self.resize, self.size, strict=True))
+            image = crop_and_resize(image, whole(image), (height, width), self.antialias)
+            top = int(rng.integers(height - self.size[0] + 1))
+            left = int(rng.integers(width - self.size[1] + 1))
             return image.crop((left, top, left + self.size[1], top + self.size[0]))
         return crop_and_resize(image, whole(image), self.size, self.antialias)
 

@@ -48,8 +48,8 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     )
     refuse_random_weights(info, settings.model)
     replace_head(model, split)
-    processor = AutoImageProcessor.from_pretrained(settings.model)
-    return model, at_size(processor, model.config.image_size)
+    processor = at_size(AutoImageProcessor.from_pretrained(settings.model), model.config.image_size)
+    return model, with_resizing_of(processor, settings.preset, model.config)
 
 
 def dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str, float]:
@@ -118,9 +118,9 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
         if isinstance(config, HfBiTConfig):
             raise ValueError(f"masked_patch_prediction needs patches, and {settings.variant or 'a ResNet'} has none")
         config.patch_target = settings.target
-        return HfViTForMaskedPatchPrediction(config), new_processor(config)
+        return HfViTForMaskedPatchPrediction(config), new_processor(config, settings.preset)
     name_labels(config, split)
-    return CLASSIFIERS[type(config)](config), new_processor(config)
+    return CLASSIFIERS[type(config)](config), new_processor(config, settings.preset)
 
 
 def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
@@ -135,9 +135,10 @@ def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
     return config_class(**fields | dropout_fields(settings, config_class))
 
 
-def new_processor(config: HfViTConfig | HfBiTConfig):
+def new_processor(config: HfViTConfig | HfBiTConfig, preset: str | None = None) -> HfViTImageProcessor:
     height, width = as_pair(config.image_size)
-    return HfViTImageProcessor(size={"height": height, "width": width}, num_channels=config.num_channels)
+    processor = HfViTImageProcessor(size={"height": height, "width": width}, num_channels=config.num_channels)
+    return with_resizing_of(processor, preset, config)
 
 
 def load_for_evaluation(name: str, image_size=None) -> tuple[PreTrainedModel, Any]:
@@ -176,6 +177,15 @@ def with_preset(processor, preset: str | None, config):
         raise ValueError("preset native cuts images into patches, and a ResNet takes whole images")
     patches = {"patch_size": list(as_pair(config.patch_size))} if preset == "native" else {}
     processor.update(preset=preset, **patches)
+    return processor
+
+
+def with_resizing_of(processor, preset: str | None, config):
+    """The processor with the resizing and cropping of a preset; mean and deviation stay, which the weights know."""
+    if preset is None:
+        return processor
+    normalization = {name: getattr(processor, name) for name in ("image_mean", "image_std")}
+    with_preset(processor, preset, config).update(**normalization)
     return processor
 
 

@@ -15,6 +15,7 @@ class DataSettings:
     streaming: bool = False
     num_workers: int = 2  # processes that decode and augment, per training process
     image_size: int | list[int] | None = None  # pixels, or [height, width]; by default the model's
+    preset: str | None = None  # of the image processor that evaluates and is saved; by default the model's own
     eval_batch_size: int = 64  # images per process and forward
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None  # by default what `accelerate launch` says
     compile: bool = False
@@ -68,7 +69,7 @@ class TrainingSettings(DataSettings):
 
     crop: Literal["inception", "random", "none"] = "inception"
     crop_area: list[float] = field(default_factory=lambda: [0.05, 1.0])
-    resize: int | None = None  # before a random crop
+    resize: int | list[int] | None = None  # pixels, or [height, width], before a random crop
     flip: bool = True
     randaugment_layers: int = 0
     randaugment_magnitude: float = 0
@@ -172,7 +173,6 @@ class EvaluateSettings(DataSettings):
     model: str | None = None
     protocol: Protocol = "accuracy"
     split: str | None = None  # by default test; of real validation; of objectnet train
-    preset: str | None = None  # of the image processor; by default the model's own
     overwrite: bool = False  # do not take up features and results that output_dir has
 
     real_labels: str | None = None  # JSON list of lists of class numbers, one per image ("Are we done with ImageNet?")

@@ -80,10 +80,10 @@ def test_flip_mirrors_half_of_the_images():
 
 def test_random_crop_cuts_a_window_of_the_resized_image():
     image = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(6, 8))
-    transform = TrainTransform((4, 5), crop="random", resize=6, flip=False, mode="L")
-    resized = np.asarray(crop_and_resize(image, Box(0, 0, 6, 8), (6, 6)))
+    transform = TrainTransform((4, 5), crop="random", resize=(6, 7), flip=False, mode="L")
+    resized = np.asarray(crop_and_resize(image, Box(0, 0, 6, 8), (6, 7)))
     window = transform(image, sample_generator(0, 0, 0))[..., 0]
-    windows = [resized[top : top + 4, left : left + 5] for top in range(3) for left in range(2)]
+    windows = [resized[top : top + 4, left : left + 5] for top in range(3) for left in range(3)]
     assert any(np.array_equal(window, candidate) for candidate in windows)
 
 

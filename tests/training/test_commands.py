@@ -182,6 +182,16 @@ def test_new_head_is_zero_and_everything_else_is_the_checkpoints(flags, pretrain
             assert torch.equal(tensor, original.vit.state_dict()[name]), name
 
 
+def test_a_preset_brings_its_resizing_and_leaves_the_normalization(flags, pretrained, tmp_path):
+    shutil.copytree(pretrained, tmp_path / "model")
+    own = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
+    HfViTImageProcessor(preset="timm", size=[20, 36], **own).save_pretrained(tmp_path / "model")
+    finetune_flags(flags, tmp_path / "model", tmp_path / "out", preset="bit", steps=2)
+    saved = HfViTImageProcessor.from_pretrained(tmp_path / "out")
+    assert (saved.preset, saved.do_center_crop, saved.size) == ("bit", False, {"height": 20, "width": 36})
+    assert {name: list(getattr(saved, name)) for name in own} == own
+
+
 def test_linear_probe_moves_the_head_alone(flags, pretrained, tmp_path):
     finetune_flags(flags, pretrained, tmp_path / "out", linear_probe="true", steps=5)
     trained = HfViTForImageClassification.from_pretrained(tmp_path / "out")
