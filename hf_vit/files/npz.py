@@ -11,7 +11,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -20,6 +20,8 @@ from typing import IO
 import numpy as np
 import torch
 from numpy.lib import format as npy_format
+
+from .output import new_file
 
 BLOCK_SIZE = 1 << 20  # bytes; the checksum is taken while they are in the processor's cache
 END_RECORD = struct.Struct("<4s6xH10x")  # of a zip archive: its signature, the number of members
@@ -191,19 +193,13 @@ def write_npz(path: str | os.PathLike, arrays: Iterable[tuple[str, torch.Tensor 
         NpzError: for a name given twice, an unsupported dtype, no arrays at all, or a file that cannot be written.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.incomplete")
+    if not path.parent.is_dir():  # a mistake in the name
+        raise NpzError(f"{path} cannot be written: No such file or directory ({path.parent})")
     try:
-        with open(temporary, "wb") as file:
+        with new_file(path, overwrite=True, flush=True) as temporary, open(temporary, "wb") as file:
             _write_zip(file, path, arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink()
-        if isinstance(error, OSError):
-            raise NpzError(f"{path} cannot be written: {error.strerror}") from error
-        raise
+    except OSError as error:
+        raise NpzError(str(error)) from error
 
 
 def _write_zip(file: IO[bytes], path: Path, arrays: Iterable[tuple[str, torch.Tensor | np.ndarray]]) -> None:

@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import resource
 import sys
 import zipfile
 from pathlib import Path
@@ -334,9 +335,14 @@ def test_what_cannot_be_written_leaves_the_old_file(arrays, error, message, tmp_
 
 
 def test_a_full_disk_leaves_nothing(tmp_path):
-    (tmp_path / f".a.npz.{os.getpid()}.incomplete").symlink_to("/dev/full")
-    with pytest.raises(NpzError, match=r"a\.npz cannot be written: No space left on device"):
-        write_npz(tmp_path / "a.npz", small_arrays().items())
+    """The limit on the size of a file stands in for a full disk: the write fails in the middle."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
+    try:
+        with pytest.raises(NpzError, match=r"a\.npz cannot be written: File too large"):
+            write_npz(tmp_path / "a.npz", [("x", np.zeros(1_000))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
 
 
