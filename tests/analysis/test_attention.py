@@ -15,7 +15,7 @@ from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTModel
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 
-from ..modeling.test_modeling import TINY, VARIANTS, images, tiny
+from ..models import TINY, VARIANTS, images, tiny
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)

@@ -12,8 +12,7 @@ from hf_vit.models.configuration_hf_bit import DEPTHS, VARIANTS
 from hf_vit.models.loading import save_folder
 from hf_vit.models.variants import VARIANTS as ALL_VARIANTS
 
-from ..modeling.test_bit import PARAMETERS, tiny
-from .test_weights import check_components
+from ..published import BIT_PARAMETERS
 
 
 def taps(size: int, kernel: int, stride: int, with_padding: bool) -> int:
@@ -50,7 +49,7 @@ def test_multiply_adds_and_parameters(name):
     compute = analysis.count_compute(HfBiTConfig.from_variant(name, num_labels=1000))
     assert compute.multiply_adds == multiply_adds(DEPTHS[layers], factor, 1000, with_padding=True)
     assert compute.logits_multiply_adds == compute.multiply_adds
-    assert compute.parameters == PARAMETERS[name]
+    assert compute.parameters == BIT_PARAMETERS[name]
     stages = [f"ResNet stage {number}" for number in (1, 2, 3, 4)]
     assert [part.name for part in compute.parts] == ["ResNet root", *stages, "normalisation", "head"]
 
@@ -78,14 +77,6 @@ def test_every_row_of_table_6_is_a_variant():
 def test_the_command(capsys):
     assert main(["compute", "R50x1"]) == 0
     assert "25,549,352" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("layer_type", ["preactivation", "bottleneck"])
-def test_filters_are_those_of_the_root_as_they_are_applied(layer_type):
-    model = tiny(layer_type=layer_type)
-    filters = analysis.embedding_filters(model, components=6)
-    assert filters.shape == (6, 3, 7, 7)
-    check_components(filters, model.bit.resnet.convolution.standardized_weight().detach().double().numpy())
 
 
 def test_a_report_says_what_a_resnet_has_not(tmp_path):

@@ -14,26 +14,9 @@ from hf_vit.cli import main
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
 
-from ..modeling.test_modeling import VARIANTS as TINY_VARIANTS
-from ..modeling.test_modeling import images, tiny
-
-# Appendix of vit_jax/models_test.py: parameters with 1000 classes at 224 pixels
-PARAMETERS = {
-    "Ti/16": 5_717_416,
-    "S/16": 22_050_664,
-    "S/32": 22_878_952,
-    "B/8": 86_576_872,
-    "B/16": 86_567_656,
-    "B/32": 88_224_232,
-    "L/16": 304_326_632,
-    "L/32": 306_535_400,
-    "H/14": 632_045_800,
-    "R+Ti/16": 6_337_704,
-    "R26+S/32": 36_431_912,
-    "R26+B/32": 101_383_976,
-    "R50+B/16": 98_659_112,
-    "R50+L/32": 328_994_856,
-}
+from ..models import VARIANTS as TINY_VARIANTS
+from ..models import images, tiny
+from ..published import VIT_PARAMETERS
 
 
 def stem_multiply_adds(config: HfViTHybridConfig, pixels: int) -> int:
@@ -76,8 +59,7 @@ def test_variants_by_formula(name):
 def test_parts(name):
     config = HfViTConfig.from_variant(name, num_labels=1000)
     compute = analysis.count_compute(config)
-    if name in PARAMETERS:
-        assert compute.parameters == PARAMETERS[name]
+    assert compute.parameters == VIT_PARAMETERS[name]
     parts = {part.name: part for part in compute.parts}
     width, layers = config.hidden_size, config.num_hidden_layers
     tokens = config.grid_size[0] ** 2 + config.num_prefix_tokens

@@ -17,7 +17,7 @@ from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.loading import save_folder
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 
-from ..modeling.test_modeling import tiny
+from ..models import tiny
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 

@@ -7,7 +7,7 @@ import torch
 from hf_vit import analysis
 from hf_vit.models.position_embeddings import resize_position_embeddings, sincos2d
 
-from ..modeling.test_modeling import tiny
+from ..models import tiny, tiny_bit
 
 
 def principal_components(kernels: np.ndarray) -> np.ndarray:
@@ -39,6 +39,14 @@ def test_filters_of_a_hybrid_are_those_of_the_standardised_root():
     filters = analysis.embedding_filters(model, components=5)
     assert filters.shape == (5, 3, 7, 7)
     check_components(filters, kernels)
+
+
+@pytest.mark.parametrize("layer_type", ["preactivation", "bottleneck"])
+def test_filters_of_a_resnet_are_those_of_the_root_as_they_are_applied(layer_type):
+    model = tiny_bit(layer_type=layer_type)
+    filters = analysis.embedding_filters(model, components=6)
+    assert filters.shape == (6, 3, 7, 7)
+    check_components(filters, model.bit.resnet.convolution.standardized_weight().detach().double().numpy())
 
 
 def test_bad_filters_are_refused():

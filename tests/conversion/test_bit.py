@@ -15,10 +15,10 @@ from hf_vit.conversion import ConversionError, convert, convert_to_folder, expor
 from hf_vit.models.configuration_hf_bit import ORIGINALS
 from hf_vit.models.loading import load_model
 
-from ..modeling.test_bit import PIXELS, tiny
+from ..models import BIT_PIXELS, tiny_bit
 from ..resnet_in_numpy import resnet
 
-PIXELS_64 = PIXELS.double()
+PIXELS_64 = BIT_PIXELS.double()
 
 
 def logits(model, pixel_values):
@@ -109,7 +109,7 @@ def test_prefixes(goldens, tmp_path, prefix):
     np.savez(tmp_path / "in.npz", **{prefix + name: array for name, array in arrays.items()}, step=np.int32(3))
     model, _ = convert(tmp_path / "in.npz")
     assert model.conversion_record["dialect"] == {"names": "bit_paper", "prefix": prefix, "stacked": False}
-    assert torch.equal(logits(model, PIXELS), logits(convert(goldens / "bit_v2.npz")[0], PIXELS))
+    assert torch.equal(logits(model, BIT_PIXELS), logits(convert(goldens / "bit_v2.npz")[0], BIT_PIXELS))
 
 
 @pytest.mark.parametrize("name", ["big_transfer", "bit_v1.npz"])
@@ -147,7 +147,7 @@ def test_straight_to_a_folder(big_transfer, tmp_path):
     convert_to_folder(big_transfer, tmp_path / "folder")
     folder = load_model(tmp_path / "folder")
     assert folder.config.image_size == 480
-    assert torch.equal(logits(folder.eval(), PIXELS), logits(convert(big_transfer)[0], PIXELS))
+    assert torch.equal(logits(folder.eval(), BIT_PIXELS), logits(convert(big_transfer)[0], BIT_PIXELS))
 
 
 def test_missing_and_left_over_arrays_are_listed(goldens, tmp_path):
@@ -204,7 +204,7 @@ def test_the_bit_of_transformers_loads_by_its_name_too(tmp_path):
     theirs = their_model()
     theirs.save_pretrained(tmp_path / "theirs")
     model = HfBiTForImageClassification.from_pretrained(tmp_path / "theirs").eval()
-    torch.testing.assert_close(logits(model, PIXELS), logits(theirs, PIXELS), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(model, BIT_PIXELS), logits(theirs, BIT_PIXELS), rtol=1e-4, atol=1e-4)
     model.save_pretrained(tmp_path / "ours")
     assert "bit.resnet.convolution.weight" in load_file(tmp_path / "ours" / "model.safetensors")
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "hf_bit"
@@ -243,7 +243,7 @@ def test_the_way_back_to_transformers(tmp_path, changes, has_head):
 
 
 def test_what_transformers_and_timm_have_not(tmp_path):
-    model = tiny(weight_standardization_eps=1e-10)
+    model = tiny_bit(weight_standardization_eps=1e-10)
     with pytest.raises(ConversionError, match=r"transformers has no preactivation ResNet with .*1e-10"):
         export_transformers(model, tmp_path / "out")
     with pytest.raises(ConversionError, match=r"timm has no BiT of depths \[1, 2\] with 32 channels"):
@@ -280,14 +280,14 @@ def test_the_command_converts_and_exports(big_transfer, tmp_path, capsys):
 def test_programs(tmp_path):
     from hf_vit.conversion import export_torch
 
-    model = tiny()
+    model = tiny_bit()
     export_torch(model, tmp_path / "program.pt2", size="dynamic")
     program = torch.export.load(tmp_path / "program.pt2").module()
     for height, width in ((43, 64), (90, 51)):
         pixel_values = torch.randn(3, 3, height, width)
         torch.testing.assert_close(program(pixel_values), logits(model, pixel_values))
     with pytest.raises(ConversionError, match="'SAME' padding depends on the size of the image"):
-        export_torch(tiny(padding="same"), tmp_path / "other.pt2", size="dynamic")
+        export_torch(tiny_bit(padding="same"), tmp_path / "other.pt2", size="dynamic")
 
 
 def test_cards_of_bit_say_what_it_is(big_transfer, tmp_path):

@@ -14,34 +14,11 @@ from hf_vit.models.configuration_hf_bit import DEPTHS, ORIGINALS, VARIANTS
 from hf_vit.models.loading import load_model, save_folder
 
 from ..conftest import golden_runs
+from ..models import BIT_PIXELS, TINY_BIT, tiny_bit
+from ..published import BIT_PARAMETERS
 from ..resnet_in_numpy import resnet
 
 RUNS = {run["id"]: run for run in golden_runs("bit", "bit_paper")}
-# With 1000 classes. Those with a source: of `resnetv2_*_bit` in timm 1.0.31.
-PARAMETERS = {
-    "R50x1": 25_549_352,  # timm
-    "R50x2": 97_988_712,
-    "R50x3": 217_319_080,  # timm
-    "R101x1": 44_541_480,  # timm
-    "R101x3": 387_934_888,  # timm
-    "R152x1": 60_185_128,
-    "R152x2": 236_335_208,  # timm
-    "R152x4": 936_533_224,  # timm
-    "R200x3": 568_633_000,
-}
-TINY = {"embedding_size": 32, "depths": [1, 2], "num_labels": 7, "image_size": (43, 64)}
-
-
-def tiny(model_class=HfBiTForImageClassification, **changes):
-    """A model in which nothing is zero."""
-    torch.manual_seed(3)
-    model = model_class(HfBiTConfig(**{**TINY, **changes})).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, mean=0.1, std=0.3)
-    return model
-
-
-PIXELS = torch.randn(2, 3, 43, 64, generator=torch.Generator().manual_seed(1))
 
 
 def count(depths, factor: int, classes: int = 1000) -> int:
@@ -58,10 +35,10 @@ def count(depths, factor: int, classes: int = 1000) -> int:
 
 
 def test_every_variant_is_counted():
-    assert set(VARIANTS) == set(PARAMETERS)
+    assert set(VARIANTS) == set(BIT_PARAMETERS)
 
 
-@pytest.mark.parametrize(("name", "parameters"), PARAMETERS.items())
+@pytest.mark.parametrize(("name", "parameters"), BIT_PARAMETERS.items())
 def test_parameter_counts(name, parameters):
     layers, factor = VARIANTS[name]
     assert count(DEPTHS[layers], factor) == parameters
@@ -158,10 +135,10 @@ def test_an_independent_forward_in_float64(goldens, original, padding, height, w
 
 
 def test_outputs_have_the_shapes_they_say():
-    model = tiny()
+    model = tiny_bit()
     with torch.no_grad():
-        outputs = model(PIXELS, output_hidden_states=True)
-        features = model.bit(PIXELS)
+        outputs = model(BIT_PIXELS, output_hidden_states=True)
+        features = model.bit(BIT_PIXELS)
     assert [tuple(map_.shape) for map_ in outputs.hidden_states] == [(2, 32, 11, 16), (2, 128, 11, 16), (2, 256, 6, 8)]
     assert features.last_hidden_state.shape == (2, 256, 6, 8)
     assert features.pooler_output.shape == (2, 256)
@@ -170,18 +147,18 @@ def test_outputs_have_the_shapes_they_say():
     with pytest.raises(
         ValueError, match=r"pixel_values has shape \(2, 1, 43, 64\); expected \(batch, 3, height, width\)"
     ):
-        model(PIXELS[:, :1])
+        model(BIT_PIXELS[:, :1])
 
 
 def test_feature_maps_of_a_backbone(tmp_path):
-    model = tiny()
+    model = tiny_bit()
     model.save_pretrained(tmp_path)
     backbone = HfBiTBackbone.from_pretrained(tmp_path, out_features=["stem", "stage2"]).eval()
     assert isinstance(AutoBackbone.from_config(backbone.config), HfBiTBackbone)
     assert backbone.channels == [32, 256]
     with torch.no_grad():
-        maps = backbone(PIXELS).feature_maps
-        hidden_states = model(PIXELS, output_hidden_states=True).hidden_states
+        maps = backbone(BIT_PIXELS).feature_maps
+        hidden_states = model(BIT_PIXELS, output_hidden_states=True).hidden_states
     assert all(
         torch.equal(ours, theirs) for ours, theirs in zip(maps, (hidden_states[0], hidden_states[2]), strict=True)
     )
@@ -189,7 +166,7 @@ def test_feature_maps_of_a_backbone(tmp_path):
 
 @pytest.mark.parametrize("layer_type", ["preactivation", "bottleneck"])
 def test_a_folder_loads_by_the_auto_classes(tmp_path, layer_type):
-    model = tiny(layer_type=layer_type)
+    model = tiny_bit(layer_type=layer_type)
     save_folder(tmp_path / "folder", model, hf_vit.HfViTImageProcessor(preset="bit", size=(43, 64)))
     assert isinstance(AutoConfig.from_pretrained(tmp_path / "folder"), HfBiTConfig)
     again = AutoModelForImageClassification.from_pretrained(tmp_path / "folder")
@@ -197,13 +174,13 @@ def test_a_folder_loads_by_the_auto_classes(tmp_path, layer_type):
     assert isinstance(bare, HfBiTModel)
     assert tuple(bare.config.image_size) == (65, 70)
     with torch.no_grad():
-        assert torch.equal(again(PIXELS).logits, model(PIXELS).logits)
-        assert torch.equal(bare(PIXELS).pooler_output, model.bit(PIXELS).pooler_output)
+        assert torch.equal(again(BIT_PIXELS).logits, model(BIT_PIXELS).logits)
+        assert torch.equal(bare(BIT_PIXELS).pooler_output, model.bit(BIT_PIXELS).pooler_output)
     assert type(load_model(tmp_path / "folder")) is HfBiTForImageClassification
 
 
 def test_a_head_for_other_labels_is_zero_and_nothing_else_may_differ(tmp_path):
-    tiny().save_pretrained(tmp_path)
+    tiny_bit().save_pretrained(tmp_path)
     model = HfBiTForImageClassification.from_pretrained(tmp_path, num_labels=5)
     assert not model.classifier.weight.any()
     config = json.loads((tmp_path / "config.json").read_text())
@@ -215,7 +192,7 @@ def test_a_head_for_other_labels_is_zero_and_nothing_else_may_differ(tmp_path):
 def test_initialisation_is_the_originals():
     """flax's defaults: kernels with variance 1 / fan-in, zero head; the last norm of a post-activation unit is zero."""
     torch.manual_seed(0)
-    model = HfBiTForImageClassification(HfBiTConfig(**TINY, layer_type="bottleneck"))
+    model = HfBiTForImageClassification(HfBiTConfig(**TINY_BIT, layer_type="bottleneck"))
     unit = model.bit.resnet.stages[1].layers[1]
     assert unit.conv2.weight.std().item() == pytest.approx((9 * 64) ** -0.5, rel=0.05)
     assert not unit.norm3.weight.any()
@@ -227,10 +204,10 @@ def test_initialisation_is_the_originals():
 def test_gradient_checkpointing_changes_no_gradient(layer_type):
     gradients = []
     for checkpointing in (False, True):
-        model = tiny(layer_type=layer_type).train()
+        model = tiny_bit(layer_type=layer_type).train()
         if checkpointing:
             model.activation_checkpointing_enable()
-        model(PIXELS, labels=torch.tensor([1, 4])).loss.backward()
+        model(BIT_PIXELS, labels=torch.tensor([1, 4])).loss.backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for plain, checkpointed in zip(*gradients, strict=True):
         assert torch.equal(plain, checkpointed)

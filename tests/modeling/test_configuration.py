@@ -5,37 +5,14 @@ from transformers import AutoConfig
 import hf_vit
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
 
-# 1000 classes, no pre-logits layer, 224 pixels: vit_jax/models_test.py
-PARAMETERS = {
-    "Ti/16": 5_717_416,
-    "S/16": 22_050_664,
-    "S/32": 22_878_952,
-    "B/8": 86_576_872,
-    "B/16": 86_567_656,
-    "B/32": 88_224_232,
-    "L/16": 304_326_632,
-    "L/32": 306_535_400,
-    "H/14": 632_045_800,
-    "R+Ti/16": 6_337_704,
-    "R26+S/32": 36_431_912,
-    "R26+B/32": 101_383_976,
-    "R50+B/16": 98_659_112,
-    "R50+L/32": 328_994_856,
-    # the two that were never released, from the others: the same ResNet in front of the other Transformer
-    "R50+B/32": 328_994_856 - (306_535_400 - 88_224_232) + (32 * 32 * 3 - 2048) * (1024 - 768),
-    "R50+L/16": 98_659_112 + (304_326_632 - 86_567_656) - (16 * 16 * 3 - 1024) * (1024 - 768),
-    "S/16-gap-norep": 22_049_896,
-    "S/32-gap-norep": 22_878_184,
-    "B/16-gap-norep": 86_566_120,
-    "B/32-gap-norep": 88_222_696,
-}
+from ..published import VIT_PARAMETERS
 
 
 def test_every_variant_is_counted():
-    assert set(VARIANTS) == set(PARAMETERS)
+    assert set(VARIANTS) == set(VIT_PARAMETERS)
 
 
-@pytest.mark.parametrize(("name", "parameters"), PARAMETERS.items())
+@pytest.mark.parametrize(("name", "parameters"), VIT_PARAMETERS.items())
 def test_parameter_counts(name, parameters):
     config = HfViTConfig.from_variant(name, num_labels=1000)
     hybrid = isinstance(config, HfViTHybridConfig)

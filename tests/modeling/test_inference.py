@@ -13,7 +13,7 @@ from hf_vit.models import inference
 from hf_vit.models.configuration_hf_bit import ORIGINALS
 from hf_vit.models.inference import PackedLinear, PackedMLP, StandardizedOnce
 
-from .test_modeling import VARIANTS, images, tiny
+from ..models import VARIANTS, images, tiny
 
 EXACT = {"rtol": 0, "atol": 0}
 

@@ -1,4 +1,4 @@
-"""Tiny models in which no two sizes are equal."""
+"""The models, in every variant: attention, saving and loading, gradients, initialisation."""
 
 import numpy as np
 import pytest
@@ -7,55 +7,10 @@ from transformers import AutoBackbone, AutoModel, AutoModelForImageClassificatio
 from transformers import ViTForImageClassification as UpstreamViT
 
 from hf_vit.models import attention as attention_module
-from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
 
-TINY = {
-    "hidden_size": 14,
-    "num_attention_heads": 2,
-    "intermediate_size": 22,
-    "num_hidden_layers": 3,
-    "image_size": (20, 36),
-    "patch_size": (4, 6),
-    "num_labels": 11,
-}
-TINY_HYBRID = {**TINY, "patch_size": (1, 2), "image_size": (24, 48), "stem_depths": [1, 2], "stem_width": 32}
-
-
-def tiny(hybrid=False, seed=0, **fields) -> HfViTForImageClassification:
-    torch.manual_seed(seed)
-    config = HfViTHybridConfig(**{**TINY_HYBRID, **fields}) if hybrid else HfViTConfig(**{**TINY, **fields})
-    model = AutoModelForImageClassification.from_config(config).eval()
-    with torch.no_grad():  # no parameter at zero or one, so that every one counts
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
-
-
-def images(model, batch=2) -> torch.Tensor:
-    torch.manual_seed(5)
-    return torch.randn(batch, 3, *model.config.image_size)
-
-
-VARIANTS = {
-    "cls": {},
-    "mean": {"pooling": "mean"},
-    "map": {"pooling": "map", "representation_size": 9},
-    "none": {"pooling": "none", "use_cls_token": True},
-    "sincos": {"pooling": "mean", "position_embedding_type": "sincos2d", "hidden_size": 16},
-    "no positions": {"position_embedding_type": "none", "qkv_bias": False, "representation_size": 14},
-    "learned2d": {"position_embedding_type": "learned2d"},
-    "every layer": {"position_embedding_placement": "every_layer"},
-    "shared by layers": {
-        "position_embedding_type": "learned2d",
-        "position_embedding_placement": "every_layer_shared",
-        "pooling": "mean",
-    },
-    "relative": {"position_embedding_type": "relative"},
-    "axial": {"attention_axes": "axial", "pooling": "mean", "num_hidden_layers": 4},
-    "hybrid": {"hybrid": True},
-    "stem alone": {"hybrid": True, "stem_depths": [], "pooling": "mean"},
-}
+from ..models import VARIANTS, images, tiny
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)

@@ -10,7 +10,7 @@ from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassifica
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from hf_vit.models.position_embeddings import resize_relative_embeddings
 
-from .test_modeling import images, tiny
+from ..models import images, tiny
 
 VARIANTS = {
     "2-D": {"position_embedding_type": "learned2d"},

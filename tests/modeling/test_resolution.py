@@ -10,7 +10,7 @@ from hf_vit.images.native_resolution import patchify
 from hf_vit.models.embeddings import unpatchify
 from hf_vit.models.modeling_hf_vit import HfViTModel
 
-from .test_modeling import tiny
+from ..models import tiny
 
 NATIVE = {
     "cls": {},
