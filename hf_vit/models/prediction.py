@@ -1,13 +1,12 @@
-"""Classify image files with a saved folder."""
+"""Classify images: from logits, with a model and its image processor, or with a saved folder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from .auto import register_auto_classes
+from .loading import load
 
 
 class Prediction(NamedTuple):
@@ -26,15 +25,43 @@ def predict(
 
     Raises:
         ValueError: an image cannot be read; the message names it.
+        ValueError: the folder holds no classifier, or no image processor.
     """
-    register_auto_classes()
-    model = AutoModelForImageClassification.from_pretrained(folder).eval()
-    processor = AutoImageProcessor.from_pretrained(folder)
-    top_k = min(top_k, model.config.num_labels)
+    model, processor = load(folder)
+    if processor is None:
+        raise ValueError(f"{folder} holds no image processor: no preprocessor_config.json")
     for start in range(0, len(images), batch_size):
-        batch = processor([str(image) for image in images[start : start + batch_size]], return_tensors="pt")
-        with torch.inference_mode():
-            scores, indices = model(**batch).logits.softmax(dim=-1).topk(top_k)
-        for its_scores, its_indices in zip(scores.tolist(), indices.tolist(), strict=True):
-            labels = [model.config.id2label[index] for index in its_indices]
-            yield [Prediction(label, score) for label, score in zip(labels, its_scores, strict=True)]
+        yield from classify(model, processor, [str(image) for image in images[start : start + batch_size]], top_k)
+
+
+@torch.inference_mode()
+def classify(model: Any, processor: Any, images: Any, top_k: int = 5) -> list[list[Prediction]]:
+    """Classify a batch of images.
+
+    Args:
+        model: a classifier, in evaluation mode.
+        processor: its image processor.
+        images: whatever the processor takes.
+        top_k: how many classes to name, most likely first.
+
+    Raises:
+        ValueError: the model has no head, or the processor cannot read an image.
+    """
+    if not hasattr(model, "classifier"):
+        raise ValueError(f"{type(model).__name__} has no classification head; load a folder of a classifier")
+    batch = processor(images, return_tensors="pt").to(model.device)
+    return most_likely(model(**batch).logits, model.config.id2label, top_k)
+
+
+def most_likely(logits: torch.Tensor, id2label: Mapping[int, str], top_k: int = 5) -> list[list[Prediction]]:
+    """Name the `top_k` most likely classes, most likely first.
+
+    Args:
+        logits: (batch, num_labels)
+        id2label: names of the classes, as in a configuration.
+    """
+    scores, indices = logits.float().softmax(dim=-1).topk(min(top_k, logits.shape[-1]))
+    return [
+        [Prediction(id2label[index], score) for index, score in zip(its_indices, its_scores, strict=True)]
+        for its_indices, its_scores in zip(indices.tolist(), scores.tolist(), strict=True)
+    ]

@@ -1,0 +1,84 @@
+"""Loading a folder, and classifying with it."""
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import hf_vit
+from hf_vit.models.loading import load, load_model, save_folder
+from hf_vit.models.prediction import Prediction, classify, most_likely, predict
+
+from ..hub.test_pushing import TINY
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(3)
+    model = hf_vit.HfViTForImageClassification(hf_vit.HfViTConfig(**TINY))
+    torch.nn.init.normal_(model.classifier.weight)
+    save_folder(tmp_path / "folder", model, hf_vit.HfViTImageProcessor(size={"height": 20, "width": 36}))
+    return tmp_path / "folder"
+
+
+def test_model_and_processor_of_a_folder(folder):
+    model, processor = load(folder)
+    assert type(model) is hf_vit.HfViTForImageClassification
+    assert not model.training
+    assert type(processor) is hf_vit.HfViTImageProcessor
+    (folder / "preprocessor_config.json").unlink()
+    assert load(folder)[1] is None
+
+
+def test_both_follow_another_image_size(folder):
+    model, processor = load(folder, image_size=(40, 72))
+    assert model.config.image_size == (40, 72)
+    assert processor(torch.zeros(3, 9, 9, dtype=torch.uint8), return_tensors="pt").pixel_values.shape[2:] == (40, 72)
+
+
+def test_a_folder_of_transformers(tmp_path):
+    """With the numbers of transformers' own ViT, and its image processor."""
+    sizes = {"hidden_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 22}
+    theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=20, patch_size=5)).eval()
+    theirs.save_pretrained(tmp_path)
+    transformers.ViTImageProcessorPil(size={"height": 20, "width": 20}).save_pretrained(tmp_path)
+    model, processor = load(tmp_path, image_size=25)
+    assert type(model) is hf_vit.HfViTForImageClassification
+    assert dict(processor.size) == {"height": 25, "width": 25}
+    pixel_values = torch.randn(2, 3, 20, 20)
+    torch.testing.assert_close(load_model(tmp_path)(pixel_values).logits, theirs(pixel_values).logits)
+
+
+def test_a_model_of_another_package_is_refused(tmp_path):
+    transformers.DeiTConfig(architectures=["DeiTModel"]).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="holds DeiTModel, which is not a model of hf_vit"):
+        load(tmp_path)
+
+
+def test_most_likely_classes():
+    logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 9.0]], dtype=torch.bfloat16)
+    first, second = most_likely(logits, {0: "tench", 1: "crane", 2: "crane"}, top_k=2)
+    assert [one.label for one in first] == ["crane", "crane"]
+    assert first[0].score == pytest.approx(0.66524, abs=1e-5)  # e^3 / (e + e^3 + e^2)
+    assert second[0] == Prediction("crane", pytest.approx(0.99975, abs=1e-5))
+    assert len(most_likely(logits, {0: "a", 1: "b", 2: "c"})[0]) == 3
+
+
+def test_classify_is_what_predict_does(folder, tmp_path):
+    model, processor = load(folder)
+    files = []
+    for number in range(3):
+        files.append(tmp_path / f"{number}.png")
+        Image.effect_noise((41, 33), 80).convert("RGB").save(files[-1])
+    expected = classify(model, processor, [Image.open(file) for file in files], top_k=3)
+    assert list(predict(folder, files, top_k=3, batch_size=2)) == [
+        [(label, pytest.approx(score)) for label, score in one] for one in expected
+    ]
+
+
+def test_without_head_or_processor_nothing_is_predicted(folder, tmp_path):
+    with pytest.raises(ValueError, match="HfViTModel has no classification head"):
+        classify(load_model(folder).vit, None, [])
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(ValueError, match="holds no image processor"):
+        list(predict(folder, [tmp_path / "any.png"]))
