@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 
+from ..images.image_resizing import AREA, Filter, resize, shortest_edge_size
 from .randaugment import randaugment
 
 ATTEMPTS = 100  # tries of TensorFlow's sampler before it takes the whole image
+RESIZE_SMALL = Filter(AREA, antialias=False, output="truncated", use_pillow=False)  # of big_vision
 
 
 class Box(NamedTuple):
@@ -31,7 +34,8 @@ class TrainTransform:
 
     Args:
         size: (height, width) of the result, in pixels.
-        crop: "inception", "random" (a window of `size` from the image squashed to `resize`) or "none" (squash).
+        crop: "inception", "random" (a window of `size` from the image squashed to `resize`), "resmall" (a window of
+            `size` from the image whose shorter side becomes `resize[0]`) or "none" (squash).
         crop_area: smallest and largest share of the image that an inception crop keeps.
         resize: (height, width) that a random crop is cut from; no less than `size` is taken.
         antialias: whether shrinking averages pixels; the original does not.
@@ -64,9 +68,13 @@ class TrainTransform:
             assert self.resize is not None
             height, width = (max(sides) for sides in zip(self.resize, self.size, strict=True))
             image = crop_and_resize(image, whole(image), (height, width), self.antialias)
-            top = int(rng.integers(height - self.size[0] + 1))
-            left = int(rng.integers(width - self.size[1] + 1))
+            top, left = random_corner((height, width), self.size, rng)
             return image.crop((left, top, left + self.size[1], top + self.size[0]))
+        if self.crop == "resmall":
+            assert self.resize is not None
+            side = max(self.resize[0], *self.size)
+            size = shortest_edge_size(image.height, image.width, side, truncate=False)
+            return resize_and_crop(image, size, Box(*random_corner(size, self.size, rng), *self.size))
         return crop_and_resize(image, whole(image), self.size, self.antialias)
 
 
@@ -75,6 +83,20 @@ def to_mode(image: Image.Image, mode: str) -> Image.Image:
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image if image.mode == mode else image.convert(mode)
+
+
+def random_corner(size: tuple[int, int], crop: tuple[int, int], rng: np.random.Generator) -> tuple[int, int]:
+    """(top, left) of a window of `crop` inside an image of `size`; any is as likely."""
+    top, left = (int(rng.integers(side - window + 1)) for side, window in zip(size, crop, strict=True))
+    return top, left
+
+
+def resize_and_crop(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
+    """The part in `box` of the image resized to `size`, (height, width), as big_vision's `resize_small` does it."""
+    levels = torch.from_numpy(np.array(image).reshape(image.height, image.width, -1)).permute(2, 0, 1)
+    window = range(box.top, box.top + box.height), range(box.left, box.left + box.width)
+    pixels = resize(levels, size, window, RESIZE_SMALL)  # (channels, box.height, box.width)
+    return Image.fromarray((pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy())
 
 
 def whole(image: Image.Image) -> Box:
@@ -101,7 +123,7 @@ def sample_inception_box(
     height: int,
     width: int,
     area: tuple[float, float] = (0.05, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    ratio: tuple[float, float] = (0.75, 1.33),
     *,
     rng: np.random.Generator,
 ) -> Box:
@@ -112,6 +134,7 @@ def sample_inception_box(
 
     Args:
         area: smallest and largest share of the image.
+        ratio: smallest and largest width over height; TensorFlow's default, which no original changes.
     """
     for _ in range(ATTEMPTS):
         size = sample_crop_size(height, width, area, rng.uniform(*ratio), rng)

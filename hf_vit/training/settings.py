@@ -67,9 +67,9 @@ class TrainingSettings(DataSettings):
     drop_path: float | None = None
     gradient_checkpointing: bool = False
 
-    crop: Literal["inception", "random", "none"] = "inception"
+    crop: Literal["inception", "random", "resmall", "none"] = "inception"  # random distorts, resmall does not
     crop_area: list[float] = field(default_factory=lambda: [0.05, 1.0])
-    resize: int | list[int] | None = None  # pixels, or [height, width], before a random crop
+    resize: int | list[int] | None = None  # pixels before a crop: [height, width]; of resmall the shorter side
     flip: bool = True
     randaugment_layers: int = 0
     randaugment_magnitude: float = 0
@@ -113,8 +113,10 @@ class TrainingSettings(DataSettings):
             raise ValueError(f"weight_decay ({self.weight_decay}) is for adamw; the original's sgd has none")
         if self.optimizer == "adamw" and self.momentum_dtype != "float32":
             raise ValueError("momentum_dtype bfloat16 is for sgd")
-        if self.crop == "random" and self.resize is None:
-            raise ValueError("crop random cuts from a resized image: set resize")
+        if self.crop in ("random", "resmall") and self.resize is None:
+            raise ValueError(f"crop {self.crop} cuts from a resized image: set resize")
+        if self.crop == "resmall" and isinstance(self.resize, list):
+            raise ValueError(f"resize is {self.resize}; crop resmall takes one number, the shorter side")
         if self.resume and self.overwrite:
             raise ValueError("resume continues a run and overwrite deletes it: choose one")
 

@@ -37,7 +37,7 @@ def test_inception_boxes_are_distributed_as_the_originals(preprocess):
     """1,000 boxes that TensorFlow drew for a 240 x 320 image, area 5-100 %, ratio 3/4-4/3."""
     theirs = preprocess["boxes/240x320"]
     rng = np.random.default_rng(5)
-    ours = np.array([sample_inception_box(240, 320, rng=rng) for _ in range(4000)])
+    ours = np.array([sample_inception_box(240, 320, ratio=(3 / 4, 4 / 3), rng=rng) for _ in range(4000)])
     for column in range(4):
         assert ks_2samp(theirs[:, column], ours[:, column]).pvalue > 0.01
     assert ks_2samp(theirs[:, 2] * theirs[:, 3], ours[:, 2] * ours[:, 3]).pvalue > 0.01
@@ -84,6 +84,41 @@ def test_random_crop_cuts_a_window_of_the_resized_image():
     resized = np.asarray(crop_and_resize(image, Box(0, 0, 6, 8), (6, 7)))
     window = transform(image, sample_generator(0, 0, 0))[..., 0]
     windows = [resized[top : top + 4, left : left + 5] for top in range(3) for left in range(3)]
+    assert any(np.array_equal(window, candidate) for candidate in windows)
+
+
+class HeldDraws:
+    """A generator of random numbers whose draws are given."""
+
+    def __init__(self, *draws: int):
+        self.draws = list(draws)
+
+    def integers(self, end: int) -> int:
+        draw = self.draws.pop(0)
+        assert 0 <= draw < end
+        return draw
+
+
+@pytest.mark.parametrize(("crop", "original"), [("resmall", "resmall_crop"), ("random", "resize_crop")])
+@pytest.mark.parametrize(("resize", "side", "step"), [(256, 224, 5), (448, 384, 9)])
+def test_training_crops_equal_the_originals(goldens, crop, original, resize, side, step):
+    """Two windows of four images each, drawn and cut by big_vision in TensorFlow, thinned; one level is allowed."""
+    expected = np.load(goldens / "training" / "preprocessing.npz")
+    transform = TrainTransform((side, side), crop=crop, resize=(resize, resize), flip=False)
+    for image in range(4):
+        for window in range(2):
+            name = f"image{image}/{original}_{resize}_{side}/{window}"
+            rng = HeldDraws(*expected[f"{name}/window"][:2].tolist())
+            ours = transform.cut(Image.fromarray(expected[f"image{image}"]), rng)  # pyright: ignore[reportArgumentType]
+            difference = np.asarray(ours)[::step, ::step].astype(int) - expected[name]
+            assert np.abs(difference).max() <= (0 if crop == "resmall" else 1), name
+
+
+def test_resmall_crop_takes_a_grey_image():
+    image = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(6, 8))
+    transform = TrainTransform((4, 5), crop="resmall", resize=(6, 6), flip=False, mode="L")
+    window = transform(image, sample_generator(0, 0, 0))[..., 0]
+    windows = [np.asarray(image)[top : top + 4, left : left + 5] for top in range(3) for left in range(4)]
     assert any(np.array_equal(window, candidate) for candidate in windows)
 
 

@@ -93,6 +93,7 @@ def test_a_recipe_wins_over_the_options_of_its_base(tmp_path):
         (["--decay_steps", "3,5"], r"schedule is cosine and decay_steps \[3, 5\]"),
         (["--resume", "--overwrite"], "choose one"),
         (["--crop", "random"], "set resize"),
+        (["--crop", "resmall", "--resize", "[448, 448]"], "crop resmall takes one number"),
         (["--label_smoothing", "1.5"], "label_smoothing is 1.5; it must be at least 0 and at most 1"),
         (["--batch_size", "0"], "batch_size is 0; it must be above 0"),
         (["--recipe", "missing.yaml"], "there is no recipe missing.yaml"),
