@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog import address_of
+from ..catalog.evaluation import image_size_of_bit
 from ..files.download import public_name, sha256_of
 from ..files.output import new_folder
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vit import Size, as_pair
 from ..models.pretrained import HfViTPreTrainedModel
 from .labels import labels_of_timm, read_labels
-from .preprocessing import build_processor, processor_settings, released_size
+from .preprocessing import build_processor, processor_settings
 from .recognising import fetch_any, read_settings, recognise_source
 from .record import package_versions
 from .rules import ConversionError
@@ -66,7 +67,7 @@ def convert(
         model, record = read(**overrides)
         record = {"source": public_name(fetched), "file": path.name, "sha256": sha256.result(), **record}
     if record["dialect"]["names"] == "big_transfer":
-        model.set_image_size(overrides.get("image_size", released_size(fetched.location)))
+        model.set_image_size(overrides.get("image_size", image_size_of_bit(fetched.location)))
     preprocessing = processor_settings(record["dialect"], fetched.location, path.parent, settings)
     if preset is not None:
         preprocessing = {"preset": preset}

@@ -1,13 +1,11 @@
 """Names of classes."""
 
 import json
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ..catalog.class_names import BUILT_IN, built_in_class_names
 from .rules import ConversionError
-
-BUILT_IN = ("imagenet1k",)
 
 
 def labels_of_timm(settings: dict[str, Any], num_labels: int) -> list[str] | None:
@@ -32,7 +30,7 @@ def read_labels(source: str | Path) -> list[str]:
         source: "imagenet1k", or a file: one name per line, or JSON (a list, or an object from index to name).
     """
     if str(source) in BUILT_IN:
-        return (files("hf_vit.catalog") / "labels" / f"{source}.txt").read_text().splitlines()
+        return built_in_class_names(str(source))
     path = Path(source)
     if not path.is_file():
         raise ConversionError(f"labels {str(source)!r} are neither a file nor one of: {', '.join(BUILT_IN)}")

@@ -1,10 +1,10 @@
 """The image processor that goes with a checkpoint: a preset of `HfViTImageProcessor`, and what its folder says."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
+from ..catalog.evaluation import preset_of_bit, preset_of_vit
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
@@ -16,11 +16,6 @@ TORCHVISION = {"preset": "timm", "resample": BILINEAR, "crop_pct": 224 / 256, **
 # the evaluations of DeiT, MAE and DINO: resize 256, centre crop 224
 FACEBOOK = {"preset": "timm", "resample": BICUBIC, "crop_pct": 224 / 256, **IMAGENET}
 PREPROCESSOR_CONFIG = "preprocessor_config.json"
-# Those of "Knowledge distillation: A good teacher is patient and consistent", and their teachers; evaluated as
-# configs/proj/distill/bit_i1k.py of big_vision does.
-DISTILLED = re.compile(r"R\d+x\d(?:_T)?_(\d+)")
-# Of VTAB, the data sets whose images are smaller than 96 x 96 pixels, as big_transfer's files call them.
-SMALL_IMAGES = ("cifar100", "svhn", "eurosat", "dsprites-orientation", "dsprites-xpos")
 
 
 def processor_settings(dialect: dict[str, Any], location: str, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -56,33 +51,15 @@ def build_processor(config: HfViTConfig | HfBiTConfig, **settings: Any) -> HfViT
     return HfViTImageProcessor(**{**own, **settings})
 
 
-def released_size(location: str) -> int:
-    """The height and width in pixels that a file of gs://bit_models was made for, by its name: no array shows it.
-
-    Fine-tuned files follow BiT-HyperRule (bit_hyperrule.py of big_transfer): 128 where images are smaller than
-    96 x 96, else 480.
-    """
-    name = Path(location).stem
-    if match := re.search(r"-run\d-(.+)$", name):
-        return 128 if match[1] in SMALL_IMAGES else 480
-    if match := DISTILLED.fullmatch(name):
-        return int(match[1])
-    return 480 if name.endswith("-ILSVRC2012") else 224
-
-
 def _preset_of_jax(dialect: dict[str, Any], location: str) -> str:
-    """The evaluation of those who trained the checkpoint: by its dialect and, for AugReg, by where it comes from.
-
-    No array tells an AugReg file from one of the first release; its address or name does.
-    """
+    """The evaluation of those who trained the checkpoint: by its dialect and by where it comes from."""
     if dialect["prefix"].endswith("img/"):
         return "lit"
     if dialect["names"] == "big_transfer":
-        return "big_vision" if DISTILLED.fullmatch(Path(location).stem) else "bit"
+        return preset_of_bit(location)
     if dialect["names"] in ("big_vision", "bit_paper", "bit"):
         return "big_vision"
-    is_augreg = "vit_models/augreg/" in location or re.search(r"-aug_[a-z]+\d?-wd_", Path(location).name)
-    return "augreg" if is_augreg else "vit_jax"
+    return preset_of_vit(location)
 
 
 def _of_timm(pretrained_cfg: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog import Released, parse_augreg, released
-from ..conversion.preprocessing import build_processor, processor_settings
+from ..conversion.preprocessing import build_processor
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig
@@ -47,9 +47,7 @@ def folder_texts(entry: Released) -> dict[str, str]:
     """What the small files of the converted folder will say, as far as the catalog knows it."""
     config = configuration(entry)
     resolution = entry.facts.get("resolution")
-    names = "big_transfer" if entry.variant in BIT_VARIANTS else entry.family
-    dialect = {"names": names if names in ("big_vision", "big_transfer") else "vit_jax", "prefix": ""}
-    processor = build_processor(config, **processor_settings(dialect, entry.location, Path(), {}))
+    processor = build_processor(config, preset=entry.preset)
     fields: dict[str, Any] = {"image_size": resolution} if resolution is None else {}
     return {
         "config.json": json.dumps(config.to_dict() | fields),

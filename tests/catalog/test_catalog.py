@@ -6,11 +6,7 @@ import itertools
 import pytest
 
 from hf_vit.catalog import (
-    ADAPTED_TO,
-    AUGMENTATION,
-    AUGREG,
     AUGREG_MODELS,
-    COLUMNS,
     address_of,
     best_augreg,
     explain,
@@ -20,6 +16,8 @@ from hf_vit.catalog import (
     released_facts,
     search,
 )
+from hf_vit.catalog.augreg import ADAPTED_TO, AUGMENTATION, AUGREG
+from hf_vit.catalog.searching import COLUMNS
 from hf_vit.cli import main
 from hf_vit.conversion import convert
 from hf_vit.models.configuration_hf_bit import VARIANTS as BIT_VARIANTS

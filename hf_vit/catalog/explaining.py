@@ -1,0 +1,41 @@
+"""A released file in words."""
+
+from .released import Released, bare_name, data_set_name, find_released, released, variants
+
+
+def explain(name: str) -> str:
+    """What a file is, in words.
+
+    Args:
+        name: of a file, with or without its address and `.npz`: an AugReg name, `sam/ViT-B_16`, ...
+
+    Raises:
+        ValueError: no released file is called that.
+    """
+    bare = bare_name(name)
+    entry = find_released(name)
+    namesakes = [other for other in released() if other.name == bare]
+    if entry is None and not namesakes:
+        raise ValueError(f"{name!r} is no released file, and no architecture: {', '.join(variants())}")
+    return "\n\n".join(_in_words(entry) for entry in ([entry] if entry else namesakes))
+
+
+def _in_words(entry: Released) -> str:
+    facts = entry.facts
+    resolution = facts.get("resolution")
+    architecture = f"{'BiT' if entry.family.startswith('bit') else 'ViT'}-{entry.variant.removesuffix('-gap-norep')}"
+    lines = [
+        entry.location,
+        f"{architecture}, {facts['title']}"
+        + (f"; {resolution} x {resolution} pixels" if resolution else "; its resolution is read from the file"),
+    ]
+    lines += [f"  {label}: {text}" for label, text in facts["hyper_parameters"].items()]
+    for result in facts.get("results", ()):
+        of = f" of {result['of']}" if "of" in result else ""
+        lines.append(
+            f"  {data_set_name(result['dataset'])} {result['metric']}{of}: {result['value']} % "
+            f"({result['source']['name']}, {result['table']})"
+        )
+    if entry.variant == "B/8" and entry.family == "augreg":
+        lines.append("  note: B/8 was released at 224 x 224 pixels alone")
+    return "\n".join(lines)

@@ -1,0 +1,103 @@
+"""The released checkpoints: the entries of released.yaml, and what the names of AugReg's other files say."""
+
+from functools import cache
+from importlib.resources import files
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
+from .augreg import ADAPTED_TO, AUGREG_MODELS, PRETRAINED_ON, AugRegName, augreg_hyper_parameters, parse_augreg
+from .evaluation import preset_of_bit, preset_of_vit
+
+
+class Released(NamedTuple):
+    """A checkpoint of released.yaml: its family there, and its entry with the family's defaults filled in."""
+
+    family: str
+    name: str
+    variant: str
+    facts: dict[str, Any]
+
+    @property
+    def location(self) -> str:
+        """Its address, `gs://...`."""
+        return f"{self.facts['location']}/{self.name}.npz"
+
+    @property
+    def preset(self) -> str:
+        """The preprocessing that it was evaluated with, a preset of `HfViTImageProcessor`."""
+        if self.variant in BIT_VARIANTS:
+            return preset_of_bit(self.location)
+        return "big_vision" if self.family == "big_vision" else preset_of_vit(self.location)
+
+
+@cache
+def released_facts() -> dict[str, Any]:
+    """The content of released.yaml."""
+    import yaml
+
+    return yaml.safe_load((files("hf_vit.catalog") / "released.yaml").read_text())
+
+
+@cache
+def released() -> tuple[Released, ...]:
+    """Every checkpoint that has a card: all of the small buckets, and the recommended ones of AugReg."""
+    families = released_facts()["families"].items()
+    return tuple(_released(family, entry) for family, facts in families for entry in facts["checkpoints"])
+
+
+def _released(family: str, entry: dict[str, Any]) -> Released:
+    facts = {name: value for name, value in released_facts()["families"][family].items() if name != "checkpoints"}
+    if family == "augreg" and (parsed := parse_augreg(entry["name"])):
+        facts |= _augreg_facts(parsed)
+    return Released(family, entry["name"], entry["variant"], facts | entry)
+
+
+def find_released(location: str) -> Released | None:
+    """The checkpoint at an address; for any other path, the one of that file name if only one is called so."""
+    bucket_and_name = "/".join(bare_name(location).split("/")[-2:])
+    for entry in released():
+        if bucket_and_name == f"{entry.family}/{entry.name}":
+            return entry
+    name = PurePosixPath(bucket_and_name).name
+    namesakes = [entry for entry in released() if entry.name == name]
+    if len(namesakes) == 1:
+        return namesakes[0]
+    if (parsed := parse_augreg(name)) is not None:
+        return Released("augreg", name, AUGREG_MODELS[parsed.model], _augreg_entry(parsed))
+    return None
+
+
+def _augreg_entry(parsed: AugRegName) -> dict[str, Any]:
+    family = {name: value for name, value in released_facts()["families"]["augreg"].items() if name != "checkpoints"}
+    trained = "It is one of the 52,268 files that were released with the paper."
+    return family | _augreg_facts(parsed) | {"trained": trained}
+
+
+def bare_name(name: str) -> str:
+    """`gs://vit_models/sam/ViT-B_16.npz` -> `gs://vit_models/sam/ViT-B_16`; `augreg:NAME` -> NAME."""
+    return name.removeprefix("augreg:").removesuffix(".npz")
+
+
+def _augreg_facts(name: AugRegName) -> dict[str, Any]:
+    """What the name of an AugReg file says, in the terms of released.yaml."""
+    datasets = [PRETRAINED_ON[name.data]]
+    facts: dict[str, Any] = {"title": f"pre-trained on {data_set_name(datasets[0])}", "resolution": 224}
+    if name.adapted_to is not None:
+        facts["title"] += f" and fine-tuned on {data_set_name(ADAPTED_TO[name.adapted_to])}"
+        facts["resolution"] = int(name.resolution or 0)
+        datasets.append(ADAPTED_TO[name.adapted_to])
+    classes_of = name.adapted_to or {"i1k": "imagenet2012"}.get(name.data)
+    if classes_of == "imagenet2012":
+        facts["labels"] = "imagenet1k"
+    return facts | {"datasets": list(dict.fromkeys(datasets)), "hyper_parameters": augreg_hyper_parameters(name)}
+
+
+def data_set_name(key: str) -> str:
+    """A data set by its key in released.yaml, as texts call it."""
+    return released_facts()["datasets"][key]["name"]
+
+
+def variants() -> list[str]:
+    """The architectures that have released checkpoints."""
+    return list(dict.fromkeys([*AUGREG_MODELS.values(), *(entry.variant for entry in released())]))
