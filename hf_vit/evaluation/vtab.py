@@ -1,4 +1,6 @@
-"""VTAB-1k (arXiv 1910.04867): fine-tune on 1,000 examples of each of 19 tasks, with one setting for all of them.
+"""VTAB-1k (arXiv 1910.04867): fine-tune on 1,000 examples of each of 19 tasks.
+
+One setting for all tasks, but for the augmentation: random crop and flip only where the label survives (vtab.yaml).
 
 Each task that is done leaves a file in `output_dir/results`; the same command goes on with the others.
 """
@@ -12,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from transformers import AutoImageProcessor
 
 from ..files.output import new_file
+from ..images.image_processing_hf_vit import HfViTImageProcessor
+from ..models.auto import register_auto_classes
+from ..models.configuration_hf_vit import as_pair
 from ..training import models
 from ..training.data import Split
 from ..training.loop import FREE_ON_RESUME, TrainingStopped
@@ -23,19 +29,24 @@ from ..training.settings import EvaluateSettings, FinetuneSettings
 from .vtab_data import Task, join, open_task, read_table
 from .vtab_report import summarise, write_figure, write_table
 
-Finetune = Callable[[FinetuneSettings, Accelerator, Split, Split], dict[str, Any]]
-SHARED = ("num_workers", "eval_batch_size", "mixed_precision", "compile", "seed")  # of both kinds of settings
+_Finetune = Callable[[FinetuneSettings, Accelerator, Split, Split], dict[str, Any]]
+_SHARED = ("num_workers", "eval_batch_size", "mixed_precision", "compile", "seed")  # of both kinds of settings
 
 
-def evaluate(settings: EvaluateSettings, accelerator: Accelerator, finetune: Finetune) -> dict[str, Any]:
-    """Test accuracy of every task, group means and mean; with `--split validation`, trained on 800, measured on 200.
+def evaluate(settings: EvaluateSettings, accelerator: Accelerator, finetune: _Finetune) -> dict[str, Any]:
+    """Return the test accuracy of every task, group means and mean.
+
+    With `--split validation`, models are trained on 800 examples and measured on 200.
+
+    Args:
+        finetune: what trains a model and measures it, `commands.finetune_on`.
 
     Raises:
         ValueError: after all other tasks, for the tasks that could not be done.
     """
     table = read_table()
-    tasks = choose_tasks(table["tasks"], settings.tasks)
-    runner = Runner(settings, accelerator, finetune, table["setting"])
+    tasks = _choose_tasks(table["tasks"], settings.tasks)
+    runner = Runner(settings, accelerator, finetune, table)
     results = {task.name: result for task in tasks if (result := runner.earlier_result(task)) is not None}
     failures = []
     for task in tasks:
@@ -51,19 +62,34 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator, finetune: Fin
     return report
 
 
-def choose_tasks(tasks: list[Task], names: list[str]) -> list[Task]:
-    """The tasks with these names, or folders; all of them for no name."""
+def _choose_tasks(tasks: list[Task], names: list[str]) -> list[Task]:
+    """Tasks with these names, or folders; all of them for no name."""
     known = {name for task in tasks for name in (task.name, task.folder)}
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"there is no task {unknown[0]}; there are {', '.join(task.name for task in tasks)}")
     return [task for task in tasks if not names or task.name in names or task.folder in names]
 
 
-class Runner:
-    """Runs tasks, each in a folder of its own, and keeps what they result in."""
+def _takes_presets(model: str) -> bool:
+    """Whether the image processor of a model is ours, rather than transformers'."""
+    register_auto_classes()
+    return isinstance(AutoImageProcessor.from_pretrained(model), HfViTImageProcessor)
 
-    def __init__(self, settings: EvaluateSettings, accelerator: Accelerator, finetune: Finetune, paper: dict[str, Any]):
-        self.settings, self.accelerator, self.finetune, self.paper = settings, accelerator, finetune, paper
+
+class Runner:
+    """Runs tasks, each in a folder of its own, and keeps their results.
+
+    Args:
+        table: what `read_table` returns.
+    """
+
+    def __init__(
+        self, settings: EvaluateSettings, accelerator: Accelerator, finetune: _Finetune, table: dict[str, Any]
+    ):
+        self.settings, self.accelerator, self.finetune = settings, accelerator, finetune
+        self.common, self.augmentation = dict(table["setting"]), table["augmentation"]
+        if not _takes_presets(str(settings.model)):
+            del self.common["preset"]  # it measures with the resize that it has
         self.output = Path(str(settings.output_dir))
         self.origin = {
             "model": models.identify(str(settings.model)),
@@ -95,12 +121,16 @@ class Runner:
         return result
 
     def settings_of(self, task: Task) -> FinetuneSettings:
-        """The paper's setting, with what the user changed."""
+        """The paper's setting with the task's augmentation, and over both what the user changed."""
         folder = self.output / task.folder
-        values = {**self.paper, **{name: getattr(self.settings, name) for name in SHARED}}
-        if self.settings.image_size is not None:
-            values["image_size"] = self.settings.image_size
+        values = {**self.common, **self.augmentation[task.augmentation]}
+        values |= {name: getattr(self.settings, name) for name in _SHARED}
+        changes = {name: getattr(self.settings, name) for name in ("image_size", "preset")}
+        values |= {name: value for name, value in changes.items() if value is not None}
         values = merge(values, self.settings.finetune)
+        if "resize" not in self.settings.finetune:
+            share = self.common["resize"] / self.common["image_size"]
+            values["resize"] = [round(side * share) for side in as_pair(values["image_size"])]
         values |= {"model": self.settings.model, "dataset": task.name, "output_dir": str(folder), "report_to": "none"}
         if steps := values.get("steps"):
             values = {"eval_every": steps, "save_every": max(steps // 5, 1), **values}  # test images are seen once
@@ -108,16 +138,17 @@ class Runner:
         return build(FinetuneSettings, {**values, "resume": resume, "overwrite": not resume})
 
     def made_with(self, task: Task) -> dict[str, Any]:
-        """All that a result depends on."""
+        """Return all that a result depends on."""
         free = {*FREE_ON_RESUME, "model"}
         values = {name: value for name, value in asdict(self.settings_of(task)).items() if name not in free}
         return {**self.origin, "finetune": values}
 
     def result_file(self, task: Task) -> Path:
+        """File that keeps the result of a task."""
         return self.output / "results" / f"{task.folder}.json"
 
     def earlier_result(self, task: Task) -> dict[str, Any] | None:
-        """The result of an earlier run, if there is one.
+        """Return the result of an earlier run, if there is one.
 
         Raises:
             ValueError: it is of another model or other settings.

@@ -7,12 +7,11 @@ They are read from the Hub, or from a folder per task, which holds either
 * the data set in any form that `sources.load_split` reads, from which 800 and 200 examples are drawn, always the same.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import datasets
 import numpy as np
@@ -23,8 +22,8 @@ from ..training.sources import load_split, slice_split
 from .vtab_targets import TARGETS
 
 TRAIN, VALIDATION = 800, 200  # examples
-SEED = 0  # of the draw: always the same examples
-LISTS = {"train": "train800.txt", "validation": "val200.txt", "test": "test.txt"}
+_SEED = 0  # of the draw: always the same examples
+_LISTS = {"train": "train800.txt", "validation": "val200.txt", "test": "test.txt"}
 
 
 @dataclass
@@ -36,6 +35,7 @@ class Task:
     classes: int
     folder: str
     hub: str
+    augmentation: str
     hub_columns: dict[str, str] = field(default_factory=dict)
     splits: dict[str, str] = field(default_factory=dict)
     label: str | None = None
@@ -44,6 +44,8 @@ class Task:
 
 @dataclass
 class TaskData:
+    """Splits of a task."""
+
     train: Split
     validation: Split
     test: Split
@@ -51,7 +53,7 @@ class TaskData:
 
 
 @dataclass
-class TargetSplit(Split):
+class _TargetSplit(Split):
     """A split whose labels are made from a column by a function."""
 
     target: Callable[[Any], int] = int
@@ -61,17 +63,22 @@ class TargetSplit(Split):
 
 
 def read_table() -> dict[str, Any]:
-    """vtab.yaml: the `tasks`, the `setting` they share and, by model and task, the accuracies of the `paper`."""
-    table = yaml.safe_load((files(__package__) / "vtab.yaml").read_text())
+    """Return vtab.yaml.
+
+    Returns:
+        "tasks"; "setting", which they share; "augmentation", the settings of each level; and "paper", the accuracies
+        from 0 to 1 by model and task.
+    """
+    table = yaml.safe_load((files("hf_vit.evaluation") / "vtab.yaml").read_text())
     tasks = [Task(**row) for row in table["tasks"]]
     names = [task.name for task in tasks]
     shares = {model: [value / 100 for value in row] for model, row in table["paper"].items()}
     paper = {model: dict(zip(names, row, strict=True)) for model, row in shares.items()}
-    return {"tasks": tasks, "setting": table["setting"], "paper": paper}
+    return {**table, "tasks": tasks, "paper": paper}
 
 
 def open_task(task: Task, place: str) -> TaskData:
-    """The data of a task.
+    """Open the data of a task.
 
     Args:
         place: "hub", or the folder that has the folders of the tasks.
@@ -81,78 +88,78 @@ def open_task(task: Task, place: str) -> TaskData:
     """
     try:
         folder = Path(place).expanduser() / task.folder
-        listed = place != "hub" and (folder / LISTS["test"]).exists()
-        data = read_lists(task, folder) if listed else draw_examples(task, place, folder)
+        listed = place != "hub" and (folder / _LISTS["test"]).exists()
+        data = _read_lists(task, folder) if listed else _draw_examples(task, place, folder)
         for split in (data.train, data.validation, data.test):
-            check_labels(task, split)
+            _check_labels(task, split)
     except (ValueError, OSError) as error:
         raise ValueError(f"{task.name}: {error}") from error
     return data
 
 
-def read_lists(task: Task, folder: Path) -> TaskData:
-    """The examples that the lists of VTAB-1k name."""
+def _read_lists(task: Task, folder: Path) -> TaskData:
+    """Examples that the lists of VTAB-1k name."""
     features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("int64")})
     splits = {}
-    for name, file in LISTS.items():
+    for name, file in _LISTS.items():
         lines = [line.rsplit(maxsplit=1) for line in (folder / file).read_text().splitlines() if line.strip()]
         if wrong := [line for line in lines if len(line) != 2 or not line[1].isdigit()]:
             raise ValueError(f"{folder / file} has the line {' '.join(wrong[0])!r}, which is no path and class number")
         columns = {"image": [str(folder / path) for path, _ in lines], "label": [int(number) for _, number in lines]}
         samples = datasets.Dataset.from_dict(columns, features=features)
-        splits[name] = TargetSplit(samples, "image", "label", None, task.classes)
+        splits[name] = _TargetSplit(samples, "image", "label", None, task.classes)
     return TaskData(**splits, listed=True)
 
 
-def draw_examples(task: Task, place: str, folder: Path) -> TaskData:
+def _draw_examples(task: Task, place: str, folder: Path) -> TaskData:
     """800 and 200 examples of the splits that the table names, the latter not among the former."""
     specs = {"train": "train", "validation": "train", "test": "test"}
     specs |= task.splits if place != "hub" else {}
     name = task.hub if place == "hub" else str(folder)
-    pools = {split: describe(task, load_shuffled(name, spec)) for split, spec in specs.items()}
+    pools = {split: _describe(task, _load_shuffled(name, spec)) for split, spec in specs.items()}
     start = TRAIN if specs["validation"] == specs["train"] else 0
-    train = take(pools["train"], 0, TRAIN, specs["train"])
-    return TaskData(train, take(pools["validation"], start, VALIDATION, specs["validation"]), pools["test"], False)
+    train = _take(pools["train"], 0, TRAIN, specs["train"])
+    return TaskData(train, _take(pools["validation"], start, VALIDATION, specs["validation"]), pools["test"], False)
 
 
-def load_shuffled(name: str, spec: str) -> datasets.Dataset:
-    """A split in a random order that is always the same, and the slice of it that `spec` may name."""
-    base, slicing = re.fullmatch(r"(\w+)(\[.*\])?", spec).groups()
-    whole = load_split(name, base)
-    shuffled = whole.select(np.random.default_rng(SEED).permutation(len(whole)))
-    return slice_split({base: shuffled}, base + (slicing or ""))
+def _load_shuffled(name: str, spec: str) -> datasets.Dataset:
+    """Shuffle a split, always in the same order, and take the slice of it that `spec` may name."""
+    base = spec.partition("[")[0]
+    whole = cast(datasets.Dataset, load_split(name, base))  # it is not streamed
+    shuffled = whole.select(np.random.default_rng(_SEED).permutation(len(whole)))
+    return slice_split({base: shuffled}, spec)
 
 
-def describe(task: Task, samples: datasets.Dataset) -> Split:
-    """Where images and labels are: in the column that the task's target is made from, or else in one of labels."""
+def _describe(task: Task, samples: datasets.Dataset) -> Split:
+    """Find images and labels: in the column that the task's target is made from, or else in one of labels."""
     present = {theirs: ours for theirs, ours in task.hub_columns.items() if theirs in samples.column_names}
     samples = samples.rename_columns(present) if present else samples
     image_column = find_column(samples.features, None, is_image, "image", "a folder with one")
     samples = samples.cast_column(image_column, datasets.Image(decode=False))
     target = TARGETS.get(task.target or "")
     if target is not None and target.column in samples.features:
-        return TargetSplit(samples, image_column, target.column, None, task.classes, target=target.function)
+        return _TargetSplit(samples, image_column, target.column, None, task.classes, target=target.function)
     named = task.label if task.label in samples.features else None
-    return TargetSplit(samples, image_column, find_label_column(samples.features, named), None, task.classes)
+    return _TargetSplit(samples, image_column, find_label_column(samples.features, named), None, task.classes)
 
 
-def take(split: Split, start: int, count: int, spec: str) -> Split:
+def _take(split: Split, start: int, count: int, spec: str) -> Split:
     if start + count > len(split):
         raise ValueError(f"{spec} has {len(split)} examples, and {start + count} are needed")
     return replace(split, samples=split.samples.select(range(start, start + count)))
 
 
-def check_labels(task: Task, split: Split):
+def _check_labels(task: Task, split: Split):
     """Refuse labels that the task does not have, before any training."""
-    for number, label in enumerate(labels_of_rows(split)):
+    for number, label in enumerate(_labels_of_rows(split)):
         if not 0 <= label < task.classes:
             raise ValueError(f"there are {task.classes} classes, and example {number} has the label {label}")
 
 
-def labels_of_rows(split: Split) -> Iterator[int]:
+def _labels_of_rows(split: Split) -> Iterator[int]:
     return (split.label(row) for row in split.samples.select_columns(split.label_column))
 
 
 def join(train: Split, validation: Split) -> Split:
-    """The 1,000 examples that the final model is trained on."""
+    """Join the 1,000 examples that the final model is trained on."""
     return replace(train, samples=datasets.concatenate_datasets([train.samples, validation.samples]))

@@ -7,11 +7,11 @@ from typing import Any
 
 from .vtab_data import Task
 
-COLORS = {"natural": "tab:red", "specialized": "tab:green", "structured": "tab:blue"}  # as in Figure 2 of the paper
+_COLORS = {"natural": "tab:red", "specialized": "tab:green", "structured": "tab:blue"}  # as in Figure 2 of the paper
 
 
 def summarise(tasks: list[Task], accuracies: dict[str, float]) -> dict[str, Any]:
-    """Accuracies by task, their means by group and over all tasks; of the tasks that are done.
+    """Return accuracies by task, their means by group and over all tasks; of the tasks that are done.
 
     The mean over all tasks is that of the tasks, not of the groups (Table 9 of arXiv 2010.11929).
     """
@@ -24,7 +24,7 @@ def summarise(tasks: list[Task], accuracies: dict[str, float]) -> dict[str, Any]
 
 
 def write_table(tasks: list[Task], columns: dict[str, dict[str, float]]) -> str:
-    """Markdown: a row for each task, the groups and the mean; a column for each model, in %.
+    """Return a Markdown table: a row for each task, the groups and the mean; a column for each model, in %.
 
     Args:
         columns: name of a model -> name of a task -> accuracy from 0 to 1; a missing task is a dash.
@@ -32,19 +32,19 @@ def write_table(tasks: list[Task], columns: dict[str, dict[str, float]]) -> str:
     summaries = [summarise(tasks, accuracies) for accuracies in columns.values()]
     lines = [["task", "group", *columns], ["---", "---", *("--:" for _ in columns)]]
     for task in tasks:
-        lines.append([task.name, task.group, *(percent(column["accuracy"].get(task.name)) for column in summaries)])
+        lines.append([task.name, task.group, *(_percent(column["accuracy"].get(task.name)) for column in summaries)])
     for group in dict.fromkeys(task.group for task in tasks):
-        lines.append([f"**mean of {group}**", "", *(percent(column["groups"].get(group)) for column in summaries)])
-    lines.append(["**mean of all tasks**", "", *(percent(column.get("mean")) for column in summaries)])
+        lines.append([f"**mean of {group}**", "", *(_percent(column["groups"].get(group)) for column in summaries)])
+    lines.append(["**mean of all tasks**", "", *(_percent(column.get("mean")) for column in summaries)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def percent(accuracy: float | None) -> str:
+def _percent(accuracy: float | None) -> str:
     return "-" if accuracy is None else f"{100 * accuracy:.1f}"
 
 
 def write_figure(tasks: list[Task], summary: dict[str, Any], path: Path):
-    """A bar for each task, and a line for the mean of each group, where matplotlib is installed."""
+    """Draw a bar for each task and a line for the mean of each group, where matplotlib is installed."""
     accuracies = {name: 100 * value for name, value in summary["accuracy"].items()}
     shown = [task for task in tasks if task.name in accuracies]
     if not find_spec("matplotlib") or not shown:
@@ -57,12 +57,12 @@ def write_figure(tasks: list[Task], summary: dict[str, Any], path: Path):
     axes = figure.subplots()
     bars = axes.bar(range(len(shown)), [accuracies[task.name] for task in shown], width=0.7)
     for bar, task in zip(bars, shown, strict=True):
-        bar.set_color(COLORS[task.group])
+        bar.set_color(_COLORS[task.group])
     axes.bar_label(bars, fmt="%.0f", fontsize=8)
     for group, mean in summary["groups"].items():
         places = [place for place, task in enumerate(shown) if task.group == group]
         ends = [places[0] - 0.45, places[-1] + 0.45]
-        axes.plot(ends, [100 * mean] * 2, "--", color=COLORS[group], label=f"{group}: {100 * mean:.1f} %")
+        axes.plot(ends, [100 * mean] * 2, "--", color=_COLORS[group], label=f"{group}: {100 * mean:.1f} %")
     axes.set_xticks(range(len(shown)), [task.name for task in shown], rotation=60, ha="right")
     axes.set_ylim(0, 110)
     axes.set_ylabel("accuracy (%)")

@@ -8,71 +8,71 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-CLEVR_DISTANCES = (8.0, 8.5, 9.0, 9.5, 10.0)  # units of the rendered scene, between 6 classes
-KITTI_DISTANCES = (8.0, 20.0, 999.0)  # metres, between 4 classes; the last is "no vehicle"
-KITTI_VEHICLES = ("Car", "Van", "Truck", 0, 1, 2)  # names of the annotation, or numbers of TensorFlow Datasets
-NO_VEHICLE = 1000.0
+_CLEVR_DISTANCES = (8.0, 8.5, 9.0, 9.5, 10.0)  # units of the rendered scene, between 6 classes
+_KITTI_DISTANCES = (8.0, 20.0, 999.0)  # metres, between 4 classes; the last is "no vehicle"
+_KITTI_VEHICLES = ("Car", "Van", "Truck", 0, 1, 2)  # names of the annotation, or numbers of TensorFlow Datasets
+_NO_VEHICLE = 1000.0
 
 
-def records(objects: Any) -> list[dict[str, Any]]:
+def _records(objects: Any) -> list[dict[str, Any]]:
     """Annotated objects as a list of records."""
     if isinstance(objects, dict):
         return [dict(zip(objects, values, strict=True)) for values in zip(*objects.values(), strict=True)]
     return list(objects)
 
 
-def class_of(value: float, thresholds: tuple[float, ...]) -> int:
-    """The number of thresholds that `value` is above."""
+def _class_of(value: float, thresholds: tuple[float, ...]) -> int:
+    """Number of thresholds that `value` is above."""
     return bisect_left(thresholds, value)
 
 
 def clevr_count(objects: Any) -> int:
-    """How many objects there are: 3 to 10, as classes 0 to 7."""
-    return len(records(objects)) - 3
+    """Number of objects: 3 to 10, as classes 0 to 7."""
+    return len(_records(objects)) - 3
 
 
 def clevr_distance(objects: Any) -> int:
-    """How far the closest object is from the camera, by the third of its `pixel_coords`."""
-    return class_of(min(entry["pixel_coords"][2] for entry in records(objects)), CLEVR_DISTANCES)
+    """Distance of the closest object from the camera, the third of its `pixel_coords`, as classes 0 to 5."""
+    return _class_of(min(entry["pixel_coords"][2] for entry in _records(objects)), _CLEVR_DISTANCES)
 
 
 def kitti_distance(objects: Any) -> int:
-    """How far the closest car, van or truck is, by the third of its `location`: up to 8 m, 20 m, further, or none."""
-    vehicles = [entry["location"][2] for entry in records(objects) if entry["type"] in KITTI_VEHICLES]
-    return class_of(min([*vehicles, NO_VEHICLE]), KITTI_DISTANCES)
+    """Distance of the closest car, van or truck, the third of its `location`: up to 8 m, 20 m, further, or none."""
+    vehicles = [entry["location"][2] for entry in _records(objects) if entry["type"] in _KITTI_VEHICLES]
+    return _class_of(min([*vehicles, _NO_VEHICLE]), _KITTI_DISTANCES)
 
 
 def dsprites_location(label_x_position: int) -> int:
-    """The 32 horizontal positions in 16 classes of two."""
+    """Horizontal position: 32 in 16 classes of two."""
     return label_x_position // 2
 
 
 def dsprites_orientation(label_orientation: int) -> int:
-    """The 40 orientations in 16 classes: 40 / 16 = 2.5 each, so three and two in turn."""
+    """Orientation: 40 in 16 classes of 40 / 16 = 2.5, so three and two in turn."""
     return int(label_orientation // 2.5)
 
 
 def smallnorb_azimuth(azimuth: int) -> int:
-    """The info files count azimuths 0, 2, 4 to 34, in units of 10 degrees: 18 classes."""
+    """Azimuth, which the info files count 0, 2, 4 to 34 in units of 10 degrees: 18 classes."""
     return azimuth // 2
 
 
 def smallnorb_elevation(elevation: int) -> int:
-    """The info files count elevations 0 to 8, from 30 to 70 degrees in steps of 5: 9 classes."""
+    """Elevation, which the info files count 0 to 8, from 30 to 70 degrees in steps of 5: 9 classes."""
     return elevation
 
 
-class Target(NamedTuple):
+class _Target(NamedTuple):
     column: str  # of annotation
     function: Callable[[Any], int]
 
 
 TARGETS = {
-    "clevr_count": Target("objects", clevr_count),
-    "clevr_distance": Target("objects", clevr_distance),
-    "kitti_distance": Target("objects", kitti_distance),
-    "dsprites_location": Target("label_x_position", dsprites_location),
-    "dsprites_orientation": Target("label_orientation", dsprites_orientation),
-    "smallnorb_azimuth": Target("azimuth", smallnorb_azimuth),
-    "smallnorb_elevation": Target("elevation", smallnorb_elevation),
+    "clevr_count": _Target("objects", clevr_count),
+    "clevr_distance": _Target("objects", clevr_distance),
+    "kitti_distance": _Target("objects", kitti_distance),
+    "dsprites_location": _Target("label_x_position", dsprites_location),
+    "dsprites_orientation": _Target("label_orientation", dsprites_orientation),
+    "smallnorb_azimuth": _Target("azimuth", smallnorb_azimuth),
+    "smallnorb_elevation": _Target("elevation", smallnorb_elevation),
 }

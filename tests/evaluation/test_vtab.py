@@ -44,11 +44,25 @@ def test_tasks_groups_and_means_are_the_papers():
 
 
 def test_the_setting_is_the_recipe():
-    """One setting for all tasks: what the recipe says besides the splits."""
-    recipe = read_recipe(ROOT / "training" / "recipes" / "finetune_vtab.yaml")
-    assert read_table()["setting"] == {
-        name: value for name, value in recipe.items() if name not in ("train_split", "eval_split", "base")
-    }
+    """One setting for all tasks: what the recipe says besides the splits, at each level of augmentation."""
+    table, path = read_table(), ROOT / "training" / "recipes" / "finetune_vtab.yaml"
+    unused = {"train_split", "eval_split", "crop_area"}
+    for level, augmentation in table["augmentation"].items():
+        recipe = read_recipe(path, {"augmentation": level})
+        assert {**table["setting"], **augmentation} == {
+            name: value for name, value in recipe.items() if name not in unused
+        }
+
+
+def test_augmentation_is_what_bit_says():
+    """The appendix of arXiv 1912.11370 on VTAB; sizes of Scenic's vtab_plainvit_config.py, which agrees with it."""
+    table = read_table()
+    levels = {name: table["augmentation"][task.augmentation] for name, task in TASKS.items()}
+    assert {name for name, level in levels.items() if not level["flip"]} == {"dSpr-Ori", "sNORB-Azim", "dSpr-Loc"}
+    uncropped = {"Clevr-Count", "Clevr-Dist", "DMLab", "KITTI-Dist", "dSpr-Loc"}
+    assert {name for name, level in levels.items() if level["crop"] == "none"} == uncropped
+    assert {level["crop"] for level in levels.values()} == {"none", "random"}
+    assert (table["setting"]["resize"], table["setting"]["image_size"]) == (448, 384)
 
 
 def test_clevr_targets():
@@ -233,7 +247,7 @@ def test_the_hub_has_all_tasks_by_name(hub, client, tmp_path):
                 path_or_fileobj=file.getvalue(), path_in_repo=f"{split}/0.tar", repo_type="dataset",
                 repo_id="alice/wds_vtab-dsprites_label_x_position",
             )
-        task = Task("dSpr-Loc", "structured", 16, "dsprites_loc", "alice/wds_vtab-dsprites_label_x_position",
+        task = Task("dSpr-Loc", "structured", 16, "dsprites_loc", "alice/wds_vtab-dsprites_label_x_position", "none",
                     hub_columns={"cls": "label_x_position"}, splits={"train": "elsewhere"}, target="dsprites_location")
         data = open_task(task, "hub")
         labels = sorted({data.test.label(row) for row in data.test.samples})
@@ -250,7 +264,7 @@ def test_bad_data_are_one_sentence_that_names_the_task(root, tmp_path):
     write(tmp_path / "svhn", "test", {"image": images(2, rng), "label": [0] * 2})
     with pytest.raises(ValueError, match="SVHN: train has 7 examples, and 80 are needed"):
         open_task(TASKS["SVHN"], str(tmp_path))
-    other = Task("Small", "natural", 90, "cifar", "-", label="fine_label")
+    other = Task("Small", "natural", 90, "cifar", "-", "none", label="fine_label")
     with pytest.raises(ValueError, match=r"Small: there are 90 classes, and example .* has the label 9"):
         open_task(other, str(root))
     for name in ("train800", "val200", "test"):
