@@ -5,7 +5,27 @@ Importing it registers the classes with transformers' Auto classes.
 
 import sys
 from importlib import import_module
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what an editor knows of the public names; the same as in `_HOME` and `_MODULES`
+    from . import analysis as analysis
+    from . import conversion as conversion
+    from .hub.pushing import push as push
+    from .hub.remote_code import add_code as add_code
+    from .images.image_processing_hf_vit import HfViTImageProcessor as HfViTImageProcessor
+    from .models.configuration_hf_bit import HfBiTConfig as HfBiTConfig
+    from .models.configuration_hf_vit import HfViTConfig as HfViTConfig
+    from .models.configuration_hf_vit import HfViTHybridConfig as HfViTHybridConfig
+    from .models.modeling_hf_bit import HfBiTBackbone as HfBiTBackbone
+    from .models.modeling_hf_bit import HfBiTForImageClassification as HfBiTForImageClassification
+    from .models.modeling_hf_bit import HfBiTModel as HfBiTModel
+    from .models.modeling_hf_vit import HfViTBackbone as HfViTBackbone
+    from .models.modeling_hf_vit import HfViTForImageClassification as HfViTForImageClassification
+    from .models.modeling_hf_vit import HfViTHybridBackbone as HfViTHybridBackbone
+    from .models.modeling_hf_vit import HfViTHybridForImageClassification as HfViTHybridForImageClassification
+    from .models.modeling_hf_vit import HfViTHybridModel as HfViTHybridModel
+    from .models.modeling_hf_vit import HfViTModel as HfViTModel
+    from .models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction as HfViTForMaskedPatchPrediction
 
 __version__ = "0.1.0"
 
@@ -27,7 +47,6 @@ _HOME = {
     "HfBiTForImageClassification": _BIT_MODELING,
     "HfBiTBackbone": _BIT_MODELING,
     "HfViTImageProcessor": ".images.image_processing_hf_vit",
-    "register_auto_classes": ".models.auto",
     "push": ".hub.pushing",
     "add_code": ".hub.remote_code",
 }
@@ -51,7 +70,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# The command `hf-vit` answers --help without torch: it registers when a command needs it.
-if Path(sys.argv[0] if sys.argv else "").stem != "hf-vit":
-    import_module(".models.auto", __name__).register_auto_classes()
-    import_module(".hub.pushing", __name__).take_over_push_to_hub()
+# `models` registers the Auto classes. The command `hf-vit` answers --help without: its commands import what they need.
+if not getattr(sys.modules.get("hf_vit_command"), "is_running", False):
+    import_module(".models", __name__)

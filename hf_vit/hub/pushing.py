@@ -24,8 +24,6 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import httpx
 
 from .. import __version__
-from ..images.image_processing_hf_vit import HfViTImageProcessor
-from ..models.pretrained import HfViTPreTrainedModel
 from .remote_code import add_code
 
 logger = logging.getLogger(__name__)
@@ -372,8 +370,3 @@ def push_saved(
         logger.warning(f"The card of {repo_id}: {problem}")
     assert pushed.commit is not None
     return pushed.commit
-
-
-def take_over_push_to_hub() -> None:
-    """Give models and image processors our `push_to_hub`; their own files travel to the Hub without this one."""
-    HfViTPreTrainedModel.push_to_hub = HfViTImageProcessor.push_to_hub = push_saved

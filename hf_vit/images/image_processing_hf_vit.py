@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import lru_cache, partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,6 +141,15 @@ class HfViTImageProcessor(BaseImageProcessor):
     def model_input_names(self) -> list[str]:
         masks = ["pixel_attention_mask", "spatial_shapes"] if self.preset == "native" else []
         return ["pixel_values", *masks]
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
+        """Push the processor with `hf_vit.hub.pushing.push_saved`, or as transformers does where there is no hf_vit."""
+        # The only reach upward from the files that travel: what pushes does not travel with them.
+        try:
+            pushing = import_module("hf_vit.hub.pushing")
+        except ModuleNotFoundError:
+            return super().push_to_hub(repo_id, **kwargs)
+        return pushing.push_saved(self, repo_id, **kwargs)
 
     @torch.no_grad()
     def preprocess(self, images: Any, **kwargs: Any) -> BatchFeature:

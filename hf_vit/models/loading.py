@@ -8,7 +8,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from ..files.output import new_folder
 from ..images.image_processing_hf_vit import HfViTImageProcessor
-from .auto import AUTO_MODELS, register_auto_classes
+from .auto import AUTO_MODELS
 from .configuration_hf_vit import Size, as_pair
 from .pretrained import HfViTPreTrainedModel
 from .upstream import is_of_transformers, model_class_for
@@ -63,7 +63,6 @@ def load_model(folder: str | os.PathLike, *, image_size: Size | None = None, **s
 
 def load_processor(folder: str | os.PathLike) -> Any:
     """Load the image processor of a folder or a name on the Hub, whoever's it is; None where there is none."""
-    register_auto_classes()
     try:
         return AutoImageProcessor.from_pretrained(folder)
     except OSError:

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,15 @@ class HfViTPreTrainedModel(PreTrainedModel):
         if push_to_hub:
             repo_id = hub_options.pop("repo_id", Path(save_directory).resolve().name)
             self.push_to_hub(repo_id, token=kwargs.get("token"), **hub_options)
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
+        """Push the model with `hf_vit.hub.pushing.push_saved`, or as transformers does where there is no hf_vit."""
+        # The only reach upward from the files that travel: what pushes does not travel with them.
+        try:
+            pushing = import_module("hf_vit.hub.pushing")
+        except ModuleNotFoundError:
+            return super().push_to_hub(repo_id, **kwargs)
+        return pushing.push_saved(self, repo_id, **kwargs)
 
     def save_description(self, save_directory) -> None:
         """What `save_pretrained` writes besides the weights."""

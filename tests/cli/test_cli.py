@@ -140,15 +140,6 @@ def test_a_full_disk_leaves_nothing(goldens, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_help_needs_neither_torch_nor_transformers():
-    code = "import sys; sys.argv = ['hf-vit', '--help']\nfrom hf_vit.cli import main\n"
-    code += "try: main()\nexcept SystemExit: pass\n"
-    code += "print('heavy:', {'torch', 'transformers', 'numpy'} & set(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "convert" in result.stdout
-    assert result.stdout.strip().endswith("heavy: set()")
-
-
 def test_the_scripts_are_the_commands():
     for script in ("convert", "export"):
         path = Path(__file__).parents[2] / "conversion" / f"{script}.py"

@@ -1,5 +1,7 @@
 """Loading a folder, and classifying with it."""
 
+import sys
+
 import pytest
 import torch
 import transformers
@@ -9,7 +11,7 @@ import hf_vit
 from hf_vit.models.loading import load, load_model, save_folder
 from hf_vit.models.prediction import Prediction, classify, most_likely, predict
 
-from ..hub.test_pushing import TINY
+from ..models import TINY
 
 
 @pytest.fixture
@@ -82,3 +84,15 @@ def test_without_head_or_processor_nothing_is_predicted(folder, tmp_path):
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(ValueError, match="holds no image processor"):
         list(predict(folder, [tmp_path / "any.png"]))
+
+
+@pytest.mark.parametrize("kind", ["model", "processor"])
+def test_without_hf_vit_transformers_pushes(monkeypatch, kind):
+    """As remote code, the classes run where there is nothing else of hf_vit."""
+    saved = hf_vit.HfViTModel(hf_vit.HfViTConfig(**TINY)) if kind == "model" else hf_vit.HfViTImageProcessor()
+    theirs = (
+        transformers.PreTrainedModel if kind == "model" else transformers.image_processing_base.ImageProcessingMixin
+    )
+    monkeypatch.setattr(theirs, "push_to_hub", lambda self, repo_id, **kwargs: (repo_id, kwargs))
+    monkeypatch.setitem(sys.modules, "hf_vit.hub.pushing", None)
+    assert saved.push_to_hub("alice/vit", private=True) == ("alice/vit", {"private": True})

@@ -1,0 +1,99 @@
+"""`import hf_vit`: what it registers, what it shows of itself, and that the command `hf-vit` stays quick."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import hf_vit
+
+from .models import save_tiny
+
+ROOT = Path(__file__).parents[1]
+# What pip writes for an entry of [project.scripts].
+CONSOLE_SCRIPT = """\
+import sys
+from {module} import {function}
+sys.argv[0] = "hf-vit"
+try:
+    status = {function}()
+finally:
+    print("heavy:", sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
+sys.exit(status)
+"""
+
+
+def run(script: Path, *arguments) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(script), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=script.parent)
+
+
+@pytest.fixture
+def console_script(tmp_path):
+    module, function = re.search(
+        r'^hf-vit = "(\w+):(\w+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    ).groups()
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "hf-vit"
+    script.write_text(CONSOLE_SCRIPT.format(module=module, function=function))
+    return script
+
+
+def test_help_of_the_command_needs_neither_torch_nor_transformers(console_script):
+    done = run(console_script, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "convert" in done.stdout
+    assert "heavy: []" in done.stdout
+
+
+def test_the_command_inspects_a_folder(console_script, tmp_path):
+    pytest.importorskip("matplotlib")
+    save_tiny(tmp_path / "model")
+    done = run(console_script, "inspect", tmp_path / "model", "--output", tmp_path / "report")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
+def test_a_script_may_be_called_as_the_command(tmp_path):
+    save_tiny(tmp_path / "model")
+    script = tmp_path / "hf-vit.py"
+    script.write_text(
+        "import sys, hf_vit, transformers\n"
+        "print(type(transformers.AutoModel.from_pretrained(sys.argv[1])).__name__)\n"
+        "print(type(transformers.AutoImageProcessor.from_pretrained(sys.argv[1])).__name__)\n"
+    )
+    done = run(script, tmp_path / "model")
+    assert done.stdout.split() == ["HfViTModel", "HfViTImageProcessor"], done.stderr
+
+
+def typed_names() -> set[str]:
+    """What `hf_vit/__init__.py` imports for editors alone."""
+    tree = ast.parse(Path(hf_vit.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    return {alias.asname for node in block.body for alias in node.names}
+
+
+def test_every_public_name_exists_and_has_a_type():
+    assert typed_names() == set(hf_vit.__all__) - {"__version__"}
+    for name in hf_vit.__all__:
+        assert getattr(hf_vit, name) is not None
+
+
+def test_an_editor_knows_the_classes(tmp_path):
+    pyright = shutil.which("pyright", path=str(Path(sys.executable).parent))
+    if find_spec("pyright") is None or pyright is None:
+        pytest.skip("pyright is not installed")
+    snippet = tmp_path / "snippet.py"
+    snippet.write_text("import hf_vit\n\nreveal_type(hf_vit.HfViTForImageClassification)\nreveal_type(hf_vit.push)\n")
+    (tmp_path / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{ROOT}"]}}')
+    command = [pyright, "--project", str(tmp_path), "--pythonpath", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert 'is "type[HfViTForImageClassification]"' in done.stdout, done.stdout + done.stderr
+    assert "-> Pushed" in done.stdout
