@@ -4,16 +4,18 @@ import argparse
 import json
 from pathlib import Path
 
+from ..files.output import new_file, refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import add_command, parse_size
+from .arguments import Commands, add_command, parse_size
 
 
-def add_analysis_commands(commands) -> None:
+def add_commands(commands: Commands) -> None:
+    """Add `inspect` and `compute`."""
     _add_inspect(commands)
     _add_compute(commands)
 
 
-def _add_inspect(commands) -> None:
+def _add_inspect(commands: Commands) -> None:
     command = add_command(commands, "inspect", _inspect, "a report of what a model has learned and where it looks")
     command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
     command.add_argument("--image", nargs="+", default=[], type=Path, metavar="FILE", help="images to look at")
@@ -24,14 +26,12 @@ def _add_inspect(commands) -> None:
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
-    from hf_vit.files.output import refuse_existing
-
     refuse_existing(arguments.output, arguments.overwrite)
     silence_progress_bars()
     _need("matplotlib")
     if arguments.flow:
         _need("scipy")
-    from hf_vit.analysis.inspection import inspect
+    from ..analysis.inspection import inspect
 
     problems = inspect(
         arguments.folder,
@@ -54,7 +54,7 @@ def _need(package: str) -> None:
         raise ValueError(f"this needs {package}, which is not installed: pip install 'hf_vit[analysis]'")
 
 
-def _add_compute(commands) -> None:
+def _add_compute(commands: Commands) -> None:
     command = add_command(commands, "compute", _compute, "what a model costs, and what training it takes")
     command.add_argument("model", nargs="?", help='a variant such as "B/16", a folder, or a name on the Hub')
     command.add_argument("--image-size", type=parse_size, metavar="N|HxW", help="by default the model's own")
@@ -86,11 +86,9 @@ def _compute(arguments: argparse.Namespace) -> None:
 
 
 def _draw_runs(arguments: argparse.Namespace) -> None:
-    from hf_vit.files.output import new_file, refuse_existing
-
     refuse_existing(arguments.output, arguments.overwrite)
     _need("matplotlib")
-    from hf_vit.analysis import plot_compute_accuracy, published_runs, read_runs
+    from ..analysis import plot_compute_accuracy, published_runs, read_runs
 
     published = arguments.runs is None
     runs = published_runs() if published else read_runs(arguments.runs)
@@ -101,7 +99,7 @@ def _draw_runs(arguments: argparse.Namespace) -> None:
 
 
 def _print_compute(arguments: argparse.Namespace) -> None:
-    from hf_vit.analysis import accounts
+    from ..analysis import accounts
 
     compute = accounts.account(
         arguments.model,
@@ -115,8 +113,8 @@ def _print_compute(arguments: argparse.Namespace) -> None:
 
 
 def _print_table(arguments: argparse.Namespace) -> None:
-    from hf_vit.analysis import accounts
-    from hf_vit.analysis.training_runs import table_rows
+    from ..analysis import accounts
+    from ..analysis.training_runs import table_rows
 
     rows = table_rows(arguments.table)
     print(json.dumps(rows, indent=2) if arguments.json else accounts.table_as_text(arguments.table, rows))

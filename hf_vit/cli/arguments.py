@@ -1,19 +1,46 @@
-"""The commands of `hf-vit`, by subject; each module is imported by `--help`, so it imports nothing heavy itself."""
+"""What the commands share: how one is added, and arguments that several take."""
 
 import argparse
 from collections.abc import Callable
+from typing import Any, TypeAlias
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add_command(commands, name: str, run: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:
-    """A subcommand that calls `run` with its arguments."""
+def add_command(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], None], about: str
+) -> argparse.ArgumentParser:
+    """Add a subcommand that calls `run` with its arguments."""
     command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
     command.set_defaults(run=run, takes_settings=False)
     return command
 
 
 def parse_size(text: str) -> int | tuple[int, int]:
-    """`384` or `384x512`, height first."""
+    """Parse `384` or `384x512`, height first."""
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is neither N nor HxW with numbers from 1")
     return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+
+
+def load_or_convert(folder: str) -> tuple[Any, Any]:
+    """Load a model and its image processor, None where it has none; a folder of transformers' own is converted.
+
+    Args:
+        folder: of `save_pretrained`, or a name on the Hub.
+    """
+    from transformers.configuration_utils import PreTrainedConfig
+
+    from ..conversion import convert
+    from ..images.image_processing_hf_vit import HfViTImageProcessor
+    from ..models.loading import load_model
+    from ..models.upstream import is_of_transformers
+
+    if is_of_transformers(PreTrainedConfig.get_config_dict(folder)[0]):
+        return convert(folder)
+    model = load_model(folder)
+    try:
+        return model, HfViTImageProcessor.from_pretrained(folder)
+    except OSError:
+        return model, None

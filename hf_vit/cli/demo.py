@@ -2,10 +2,11 @@
 
 import argparse
 
-from .arguments import add_command
+from .arguments import Commands, add_command
 
 
-def add_demo_command(commands) -> None:
+def add_commands(commands: Commands) -> None:
+    """Add `demo`."""
     command = add_command(
         commands, "demo", _demo, "show a page that classifies a picture and marks where the model looks"
     )
@@ -16,6 +17,6 @@ def add_demo_command(commands) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> None:
-    from hf_vit.demo.page import serve
+    from ..demo.page import serve
 
     serve(arguments.folder, arguments.host, arguments.port, arguments.open)

@@ -1,18 +1,19 @@
-"""`hf-vit push`, `hf-vit card` and `hf-vit catalog`."""
+"""`hf-vit push` and `hf-vit card`."""
 
 import argparse
 from pathlib import Path
 
-from .arguments import add_command
+from ..files.output import write_text
+from .arguments import Commands, add_command
 
 
-def add_hub_commands(commands) -> None:
+def add_commands(commands: Commands) -> None:
+    """Add `push` and `card`."""
     _add_push(commands)
     _add_card(commands)
-    _add_catalog(commands)
 
 
-def _add_push(commands) -> None:
+def _add_push(commands: Commands) -> None:
     command = add_command(
         commands, "push", _push, "push a folder to the Hub: weights, processor and card in one commit"
     )
@@ -31,7 +32,7 @@ def _add_push(commands) -> None:
 
 
 def _push(arguments: argparse.Namespace) -> None:
-    from hf_vit.hub.pushing import push
+    from ..hub.pushing import push
 
     pushed = push(
         arguments.folder,
@@ -55,7 +56,7 @@ def _push(arguments: argparse.Namespace) -> None:
         print(f"pushed: {pushed.commit.pr_url or pushed.commit.commit_url}")
 
 
-def _add_card(commands) -> None:
+def _add_card(commands: Commands) -> None:
     command = add_command(commands, "card", _card, "render the model card of a folder and check it, without pushing")
     what = command.add_mutually_exclusive_group(required=True)
     what.add_argument("folder", nargs="?", type=Path, help="a folder that convert, training or save_pretrained wrote")
@@ -67,41 +68,17 @@ def _add_card(commands) -> None:
 
 def _card(arguments: argparse.Namespace) -> None:
     if arguments.published is not None:
-        from hf_vit.hub.published_cards import write_published_cards
+        from ..hub.published_cards import write_published_cards
 
         print(f"{len(write_published_cards(arguments.published))} cards written to {arguments.published}")
         return
-    from hf_vit.hub.card_check import check_card
-    from hf_vit.hub.cards import render_folder_card
+    from ..hub.card_check import check_card
+    from ..hub.cards import render_folder_card
 
     card = render_folder_card(arguments.folder, name=arguments.name, license=arguments.license)
     if arguments.write:
-        (arguments.folder / "README.md").write_text(card)
+        write_text(arguments.folder / "README.md", card)
     else:
         print(card, end="")
     if problems := check_card(card):
         raise ValueError(f"the card is not good enough: {'; '.join(problems)}")
-
-
-def _add_catalog(commands) -> None:
-    command = add_command(commands, "catalog", _catalog, "find released checkpoints, or say what a file name means")
-    command.add_argument("query", help='an architecture such as "B/16" or "R50+L/32", or the name of a file')
-    command.add_argument("--adapted-to", metavar="DATA", help="fine-tuned on imagenet2012, oxford_iiit_pet, ...")
-    command.add_argument("--resolution", type=int, metavar="PIXELS", help="of fine-tuning: 224 or 384")
-    command.add_argument("--index", help="AugReg's index.csv of 51,509 files: a path, https://... or gs://...")
-    command.add_argument("--limit", type=int, default=10, help="how many files to name (default 10)")
-
-
-def _catalog(arguments: argparse.Namespace) -> None:
-    from hf_vit.catalog import INDEX, explain, search, variants
-
-    if arguments.query not in variants():
-        print(explain(arguments.query))
-        return
-    found = search(arguments.query, arguments.adapted_to, arguments.resolution, arguments.index, arguments.limit)
-    for location, about in found:
-        print(location, f"  {about}", sep="\n")
-    if arguments.index is None:
-        print(f"of the built-in list ({len(found)} found); --index {INDEX} searches all files of AugReg")
-    elif not found:
-        raise ValueError(f"{arguments.index} has no such file")

@@ -45,9 +45,14 @@ def test_it_appears_and_is_replaced_on_demand_alone(kind, tmp_path):
 def test_after_an_error_or_an_interrupt_all_is_as_it_was(new, error, exists, tmp_path):
     if exists:
         (tmp_path / "it").write_text("old")
-    with pytest.raises(type(error)), new(tmp_path / "it", overwrite=True) as draft:
-        (draft / "text" if draft.is_dir() else draft).write_text("half")
-        raise error
+
+    def fail():
+        with new(tmp_path / "it", overwrite=True) as draft:
+            (draft / "text" if draft.is_dir() else draft).write_text("half")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
     assert contents(tmp_path) == ({"it": "old"} if exists else {})
     assert len(list(tmp_path.iterdir())) == exists
 
