@@ -1,4 +1,6 @@
-"""Augmentation against arrays and crops of the original (TensorFlow)."""
+"""Augmentation against arrays and crops of the original (TensorFlow): goldens/preprocess.npz and goldens/training."""
+
+import math
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hf_vit.training.augmentation import (
     sample_inception_box,
     to_mode,
 )
-from hf_vit.training.randaugment import OPERATIONS, contrast, posterize, randaugment, solarize, solarize_add
+from hf_vit.training.randaugment import OPERATIONS, randaugment
 
 
 @pytest.fixture(scope="module")
@@ -131,53 +133,126 @@ def ramp() -> Image.Image:
     return Image.fromarray(np.stack([np.arange(256, dtype=np.uint8).reshape(16, 16)] * 3, axis=-1))
 
 
-def test_tables_of_the_original():
-    """At strength 10 and 4; `image < threshold` and the shifts of big_vision's autoaugment.py by hand."""
-    values = np.arange(256)
-    table = {operation: np.asarray(operation(ramp(), 0.4, None))[..., 0].ravel() for operation in
-             (posterize, solarize, solarize_add)}  # fmt: skip
-    assert np.array_equal(table[posterize], values >> 7 << 7)  # int(0.4 * 4) = 1 bit
-    assert np.array_equal(table[solarize], np.where(values < 102, values, 255 - values))
-    assert np.array_equal(table[solarize_add], np.where(values < 128, np.minimum(values + 44, 255), values))
-    assert np.array_equal(np.asarray(solarize(ramp(), 1.0, None))[..., 0].ravel(), values)  # nothing is inverted
+class HeldDraws:
+    """A generator of the numbers that the goldens were made with."""
+
+    def __init__(self, sign: str = "plus", centre: tuple[int, ...] = ()):
+        self.uniform, self.centre = (0.0 if sign == "plus" else 0.9), list(centre)
+
+    def random(self) -> float:
+        return self.uniform
+
+    def integers(self, high: int) -> int:
+        return self.centre.pop(0)
 
 
-def test_contrast_blends_with_the_number_of_pixels_over_256():
-    image = Image.new("RGB", (224, 224), (10, 20, 30))
-    assert contrast(image, 0.0, None).getpixel((0, 0)) == (177, 178, 179)  # 196 + 0.1 * (value - 196), cut off
+def augment(name: str, image: np.ndarray, magnitude: float, rng=None) -> np.ndarray:
+    return np.asarray(OPERATIONS[name](Image.fromarray(image), magnitude / 10, rng)).astype(int)
 
 
-def test_strength_zero_is_not_the_identity_for_all():
-    """`light1` of AugReg has magnitude 0: colours still fade to a tenth, as in the original."""
-    rng = np.random.default_rng(0)
-    pixel = OPERATIONS[8](Image.new("RGB", (4, 4), (200, 100, 50)), 0.0, rng).getpixel((0, 0))  # brightness
-    assert pixel == (20, 10, 5)
+@pytest.fixture(scope="module")
+def randaugmented(goldens):
+    """Outputs of big_vision's RandAugment in TensorFlow on a gradient and on noise."""
+    return np.load(goldens / "training" / "randaugment.npz")
+
+
+@pytest.fixture(scope="module")
+def randaugmented_photos(shared):
+    """The same for two photographs, which are not part of the project."""
+    return np.load(shared / "goldens" / "training" / "randaugment_photos.npz")
+
+
+MOVES = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
+PLAIN = ("AutoContrast", "Equalize", "Invert")
+STRONG = ("Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast", "Brightness", "Sharpness")
+
+
+def check_operation(name: str, arrays):
+    """Equal to TensorFlow but for what its README allows."""
+    keys = [key for key in arrays.files if key.split("/")[0] == name]
+    assert len(keys) == (1 if name in PLAIN else 9 if name in STRONG else 22 if "Translate" in name else 18)
+    for key in keys:
+        magnitude, sign = (*key.split("/")[1:], "10", "plus")[:2] if name in MOVES else ((*key.split("/"), "10")[1], "")
+        ours = np.stack([augment(name, image, int(magnitude), HeldDraws(sign)) for image in arrays["images"]])
+        difference = np.abs(ours - arrays[key])
+        if name == "Sharpness":  # the image it blends with has a level more here and there
+            assert difference.max() <= max(1, math.ceil(abs(0.18 * int(magnitude) + 0.1 - 1))), key
+            assert (difference > 0).mean() < 0.01, key
+        elif name in MOVES:
+            assert not difference[:, ~in_the_middle(name, int(magnitude), sign, ours.shape[1:3])].any(), key
+        else:
+            assert not difference.any(), key
+
+
+def in_the_middle(name: str, magnitude: int, sign: str, size: tuple[int, int]) -> np.ndarray:
+    """Where a coordinate of Rotate and Shear is within 1e-3 of the middle between two pixels: (height, width) bool."""
+    height, width = size
+    y, x = np.mgrid[:height, :width].astype(float)
+    amount = magnitude / 10 * (1 if sign == "plus" else -1)
+    if name == "Rotate":
+        angle, x, y = math.radians(30 * amount), x - (width - 1) / 2, y - (height - 1) / 2
+        x, y = (
+            math.cos(angle) * x - math.sin(angle) * y + (width - 1) / 2,
+            math.sin(angle) * x + math.cos(angle) * y + (height - 1) / 2,
+        )
+    x, y = x + (name == "ShearX") * 0.3 * amount * y, y + (name == "ShearY") * 0.3 * amount * x
+    return (np.abs(x % 1 - 0.5) < 1e-3) | (np.abs(y % 1 - 0.5) < 1e-3)
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *STRONG, *MOVES])
+def test_randaugment_equals_the_original(randaugmented, name):
+    check_operation(name, randaugmented)
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *STRONG, *MOVES])
+def test_randaugment_of_photographs_equals_the_original(randaugmented_photos, name):
+    check_operation(name, randaugmented_photos)
+
+
+def test_cutout_equals_the_original(randaugmented):
+    keys = [key for key in randaugmented.files if key.startswith("Cutout/") and not key.endswith("box")]
+    assert len(keys) == 13
+    for key in keys:
+        _, magnitude, centre = key.split("/")
+        y, x = map(int, centre.split("_"))
+        ours = augment("Cutout", randaugmented["cutout_image"], int(magnitude), HeldDraws(centre=(x, y)))
+        assert np.array_equal(ours, randaugmented[key]), key
+
+
+def test_contrast_at_all_sizes_equals_the_original(randaugmented):
+    """It blends with a grey of the number of pixels over 256, at most 255: 196 at 224 x 224."""
+    keys = [key for key in randaugmented.files if key.startswith("contrast_sizes/")]
+    assert len(keys) == 6
+    for key in keys:
+        _, size, magnitude = key.split("/")
+        height, width = map(int, size.split("x"))
+        y, x = np.mgrid[:height, :width]
+        image = [x * 255 // (width - 1), y * 255 // (height - 1), (x + y) * 255 // (width + height - 2)]
+        ours = augment("Contrast", np.stack(image, axis=-1).astype(np.uint8), int(magnitude))
+        assert np.array_equal(ours[::7, ::5], randaugmented[key]), key
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_every_operation_keeps_size_and_mode(mode):
     image = ramp().convert(mode)
-    for operation in OPERATIONS:
+    for name, operation in OPERATIONS.items():
         for level in (0, 0.5, 1, 2):
             result = operation(image, level, np.random.default_rng(1))
-            assert (result.size, result.mode) == (image.size, mode), operation.__name__
+            assert (result.size, result.mode) == (image.size, mode), name
 
 
-def test_moved_images_are_filled_with_grey():
-    image = Image.new("RGB", (50, 50), (255, 0, 0))
-    names = {operation.__name__: operation for operation in OPERATIONS}
-    for name in ("translate_x", "translate_y", "rotate", "shear_x", "shear_y"):
-        colours = {colour for _, colour in names[name](image, 0.3, np.random.default_rng(2)).getcolors()}
-        assert colours == {(255, 0, 0), (128, 128, 128)}, name
+@pytest.mark.parametrize("size", [(1, 1), (2, 5), (5, 2), (1, 9)])
+def test_images_of_a_few_pixels_pass(size):
+    for name, operation in OPERATIONS.items():
+        result = operation(Image.new("RGB", size, (255, 0, 9)), 1.5, np.random.default_rng(1))
+        assert result.size == size, name
 
 
-def test_translation_moves_whole_pixels():
-    image = ramp()
-    names = {operation.__name__: operation for operation in OPERATIONS}
-    moved = np.asarray(names["translate_x"](image, 0.03, np.random.default_rng(0)))[..., 0]
-    original = np.asarray(image)[..., 0]
-    left, right = np.array_equal(moved[:, :-3], original[:, 3:]), np.array_equal(moved[:, 3:], original[:, :-3])
-    assert left or right
+@pytest.mark.parametrize("name", MOVES)
+def test_grey_images_move_as_the_channels_of_coloured_ones(name):
+    colour = np.random.default_rng(0).integers(0, 256, (21, 34, 3), dtype=np.uint8)
+    moved = augment(name, colour, 3, HeldDraws("minus"))
+    assert np.array_equal(augment(name, colour[..., 1], 3, HeldDraws("minus")), moved[..., 1])
 
 
 def test_operations_are_drawn_evenly():
