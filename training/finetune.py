@@ -10,12 +10,13 @@ from pathlib import Path
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path.pop(0)  # or evaluate.py in this folder would hide the package of that name
 
-from hf_vit.training import commands
+from hf_vit.training.commands import finetune
+from hf_vit.training.commands import main as run_command
 
 
 def main():
     """What `accelerate launch --tpu` calls in each process."""
-    commands.main(commands.finetune)
+    run_command(finetune)
 
 
 if __name__ == "__main__":

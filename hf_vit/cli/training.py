@@ -21,7 +21,9 @@ def _run(arguments: argparse.Namespace) -> None:
     from ..training import commands
 
     if arguments.command == "evaluate":
-        commands.main(commands.evaluate, arguments.settings)
+        from hf_vit.evaluation.commands import evaluate
+
+        commands.main(evaluate, arguments.settings)
     elif any(setting.split("=")[0] == "--model" for setting in arguments.settings):
         commands.main(commands.finetune, arguments.settings)
     else:

@@ -15,7 +15,7 @@ from ..models.configuration_hf_vit import as_pair
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named
 from ..training.data import EvalSamples, Split
-from ..training.evaluation import predict, score
+from ..training.measuring import predict, score
 from ..training.settings import EvaluateSettings
 
 REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"

@@ -21,7 +21,7 @@ from ..models.configuration_hf_vit import as_pair
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named, require_same_labels
 from ..training.data import EvalSamples, Split
-from ..training.evaluation import collect, model_inputs
+from ..training.measuring import collect, model_inputs
 from ..training.settings import EvaluateSettings
 
 PIECE = 8192  # images between two writes

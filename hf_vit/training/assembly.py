@@ -13,8 +13,8 @@ from .allocation import keep_freed_memory
 from .augmentation import TrainTransform
 from .checkpoints import Checkpoints
 from .data import EvalSamples, Shares, Split, eval_loader, open_split
-from .evaluation import empty_batch, predict, score
 from .loop import Run
+from .measuring import empty_batch, predict, score
 from .objectives import Classification, MaskedPatches, Normalizer
 from .optimization import MovingAverage, build_optimizer
 from .recipes import SettingsError, dump
@@ -24,8 +24,12 @@ from .settings import DataSettings, TrainingSettings
 from .sources import load_split
 
 
-def start(settings) -> Accelerator:
-    """The accelerator, after checking that there are as many processes as were asked for."""
+def start(settings: DataSettings) -> Accelerator:
+    """Start the accelerator.
+
+    Raises:
+        SettingsError: other processes run than `num_processes` of the settings.
+    """
     keep_freed_memory()
     trackers = choose_trackers(getattr(settings, "report_to", "none"))
     accelerator = Accelerator(
@@ -42,8 +46,18 @@ def start(settings) -> Accelerator:
     return accelerator
 
 
-def prepare_output(settings, accelerator: Accelerator, output: Path):
-    """Refuse to mix two runs in one folder."""
+def output_of(settings: TrainingSettings) -> Path:
+    """The folder that a run writes to; the settings have been checked to name one."""
+    return Path(str(settings.output_dir))
+
+
+def prepare_output(settings: TrainingSettings, accelerator: Accelerator) -> None:
+    """Make the folder of the run.
+
+    Raises:
+        SettingsError: it holds another run, and the settings say neither `resume` nor `overwrite`.
+    """
+    output = output_of(settings)
     if accelerator.is_main_process:
         if output.exists() and any(output.iterdir()) and not settings.resume:
             if not settings.overwrite:
@@ -80,7 +94,9 @@ def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> 
     return open_split(samples, settings.image_column, settings.label_column, needs_labels)
 
 
-def prepare_run(settings, accelerator, model, processor, split, shares: Shares, output: Path) -> Run:
+def prepare_run(
+    settings: TrainingSettings, accelerator: Accelerator, model, processor, split: Split, shares: Shares
+) -> Run:
     """Hand model and optimiser to the accelerator; what is random or scheduled stays a function of the step."""
     num_steps = count_steps(settings, split)
     schedule = learning_rate_schedule(
@@ -97,7 +113,7 @@ def prepare_run(settings, accelerator, model, processor, split, shares: Shares, 
     prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding exchanges the parameters of both
     normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)
     objective = make_objective(settings, normalizer, model.config)
-    checkpoints = Checkpoints(output / "checkpoints", settings.keep_checkpoints)
+    checkpoints = Checkpoints(output_of(settings) / "checkpoints", settings.keep_checkpoints)
     state = Run(settings, accelerator, prepared, optimizer, schedule, num_steps, shares, objective, checkpoints)
     if settings.ema_decay is not None:
         state.average = MovingAverage(state.parameters, settings.ema_decay)
@@ -135,14 +151,16 @@ def train_transform(settings: TrainingSettings, config) -> TrainTransform:
     )
 
 
-def evaluator(settings, accelerator, state: Run, split: Split | None, processor, config) -> Callable[[], dict]:
-    """A function that evaluates the model as it then is."""
+def evaluator(
+    settings: TrainingSettings, accelerator: Accelerator, state: Run, split: Split | None, processor, config
+) -> Callable[[], dict[str, float]]:
+    """A function that returns metrics of the model as it then is; without a split, none."""
     if split is None:
         return dict
     samples = EvalSamples(split, processor, as_pair(config.image_size), config.num_channels)
     loader, empty = evaluation_batches(settings, accelerator, samples)
 
-    def evaluate() -> dict:
+    def evaluate() -> dict[str, float]:
         if isinstance(state.objective, MaskedPatches):
             return state.objective.evaluate(accelerator, state.model, loader, empty)
         return score(predict(accelerator, state.model, loader, empty, settings.loss))

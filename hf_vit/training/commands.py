@@ -1,20 +1,19 @@
-"""`finetune`, `pretrain` and `evaluate` from beginning to end; the scripts and `hf-vit` call these."""
+"""`finetune` and `pretrain` from beginning to end: the page behind `training/*.py` and `hf-vit train`."""
 
-import json
 import logging
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils.memory import should_reduce_batch_size
 
-from ..evaluation import classification, few_shot, linear_probe, nearest_neighbors, vtab
 from ..files.progress import silence_progress_bars
 from . import models
 from .assembly import (
     evaluator,
     open_splits,
+    output_of,
     prepare_output,
     prepare_run,
     saver,
@@ -26,30 +25,25 @@ from .loop import TrainingStopped, resume, train
 from .optimization import freeze_parameters
 from .recipes import SettingsError, dump, parse_settings
 from .reporting import card_data, write_curve, write_json
-from .settings import EvaluateSettings, FinetuneSettings, PretrainSettings
-
-PROTOCOLS = {
-    "accuracy": classification.evaluate,
-    "real": classification.evaluate_real,
-    "objectnet": classification.evaluate_objectnet,
-    "few_shot": few_shot.evaluate,
-    "linear_probe": linear_probe.evaluate,
-    "knn": nearest_neighbors.evaluate,
-}
+from .settings import DataSettings, FinetuneSettings, PretrainSettings, TrainingSettings
 
 
-def finetune(argv: list[str] | None = None) -> dict:
-    """Fine-tune a pretrained model; returns the metrics that it writes."""
+def finetune(argv: list[str] | None = None) -> dict[str, Any]:
+    """Fine-tune a pretrained model; return the metrics that are written to `output_dir`."""
     settings = parse_settings(FinetuneSettings, argv)
     if settings.print_config:
         return show(settings)
     accelerator = start(settings)
-    metrics = finetune_on(settings, accelerator, *open_splits(settings))
+    split, eval_split = open_splits(settings)
+    metrics = finetune_on(settings, accelerator, split, eval_split)
     accelerator.end_training()
     return metrics
 
 
-def finetune_on(settings: FinetuneSettings, accelerator: Accelerator, split: Split, eval_split: Split | None) -> dict:
+def finetune_on(
+    settings: FinetuneSettings, accelerator: Accelerator, split: Split, eval_split: Split | None
+) -> dict[str, Any]:
+    """Fine-tune on data that are open already; return the metrics."""
     model, processor = models.load_for_finetuning(settings, split)
     if settings.lora_rank:
         model = models.add_adapters(model, settings)
@@ -57,8 +51,8 @@ def finetune_on(settings: FinetuneSettings, accelerator: Accelerator, split: Spl
     return run(settings, accelerator, model, processor, split, eval_split)
 
 
-def pretrain(argv: list[str] | None = None) -> dict:
-    """Train from random weights; returns the metrics that it writes."""
+def pretrain(argv: list[str] | None = None) -> dict[str, Any]:
+    """Train from random weights; return the metrics that are written to `output_dir`."""
     settings = parse_settings(PretrainSettings, argv)
     if settings.print_config:
         return show(settings)
@@ -71,14 +65,15 @@ def pretrain(argv: list[str] | None = None) -> dict:
     return metrics
 
 
-def run(settings, accelerator: Accelerator, model, processor, split: Split, eval_split: Split | None) -> dict:
-    """Train a model, again with half the images per forward while they do not fit, and save all there is to it."""
+def run(
+    settings: TrainingSettings, accelerator: Accelerator, model, processor, split: Split, eval_split: Split | None
+) -> dict[str, Any]:
+    """Train a model and save it, with half the images per forward while they do not fit; return the metrics."""
     models.set_head_bias(model, settings)
     if settings.gradient_checkpointing:
         newer = getattr(model, "activation_checkpointing_enable", None)
         (newer or model.gradient_checkpointing_enable)()
-    output = Path(settings.output_dir)
-    prepare_output(settings, accelerator, output)
+    prepare_output(settings, accelerator)
     per_device = settings.per_device_batch_size or max(settings.batch_size // accelerator.num_processes, 1)
     while True:
         try:
@@ -91,17 +86,25 @@ def run(settings, accelerator: Accelerator, model, processor, split: Split, eval
             accelerator.free_memory()
 
 
-def train_and_save(settings, accelerator, model, processor, split, eval_split, per_device: int) -> dict:
-    output = Path(settings.output_dir)
+def train_and_save(
+    settings: TrainingSettings,
+    accelerator: Accelerator,
+    model,
+    processor,
+    split: Split,
+    eval_split: Split | None,
+    per_device: int,
+) -> dict[str, Any]:
+    """Train with `per_device` images per forward; save the model and what is known of the run; return the metrics."""
+    output = output_of(settings)
     shares = Shares(settings.batch_size, per_device, accelerator.num_processes, accelerator.process_index)
     accelerator.gradient_accumulation_steps = shares.accumulation
-    state = prepare_run(settings, accelerator, model, processor, split, shares, output)
+    state = prepare_run(settings, accelerator, model, processor, split, shares)
     if settings.resume:
         resume(state)
     steps = range(state.step, state.num_steps)
-    loader = train_loader(
-        split, train_transform(settings, model.config), settings.seed, shares, steps, settings.num_workers
-    )
+    transform = train_transform(settings, model.config)
+    loader = train_loader(split, transform, settings.seed, shares, steps, settings.num_workers)
     evaluate = evaluator(settings, accelerator, state, eval_split, processor, model.config)
     keep_best = saver(accelerator, state.model, processor, output / "best")
     report = train(state, iter(loader), evaluate, keep_best)
@@ -117,32 +120,14 @@ def train_and_save(settings, accelerator, model, processor, split, eval_split, p
     return metrics
 
 
-def evaluate(argv: list[str] | None = None) -> dict:
-    """Metrics of a saved model, by the protocol that the settings name."""
-    settings = parse_settings(EvaluateSettings, argv)
-    if settings.print_config:
-        return show(settings)
-    accelerator = start(settings)
-    if settings.protocol == "vtab":
-        metrics = vtab.evaluate(settings, accelerator, finetune_on)
-    else:
-        metrics = PROTOCOLS[settings.protocol](settings, accelerator)
-    if accelerator.is_main_process and settings.output_dir:
-        Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
-        name = "metrics" if settings.protocol == "accuracy" else settings.protocol
-        write_json(Path(settings.output_dir) / f"{name}.json", metrics)
-    accelerator.print(json.dumps(metrics, indent=2))
-    accelerator.end_training()
-    return metrics
-
-
-def show(settings) -> dict:
+def show(settings: DataSettings) -> dict[str, Any]:
+    """Print the resolved settings as a recipe; there are no metrics."""
     print(dump(settings), end="")
     return {}
 
 
-def main(command: Callable[[list[str] | None], dict], argv: list[str] | None = None):
-    """Run a command; what a user can mend is one sentence and exit status 2."""
+def main(command: Callable[[list[str] | None], dict[str, Any]], argv: list[str] | None = None) -> None:
+    """Run a command; an error that the user can mend is one sentence and exit status 2."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     silence_progress_bars()
     try:

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from ..models.modeling_masked_patch_prediction import Corruption, sample_corruption
-from .evaluation import PADDING, padded
 from .losses import cross_entropy, is_correct, make_targets
+from .measuring import PADDING, padded
 from .mixing import Mixer
 
 

@@ -12,9 +12,10 @@ from PIL import Image
 
 from hf_vit.evaluation import classification
 from hf_vit.evaluation.classification import read_objectnet_classes
+from hf_vit.evaluation.commands import evaluate
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
-from hf_vit.training.commands import evaluate, main
+from hf_vit.training.commands import main
 from hf_vit.training.metrics import SetTopKAccuracy
 
 from .conftest import arguments, picture, save_tiny

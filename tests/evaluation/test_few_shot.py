@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from hf_vit.evaluation.commands import evaluate
 from hf_vit.evaluation.few_shot import BIAS, EPSILON, LeastSquares, draw
-from hf_vit.training.commands import evaluate, main
+from hf_vit.training.commands import main
 
 from .conftest import arguments
 

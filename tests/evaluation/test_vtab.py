@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from hf_vit.evaluation import vtab, vtab_data
+from hf_vit.evaluation.commands import evaluate
 from hf_vit.evaluation.vtab_data import Task, open_task, read_table
 from hf_vit.evaluation.vtab_report import summarise, write_table
 from hf_vit.evaluation.vtab_targets import (
@@ -19,7 +20,6 @@ from hf_vit.evaluation.vtab_targets import (
     smallnorb_azimuth,
     smallnorb_elevation,
 )
-from hf_vit.training.commands import evaluate
 from hf_vit.training.recipes import read_recipe
 from tests.training.launching import ROOT
 

@@ -10,8 +10,9 @@ from PIL import Image
 from transformers import pipeline
 
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTImageProcessor
+from hf_vit.evaluation.commands import evaluate
 from hf_vit.models.loading import load_model
-from hf_vit.training.commands import evaluate, finetune, pretrain
+from hf_vit.training.commands import finetune, pretrain
 
 from .test_shipped_files import RECIPES
 

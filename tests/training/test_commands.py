@@ -16,13 +16,14 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForImageClassification, pipeline
 
+from hf_vit.evaluation.commands import evaluate
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.auto import register_auto_classes
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.training import commands
 from hf_vit.training.augmentation import TrainTransform
-from hf_vit.training.commands import evaluate, finetune, main, pretrain
+from hf_vit.training.commands import finetune, main, pretrain
 from hf_vit.training.loop import TrainingStopped
 from hf_vit.training.sources import load_split
 
