@@ -18,22 +18,22 @@ from ..training.data import EvalSamples, Split
 from ..training.measuring import predict, score
 from ..training.settings import EvaluateSettings
 
-REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
-VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")  # numbered from 1, in the order of the ReaL labels
-RED_BORDER = 2  # pixels at each side of ObjectNet's images, which its authors' code cuts off
+_REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
+_VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")  # numbered from 1, in the order of the ReaL labels
+_RED_BORDER = 2  # pixels at each side of ObjectNet's images, which its authors' code cuts off
 
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
     """Loss, top-1, top-5 and mean per-class accuracy; with `real_labels`, ReaL accuracy."""
     model, processor = load(settings, accelerator)
     split = models.align_labels(open_named(settings, settings.split or "test"), model.config)
-    real = None if settings.real_labels is None else match_real_labels(read_real_labels(settings.real_labels), split)
+    real = None if settings.real_labels is None else _match_real_labels(read_real_labels(settings.real_labels), split)
     return score(run(settings, accelerator, model, processor, split), real)
 
 
 def evaluate_real(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
     """ImageNet's validation images with the labels of "Are we done with ImageNet?", which are downloaded if need be."""
-    settings.real_labels = settings.real_labels or REAL_LABELS
+    settings.real_labels = settings.real_labels or _REAL_LABELS
     settings.split = settings.split or "validation"
     return evaluate(settings, accelerator)
 
@@ -44,9 +44,9 @@ def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> 
     if model.config.num_labels != 1000:
         raise ValueError(f"objectnet needs ImageNet's 1000 classes, and {settings.model} has {model.config.num_labels}")
     split = open_named(settings, settings.split or "train")
-    split, accepted = choose_objectnet(split, read_objectnet_classes(settings.objectnet_classes))
+    split, accepted = _choose_objectnet(split, read_objectnet_classes(settings.objectnet_classes))
     predictions = run(settings, accelerator, model, partial(without_border, processor), split)
-    return score_objectnet(predictions, accepted)
+    return _score_objectnet(predictions, accepted)
 
 
 def load(settings: EvaluateSettings, accelerator: Accelerator):
@@ -67,13 +67,13 @@ def run(settings: EvaluateSettings, accelerator: Accelerator, model, processor, 
 
 def read_real_labels(place: str) -> list[list[int]]:
     """ReaL labels of a file or an address: for each of the images, in order, the classes that are right."""
-    labels = json.loads(local_file(place).read_text())
+    labels = json.loads(_local_file(place).read_text())
     if not isinstance(labels, list) or not all(isinstance(entry, list) for entry in labels):
         raise ValueError(f"{place} is no JSON list of lists of class numbers")
     return labels
 
 
-def local_file(place: str) -> Path:
+def _local_file(place: str) -> Path:
     """A file, downloaded and kept by `datasets` where `place` is an address."""
     if not place.startswith(("http://", "https://")):
         return Path(place).expanduser()
@@ -83,13 +83,13 @@ def local_file(place: str) -> Path:
         raise ValueError(f"{place} cannot be downloaded ({error}); download it elsewhere and pass the file") from error
 
 
-def match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
+def _match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
     """For every image of the split its ReaL labels, by the number in its file name, or else by its place.
 
     Raises:
         ValueError: there are as many labels as images neither way.
     """
-    numbers = None if isinstance(split.samples, datasets.IterableDataset) else validation_numbers(split)
+    numbers = None if isinstance(split.samples, datasets.IterableDataset) else _validation_numbers(split)
     if numbers is not None and max(numbers) <= len(real):
         return [real[number - 1] for number in numbers]
     if not isinstance(split.samples, datasets.IterableDataset) and len(real) != len(split):
@@ -100,10 +100,10 @@ def match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
     return real
 
 
-def validation_numbers(split: Split) -> list[int] | None:
+def _validation_numbers(split: Split) -> list[int] | None:
     """The number of each image among ImageNet's validation images, or None when a file name does not say it."""
     images = split.samples.select_columns(split.image_column)
-    found = [VALIDATION_FILE.search(Path(row[split.image_column]["path"] or "").name) for row in images]
+    found = [_VALIDATION_FILE.search(Path(row[split.image_column]["path"] or "").name) for row in images]
     return [int(match.group(1)) for match in found if match] if found and all(found) else None
 
 
@@ -116,7 +116,7 @@ def read_objectnet_classes(place: str | None) -> dict[str, list[int]]:
     return classes
 
 
-def choose_objectnet(split: Split, classes: dict[str, list[int]]) -> tuple[Split, list[list[int]]]:
+def _choose_objectnet(split: Split, classes: dict[str, list[int]]) -> tuple[Split, list[list[int]]]:
     """The images whose class ImageNet has too, and for each the class numbers that are right.
 
     Raises:
@@ -137,10 +137,10 @@ def choose_objectnet(split: Split, classes: dict[str, list[int]]) -> tuple[Split
 def without_border(processor, image, **options):
     """The processor's result for the image inside its red border."""
     width, height = image.size
-    return processor(image.crop((RED_BORDER, RED_BORDER, width - RED_BORDER, height - RED_BORDER)), **options)
+    return processor(image.crop((_RED_BORDER, _RED_BORDER, width - _RED_BORDER, height - _RED_BORDER)), **options)
 
 
-def score_objectnet(predictions: dict[str, Any], accepted: list[list[int]]) -> dict[str, Any]:
+def _score_objectnet(predictions: dict[str, Any], accepted: list[list[int]]) -> dict[str, Any]:
     """Whether the first, or one of the first five predictions is right, over the images that could be read."""
     from ..training.metrics import SetTopKAccuracy  # importing evaluate takes seconds
 

@@ -24,7 +24,7 @@ from ..training.data import EvalSamples, Split
 from ..training.measuring import collect, model_inputs
 from ..training.settings import EvaluateSettings
 
-PIECE = 8192  # images between two writes
+_PIECE = 8192  # images between two writes
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Extractor:
         model, processor = models.load_encoder(settings.model, settings.image_size)
         self.processor = models.with_preset(processor, settings.preset, model.config)
         self.config = model.config
-        check_choice(settings, model)
+        _check_choice(settings, model)
         if settings.compile:
             model.compile()
         self.model = accelerator.prepare_model(model, evaluation_mode=True)
@@ -66,30 +66,30 @@ class Extractor:
             ValueError: features are not finite, or no image can be read.
         """
         wanted = np.arange(len(split)) if wanted is None else np.unique(wanted)
-        folder = self.folder_of(name)
-        pieces = list(read_pieces(folder, self.settings.overwrite))
+        folder = self._folder_of(name)
+        pieces = list(_read_pieces(folder, self.settings.overwrite))
         known = np.concatenate([piece["index"].numpy() for piece in pieces]) if pieces else np.array([], int)
         self.accelerator.wait_for_everyone()  # before the first process writes more of them
         missing = np.setdiff1d(wanted, known)
-        for start in range(0, len(missing), PIECE):
-            piece = self.compute(split, missing[start : start + PIECE])
+        for start in range(0, len(missing), _PIECE):
+            piece = self.compute(split, missing[start : start + _PIECE])
             if folder is not None and self.accelerator.is_main_process:
                 with new_file(folder / f"{piece['index'].min():09}-{len(list(folder.glob('*')))}.safetensors") as file:
                     save_file(piece, file)
             pieces.append(piece)
-        return assemble(pieces, wanted, name)
+        return _assemble(pieces, wanted, name)
 
-    def folder_of(self, name: str) -> Path | None:
+    def _folder_of(self, name: str) -> Path | None:
         if not self.settings.output_dir:
             return None
-        text = json.dumps(self.identity(name), sort_keys=True, default=str)
+        text = json.dumps(self._identity(name), sort_keys=True, default=str)
         folder = Path(self.settings.output_dir) / "features" / hashlib.sha256(text.encode()).hexdigest()[:16]
         if self.accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "about.json").write_text(text + "\n")
         return folder
 
-    def identity(self, name: str) -> dict[str, Any]:
+    def _identity(self, name: str) -> dict[str, Any]:
         """Everything that features depend on."""
         chosen = ("dataset", "dataset_config", "image_column", "label_column", "image_size", "mixed_precision")
         chosen += ("features", "feature_layer")
@@ -105,7 +105,7 @@ class Extractor:
         part = replace(split, samples=split.samples.select(numbers))
         samples = EvalSamples(part, self.processor, as_pair(self.config.image_size), self.config.num_channels)
         loader, empty = evaluation_batches(self.settings, self.accelerator, samples)
-        columns = collect(self.accelerator, self.model, loader, empty, self.features_of)
+        columns = collect(self.accelerator, self.model, loader, empty, self._features_of)
         good = numbers[columns["index"]]
         if not np.isfinite(columns["features"]).all():
             first = good[~np.isfinite(columns["features"]).all(axis=1)][0]
@@ -118,14 +118,14 @@ class Extractor:
             "index": torch.from_numpy(np.concatenate([good, unreadable])),
         }
 
-    def features_of(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _features_of(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """(batch, features) in float32"""
         inputs = model_inputs(batch)
-        chosen = choose_features(self.model, inputs, self.settings.features, self.settings.feature_layer)
+        chosen = _choose_features(self.model, inputs, self.settings.features, self.settings.feature_layer)
         return {"features": chosen.float()}
 
 
-def check_choice(settings: EvaluateSettings, model):
+def _check_choice(settings: EvaluateSettings, model):
     """Refuse features that a model does not have."""
     config = model.config
     if settings.features != "pre_logits" and not hasattr(config, "num_hidden_layers"):
@@ -139,7 +139,7 @@ def check_choice(settings: EvaluateSettings, model):
         raise ValueError(f"feature_layer is {settings.feature_layer}, and {settings.model} has {layers} layers")
 
 
-def choose_features(model, inputs: dict[str, torch.Tensor], which: str, layer: int | None) -> torch.Tensor:
+def _choose_features(model, inputs: dict[str, torch.Tensor], which: str, layer: int | None) -> torch.Tensor:
     """(batch, features) of one forward.
 
     Args:
@@ -165,7 +165,7 @@ def choose_features(model, inputs: dict[str, torch.Tensor], which: str, layer: i
     return (patches * weights.unsqueeze(-1)).sum(dim=1) / weights.sum(dim=1, keepdim=True)
 
 
-def read_pieces(folder: Path | None, overwrite: bool) -> Iterator[dict[str, torch.Tensor]]:
+def _read_pieces(folder: Path | None, overwrite: bool) -> Iterator[dict[str, torch.Tensor]]:
     for file in sorted(folder.glob("*.safetensors")) if folder is not None else []:
         if overwrite:
             file.unlink(missing_ok=True)
@@ -173,7 +173,7 @@ def read_pieces(folder: Path | None, overwrite: bool) -> Iterator[dict[str, torc
             yield load_file(file)
 
 
-def assemble(pieces: list[dict[str, torch.Tensor]], wanted: np.ndarray, name: str) -> Features:
+def _assemble(pieces: list[dict[str, torch.Tensor]], wanted: np.ndarray, name: str) -> Features:
     """One table of all pieces, of the wanted images alone."""
     if not pieces:
         raise ValueError(f"split {name} is empty")

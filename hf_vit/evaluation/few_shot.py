@@ -64,13 +64,13 @@ def draw(labels: np.ndarray, num_classes: int, seed: int) -> list[np.ndarray]:
 
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
-    """Accuracy for each number of shots and each `l2_reg`, over several draws; see `summarise`.
+    """Accuracy for each number of shots and each `l2_reg`, over several draws; see `_summarise`.
 
     Only the images that some draw needs are run through the model.
     """
     train, test = open_train_and_test(settings)
     labels = labels_of(train)
-    check_shots(train, labels, max(settings.shots))
+    _check_shots(train, labels, max(settings.shots))
     draws = [draw(labels, train.num_labels, seed) for seed in range(settings.seeds)]
     needed = np.concatenate([numbers[: max(settings.shots)] for one_draw in draws for numbers in one_draw])
     extractor = Extractor(settings, accelerator)
@@ -84,17 +84,17 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
             solver = LeastSquares(values, classes, train.num_labels)
             for l2, its_accuracies in accuracies.items():
                 its_accuracies.append(solver.accuracy(unknown.values, unknown.labels, l2))
-        rows += [summarise(shots, l2, its_accuracies) for l2, its_accuracies in accuracies.items()]
+        rows += [_summarise(shots, l2, its_accuracies) for l2, its_accuracies in accuracies.items()]
     return {"few_shot": rows, "samples": len(unknown), "skipped": known.skipped + unknown.skipped}
 
 
-def summarise(shots: int, l2: float, accuracies: list[float]) -> dict[str, Any]:
+def _summarise(shots: int, l2: float, accuracies: list[float]) -> dict[str, Any]:
     spread = [min(accuracies), max(accuracies)]
     mean = statistics.mean(accuracies)
     return {"shots": shots, "l2_reg": l2, "accuracy": mean, "spread": spread, "accuracy_of_seeds": accuracies}
 
 
-def check_shots(split: Split, labels: np.ndarray, shots: int):
+def _check_shots(split: Split, labels: np.ndarray, shots: int):
     """Refuse to draw more images of a class than there are."""
     counts = np.bincount(labels, minlength=split.num_labels)
     if counts.min() < shots:

@@ -12,7 +12,7 @@ from ..training.measuring import TOP_K, score
 from ..training.settings import EvaluateSettings
 from .features import Extractor, open_train_and_test
 
-TOLERANCE = 1e-6  # of the gradient's largest entry
+_TOLERANCE = 1e-6  # of the gradient's largest entry
 
 
 class LogisticRegression:
@@ -36,7 +36,7 @@ class LogisticRegression:
         optimizer = torch.optim.LBFGS(
             parameters,
             max_iter=max_steps,
-            tolerance_grad=TOLERANCE,
+            tolerance_grad=_TOLERANCE,
             tolerance_change=0.0,
             history_size=20,
             line_search_fn="strong_wolfe",
@@ -65,7 +65,7 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
     regression.fit(values, labels, best)
     unknown = extractor.extract(test, settings.split or "test")
     logits = regression.logits(unknown.values.to(accelerator.device)).cpu()
-    metrics = score(ranking(logits, unknown))
+    metrics = score(_ranking(logits, unknown))
     return {**metrics, "l2": best, "held_out_accuracy": {str(l2): value for l2, value in accuracies.items()}}
 
 
@@ -92,7 +92,7 @@ def choose(
     return accuracies
 
 
-def ranking(logits: torch.Tensor, features) -> dict[str, Any]:
+def _ranking(logits: torch.Tensor, features) -> dict[str, Any]:
     """Logits as what `score` takes."""
     losses = cross_entropy(logits, make_targets(features.labels, logits.shape[1]))
     ranked = logits.topk(min(TOP_K, logits.shape[1])).indices

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from ..training.settings import EvaluateSettings
 from .features import Extractor, open_train_and_test
 
-QUERIES = 256  # compared with all training images at once
+_QUERIES = 256  # compared with all training images at once
 
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
     unknown = extractor.extract(test, settings.split or "test")
     keys, labels = F.normalize(known.values).to(accelerator.device), known.labels.to(accelerator.device)
     hits = {count: torch.zeros(2, dtype=torch.long) for count in settings.neighbors}
-    for queries, answers in batches(F.normalize(unknown.values), unknown.labels):
+    for queries, answers in _batches(F.normalize(unknown.values), unknown.labels):
         queries, answers = queries.to(accelerator.device), answers.to(accelerator.device)
         for count in settings.neighbors:
             votes = vote(queries, keys, labels, train.num_labels, count, settings.temperature)
@@ -36,8 +36,8 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
     return {"knn": rows, "samples": len(unknown), "skipped": known.skipped + unknown.skipped}
 
 
-def batches(values: torch.Tensor, labels: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    yield from zip(values.split(QUERIES), labels.split(QUERIES), strict=True)
+def _batches(values: torch.Tensor, labels: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    yield from zip(values.split(_QUERIES), labels.split(_QUERIES), strict=True)
 
 
 def vote(

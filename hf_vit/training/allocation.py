@@ -4,7 +4,7 @@ import ctypes
 import os
 import platform
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
 
 
 def keep_freed_memory() -> None:
@@ -17,5 +17,5 @@ def keep_freed_memory() -> None:
     is_set = any(name.startswith("MALLOC_") for name in os.environ)
     if platform.libc_ver()[0] == "glibc" and not is_set:
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        libc.mallopt(M_MMAP_MAX, 0)  # large tensors too come from the memory that is kept
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(_M_MMAP_MAX, 0)  # large tensors too come from the memory that is kept

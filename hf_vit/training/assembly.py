@@ -98,7 +98,7 @@ def prepare_run(
     settings: TrainingSettings, accelerator: Accelerator, model, processor, split: Split, shares: Shares
 ) -> Run:
     """Hand model and optimiser to the accelerator; what is random or scheduled stays a function of the step."""
-    num_steps = count_steps(settings, split)
+    num_steps = _count_steps(settings, split)
     schedule = learning_rate_schedule(
         settings.schedule,
         settings.learning_rate,
@@ -112,7 +112,7 @@ def prepare_run(
     optimizer = build_optimizer(settings, model, fused=accelerator.device.type in ("cpu", "cuda"))
     prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding exchanges the parameters of both
     normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)
-    objective = make_objective(settings, normalizer, model.config)
+    objective = _make_objective(settings, normalizer, model.config)
     checkpoints = Checkpoints(output_of(settings) / "checkpoints", settings.keep_checkpoints)
     state = Run(settings, accelerator, prepared, optimizer, schedule, num_steps, shares, objective, checkpoints)
     if settings.ema_decay is not None:
@@ -120,13 +120,13 @@ def prepare_run(
     return state
 
 
-def make_objective(settings, normalizer: Normalizer, config):
+def _make_objective(settings, normalizer: Normalizer, config):
     if getattr(settings, "objective", "supervised") == "masked_patch_prediction":
         return MaskedPatches(settings, normalizer)
     return Classification(settings, normalizer, config.num_labels)
 
 
-def count_steps(settings: TrainingSettings, split: Split) -> int:
+def _count_steps(settings: TrainingSettings, split: Split) -> int:
     """Optimiser steps of the run."""
     if settings.steps is not None:
         return settings.steps
@@ -187,7 +187,7 @@ def saver(accelerator: Accelerator, model, processor, folder: Path) -> Callable[
         if accelerator.is_main_process:
             draft = folder.with_name(f".{folder.name}.draft")
             try:
-                save_plain(accelerator.unwrap_model(model), tensors, draft)
+                _save_plain(accelerator.unwrap_model(model), tensors, draft)
                 processor.save_pretrained(draft)
             except Exception as error:  # safetensors has an exception of its own for a full disk
                 shutil.rmtree(draft, ignore_errors=True)
@@ -201,7 +201,7 @@ def saver(accelerator: Accelerator, model, processor, folder: Path) -> Callable[
     return save
 
 
-def save_plain(model, tensors: dict, folder: Path):
+def _save_plain(model, tensors: dict, folder: Path):
     """Save a model; PEFT's adapters become part of the weights."""
     if hasattr(model, "merge_and_unload"):
         copy.deepcopy(model).merge_and_unload().save_pretrained(folder)

@@ -15,8 +15,8 @@ from PIL import Image
 from ..images.image_resizing import AREA, Filter, resize, shortest_edge_size
 from .randaugment import randaugment
 
-ATTEMPTS = 100  # tries of TensorFlow's sampler before it takes the whole image
-RESIZE_SMALL = Filter(AREA, antialias=False, output="truncated", use_pillow=False)  # of big_vision
+_ATTEMPTS = 100  # tries of TensorFlow's sampler before it takes the whole image
+_RESIZE_SMALL = Filter(AREA, antialias=False, output="truncated", use_pillow=False)  # of big_vision
 
 
 class Box(NamedTuple):
@@ -67,15 +67,15 @@ class TrainTransform:
         if self.crop == "random":
             assert self.resize is not None
             height, width = (max(sides) for sides in zip(self.resize, self.size, strict=True))
-            image = crop_and_resize(image, whole(image), (height, width), self.antialias)
-            top, left = random_corner((height, width), self.size, rng)
+            image = crop_and_resize(image, _whole(image), (height, width), self.antialias)
+            top, left = _random_corner((height, width), self.size, rng)
             return image.crop((left, top, left + self.size[1], top + self.size[0]))
         if self.crop == "resmall":
             assert self.resize is not None
             side = max(self.resize[0], *self.size)
             size = shortest_edge_size(image.height, image.width, side, truncate=False)
-            return resize_and_crop(image, size, Box(*random_corner(size, self.size, rng), *self.size))
-        return crop_and_resize(image, whole(image), self.size, self.antialias)
+            return _resize_and_crop(image, size, Box(*_random_corner(size, self.size, rng), *self.size))
+        return crop_and_resize(image, _whole(image), self.size, self.antialias)
 
 
 def to_mode(image: Image.Image, mode: str) -> Image.Image:
@@ -85,21 +85,21 @@ def to_mode(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def random_corner(size: tuple[int, int], crop: tuple[int, int], rng: np.random.Generator) -> tuple[int, int]:
+def _random_corner(size: tuple[int, int], crop: tuple[int, int], rng: np.random.Generator) -> tuple[int, int]:
     """(top, left) of a window of `crop` inside an image of `size`; any is as likely."""
     top, left = (int(rng.integers(side - window + 1)) for side, window in zip(size, crop, strict=True))
     return top, left
 
 
-def resize_and_crop(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
+def _resize_and_crop(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
     """The part in `box` of the image resized to `size`, (height, width), as big_vision's `resize_small` does it."""
     levels = torch.from_numpy(np.array(image).reshape(image.height, image.width, -1)).permute(2, 0, 1)
     window = range(box.top, box.top + box.height), range(box.left, box.left + box.width)
-    pixels = resize(levels, size, window, RESIZE_SMALL)  # (channels, box.height, box.width)
+    pixels = resize(levels, size, window, _RESIZE_SMALL)  # (channels, box.height, box.width)
     return Image.fromarray((pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy())
 
 
-def whole(image: Image.Image) -> Box:
+def _whole(image: Image.Image) -> Box:
     return Box(0, 0, image.height, image.width)
 
 
@@ -136,15 +136,15 @@ def sample_inception_box(
         area: smallest and largest share of the image.
         ratio: smallest and largest width over height; TensorFlow's default, which no original changes.
     """
-    for _ in range(ATTEMPTS):
-        size = sample_crop_size(height, width, area, rng.uniform(*ratio), rng)
+    for _ in range(_ATTEMPTS):
+        size = _sample_crop_size(height, width, area, rng.uniform(*ratio), rng)
         if size is not None:
             top, left = (int(rng.integers(max(room, 1))) for room in (height - size[0], width - size[1]))
             return Box(top, left, *size)
     return Box(0, 0, height, width)
 
 
-def sample_crop_size(
+def _sample_crop_size(
     height: int, width: int, area: tuple[float, float], ratio: float, rng: np.random.Generator
 ) -> tuple[int, int] | None:
     """(height, width) of a crop with this ratio, or None when rounding leaves none that fits.

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-Tensors = dict[str, torch.Tensor]
+_Tensors = dict[str, torch.Tensor]
 
 
 class Checkpoints:
@@ -31,7 +31,7 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int):
         self.folder, self.keep = folder, keep
 
-    def write(self, step: int, groups: dict[str, Tensors], state: dict[str, Any]) -> Path:
+    def write(self, step: int, groups: dict[str, _Tensors], state: dict[str, Any]) -> Path:
         """Save tensors and JSON-able state; called by one process.
 
         Raises:
@@ -48,10 +48,10 @@ class Checkpoints:
             sums = {file.name: checksum(file) for file in sorted(draft.iterdir())}
             (draft / "checksums.json").write_text(json.dumps(sums, indent=1))
             for file in (*draft.iterdir(), draft):
-                flush(file)
+                _flush(file)
             shutil.rmtree(final, ignore_errors=True)
             draft.rename(final)
-            flush(self.folder)
+            _flush(self.folder)
         except Exception as error:  # safetensors has an exception of its own for a full disk
             shutil.rmtree(draft, ignore_errors=True)
             raise OSError(f"could not save the checkpoint of step {step} in {self.folder}: {error}") from error
@@ -74,7 +74,7 @@ class Checkpoints:
         return None, complaints
 
 
-def read(path: Path) -> tuple[dict[str, Tensors], dict[str, Any]]:
+def read(path: Path) -> tuple[dict[str, _Tensors], dict[str, Any]]:
     """Tensor groups and state of a checkpoint."""
     groups = {file.stem: load_file(file) for file in path.glob("*.safetensors")}
     return groups, json.loads((path / "state.json").read_text())
@@ -99,11 +99,11 @@ def checksum(file: Path) -> str:
         return (
             hashlib.file_digest(stream, "sha256").hexdigest()
             if hasattr(hashlib, "file_digest")
-            else slow_digest(stream)
+            else _slow_digest(stream)
         )
 
 
-def slow_digest(stream) -> str:
+def _slow_digest(stream) -> str:
     """`hashlib.file_digest` for Python 3.10."""
     digest = hashlib.sha256()
     while block := stream.read(1 << 20):
@@ -111,7 +111,7 @@ def slow_digest(stream) -> str:
     return digest.hexdigest()
 
 
-def flush(path: Path):
+def _flush(path: Path):
     """Ask the system to put a file, or the names in a folder, onto the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -134,12 +134,12 @@ def placed_like(full: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return full
 
 
-def model_tensors(model: torch.nn.Module) -> Tensors:
+def model_tensors(model: torch.nn.Module) -> _Tensors:
     return {name: whole(tensor) for name, tensor in model.state_dict().items()}
 
 
 @torch.no_grad()
-def restore_model(model: torch.nn.Module, tensors: Tensors):
+def restore_model(model: torch.nn.Module, tensors: _Tensors):
     """Copy saved tensors into the model in place."""
     current = model.state_dict()
     if current.keys() != tensors.keys():
@@ -148,7 +148,7 @@ def restore_model(model: torch.nn.Module, tensors: Tensors):
         tensor.copy_(placed_like(tensors[name], tensor))
 
 
-def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
+def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> _Tensors:
     """The optimiser's state as `parameter name/state name`."""
     tensors = {}
     for name, parameter in model.named_parameters():
@@ -157,7 +157,7 @@ def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
     return tensors
 
 
-def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors):
+def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: _Tensors):
     """What `torch.optim.Optimizer.load_state_dict` does, without casting a bfloat16 momentum to float32."""
     parameters = dict(model.named_parameters())
     for name, tensor in tensors.items():

@@ -77,7 +77,7 @@ def run(
     per_device = settings.per_device_batch_size or max(settings.batch_size // accelerator.num_processes, 1)
     while True:
         try:
-            return train_and_save(settings, accelerator, model, processor, split, eval_split, per_device)
+            return _train_and_save(settings, accelerator, model, processor, split, eval_split, per_device)
         except RuntimeError as error:
             if not settings.find_batch_size or per_device == 1 or not should_reduce_batch_size(error):
                 raise
@@ -86,7 +86,7 @@ def run(
             accelerator.free_memory()
 
 
-def train_and_save(
+def _train_and_save(
     settings: TrainingSettings,
     accelerator: Accelerator,
     model,

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .augmentation import TrainTransform, sample_generator
 
-SHUFFLE_BUFFER = 10_000  # raw samples of a stream that are held to draw from
+_SHUFFLE_BUFFER = 10_000  # raw samples of a stream that are held to draw from
 
 
 @dataclass
@@ -69,18 +69,18 @@ def open_split(
     if isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string"):
         samples = samples.class_encode_column(label_column)
         feature = samples.features[label_column]
-    multi_label = is_list_of(feature, datasets.ClassLabel)
+    multi_label = _is_list_of(feature, datasets.ClassLabel)
     class_label = feature.feature if multi_label else feature
     if isinstance(class_label, datasets.ClassLabel):
         return Split(samples, image_column, label_column, class_label.names, class_label.num_classes, multi_label)
-    return Split(samples, image_column, label_column, None, count_labels(samples, label_column))
+    return Split(samples, image_column, label_column, None, _count_labels(samples, label_column))
 
 
 def is_image(feature) -> bool:
     return isinstance(feature, datasets.Image)
 
 
-def is_list_of(feature, kind) -> bool:
+def _is_list_of(feature, kind) -> bool:
     return isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, kind)
 
 
@@ -91,7 +91,7 @@ def find_column(features, name: str | None, fits: Callable[[Any], bool], what: s
         return name
     found = [column for column, feature in features.items() if fits(feature)]
     if len(found) != 1:
-        columns = ", ".join(f"{column} ({describe_feature(feature)})" for column, feature in features.items())
+        columns = ", ".join(f"{column} ({_describe_feature(feature)})" for column, feature in features.items())
         raise ValueError(
             f"{len(found) or 'no'} columns of type {what}; choose with {option}; the columns are {columns}"
         )
@@ -102,18 +102,18 @@ def find_label_column(features, name: str | None) -> str:
     """The one column of class labels; else of lists of them; else of whole numbers."""
     kinds: tuple[Callable[[Any], bool], ...] = (
         lambda feature: isinstance(feature, datasets.ClassLabel),
-        lambda feature: is_list_of(feature, datasets.ClassLabel),
+        lambda feature: _is_list_of(feature, datasets.ClassLabel),
         lambda feature: isinstance(feature, datasets.Value) and "int" in feature.dtype,
     )
     present = [kind for kind in kinds if any(map(kind, features.values()))]
     return find_column(features, name, present[0] if present else kinds[0], "class label", "--label_column")
 
 
-def describe_feature(feature) -> str:
+def _describe_feature(feature) -> str:
     return feature.dtype if isinstance(feature, datasets.Value) else type(feature).__name__
 
 
-def count_labels(samples, column: str) -> int:
+def _count_labels(samples, column: str) -> int:
     """Labels without names are class numbers from 0 on."""
     if not isinstance(samples, datasets.Dataset):
         raise ValueError(f"column {column!r} of the stream does not say how many classes there are; name a ClassLabel")
@@ -131,7 +131,7 @@ def decode(sample: dict) -> Image.Image | None:
         return None
 
 
-class TrainSamples(Dataset):
+class _TrainSamples(Dataset):
     """Position in the endless sequence -> an augmented sample; the one after it stands in for a broken image."""
 
     def __init__(self, split: Split, transform: TrainTransform, seed: int):
@@ -197,14 +197,14 @@ class StepBatches:
         return (self.num_steps - self.start_step) * self.shares.accumulation
 
 
-class StreamBatches(IterableDataset):
+class _StreamBatches(IterableDataset):
     """Batches of a stream, the share of one process; its workers read everything and decode every n-th batch.
 
     So the order does not depend on the number of workers, and a run resumes by reading past what was seen, undecoded.
     """
 
     def __init__(self, split: Split, transform: TrainTransform, seed: int, shares: Shares, start_step: int):
-        stream = split.samples.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
+        stream = split.samples.shuffle(seed=seed, buffer_size=_SHUFFLE_BUFFER)
         self.stream = split_dataset_by_node(stream, shares.rank, shares.processes)
         self.split, self.transform, self.seed, self.shares = split, transform, seed, shares
         self.start = start_step * shares.accumulation
@@ -212,11 +212,11 @@ class StreamBatches(IterableDataset):
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = torch.utils.data.get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        for batch_number, (epoch, batch) in enumerate(self.raw_batches()):
+        for batch_number, (epoch, batch) in enumerate(self._raw_batches()):
             if batch_number >= self.start and (batch_number - self.start) % workers == number:
-                yield self.augment(batch, epoch, batch_number)
+                yield self._augment(batch, epoch, batch_number)
 
-    def raw_batches(self) -> Iterator[tuple[int, dict[str, list]]]:
+    def _raw_batches(self) -> Iterator[tuple[int, dict[str, list]]]:
         """(epoch, columns of one forward), for ever."""
         epoch = 0
         while True:
@@ -229,7 +229,7 @@ class StreamBatches(IterableDataset):
                 raise ValueError(f"the stream has fewer than {self.shares.per_device} images per process")
             epoch += 1
 
-    def augment(self, batch: dict[str, list], epoch: int, batch_number: int) -> dict[str, torch.Tensor]:
+    def _augment(self, batch: dict[str, list], epoch: int, batch_number: int) -> dict[str, torch.Tensor]:
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
         images = [decode(row[self.split.image_column]) for row in rows]
         good = [number for number, image in enumerate(images) if image is not None]
@@ -241,10 +241,10 @@ class StreamBatches(IterableDataset):
             rng = sample_generator(self.seed, epoch, batch_number * self.shares.per_device + number)
             pixels = self.transform(images[chosen], rng)  # pyright: ignore[reportArgumentType]
             samples.append({"image": pixels, "label": self.split.label(rows[chosen]), "skipped": int(chosen != number)})
-        return collate(samples)
+        return _collate(samples)
 
 
-def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+def _collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Samples -> image (batch, height, width, channels) uint8, and label and the other entries as tensors."""
     batch = {"image": torch.from_numpy(np.stack([sample["image"] for sample in samples]))}
     for name in samples[0].keys() - {"image"}:
@@ -268,9 +268,9 @@ class EvalSamples(Dataset):
         image = decode(sample[self.split.image_column])
         if image is None:
             return {**self.padding(), "index": index}
-        return {**self.pixels(image), "label": self.split.label(sample), "valid": True, "index": index}
+        return {**self._pixels(image), "label": self.split.label(sample), "valid": True, "index": index}
 
-    def pixels(self, image: Image.Image) -> dict[str, Any]:
+    def _pixels(self, image: Image.Image) -> dict[str, Any]:
         """What the processor makes of an image; with the preset "native", its patches and how they lie."""
         entries = {name: values[0] for name, values in self.processor(image, return_tensors="np").items()}
         return {"image": entries.pop("pixel_values"), **entries}
@@ -278,16 +278,16 @@ class EvalSamples(Dataset):
     def padding(self) -> dict[str, Any]:
         """A sample that is none: its index is -1."""
         label = np.zeros(self.split.num_labels, np.float32) if self.split.multi_label else -1
-        return {**self.nothing, "label": label, "valid": False, "index": -1}
+        return {**self._nothing, "label": label, "valid": False, "index": -1}
 
     @cached_property
-    def nothing(self) -> dict[str, Any]:
+    def _nothing(self) -> dict[str, Any]:
         """A black image."""
         height, width = self.size
-        return self.pixels(Image.new("RGB" if self.channels == 3 else "L", (width, height)))
+        return self._pixels(Image.new("RGB" if self.channels == 3 else "L", (width, height)))
 
 
-class EvalStream(IterableDataset):
+class _EvalStream(IterableDataset):
     """The share of one process of a streamed split, in order."""
 
     def __init__(self, samples: EvalSamples, processes: int, rank: int):
@@ -307,12 +307,12 @@ def train_loader(
     if num_workers:
         options["prefetch_factor"] = 4
     if isinstance(split.samples, datasets.IterableDataset):
-        stream = StreamBatches(split, transform, seed, shares, steps.start)
+        stream = _StreamBatches(split, transform, seed, shares, steps.start)
         return DataLoader(stream, batch_size=None, **options)
     if len(split) == 0:
         raise ValueError("the training split is empty")
     batches = StepBatches(shares, steps.start, steps.stop)
-    return DataLoader(TrainSamples(split, transform, seed), batch_sampler=batches, collate_fn=collate, **options)
+    return DataLoader(_TrainSamples(split, transform, seed), batch_sampler=batches, collate_fn=_collate, **options)
 
 
 def eval_loader(samples: EvalSamples, batch_size: int, processes: int, rank: int, num_workers: int) -> DataLoader:
@@ -322,9 +322,9 @@ def eval_loader(samples: EvalSamples, batch_size: int, processes: int, rank: int
     """
     is_stream = isinstance(samples.split.samples, datasets.IterableDataset)
     num_workers = min(num_workers, 1) if is_stream else num_workers
-    options: dict[str, Any] = {"batch_size": batch_size, "collate_fn": collate}
+    options: dict[str, Any] = {"batch_size": batch_size, "collate_fn": _collate}
     options |= {"num_workers": num_workers, "persistent_workers": num_workers > 0}
     if is_stream:
-        return DataLoader(EvalStream(samples, processes, rank), **options)
+        return DataLoader(_EvalStream(samples, processes, rank), **options)
     mine = range(rank, len(samples), processes)
     return DataLoader(torch.utils.data.Subset(samples, mine), **options)

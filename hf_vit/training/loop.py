@@ -74,7 +74,7 @@ def train(
     report = Report(run.accelerator, settings, run.num_steps, run.step, run.history)
     eval_every = settings.eval_every or max(run.num_steps // 10, 1)
     save_every = settings.save_every or eval_every
-    window = Window(run)
+    window = _Window(run)
     run.model.train()
     for step in range(run.step, run.num_steps):
         window.add(step, *optimizer_step(run, step, batches))
@@ -85,9 +85,9 @@ def train(
         if evaluates or saves or run.step % settings.log_every == 0:
             report.log(run.step, {**window.close(), "learning_rate": run.schedule(step)})
         if evaluates:
-            evaluate_and_keep(run, report, evaluate, keep_best)
+            _evaluate_and_keep(run, report, evaluate, keep_best)
         if saves:
-            save(run)
+            _save(run)
     report.close()
     return report
 
@@ -101,12 +101,12 @@ def optimizer_step(run: Run, step: int, batches: Iterator[dict]) -> tuple[torch.
         Sums over this process's samples (3,): loss, correct and skipped; and the norm of the gradient.
     """
     accelerator = run.accelerator
-    rng = seed_step(run.settings.seed, step, accelerator.process_index)
+    rng = _seed_step(run.settings.seed, step, accelerator.process_index)
     set_learning_rate(run.optimizer, run.schedule(step))
     sums = torch.zeros(3, device=accelerator.device)
     norm = torch.zeros(())
     for _ in range(run.shares.accumulation):
-        batch = {name: t.to(accelerator.device, non_blocking=True) for name, t in next_batch(run, batches).items()}
+        batch = {name: t.to(accelerator.device, non_blocking=True) for name, t in _next_batch(run, batches).items()}
         with accelerator.accumulate(run.model):
             with accelerator.autocast():
                 losses, correct = run.objective(run.model, batch, rng)
@@ -121,7 +121,7 @@ def optimizer_step(run: Run, step: int, batches: Iterator[dict]) -> tuple[torch.
     return sums, torch.zeros(()) if norm is None else torch.as_tensor(norm)  # DeepSpeed clips by itself
 
 
-def next_batch(run: Run, batches: Iterator[dict]) -> dict[str, torch.Tensor]:
+def _next_batch(run: Run, batches: Iterator[dict]) -> dict[str, torch.Tensor]:
     try:
         return next(batches)
     except RuntimeError as error:
@@ -134,14 +134,14 @@ def next_batch(run: Run, batches: Iterator[dict]) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def seed_step(seed: int, step: int, process: int) -> np.random.Generator:
+def _seed_step(seed: int, step: int, process: int) -> np.random.Generator:
     """Dropout and the like of this step and process; the generator returned is the same on all processes."""
     words = np.random.SeedSequence((seed, step, process)).generate_state(1)
     set_seed(int(words[0]))
     return np.random.default_rng((seed, step))
 
 
-class Window:
+class _Window:
     """Means over the steps since the last report; nothing waits for the device before `close`."""
 
     def __init__(self, run: Run):
@@ -151,11 +151,11 @@ class Window:
     def add(self, step: int, sums: torch.Tensor, norm: torch.Tensor):
         self.entries.append((step, sums, norm))
         if self.run.accelerator.device.type == "cpu":
-            self.refuse_infinite(step, norm)
+            self._refuse_infinite(step, norm)
 
     def close(self) -> dict[str, float]:
         for step, _, norm in self.entries:
-            self.refuse_infinite(step, norm)
+            self._refuse_infinite(step, norm)
         sums = self.run.accelerator.reduce(torch.stack([sums for _, sums, _ in self.entries]).sum(dim=0), "sum")
         loss, correct, skipped = sums.tolist()  # pyright: ignore[reportAttributeAccessIssue]
         samples = len(self.entries) * self.run.shares.batch_size
@@ -163,15 +163,15 @@ class Window:
         self.run.skipped += int(skipped)
         self.entries = []
         if not math.isfinite(loss):
-            raise self.stopped(self.run.step - 1, f"the loss is {loss}")
+            raise self._stopped(self.run.step - 1, f"the loss is {loss}")
         return {"loss": loss / samples, "accuracy": correct / samples, "gradient_norm": norm}
 
-    def refuse_infinite(self, step: int, norm: torch.Tensor):
+    def _refuse_infinite(self, step: int, norm: torch.Tensor):
         """The norm is over all processes, so all of them stop. With fp16, infinite ones are skipped by the scaler."""
         if self.run.accelerator.scaler is None and not math.isfinite(float(norm)):
-            raise self.stopped(step, f"the gradient's norm is {float(norm)}")
+            raise self._stopped(step, f"the gradient's norm is {float(norm)}")
 
-    def stopped(self, step: int, why: str) -> TrainingStopped:
+    def _stopped(self, step: int, why: str) -> TrainingStopped:
         newest, _ = self.run.checkpoints.newest()
         return TrainingStopped(
             f"{why} at step {step} with learning rate {self.run.schedule(step):.4g}; the last good checkpoint is "
@@ -179,7 +179,7 @@ class Window:
         )
 
 
-def evaluate_and_keep(run: Run, report: Report, evaluate, keep_best):
+def _evaluate_and_keep(run: Run, report: Report, evaluate, keep_best):
     """Evaluate, with the averaged weights if there are any, and keep the model if it is the best so far."""
     if run.average is not None:
         run.average.swap(run.parameters)
@@ -195,7 +195,7 @@ def evaluate_and_keep(run: Run, report: Report, evaluate, keep_best):
     run.model.train()
 
 
-def save(run: Run):
+def _save(run: Run):
     """Write a checkpoint; every process takes part, since weights may be spread over them."""
     model = run.accelerator.unwrap_model(run.model)
     if run.accelerator.distributed_type == DistributedType.DEEPSPEED:  # keeps the optimiser's state to itself
@@ -207,11 +207,11 @@ def save(run: Run):
     if run.average is not None:
         groups["average"] = {name: checkpoints.whole(tensor) for name, tensor in run.average.parameters.items()}
     if run.accelerator.is_main_process:
-        run.checkpoints.write(run.step, groups, state_of(run))
+        run.checkpoints.write(run.step, groups, _state_of(run))
     run.accelerator.wait_for_everyone()
 
 
-def state_of(run: Run) -> dict[str, Any]:
+def _state_of(run: Run) -> dict[str, Any]:
     """What a checkpoint holds besides tensors."""
     scaler = run.accelerator.scaler
     return {
@@ -243,7 +243,7 @@ def resume(run: Run):
         )
         return
     groups, state = checkpoints.read(path)
-    refuse_differences(state, state_of(run))
+    _refuse_differences(state, _state_of(run))
     model = run.accelerator.unwrap_model(run.model)
     checkpoints.restore_model(model, groups["model"])
     checkpoints.restore_optimizer(model, run.optimizer.optimizer, groups["optimizer"])
@@ -256,7 +256,7 @@ def resume(run: Run):
     run.accelerator.print(f"Resuming from {path} at step {run.step} of {run.num_steps}.")
 
 
-def refuse_differences(saved: dict[str, Any], current: dict[str, Any]):
+def _refuse_differences(saved: dict[str, Any], current: dict[str, Any]):
     """A run resumes with the settings it had, or not at all."""
     differences = [
         f"{name} was {saved['settings'].get(name)} and is {value}"

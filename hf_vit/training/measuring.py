@@ -41,7 +41,7 @@ def predict(
         On every process, for the samples whose image could be read, in the order of the data set: "ranked" (number, 5)
         class numbers, best first, "label", "loss" and "index"; and "skipped", the number of unreadable images.
     """
-    return collect(accelerator, model, loader, empty, partial(scores, model, loss=loss))
+    return collect(accelerator, model, loader, empty, partial(_scores, model, loss=loss))
 
 
 @torch.no_grad()
@@ -73,7 +73,7 @@ def collect(
     return tidy({name: torch.cat([row[name] for row in rows]).numpy() for name in rows[0]} if rows else {})
 
 
-def scores(model, batch: dict[str, torch.Tensor], loss: str) -> dict[str, torch.Tensor]:
+def _scores(model, batch: dict[str, torch.Tensor], loss: str) -> dict[str, torch.Tensor]:
     """The best classes of each sample of one batch, and its loss."""
     logits = model(**model_inputs(batch)).logits.float()
     targets = make_targets(batch["label"].clamp(min=0), logits.shape[1])

@@ -7,11 +7,10 @@ import datasets
 import evaluate
 import numpy as np
 
-CITATION = ""
-RANKED = datasets.Features(
+_RANKED = datasets.Features(
     {"predictions": datasets.List(datasets.Value("int32")), "references": datasets.Value("int32")}
 )
-RANKED_SETS = datasets.Features(
+_RANKED_SETS = datasets.Features(
     {"predictions": datasets.List(datasets.Value("int32")), "references": datasets.List(datasets.Value("int32"))}
 )
 
@@ -24,15 +23,15 @@ class TopKAccuracy(evaluate.Metric):
         super().__init__(keep_in_memory=True, **kwargs)
 
     def _info(self):
-        return evaluate.MetricInfo(description=self.__doc__ or "", citation=CITATION, features=RANKED)
+        return evaluate.MetricInfo(description=self.__doc__ or "", citation="", features=_RANKED)
 
     def _compute(self, predictions, references):
         ranked, labels = np.asarray(predictions), np.asarray(references)
         hits = ranked == labels[:, None]
-        return {name_of(k): float(hits[:, :k].any(axis=1).mean()) for k in self.ks if k <= ranked.shape[1]}
+        return {_name_of(k): float(hits[:, :k].any(axis=1).mean()) for k in self.ks if k <= ranked.shape[1]}
 
 
-def name_of(k: int) -> str:
+def _name_of(k: int) -> str:
     return "accuracy" if k == 1 else f"top{k}_accuracy"
 
 
@@ -43,7 +42,7 @@ class MeanPerClassAccuracy(evaluate.Metric):
         super().__init__(keep_in_memory=True, **kwargs)
 
     def _info(self):
-        return evaluate.MetricInfo(description=self.__doc__ or "", citation=CITATION, features=RANKED)
+        return evaluate.MetricInfo(description=self.__doc__ or "", citation="", features=_RANKED)
 
     def _compute(self, predictions, references):
         labels = np.asarray(references)
@@ -64,12 +63,14 @@ class SetTopKAccuracy(evaluate.Metric):
         super().__init__(keep_in_memory=True, **kwargs)
 
     def _info(self):
-        return evaluate.MetricInfo(description=self.__doc__ or "", citation=CITATION, features=RANKED_SETS)
+        return evaluate.MetricInfo(description=self.__doc__ or "", citation="", features=_RANKED_SETS)
 
     def _compute(self, predictions, references):
         pairs = [(ranked, set(labels)) for ranked, labels in zip(predictions, references, strict=True) if len(labels)]
         ks = [k for k in self.ks if pairs and k <= len(pairs[0][0])]
-        return {name_of(k): float(np.mean([not labels.isdisjoint(ranked[:k]) for ranked, labels in pairs])) for k in ks}
+        return {
+            _name_of(k): float(np.mean([not labels.isdisjoint(ranked[:k]) for ranked, labels in pairs])) for k in ks
+        }
 
 
 class RealAccuracy(SetTopKAccuracy):

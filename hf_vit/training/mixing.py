@@ -26,11 +26,11 @@ class Mixer:
         if not self.mixup_alpha and not self.cutmix_alpha:
             return pixel_values, targets
         if not self.cutmix_alpha or (self.mixup_alpha and rng.random() < 0.5):
-            return mixup(pixel_values, targets, mixing_weight(self.mixup_alpha, rng))
+            return mixup(pixel_values, targets, _mixing_weight(self.mixup_alpha, rng))
         return cutmix(pixel_values, targets, rng.beta(self.cutmix_alpha, self.cutmix_alpha), rng)
 
 
-def mixing_weight(alpha: float, rng: np.random.Generator) -> float:
+def _mixing_weight(alpha: float, rng: np.random.Generator) -> float:
     weight = rng.beta(alpha, alpha)
     return max(weight, 1 - weight)
 
@@ -49,15 +49,15 @@ def cutmix(
     """
     height, width = pixel_values.shape[-2:]
     side = (1 - weight) ** 0.5
-    top, bottom = clipped_span(height, side, rng)
-    left, right = clipped_span(width, side, rng)
+    top, bottom = _clipped_span(height, side, rng)
+    left, right = _clipped_span(width, side, rng)
     mixed = pixel_values.clone()
     mixed[..., top:bottom, left:right] = pixel_values.roll(1, 0)[..., top:bottom, left:right]
     kept = 1 - (bottom - top) * (right - left) / (height * width)
     return mixed, kept * targets + (1 - kept) * targets.roll(1, 0)
 
 
-def clipped_span(length: int, share: float, rng: np.random.Generator) -> tuple[int, int]:
+def _clipped_span(length: int, share: float, rng: np.random.Generator) -> tuple[int, int]:
     half = int(length * share) // 2
     centre = int(rng.integers(length))
     return max(centre - half, 0), min(centre + half, length)

@@ -19,13 +19,13 @@ from .checkpoints import checksum
 from .data import Split
 from .settings import FinetuneSettings, PretrainSettings, TrainingSettings
 
-DROPOUT_FIELDS = {
+_DROPOUT_FIELDS = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
     "drop_path": "drop_path_rate",
 }
 
-CLASSIFIERS = {
+_CLASSIFIERS = {
     HfViTConfig: HfViTForImageClassification,
     HfViTHybridConfig: HfViTHybridForImageClassification,
     HfBiTConfig: HfBiTForImageClassification,
@@ -40,33 +40,33 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     assert settings.model
     register_auto_classes()
     config = AutoConfig.from_pretrained(settings.model)
-    for field, rate in dropout_fields(settings, type(config)).items():
+    for field, rate in _dropout_fields(settings, type(config)).items():
         setattr(config, field, rate)
     size = {} if settings.image_size is None else {"image_size": settings.image_size}
     model, info = AutoModelForImageClassification.from_pretrained(
         settings.model, config=config, output_loading_info=True, **size
     )
-    refuse_random_weights(info, settings.model)
-    replace_head(model, split)
-    processor = at_size(AutoImageProcessor.from_pretrained(settings.model), model.config.image_size)
-    return model, with_resizing_of(processor, settings.preset, model.config)
+    _refuse_random_weights(info, settings.model)
+    _replace_head(model, split)
+    processor = _at_size(AutoImageProcessor.from_pretrained(settings.model), model.config.image_size)
+    return model, _with_resizing_of(processor, settings.preset, model.config)
 
 
-def dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str, float]:
+def _dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str, float]:
     """The rates of dropout that are set, as fields of a configuration.
 
     Raises:
         ValueError: a ResNet is to have some.
     """
-    rates = {field: getattr(settings, setting) for setting, field in DROPOUT_FIELDS.items()}
+    rates = {field: getattr(settings, setting) for setting, field in _DROPOUT_FIELDS.items()}
     if config_class is not HfBiTConfig:
         return {field: rate for field, rate in rates.items() if rate is not None}
-    if wrong := [setting for setting in DROPOUT_FIELDS if getattr(settings, setting)]:
+    if wrong := [setting for setting in _DROPOUT_FIELDS if getattr(settings, setting)]:
         raise ValueError(f"{wrong[0]} is {getattr(settings, wrong[0])}, and a BiT ResNet has no dropout")
     return {}
 
 
-def refuse_random_weights(info: dict[str, Any], name: str):
+def _refuse_random_weights(info: dict[str, Any], name: str):
     """The head is new anyway; nothing else may be."""
     wrong = [str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]) if "classifier" not in str(key)]
     if wrong:
@@ -89,7 +89,7 @@ def align_labels(split: Split, config) -> Split:
     return split
 
 
-def replace_head(model: PreTrainedModel, split: Split):
+def _replace_head(model: PreTrainedModel, split: Split):
     """One linear layer from the features, zero in every entry; no pre-logits layer."""
     pooler = getattr(getattr(model, "vit", None), "pooler", None)
     if isinstance(model.config, HfViTConfig) and model.config.representation_size and pooler is not None:
@@ -99,10 +99,10 @@ def replace_head(model: PreTrainedModel, split: Split):
     model.classifier = nn.Linear(features, split.num_labels, dtype=classifier.weight.dtype)
     nn.init.zeros_(model.classifier.weight)
     nn.init.zeros_(model.classifier.bias)
-    name_labels(model.config, split)
+    _name_labels(model.config, split)
 
 
-def name_labels(config, split: Split):
+def _name_labels(config, split: Split):
     """Carry the label names of the data into the configuration."""
     names = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
     config.id2label = dict(enumerate(names))
@@ -118,9 +118,9 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
         if isinstance(config, HfBiTConfig):
             raise ValueError(f"masked_patch_prediction needs patches, and {settings.variant or 'a ResNet'} has none")
         config.patch_target = settings.target
-        return HfViTForMaskedPatchPrediction(config), new_processor(config, settings.preset)
-    name_labels(config, split)
-    return CLASSIFIERS[type(config)](config), new_processor(config, settings.preset)
+        return HfViTForMaskedPatchPrediction(config), _new_processor(config, settings.preset)
+    _name_labels(config, split)
+    return _CLASSIFIERS[type(config)](config), _new_processor(config, settings.preset)
 
 
 def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
@@ -130,15 +130,15 @@ def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
         fields["image_size"] = settings.image_size
     if settings.variant:
         config_class = type(config_of_variant(settings.variant))
-        return config_of_variant(settings.variant, **fields | dropout_fields(settings, config_class))
+        return config_of_variant(settings.variant, **fields | _dropout_fields(settings, config_class))
     config_class = HfViTHybridConfig if "stem_depths" in fields else HfBiTConfig if "depths" in fields else HfViTConfig
-    return config_class(**fields | dropout_fields(settings, config_class))
+    return config_class(**fields | _dropout_fields(settings, config_class))
 
 
-def new_processor(config: HfViTConfig | HfBiTConfig, preset: str | None = None) -> HfViTImageProcessor:
+def _new_processor(config: HfViTConfig | HfBiTConfig, preset: str | None = None) -> HfViTImageProcessor:
     height, width = as_pair(config.image_size)
     processor = HfViTImageProcessor(size={"height": height, "width": width}, num_channels=config.num_channels)
-    return with_resizing_of(processor, preset, config)
+    return _with_resizing_of(processor, preset, config)
 
 
 def load_for_evaluation(name: str, image_size=None) -> tuple[PreTrainedModel, Any]:
@@ -148,7 +148,7 @@ def load_for_evaluation(name: str, image_size=None) -> tuple[PreTrainedModel, An
     model, info = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True, **size)
     if info["missing_keys"]:
         raise ValueError(f"{name} is no trained classifier: it lacks {', '.join(map(str, info['missing_keys']))}")
-    return model, at_size(AutoImageProcessor.from_pretrained(name), model.config.image_size)
+    return model, _at_size(AutoImageProcessor.from_pretrained(name), model.config.image_size)
 
 
 def load_encoder(name: str, image_size=None) -> tuple[PreTrainedModel, Any]:
@@ -157,8 +157,8 @@ def load_encoder(name: str, image_size=None) -> tuple[PreTrainedModel, Any]:
     theirs = AutoConfig.from_pretrained(name).model_type in ("vit", "vit_mae")  # which lose their pooler in AutoModel
     size = {} if image_size is None else {"image_size": image_size}
     model, info = (HfViTModel if theirs else AutoModel).from_pretrained(name, output_loading_info=True, **size)
-    refuse_random_weights(info, name)
-    return model, at_size(AutoImageProcessor.from_pretrained(name), model.config.image_size)
+    _refuse_random_weights(info, name)
+    return model, _at_size(AutoImageProcessor.from_pretrained(name), model.config.image_size)
 
 
 def identify(name: str) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def with_preset(processor, preset: str | None, config):
     return processor
 
 
-def with_resizing_of(processor, preset: str | None, config):
+def _with_resizing_of(processor, preset: str | None, config):
     """The processor with the resizing and cropping of a preset; mean and deviation stay, which the weights know."""
     if preset is None:
         return processor
@@ -189,7 +189,7 @@ def with_resizing_of(processor, preset: str | None, config):
     return processor
 
 
-def at_size(processor, image_size):
+def _at_size(processor, image_size):
     """Let the processor make images of the size the model is trained at."""
     height, width = as_pair(image_size)
     size = {"height": height, "width": width}

@@ -56,10 +56,10 @@ class MaskedPatches:
 
     def __call__(self, model, batch, rng):
         pixel_values = self.normalizer(batch["image"])
-        outputs = self.predict(model, pixel_values)
+        outputs = self._predict(model, pixel_values)
         return outputs.loss_per_image, outputs.accuracy_per_image.detach()
 
-    def predict(self, model, pixel_values: torch.Tensor, generator: torch.Generator | None = None):
+    def _predict(self, model, pixel_values: torch.Tensor, generator: torch.Generator | None = None):
         """Corrupt on the CPU, whose generator is seeded with every step, so that devices do not differ."""
         rows, columns = getattr(model, "module", model).config.grid_of(*pixel_values.shape[-2:])
         corruption = sample_corruption(len(pixel_values), rows * columns, *self.shares, generator=generator)
@@ -79,17 +79,17 @@ class MaskedPatches:
             index = accelerator.gather_for_metrics(batch["index"].to(accelerator.device))
             if bool((index == PADDING).all()):
                 break
-            outputs = self.predict(model, batch["image"].to(accelerator.device), generator)
+            outputs = self._predict(model, batch["image"].to(accelerator.device), generator)
             scores = torch.stack([outputs.loss_per_image, outputs.accuracy_per_image], dim=1)
             valid = accelerator.gather_for_metrics(batch["valid"].to(accelerator.device))
             rows.append(accelerator.gather_for_metrics(scores)[(index >= 0) & valid])
-            counts = add_counts(counts, accelerator.gather_for_metrics(outputs.targets)[(index >= 0) & valid])
+            counts = _add_counts(counts, accelerator.gather_for_metrics(outputs.targets)[(index >= 0) & valid])
         loss, accuracy = torch.cat(rows).mean(dim=0).tolist()
         results = {"loss": loss, "patch_accuracy": accuracy, "samples": len(torch.cat(rows))}
-        return {**results, "histogram_entropy": entropy(counts)} if len(counts) else results
+        return {**results, "histogram_entropy": _entropy(counts)} if len(counts) else results
 
 
-def add_counts(counts: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _add_counts(counts: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """How often each class occurs; targets that are no classes are not counted."""
     if targets.is_floating_point():
         return counts
@@ -97,7 +97,7 @@ def add_counts(counts: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return new + torch.nn.functional.pad(counts, (0, len(new) - len(counts)))
 
 
-def entropy(counts: torch.Tensor) -> float:
+def _entropy(counts: torch.Tensor) -> float:
     """Entropy in nats of the distribution with these counts."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * shares.log()).sum())

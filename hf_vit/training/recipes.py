@@ -14,16 +14,16 @@ from typing import Any, TypeVar
 
 import yaml
 
-Settings = TypeVar("Settings")
-STRUCTURE = ("base", "options", "select")
-EXCLUSIVE = (("steps", "epochs"),)  # what is said later replaces the other one
+_Settings = TypeVar("_Settings")
+_STRUCTURE = ("base", "options", "select")
+_EXCLUSIVE = (("steps", "epochs"),)  # what is said later replaces the other one
 
 
 class SettingsError(ValueError):
     """A setting that is unknown, of the wrong type, or contradicts another one."""
 
 
-def parse_settings(settings_class: type[Settings], argv: list[str] | None = None) -> Settings:
+def parse_settings(settings_class: type[_Settings], argv: list[str] | None = None) -> _Settings:
     """Settings from `--recipe FILE`, `--select GROUP=LEVEL` and `--FIELD VALUE`; the command line wins.
 
     Values are read as YAML on both ways in: `--freeze '[embeddings, layers.0]'`.
@@ -32,41 +32,41 @@ def parse_settings(settings_class: type[Settings], argv: list[str] | None = None
         SettingsError: in one sentence, for whatever is unknown, ill-typed or contradictory.
         SystemExit: after --help.
     """
-    arguments = vars(argument_parser(settings_class).parse_args(argv))
+    arguments = vars(_argument_parser(settings_class).parse_args(argv))
     recipe, select = arguments.pop("recipe", None), arguments.pop("select", [])
-    values = read_recipe(recipe, parse_selection(select)) if recipe else {}
+    values = read_recipe(recipe, _parse_selection(select)) if recipe else {}
     if select and not recipe:
         raise SettingsError(f"--select {' '.join(select)} chooses from a recipe, and there is no --recipe")
-    values = merge(values, {name: parse_text(text) for name, text in arguments.items()})
+    values = merge(values, {name: _parse_text(text) for name, text in arguments.items()})
     return build(settings_class, values)
 
 
-def argument_parser(settings_class) -> argparse.ArgumentParser:
+def _argument_parser(settings_class) -> argparse.ArgumentParser:
     """One option per field; abbreviations are off, or `--learning_rat` would quietly work."""
-    parser = SettingsParser(allow_abbrev=False, argument_default=argparse.SUPPRESS, description=settings_class.__doc__)
+    parser = _SettingsParser(allow_abbrev=False, argument_default=argparse.SUPPRESS, description=settings_class.__doc__)
     parser.add_argument("--recipe", help="YAML file with settings")
     parser.add_argument("--select", nargs="+", metavar="GROUP=LEVEL", help="levels of the recipe's options")
     for field in dataclasses.fields(settings_class):
         bare = {"nargs": "?", "const": "true"} if field.type is bool else {}
-        parser.add_argument(f"--{field.name}", metavar=describe(field.type), **bare)
+        parser.add_argument(f"--{field.name}", metavar=_describe(field.type), **bare)
     return parser
 
 
-class SettingsParser(argparse.ArgumentParser):
+class _SettingsParser(argparse.ArgumentParser):
     """argparse, but a mistake is an exception like any other."""
 
     def error(self, message):
         raise SettingsError(message)
 
 
-def parse_text(text: str) -> Any:
+def _parse_text(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
 
 
-def parse_selection(select: list[str]) -> dict[str, str]:
+def _parse_selection(select: list[str]) -> dict[str, str]:
     if wrong := [item for item in select if "=" not in item]:
         raise SettingsError(f"--select takes GROUP=LEVEL, not {wrong[0]!r}")
     return dict(item.split("=", 1) for item in select)
@@ -77,31 +77,31 @@ def read_recipe(path: str | Path, select: dict[str, str] | None = None) -> dict[
 
     What a recipe says itself wins over its base and the options of its base; its options win over what it says.
     """
-    layers = read_layers(Path(path))
+    layers = _read_layers(Path(path))
     selected: dict[str, Any] = {}
     for layer in layers:
         selected |= layer.get("select", {})
     selected |= select or {}
     groups = {group for layer in layers for group in layer.get("options", {})}
     if unknown := sorted(selected.keys() - groups):
-        raise SettingsError(f"{path} has no options called {unknown[0]!r}; it has {listing(sorted(groups))}")
+        raise SettingsError(f"{path} has no options called {unknown[0]!r}; it has {_listing(sorted(groups))}")
     values: dict[str, Any] = {}
     for layer in layers:
-        values = merge(values, {name: value for name, value in layer.items() if name not in STRUCTURE})
+        values = merge(values, {name: value for name, value in layer.items() if name not in _STRUCTURE})
         for group, levels in layer.get("options", {}).items():
             if group in selected:
-                values = merge(values, level_of(group, levels, str(selected[group]), path))
+                values = merge(values, _level_of(group, levels, str(selected[group]), path))
     return values
 
 
-def level_of(group: str, levels: dict, level: str, path: str | Path) -> dict[str, Any]:
+def _level_of(group: str, levels: dict, level: str, path: str | Path) -> dict[str, Any]:
     by_name = {str(name): fields for name, fields in levels.items()}
     if level not in by_name:
-        raise SettingsError(f"{group} in {path} has no level {level!r}; it has {listing(by_name)}")
+        raise SettingsError(f"{group} in {path} has no level {level!r}; it has {_listing(by_name)}")
     return by_name[level]
 
 
-def read_layers(path: Path) -> list[dict[str, Any]]:
+def _read_layers(path: Path) -> list[dict[str, Any]]:
     """The recipe's base, the base of that, ...: the first to apply comes first."""
     try:
         layer = yaml.safe_load(path.read_text()) or {}
@@ -111,19 +111,19 @@ def read_layers(path: Path) -> list[dict[str, Any]]:
         raise SettingsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(layer, dict):
         raise SettingsError(f"{path} holds a {type(layer).__name__}, not settings with values")
-    return [*(read_layers(path.parent / layer["base"]) if "base" in layer else []), layer]
+    return [*(_read_layers(path.parent / layer["base"]) if "base" in layer else []), layer]
 
 
 def merge(values: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
     """`values` with `later` on top; what is a table itself, such as `config`, is merged field by field."""
-    for pair in EXCLUSIVE:
+    for pair in _EXCLUSIVE:
         if any(later.get(name) is not None for name in pair):
             values = {name: value for name, value in values.items() if name not in pair}
     tables = [name for name, value in later.items() if isinstance(value, dict) and isinstance(values.get(name), dict)]
     return {**values, **later, **{name: {**values[name], **later[name]} for name in tables}}
 
 
-def build(settings_class: type[Settings], values: dict[str, Any]) -> Settings:
+def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
     """The settings with each value converted to its field's type, and validated together."""
     fields = {field.name: field.type for field in dataclasses.fields(settings_class)}  # pyright: ignore[reportArgumentType]
     if unknown := sorted(values.keys() - fields.keys()):
@@ -138,15 +138,15 @@ def build(settings_class: type[Settings], values: dict[str, Any]) -> Settings:
 
 def convert(name: str, value: Any, kind: Any) -> Any:
     """`value` as `kind`, a type or a union of types; YAML 1.1 reads 1e-3 as text, so text may be a number."""
-    for option in alternatives(kind):
+    for option in _alternatives(kind):
         try:
-            return convert_to(value, option)
+            return _convert_to(value, option)
         except (TypeError, ValueError):
             continue
-    raise SettingsError(f"{name} is {value!r}; it must be {describe(kind)}")
+    raise SettingsError(f"{name} is {value!r}; it must be {_describe(kind)}")
 
 
-def convert_to(value: Any, kind: Any) -> Any:
+def _convert_to(value: Any, kind: Any) -> Any:
     origin = typing.get_origin(kind)
     if kind is typing.Any:
         return value
@@ -160,7 +160,7 @@ def convert_to(value: Any, kind: Any) -> Any:
     elif origin is list:
         items = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int | float) else value
         if isinstance(items, list | tuple):
-            return [convert_to(item, typing.get_args(kind)[0]) for item in items]
+            return [_convert_to(item, typing.get_args(kind)[0]) for item in items]
     elif origin is dict:
         if isinstance(value, dict):
             return value
@@ -175,15 +175,15 @@ def convert_to(value: Any, kind: Any) -> Any:
     raise TypeError
 
 
-def alternatives(kind: Any) -> tuple[Any, ...]:
+def _alternatives(kind: Any) -> tuple[Any, ...]:
     """The types of a union; `Literal[...] | None` is one of another class than `int | None`."""
     return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
 
 
-def describe(kind: Any) -> str:
+def _describe(kind: Any) -> str:
     """`int | None` -> "int or none"."""
-    if len(alternatives(kind)) > 1:
-        return " or ".join(describe(option) for option in alternatives(kind))
+    if len(_alternatives(kind)) > 1:
+        return " or ".join(_describe(option) for option in _alternatives(kind))
     if typing.get_origin(kind) is typing.Literal:
         return " or ".join(typing.get_args(kind))
     if kind is type(None):
@@ -191,7 +191,7 @@ def describe(kind: Any) -> str:
     return str(kind) if typing.get_args(kind) else kind.__name__
 
 
-def listing(names) -> str:
+def _listing(names) -> str:
     return ", ".join(map(str, names)) or "none"
 
 

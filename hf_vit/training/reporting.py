@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
-PACKAGES = ("hf_vit", "torch", "transformers", "accelerate", "datasets")
+_PACKAGES = ("hf_vit", "torch", "transformers", "accelerate", "datasets")
 
 
 def choose_trackers(report_to: str) -> list[str]:
@@ -49,7 +49,7 @@ class Report:
             mininterval=0.2 if sys.stderr.isatty() else 30,  # a log file needs no animation
         )
         if self.tracking:
-            self.safely(accelerator.init_trackers, "training", config=loggable(settings))
+            self._safely(accelerator.init_trackers, "training", config=_loggable(settings))
 
     def step(self):
         self.bar.update()
@@ -62,7 +62,7 @@ class Report:
         shown = {"images/s": f"{speed:.1f}", **{name: f"{value:.4g}" for name, value in values.items()}}
         self.bar.set_postfix(shown, refresh=False)
         if self.tracking:
-            self.safely(self.accelerator.log, {**values, "images_per_second": speed}, step=step)
+            self._safely(self.accelerator.log, {**values, "images_per_second": speed}, step=step)
 
     def totals(self, skipped: int) -> dict[str, float]:
         """What the run took, since it was started or resumed."""
@@ -70,7 +70,7 @@ class Report:
         images = (self.bar.n - self.start_step) * self.settings.batch_size
         return {"train_seconds": seconds, "train_images_per_second": images / seconds, "train_images_skipped": skipped}
 
-    def safely(self, function, *arguments, **options):
+    def _safely(self, function, *arguments, **options):
         """A tracker that fails stops reporting, not the training."""
         try:
             function(*arguments, **options)
@@ -82,7 +82,7 @@ class Report:
         self.bar.close()
 
 
-def loggable(settings) -> dict[str, int | float | str | bool]:
+def _loggable(settings) -> dict[str, int | float | str | bool]:
     """TensorBoard takes nothing else."""
     return {k: v if isinstance(v, int | float | str) else str(v) for k, v in vars(settings).items()}
 
@@ -123,7 +123,7 @@ def card_data(settings, metrics: dict[str, Any], accelerator: Accelerator) -> di
         "metrics": metrics,
         "processes": accelerator.num_processes,
         "device": f"{accelerator.device.type} {device}".strip(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in _PACKAGES},
     }
 
 

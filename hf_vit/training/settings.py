@@ -28,8 +28,8 @@ class DataSettings:
         """Raise ValueError for settings that contradict each other or that no value can satisfy."""
         if not self.dataset and not self.print_config:
             raise ValueError("no data: set --dataset to a Hub name, a folder, a file or digits")
-        require_positive(self, "eval_batch_size")
-        require_between(self, 0, None, "num_workers")
+        _require_positive(self, "eval_batch_size")
+        _require_between(self, 0, None, "num_workers")
 
 
 @dataclass
@@ -95,12 +95,12 @@ class TrainingSettings(DataSettings):
             raise ValueError("no place for the result: set --output_dir")
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"set one of steps and epochs; they are {self.steps} and {self.epochs}")
-        require_positive(self, "batch_size", "learning_rate", "log_every", "keep_checkpoints")
-        require_positive(self, "steps", "epochs", "per_device_batch_size", "max_grad_norm", "eval_every", "save_every")
-        require_between(self, 0, 1, "label_smoothing", "ema_decay", "momentum", "dropout", "attention_dropout")
-        require_between(self, 0, 1, "drop_path", "layer_decay", "adam_beta1", "adam_beta2", "final_learning_rate")
-        require_between(self, 0, None, "warmup_steps", "weight_decay", "mixup_alpha", "cutmix_alpha")
-        require_between(self, 0, None, "randaugment_layers", "randaugment_magnitude")
+        _require_positive(self, "batch_size", "learning_rate", "log_every", "keep_checkpoints")
+        _require_positive(self, "steps", "epochs", "per_device_batch_size", "max_grad_norm", "eval_every", "save_every")
+        _require_between(self, 0, 1, "label_smoothing", "ema_decay", "momentum", "dropout", "attention_dropout")
+        _require_between(self, 0, 1, "drop_path", "layer_decay", "adam_beta1", "adam_beta2", "final_learning_rate")
+        _require_between(self, 0, None, "warmup_steps", "weight_decay", "mixup_alpha", "cutmix_alpha")
+        _require_between(self, 0, None, "randaugment_layers", "randaugment_magnitude")
         if self.steps is not None and self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be less than steps ({self.steps})")
         if bool(self.decay_steps) != (self.schedule == "staircase"):
@@ -137,7 +137,7 @@ class FinetuneSettings(TrainingSettings):
             raise ValueError("no model: set --model to a Hub name or a folder")
         if self.linear_probe and self.lora_rank:
             raise ValueError(f"linear_probe freezes what lora_rank ({self.lora_rank}) would adapt: choose one")
-        require_positive(self, "lora_rank", "lora_alpha")
+        _require_positive(self, "lora_rank", "lora_alpha")
 
 
 @dataclass
@@ -156,7 +156,7 @@ class PretrainSettings(TrainingSettings):
         super().validate()
         if not self.variant and not self.config and not self.print_config:
             raise ValueError("no architecture: set variant (such as B/16), or config, or both")
-        require_between(self, 0, 1, "corruption", "mask_share", "random_patch_share")
+        _require_between(self, 0, 1, "corruption", "mask_share", "random_patch_share")
         if self.mask_share + self.random_patch_share > 1:
             raise ValueError(
                 f"mask_share ({self.mask_share}) and random_patch_share ({self.random_patch_share}) exceed 1 together"
@@ -206,19 +206,19 @@ class EvaluateSettings(DataSettings):
         if self.protocol in ("few_shot", "linear_probe", "knn") and self.streaming:
             raise ValueError(f"{self.protocol} chooses images by their number, which a stream does not have")
         for name in ("shots", "l2_reg", "probe_l2", "neighbors"):
-            require_all_positive(self, name)
-        require_positive(self, "seeds", "temperature", "feature_layer", "held_out")
-        require_between(self, 0, 0.9, "held_out")
+            _require_all_positive(self, name)
+        _require_positive(self, "seeds", "temperature", "feature_layer", "held_out")
+        _require_between(self, 0, 0.9, "held_out")
 
 
-def require_all_positive(settings, name: str):
+def _require_all_positive(settings, name: str):
     """Raise ValueError when a list is empty or has an entry that is not above zero."""
     values = getattr(settings, name)
     if not values or min(values) <= 0:
         raise ValueError(f"{name} is {values}; it must have entries, all above 0")
 
 
-def require_positive(settings, *names: str):
+def _require_positive(settings, *names: str):
     """Raise ValueError naming the first of these settings that is set and not above zero."""
     for name in names:
         value = getattr(settings, name)
@@ -226,7 +226,7 @@ def require_positive(settings, *names: str):
             raise ValueError(f"{name} is {value}; it must be above 0")
 
 
-def require_between(settings, low: float, high: float | None, *names: str):
+def _require_between(settings, low: float, high: float | None, *names: str):
     """Raise ValueError naming the first of these settings that is set and outside [low, high]."""
     for name in names:
         value = getattr(settings, name)

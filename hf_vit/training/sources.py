@@ -8,7 +8,7 @@ from typing import Any
 import datasets
 import numpy as np
 
-IDX_SPLITS = {"train": "train", "t10k": "test", "test": "test"}
+_IDX_SPLITS = {"train": "train", "t10k": "test", "test": "test"}
 
 
 def load_split(name: str, split: str, config: str | None = None, streaming: bool = False):
@@ -27,33 +27,33 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
         return slice_split(load_digits(), split)
     path = Path(name).expanduser()
     if path.is_dir() and any(path.glob("*-images-idx3-ubyte*")):
-        return slice_split(load_idx_folder(path), split)
+        return slice_split(_load_idx_folder(path), split)
     try:
-        return datasets.load_dataset(**reader_of(name), name=config, split=split, streaming=streaming)
+        return datasets.load_dataset(**_reader_of(name), name=config, split=split, streaming=streaming)
     except (ValueError, FileNotFoundError, datasets.exceptions.DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise ValueError(f"cannot read split {split!r} of {name}: {reason}") from error
 
 
-def reader_of(name: str) -> dict[str, Any]:
+def _reader_of(name: str) -> dict[str, Any]:
     """Arguments of `datasets.load_dataset` for a name, by what is there and by its suffix."""
     path = Path(name).expanduser()
     if path.is_dir():
         for suffix, builder in (("parquet", "parquet"), ("tar", "webdataset")):
             if files := sorted(path.rglob(f"*.{suffix}")):
-                return {"path": builder, "data_files": files_by_split(files)}
+                return {"path": builder, "data_files": _files_by_split(files)}
         return {"path": "imagefolder", "data_dir": str(path)}
     files = sorted(path.parent.glob(path.name))
     if path.suffix in (".parquet", ".tar"):
         if not files:
             raise ValueError(f"there is no file {name}")
-        return {"path": "parquet" if path.suffix == ".parquet" else "webdataset", "data_files": files_by_split(files)}
+        return {"path": "parquet" if path.suffix == ".parquet" else "webdataset", "data_files": _files_by_split(files)}
     if path.is_absolute() or name.startswith((".", "~")):
         raise ValueError(f"there is no folder {name}")
     return {"path": name}
 
 
-def files_by_split(files: list[Path]) -> dict[str, list[str]]:
+def _files_by_split(files: list[Path]) -> dict[str, list[str]]:
     """Files sorted into splits by the names the Hub goes by; a file that names no split is training data."""
     splits: dict[str, list[str]] = {}
     for file in files:
@@ -73,7 +73,7 @@ def slice_split(splits: dict[str, datasets.Dataset], split: str) -> datasets.Dat
     return pieces[0] if len(pieces) == 1 else datasets.concatenate_datasets(pieces)
 
 
-def from_arrays(images: np.ndarray, labels: np.ndarray, names: list[str]) -> datasets.Dataset:
+def _from_arrays(images: np.ndarray, labels: np.ndarray, names: list[str]) -> datasets.Dataset:
     """(number, height, width) uint8 images and their class numbers as a data set of PNGs."""
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
     return datasets.Dataset.from_dict({"image": list(images), "label": labels.tolist()}, features=features)
@@ -91,7 +91,7 @@ def load_digits() -> dict[str, datasets.Dataset]:
     train, test = split_digits(len(images))
     names = [str(digit) for digit in range(10)]
     labels = np.asarray(bunch.target)  # pyright: ignore[reportAttributeAccessIssue]
-    return {key: from_arrays(images[rows], labels[rows], names) for key, rows in (("train", train), ("test", test))}
+    return {key: _from_arrays(images[rows], labels[rows], names) for key, rows in (("train", train), ("test", test))}
 
 
 def split_digits(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -100,7 +100,7 @@ def split_digits(count: int) -> tuple[np.ndarray, np.ndarray]:
     return order[: count * 4 // 5], order[count * 4 // 5 :]
 
 
-def load_idx_folder(folder: Path) -> dict[str, datasets.Dataset]:
+def _load_idx_folder(folder: Path) -> dict[str, datasets.Dataset]:
     """The splits of a folder in MNIST's format: `train-images-idx3-ubyte.gz`, `train-labels-idx1-ubyte.gz`, ..."""
     splits = {}
     for file in sorted(folder.glob("*-images-idx3-ubyte*")):
@@ -110,7 +110,7 @@ def load_idx_folder(folder: Path) -> dict[str, datasets.Dataset]:
         if len(images) != len(labels):
             raise ValueError(f"{file} has {len(images)} images and {len(labels)} labels")
         names = [str(number) for number in range(int(labels.max()) + 1)]
-        splits[IDX_SPLITS.get(stem, stem)] = from_arrays(images, labels, names)
+        splits[_IDX_SPLITS.get(stem, stem)] = _from_arrays(images, labels, names)
     return splits
 
 

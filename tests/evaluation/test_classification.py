@@ -101,7 +101,7 @@ def test_real_labels_are_downloaded(tiny, validation, tmp_path, monkeypatch):
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     address = f"http://127.0.0.1:{server.server_address[1]}/real.json"
-    monkeypatch.setattr(classification, "REAL_LABELS", address)
+    monkeypatch.setattr(classification, "_REAL_LABELS", address)
     try:
         results = evaluate(arguments(model=tiny, dataset=validation, num_workers=0, protocol="real"))
     finally:

@@ -85,7 +85,7 @@ def test_images_are_computed_once_and_kept(tiny, colors, tmp_path, monkeypatch):
     monkeypatch.setattr(
         Extractor, "compute", lambda self, split, numbers: computed.extend(numbers) or compute(self, split, numbers)
     )
-    monkeypatch.setattr(module, "PIECE", 4)
+    monkeypatch.setattr(module, "_PIECE", 4)
     some = extract(extractor_of(tiny, colors, output_dir=tmp_path), wanted=np.array([9, 2, 13, 2]))
     assert some.index.tolist() == [2, 9]  # 13 is broken
     everything = extract(extractor_of(tiny, colors, output_dir=tmp_path))
@@ -101,7 +101,7 @@ def test_images_are_computed_once_and_kept(tiny, colors, tmp_path, monkeypatch):
 
 
 def test_what_was_computed_stays_when_the_run_stops(tiny, colors, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PIECE", 4)
+    monkeypatch.setattr(module, "_PIECE", 4)
     compute, calls = Extractor.compute, []
 
     def stop_at_the_third(self, split, numbers):

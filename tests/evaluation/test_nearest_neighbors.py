@@ -24,7 +24,7 @@ def test_votes_by_hand():
 
 
 def test_the_protocol(tiny, colors, monkeypatch):
-    monkeypatch.setattr(nearest_neighbors, "QUERIES", 4)
+    monkeypatch.setattr(nearest_neighbors, "_QUERIES", 4)
     settings = {"model": tiny, "dataset": colors, "num_workers": 0, "eval_batch_size": 5, "protocol": "knn"}
     results = evaluate(arguments(**settings, neighbors="1,7"))
     assert [row["neighbors"] for row in results["knn"]] == [1, 7]

@@ -63,7 +63,7 @@ def test_a_full_disk_is_said_and_leaves_the_last_one(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "flush", full)
+    monkeypatch.setattr(checkpoints, "_flush", full)
     with pytest.raises(OSError, match=r"could not save the checkpoint of step 2 .*No space left on device"):
         store.write(2, tensors(2), {})
     assert store.newest() == (first, [])

@@ -319,7 +319,7 @@ def test_memory_that_does_not_suffice_halves_the_forward(tmp_path, monkeypatch, 
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
         return {}
 
-    monkeypatch.setattr(commands, "train_and_save", only_six)
+    monkeypatch.setattr(commands, "_train_and_save", only_six)
     settings = {**DIGITS, "per_device_batch_size": 24, "find_batch_size": "true", "output_dir": tmp_path / "out"}
     pretrain(arguments(**settings))
     assert tried == [24, 12, 6]
