@@ -1,23 +1,20 @@
-import json
-import os
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from .hub_client import Clients
 from .local_hub import LocalHub
+from .paths import GOLDENS, SHARED
 
 torch.set_num_threads(1)  # the tests run in two processes; threads that wait for each other cost more than they give
 
 # Whoever starts the tests in the background has them ignore Ctrl+C, and with them what they start and end with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-GOLDENS = Path(__file__).parent / "goldens"
-SHARED = Path(os.environ.get("HF_VIT_SHARED", Path(__file__).parents[2] / "shared"))
 
 
 @pytest.fixture(scope="session")
@@ -34,10 +31,13 @@ def shared() -> Path:
     return SHARED
 
 
-def golden_runs(*families: str) -> list[dict]:
-    """The runs of goldens/index.json that belong to a model family."""
-    runs = json.loads((GOLDENS / "index.json").read_text())
-    return [run for run in runs if run["family"] in families]
+@pytest.fixture
+def fresh_accelerator(monkeypatch):
+    """Accelerate on the CPU, which forgets after the test what it was set to."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
 
 
 HUB_TOKENS = {

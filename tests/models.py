@@ -73,10 +73,10 @@ def images(model, batch: int = 2) -> torch.Tensor:
     return torch.randn(batch, 3, *model.config.image_size)
 
 
-def save_tiny(folder: Path, seed: int = 0, **fields) -> HfViTForImageClassification:
-    """Write a folder with a classifier that tells images apart and its image processor; return the classifier."""
+def save_tiny(folder: Path, seed: int = 0, **fields) -> Path:
+    """Write a folder with a classifier that tells images apart and its image processor; return the folder."""
     model = tiny(seed=seed, **fields)
     nn.init.normal_(model.classifier.weight)
     height, width = model.config.image_size
     save_folder(folder, model, HfViTImageProcessor(size={"height": height, "width": width}))
-    return model
+    return folder

@@ -1,4 +1,4 @@
-"""Real photographs for the tests of the image processor; not part of the project, so their tests may be skipped."""
+"""Pictures for tests: drawn, and real photographs that are not part of the project (their tests may be skipped)."""
 
 import io
 import zipfile
@@ -23,3 +23,9 @@ def read_photographs(shared: Path) -> dict[str, bytes]:
 def pixels_of(photograph: bytes) -> np.ndarray:
     """(height, width, 3) in float64, read by nothing of ours."""
     return np.asarray(Image.open(io.BytesIO(photograph)).convert("RGB")).astype(np.float64)
+
+
+def draw_picture(color: tuple[int, int, int], rng: np.random.Generator) -> Image.Image:
+    """9 x 6 pixels of about one colour."""
+    pixels = np.clip(np.array(color) + rng.integers(-25, 25, (6, 9, 3)), 0, 255)
+    return Image.fromarray(pixels.astype(np.uint8))

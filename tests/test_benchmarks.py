@@ -4,7 +4,6 @@ import importlib
 import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,9 @@ from hf_vit import HfViTConfig
 from hf_vit.analysis.compute import count_compute, count_multiply_adds
 from hf_vit.analysis.training_runs import read_runs
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from .paths import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
 SIZES = {"hidden_size": 14, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 22,
          "image_size": 20, "patch_size": 5, "num_labels": 11}  # fmt: skip
 

@@ -31,7 +31,8 @@ import hf_vit
 from hf_vit.catalog import address_of
 from hf_vit.conversion import export_jax, export_timm
 
-ROOT = Path(__file__).parents[1]
+from .paths import ROOT
+
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 # What is run in place of a line; None for what nobody can run here.

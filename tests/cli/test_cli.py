@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from hf_vit.cli import main
+
+from ..paths import ROOT
 
 
 def refused(arguments, capsys, folder=None) -> str:
@@ -142,6 +143,6 @@ def test_a_full_disk_leaves_nothing(goldens, tmp_path):
 
 def test_the_scripts_are_the_commands():
     for script in ("convert", "export"):
-        path = Path(__file__).parents[2] / "conversion" / f"{script}.py"
+        path = ROOT / "conversion" / f"{script}.py"
         result = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True, check=True)
         assert f"usage: hf-vit {script}" in result.stdout

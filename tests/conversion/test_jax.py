@@ -8,7 +8,7 @@ from hf_vit.conversion import ConversionError, convert, convert_to_folder, expor
 from hf_vit.files.npz import NpzReader
 from hf_vit.models.loading import load_model, save_folder
 
-from ..conftest import golden_runs
+from ..paths import golden_runs
 
 CHECKPOINTS = {run["checkpoint"]: run for run in golden_runs("vit") if "@" not in run["id"]}
 RELEASED = [name for name, run in CHECKPOINTS.items() if run["layout"] == "release"]

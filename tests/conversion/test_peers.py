@@ -14,9 +14,8 @@ from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, convert, export_jax, export_timm
 from hf_vit.models.loading import load_model, save_folder
 
-from ..conftest import GOLDENS
+from ..paths import PEERS
 
-PEERS = GOLDENS.parent / "goldens_peers"
 CHECKPOINTS = json.loads((PEERS / "index.json").read_text())
 GRID = {"num_attention_heads": 2, "position_grid": (5, 9)}
 

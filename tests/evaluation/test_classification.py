@@ -18,7 +18,9 @@ from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.training.commands import main
 from hf_vit.training.metrics import SetTopKAccuracy
 
-from .conftest import arguments, picture, save_tiny
+from ..launching import arguments
+from ..models import save_tiny
+from ..photographs import draw_picture
 
 
 def prediction(folder, file, crop=0, preset=None) -> list[int]:
@@ -40,7 +42,7 @@ def validation(tmp_path_factory, tiny):
     for number, name in zip((5, 2, 7, 1, 3, 6, 4), "aabbccc", strict=True):
         folder = root / "validation" / name
         folder.mkdir(parents=True, exist_ok=True)
-        picture(rng.integers(0, 255, 3), rng).save(folder / f"ILSVRC2012_val_{number:08d}.png")
+        draw_picture(rng.integers(0, 255, 3), rng).save(folder / f"ILSVRC2012_val_{number:08d}.png")
     return root
 
 
@@ -161,7 +163,7 @@ def test_objectnet(tmp_path):
         (tmp_path / "images" / folder).mkdir(parents=True)
         for number in range(3):
             framed = Image.new("RGB", (19, 16), "red")
-            framed.paste(picture(rng.integers(0, 255, 3), rng).resize((15, 12)), (2, 2))
+            framed.paste(draw_picture(rng.integers(0, 255, 3), rng).resize((15, 12)), (2, 2))
             framed.save(tmp_path / "images" / folder / f"{number}.png")
         files[folder] = sorted((tmp_path / "images" / folder).iterdir())
     ranked = {folder: [prediction(model, file, crop=2)[:5] for file in files[folder]] for folder in ("banana", "tv")}
@@ -190,4 +192,4 @@ def test_objectnet_refuses(tiny, colors, tmp_path):
     with pytest.raises(ValueError, match=r"objectnet needs ImageNet's 1000 classes, and .* has 11"):
         evaluate(arguments(**settings, model=tiny))
     with pytest.raises(ValueError, match="no image has a class that ImageNet has too; the classes are blue, green"):
-        evaluate(arguments(**settings, model=save_tiny(tmp_path, num_labels=1000)))
+        evaluate(arguments(**settings, model=save_tiny(tmp_path / "model", num_labels=1000)))

@@ -16,7 +16,8 @@ from hf_vit.training import models
 from hf_vit.training.recipes import parse_settings
 from hf_vit.training.settings import EvaluateSettings
 
-from .conftest import arguments, save_tiny
+from ..launching import arguments
+from ..models import save_tiny
 
 
 def extractor_of(model, dataset, **changes) -> Extractor:
@@ -152,8 +153,8 @@ def test_a_model_without_a_head_has_features(tiny, colors, tmp_path):
 
 
 def test_a_model_is_known_by_its_weights(tiny, tmp_path):
-    save_tiny(tmp_path / "same", representation_size=10)
-    save_tiny(tmp_path / "other", representation_size=9)
+    save_tiny(tmp_path / "same", patch_size=4, representation_size=10)
+    save_tiny(tmp_path / "other", patch_size=4, representation_size=9)
     assert models.identify(str(tiny)) == models.identify(str(tmp_path / "same"))
     assert models.identify(str(tiny)) != models.identify(str(tmp_path / "other"))
     assert models.identify("google/vit-base-patch16-224") == {"name": "google/vit-base-patch16-224"}

@@ -7,7 +7,7 @@ import torch
 from hf_vit.evaluation.commands import evaluate
 from hf_vit.evaluation.linear_probe import LogisticRegression, choose, hold_out
 
-from .conftest import arguments
+from ..launching import arguments
 
 
 def clusters(images: int, classes: int, features: int, noise: float):

@@ -9,7 +9,7 @@ from hf_vit.evaluation import nearest_neighbors
 from hf_vit.evaluation.commands import evaluate
 from hf_vit.evaluation.nearest_neighbors import vote
 
-from .conftest import arguments
+from ..launching import arguments
 
 
 def test_votes_by_hand():

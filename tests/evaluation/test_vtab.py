@@ -21,9 +21,10 @@ from hf_vit.evaluation.vtab_targets import (
     smallnorb_elevation,
 )
 from hf_vit.training.recipes import read_recipe
-from tests.training.launching import ROOT
 
-from .conftest import arguments, picture
+from ..launching import arguments
+from ..paths import ROOT
+from ..photographs import draw_picture
 
 TASKS = {task.name: task for task in read_table()["tasks"]}
 
@@ -96,7 +97,7 @@ def test_positions_and_angles():
 
 def images(count: int, rng, shades: np.ndarray | None = None) -> list:
     shades = rng.integers(0, 255, count) if shades is None else shades
-    return [picture((shade, shade, 255 - shade), rng) for shade in shades]
+    return [draw_picture((shade, shade, 255 - shade), rng) for shade in shades]
 
 
 def write(folder, split, columns, **features):

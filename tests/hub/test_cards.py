@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,9 +20,10 @@ from hf_vit.hub.cards import BEGIN, COCO_CATS, END, render_card, render_folder_c
 from hf_vit.hub.published_cards import folder_name, published_card
 from hf_vit.models.loading import save_folder
 
+from ..paths import ROOT
 from .test_pushing import save_tiny
 
-MODEL_CARDS = Path(__file__).parents[2] / "model_cards"
+MODEL_CARDS = ROOT / "model_cards"
 TI_16 = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
 
 

@@ -29,7 +29,9 @@ from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor, HfViTImag
 from hf_vit.images.image_reading import ImageReadingError
 from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 
-GOLDENS = np.load(Path(__file__).parents[1] / "goldens" / "preprocess.npz")
+from ..paths import GOLDENS
+
+TENSORFLOW_PIXELS = np.load(GOLDENS / "preprocess.npz")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +58,7 @@ def process(images, processor=None, **changes):
 
 
 def golden_runs(kind):
-    return [key for key in GOLDENS.files if key.startswith("image") and f"/{kind}/" in key]
+    return [key for key in TENSORFLOW_PIXELS.files if key.startswith("image") and f"/{kind}/" in key]
 
 
 GOLDEN_SETTINGS = {
@@ -70,8 +72,8 @@ GOLDEN_SETTINGS = {
 @pytest.mark.parametrize("backend", ["pillow", "torch"])
 def test_equals_the_original(key, backend):
     image, kind, side = key.split("/")
-    result = process(GOLDENS[image], backend=backend, **GOLDEN_SETTINGS[kind](int(side)))
-    np.testing.assert_allclose(result[0].permute(1, 2, 0), GOLDENS[key], atol=1e-6, rtol=0)
+    result = process(TENSORFLOW_PIXELS[image], backend=backend, **GOLDEN_SETTINGS[kind](int(side)))
+    np.testing.assert_allclose(result[0].permute(1, 2, 0), TENSORFLOW_PIXELS[key], atol=1e-6, rtol=0)
 
 
 def test_equals_transformers(pixels):

@@ -1,7 +1,5 @@
 """Each resize against TensorFlow's own outputs, and the ways to compute it against each other."""
 
-from pathlib import Path
-
 import numpy as np
 import PIL
 import pytest
@@ -20,8 +18,10 @@ from hf_vit.images.image_resizing import (
     shortest_edge_size,
 )
 
+from ..paths import GOLDENS
+
 PILLOW_VERSION = tuple(int(part) for part in PIL.__version__.split(".")[:2])
-GOLDENS = np.load(Path(__file__).parents[1] / "goldens" / "preprocess.npz")
+TENSORFLOW_PIXELS = np.load(GOLDENS / "preprocess.npz")
 # kind of golden: (resample, antialias, output), largest difference in levels
 TENSORFLOW = {
     "bv_resize_u8": ((BILINEAR, False, "truncated"), 0),
@@ -56,14 +56,14 @@ def channels_last(levels):
 @pytest.mark.parametrize("kind", TENSORFLOW)
 def test_equals_tensorflow(kind):
     (resample, antialias, output), tolerance = TENSORFLOW[kind]
-    keys = [key for key in GOLDENS.files if f"/{kind}/" in key]
+    keys = [key for key in TENSORFLOW_PIXELS.files if f"/{kind}/" in key]
     assert len(keys) == 6
     for key in keys:
-        levels = torch.from_numpy(GOLDENS[key.split("/")[0]]).movedim(-1, 0)
-        size = GOLDENS[key].shape[:2]
+        levels = torch.from_numpy(TENSORFLOW_PIXELS[key.split("/")[0]]).movedim(-1, 0)
+        size = TENSORFLOW_PIXELS[key].shape[:2]
         for layout in (levels, levels.contiguous(), torch.stack([levels.flip(0), levels])[1]):
             resized = resize(layout, size, whole(size), Filter(resample, antialias, output, False))
-            difference = resized.movedim(0, -1).numpy().astype(np.float32) - GOLDENS[key].astype(np.float32)
+            difference = resized.movedim(0, -1).numpy().astype(np.float32) - TENSORFLOW_PIXELS[key].astype(np.float32)
             assert np.abs(difference).max() <= tolerance, key
 
 

@@ -13,8 +13,8 @@ from hf_vit.conversion.jax.reading import read_jax
 from hf_vit.models.configuration_hf_bit import DEPTHS, ORIGINALS, VARIANTS
 from hf_vit.models.loading import load_model, save_folder
 
-from ..conftest import golden_runs
 from ..models import BIT_PIXELS, TINY_BIT, tiny_bit
+from ..paths import golden_runs
 from ..published import BIT_PARAMETERS
 from ..resnet_in_numpy import resnet
 

@@ -6,7 +6,7 @@ import torch
 
 from hf_vit.conversion.jax.reading import read_jax
 
-from ..conftest import golden_runs
+from ..paths import golden_runs
 
 POOLING = {"token": "cls", "tok": "cls", "0": "cls", "token_unpooled": "none", "unpooled": "none", "none": "none"}
 POOLING |= {"gap": "mean", "map": "map"}

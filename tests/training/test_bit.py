@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from PIL import Image
 from transformers import pipeline
 
@@ -14,19 +13,10 @@ from hf_vit.evaluation.commands import evaluate
 from hf_vit.models.loading import load_model
 from hf_vit.training.commands import finetune, pretrain
 
-from .test_shipped_files import RECIPES
+from ..launching import arguments
+from ..paths import RECIPES
 
-
-@pytest.fixture(autouse=True)
-def _fresh_accelerator(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
-
-
-def arguments(**settings) -> list[str]:
-    return [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 
 
 @pytest.fixture(scope="module")

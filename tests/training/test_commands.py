@@ -10,7 +10,6 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.tracking import TensorBoardTracker
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -27,7 +26,9 @@ from hf_vit.training.commands import finetune, main, pretrain
 from hf_vit.training.loop import TrainingStopped
 from hf_vit.training.sources import load_split
 
-from .launching import DIGITS, history
+from ..launching import DIGITS, arguments, history
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 
 TINY = {
     "hidden_size": 14,
@@ -39,18 +40,6 @@ TINY = {
 }
 
 SHORT = {**DIGITS, "steps": 6, "num_workers": 0}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_accelerator(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
-
-
-def arguments(**settings) -> list[str]:
-    return [text for name, value in settings.items() for text in (f"--{name}", str(value))]
 
 
 @pytest.fixture(scope="module")

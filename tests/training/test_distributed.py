@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from .launching import DIGITS, history, launch, weights
+from ..launching import DIGITS, history, launch, weights
 
 
 @pytest.fixture(scope="module")

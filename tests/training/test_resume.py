@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .launching import DIGITS, command, environment, launch, weights
+from ..launching import DIGITS, command, environment, launch, weights
 
 # dropout, averaging and accumulation: all that has state or chance in it
 EVERYTHING = {**DIGITS, "dropout": 0.1, "drop_path": 0.1, "ema_decay": 0.9, "momentum_dtype": "bfloat16"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .launching import environment
+from ..launching import environment
 
 
 @pytest.mark.parametrize("momentum_dtype", ["float32", "bfloat16"])

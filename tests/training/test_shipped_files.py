@@ -1,7 +1,5 @@
 """Every recipe says what the paper's tables say, and every launcher template is one Accelerate understands."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import yaml
@@ -14,8 +12,8 @@ from hf_vit.training.models import build_config
 from hf_vit.training.recipes import build, read_recipe
 from hf_vit.training.settings import FinetuneSettings, PretrainSettings
 
-ROOT = Path(__file__).parents[2]
-RECIPES = ROOT / "training" / "recipes"
+from ..paths import RECIPES, ROOT
+
 NAMES = sorted(path.name for path in RECIPES.glob("*.yaml"))
 BASES = ("paper.yaml", "finetune_paper.yaml", "bit_hyperrule.yaml")  # say neither how long nor on what
 

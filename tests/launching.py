@@ -8,21 +8,16 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).parents[2]
+from .models import SIZES
+from .paths import ROOT
+
 LIMIT = 300  # seconds: a run that hangs is a failure, not an endless test
-TINY = {
-    "image_size": 8,
-    "patch_size": 4,
-    "hidden_size": 14,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 22,
-}
+MODEL = {**SIZES, "num_hidden_layers": 2, "image_size": 8, "patch_size": 4}
 # 1,437 digits are 60 steps of 24 an epoch; 70 steps end in the second one
 DIGITS = {
     "dataset": "digits",
     "eval_split": "test[:103]",
-    "config": json.dumps(TINY),
+    "config": json.dumps(MODEL),
     "batch_size": 24,
     "per_device_batch_size": 6,
     "crop_area": "0.6,1",
@@ -39,14 +34,18 @@ DIGITS = {
 }
 
 
+def arguments(**settings) -> list[str]:
+    """Of a command line: names and values."""
+    return [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+
+
 def command(script: str, processes: int = 1, **settings) -> list[str]:
     """The command line of a script; two processes talk over gloo."""
-    options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
     python = [sys.executable]
     if processes > 1:
         python += ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1", "--mixed_precision", "no"]
         python += ["--num_processes", str(processes), "--dynamo_backend", "no", "--main_process_port", "0"]
-    return [*python, str(ROOT / "training" / f"{script}.py"), *options]
+    return [*python, str(ROOT / "training" / f"{script}.py"), *arguments(**settings)]
 
 
 def environment() -> dict[str, str]:
@@ -61,8 +60,9 @@ def environment() -> dict[str, str]:
 
 def launch(script: str, processes: int = 1, check: bool = True, **settings) -> subprocess.CompletedProcess:
     """Run a script to its end."""
-    arguments = command(script, processes, **settings)
-    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run(
+        command(script, processes, **settings), env=environment(), capture_output=True, text=True, timeout=LIMIT
+    )
     if check and done.returncode:
         raise AssertionError(f"exit status {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     return done
