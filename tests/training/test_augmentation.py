@@ -90,10 +90,13 @@ def test_random_crop_cuts_a_window_of_the_resized_image():
 
 
 class HeldDraws:
-    """A generator of random numbers whose draws are given."""
+    """A generator whose integers are given, and whose number between 0 and 1 keeps the sign or turns it."""
 
-    def __init__(self, *draws: int):
-        self.draws = list(draws)
+    def __init__(self, *draws: int, sign: str = "plus"):
+        self.draws, self.uniform = list(draws), 0.0 if sign == "plus" else 0.9
+
+    def random(self) -> float:
+        return self.uniform
 
     def integers(self, end: int) -> int:
         draw = self.draws.pop(0)
@@ -133,19 +136,6 @@ def ramp() -> Image.Image:
     return Image.fromarray(np.stack([np.arange(256, dtype=np.uint8).reshape(16, 16)] * 3, axis=-1))
 
 
-class HeldDraws:
-    """A generator of the numbers that the goldens were made with."""
-
-    def __init__(self, sign: str = "plus", centre: tuple[int, ...] = ()):
-        self.uniform, self.centre = (0.0 if sign == "plus" else 0.9), list(centre)
-
-    def random(self) -> float:
-        return self.uniform
-
-    def integers(self, high: int) -> int:
-        return self.centre.pop(0)
-
-
 def augment(name: str, image: np.ndarray, magnitude: float, rng=None) -> np.ndarray:
     return np.asarray(OPERATIONS[name](Image.fromarray(image), magnitude / 10, rng)).astype(int)
 
@@ -173,7 +163,7 @@ def check_operation(name: str, arrays):
     assert len(keys) == (1 if name in PLAIN else 9 if name in STRONG else 22 if "Translate" in name else 18)
     for key in keys:
         magnitude, sign = (*key.split("/")[1:], "10", "plus")[:2] if name in MOVES else ((*key.split("/"), "10")[1], "")
-        ours = np.stack([augment(name, image, int(magnitude), HeldDraws(sign)) for image in arrays["images"]])
+        ours = np.stack([augment(name, image, int(magnitude), HeldDraws(sign=sign)) for image in arrays["images"]])
         difference = np.abs(ours - arrays[key])
         if name == "Sharpness":  # the image it blends with has a level more here and there
             assert difference.max() <= max(1, math.ceil(abs(0.18 * int(magnitude) + 0.1 - 1))), key
@@ -215,7 +205,7 @@ def test_cutout_equals_the_original(randaugmented):
     for key in keys:
         _, magnitude, centre = key.split("/")
         y, x = map(int, centre.split("_"))
-        ours = augment("Cutout", randaugmented["cutout_image"], int(magnitude), HeldDraws(centre=(x, y)))
+        ours = augment("Cutout", randaugmented["cutout_image"], int(magnitude), HeldDraws(x, y))
         assert np.array_equal(ours, randaugmented[key]), key
 
 
@@ -251,8 +241,8 @@ def test_images_of_a_few_pixels_pass(size):
 @pytest.mark.parametrize("name", MOVES)
 def test_grey_images_move_as_the_channels_of_coloured_ones(name):
     colour = np.random.default_rng(0).integers(0, 256, (21, 34, 3), dtype=np.uint8)
-    moved = augment(name, colour, 3, HeldDraws("minus"))
-    assert np.array_equal(augment(name, colour[..., 1], 3, HeldDraws("minus")), moved[..., 1])
+    moved = augment(name, colour, 3, HeldDraws(sign="minus"))
+    assert np.array_equal(augment(name, colour[..., 1], 3, HeldDraws(sign="minus")), moved[..., 1])
 
 
 def test_operations_are_drawn_evenly():
