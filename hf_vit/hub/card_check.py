@@ -4,10 +4,11 @@ import re
 from typing import Any
 
 from ..catalog import released_facts
-from .cards import BEGIN, END, HUB_NAME, split_readme
+from .card_metadata import HUB_NAME
+from .cards import BEGIN, END, split_readme
 
-PLACEHOLDER = re.compile(r"more information needed", re.IGNORECASE)
-NUMBER = re.compile(r"\d+(\.\d+)?\s*%")
+_PLACEHOLDER = re.compile(r"more information needed", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+(\.\d+)?\s*%")
 
 
 def check_card(card: str) -> list[str]:
@@ -16,7 +17,7 @@ def check_card(card: str) -> list[str]:
     problems = []
     if not metadata.get("license"):
         problems.append("it names no licence; give license= (--license), or write `license:` into the front matter")
-    if PLACEHOLDER.search(card):
+    if _PLACEHOLDER.search(card):
         problems.append("it says 'More Information Needed'; write that information, or delete the line")
     problems += _unknown_data_sets(metadata)
     problems += _unsourced_results(metadata)
@@ -51,6 +52,6 @@ def _unsourced_numbers(part: str) -> list[str]:
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if line.startswith("|") and not cells[-1]:
             problems.append(f"{cells[2]} of {cells[0]} {cells[1]} has no source")
-        elif not line.startswith("|") and NUMBER.search(line):
+        elif not line.startswith("|") and _NUMBER.search(line):
             problems.append(f"a number stands outside the tables of results: {line.strip()}")
     return problems

@@ -7,14 +7,15 @@ from typing import Any
 
 from ..catalog import Released, parse_augreg, released
 from ..conversion.preprocessing import build_processor
+from ..files.output import write_text
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.variants import config_of_variant
 from .cards import render_card
 
-NUM_CLASSES = {"imagenet-1k": 1000, "imagenet-21k": 21843}
-PLAIN_VIT_BASELINE = {"pooling": "mean", "position_embedding_type": "sincos2d", "representation_size": 384}
+_NUM_CLASSES = {"imagenet-1k": 1000, "imagenet-21k": 21843}
+_PLAIN_VIT_BASELINE = {"pooling": "mean", "position_embedding_type": "sincos2d", "representation_size": 384}
 
 
 def write_published_cards(folder: str | Path) -> list[Path]:
@@ -22,14 +23,14 @@ def write_published_cards(folder: str | Path) -> list[Path]:
     written = []
     for entry in released():
         path = Path(folder) / entry.family / f"{folder_name(entry)}.md"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(published_card(entry))
+        write_text(path, published_card(entry))
         written.append(path)
     return written
 
 
 def published_card(entry: Released) -> str:
-    return render_card(folder_texts(entry), folder_name(entry))
+    """Render the card of one published checkpoint."""
+    return render_card(_folder_texts(entry), folder_name(entry))
 
 
 def folder_name(entry: Released) -> str:
@@ -43,9 +44,9 @@ def folder_name(entry: Released) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower())
 
 
-def folder_texts(entry: Released) -> dict[str, str]:
+def _folder_texts(entry: Released) -> dict[str, str]:
     """What the small files of the converted folder will say, as far as the catalog knows it."""
-    config = configuration(entry)
+    config = _configuration(entry)
     resolution = entry.facts.get("resolution")
     processor = build_processor(config, preset=entry.preset)
     fields: dict[str, Any] = {"image_size": resolution} if resolution is None else {}
@@ -56,13 +57,13 @@ def folder_texts(entry: Released) -> dict[str, str]:
     }
 
 
-def configuration(entry: Released) -> HfViTConfig | HfBiTConfig:
+def _configuration(entry: Released) -> HfViTConfig | HfBiTConfig:
     has_head = entry.family != "imagenet21k"
     fields: dict[str, Any] = {"image_size": entry.facts.get("resolution") or 224}
     if has_head:
-        fields["num_labels"] = NUM_CLASSES[entry.facts["datasets"][-1]]
+        fields["num_labels"] = _NUM_CLASSES[entry.facts["datasets"][-1]]
     if entry.family == "big_vision":
-        fields |= PLAIN_VIT_BASELINE
+        fields |= _PLAIN_VIT_BASELINE
     config = config_of_variant(entry.variant, **fields)
     prefix = type(config).__name__.removesuffix("Config")
     config.architectures = [f"{prefix}{'ForImageClassification' if has_head else 'Model'}"]

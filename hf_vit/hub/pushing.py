@@ -24,18 +24,21 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import httpx
 
 from .. import __version__
+from .card_check import check_card
+from .card_metadata import eval_results_file
+from .cards import CARD_SOURCES, render_card
 from .remote_code import add_code
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 # Of a folder, what does not go to the Hub: pickles, notes of a training run that only it can use, hidden files.
-LEFT_OUT = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.lock", ".*", "state.json", "checksums.json")
-RESULTS, OUR_RESULTS = ".eval_results/*.yaml", ".eval_results/hf_vit.yaml"
-WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
-ATTEMPTS = 4
-RETRY_WAIT = 1.0  # seconds before the second attempt; doubled before each further one
+_LEFT_OUT = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.lock", ".*", "state.json", "checksums.json")
+_RESULTS, _OUR_RESULTS = ".eval_results/*.yaml", ".eval_results/hf_vit.yaml"
+_WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
+_ATTEMPTS = 4
+_RETRY_WAIT = 1.0  # seconds before the second attempt; doubled before each further one
 
-Files = dict[str, Path | bytes]  # name in the repository -> file on disk, or content
+_Files = dict[str, Path | bytes]  # name in the repository -> file on disk, or content
 
 
 class PushError(OSError):
@@ -46,7 +49,7 @@ class IncompleteCardError(PushError):
     """The card lacks what whoever finds the model must know."""
 
 
-class Target(NamedTuple):
+class _Target(NamedTuple):
     """Where to push, and how.
 
     private: for a new repository; None leaves it to the owner's default.
@@ -76,7 +79,7 @@ class Pushed(NamedTuple):
     problems: list[str]
 
 
-class CardRequest(NamedTuple):
+class _CardRequest(NamedTuple):
     """What the card is to say that the folder does not, and whether it may lack something."""
 
     license: str | None
@@ -84,7 +87,7 @@ class CardRequest(NamedTuple):
     may_be_incomplete: bool
 
 
-class Remote(NamedTuple):
+class _Remote(NamedTuple):
     """A revision of the repository: its commit, None where it does not exist yet, and its files."""
 
     sha: str | None
@@ -128,13 +131,13 @@ def push(
         ValueError: the folder holds no model of hf_vit, or the repository is not as private as asked for.
         PushError: the card is incomplete; the Hub cannot be reached, refuses, or breaks off; one sentence says why.
     """
-    target = Target(repo_id, private, revision, create_pr, message)
-    files = with_code(files_of(Path(folder))) if code else files_of(Path(folder))
-    card = CardRequest(license, tags or [], allow_incomplete_card)
-    return push_files(files, target, card, token=token, dry_run=dry_run)
+    target = _Target(repo_id, private, revision, create_pr, message)
+    files = _with_code(_files_of(Path(folder))) if code else _files_of(Path(folder))
+    card = _CardRequest(license, tags or [], allow_incomplete_card)
+    return _push_files(files, target, card, token=token, dry_run=dry_run)
 
 
-def files_of(folder: Path) -> Files:
+def _files_of(folder: Path) -> _Files:
     """What of a folder goes to the Hub.
 
     Raises:
@@ -142,20 +145,20 @@ def files_of(folder: Path) -> Files:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; give one that save_pretrained, convert or training wrote")
-    files: Files = {
+    files: _Files = {
         file.name: file
         for file in sorted(folder.iterdir())
-        if file.is_file() and not any(fnmatch.fnmatch(file.name, pattern) for pattern in LEFT_OUT)
+        if file.is_file() and not any(fnmatch.fnmatch(file.name, pattern) for pattern in _LEFT_OUT)
     }
-    files |= {file.relative_to(folder).as_posix(): file for file in sorted(folder.glob(RESULTS))}
-    weights = [name for name in files if WEIGHTS.fullmatch(name)]
+    files |= {file.relative_to(folder).as_posix(): file for file in sorted(folder.glob(_RESULTS))}
+    weights = [name for name in files if _WEIGHTS.fullmatch(name)]
     if "config.json" not in files or not weights:
         missing = "config.json" if "config.json" not in files else "*.safetensors"
         raise ValueError(f"{folder} holds no {missing}; give a folder that save_pretrained, convert or training wrote")
     return files
 
 
-def with_code(files: Files) -> Files:
+def _with_code(files: _Files) -> _Files:
     """The files and what `trust_remote_code=True` needs, see `add_code`."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -165,8 +168,8 @@ def with_code(files: Files) -> Files:
         return files | {name: (folder / name).read_bytes() for name in add_code(folder)}
 
 
-def push_files(
-    files: Files, target: Target, card: CardRequest, *, token: str | bool | None = None, dry_run: bool = False
+def _push_files(
+    files: _Files, target: _Target, card: _CardRequest, *, token: str | bool | None = None, dry_run: bool = False
 ) -> Pushed:
     """Commit files and their card; tries again where the Hub stumbles, or another pusher came in between."""
     packages = {name: version(name) for name in ("torch", "transformers")}
@@ -178,7 +181,7 @@ def push_files(
         if dry_run:
             return _plan(api, files, _look_up(api, full), full, card)[0]
         if not exists:  # or an empty repository would stay behind
-            _check_card(_plan(api, files, Remote(None, []), full, card)[0], full, card)
+            _check_card(_plan(api, files, _Remote(None, []), full, card)[0], full, card)
         _make_place(api, full, exists)
         return _commit(api, files, full, card)
 
@@ -190,7 +193,7 @@ def _with_owner(api: HfApi, repo_id: str) -> str:
     return repo_id if "/" in repo_id else f"{api.whoami(cache=True)['name']}/{repo_id}"
 
 
-def _check_repository(api: HfApi, target: Target) -> bool:
+def _check_repository(api: HfApi, target: _Target) -> bool:
     """Whether it exists; an error if it does, but not as private as asked for."""
     try:
         is_private = bool(api.model_info(target.repo_id).private)
@@ -205,7 +208,7 @@ def _check_repository(api: HfApi, target: Target) -> bool:
     return True
 
 
-def _make_place(api: HfApi, target: Target, exists: bool) -> None:
+def _make_place(api: HfApi, target: _Target, exists: bool) -> None:
     """Create the repository and the branch; who suggests a change to another's need not have the right to."""
     if not exists:
         api.create_repo(target.repo_id, private=target.private, exist_ok=True)
@@ -213,15 +216,15 @@ def _make_place(api: HfApi, target: Target, exists: bool) -> None:
         api.create_branch(target.repo_id, branch=target.revision, exist_ok=True)
 
 
-def _look_up(api: HfApi, target: Target) -> Remote:
+def _look_up(api: HfApi, target: _Target) -> _Remote:
     try:
         info = api.model_info(target.repo_id, revision=target.revision)
     except (RepositoryNotFoundError, RevisionNotFoundError):
-        return Remote(None, [])
-    return Remote(info.sha, [sibling.rfilename for sibling in info.siblings or []])
+        return _Remote(None, [])
+    return _Remote(info.sha, [sibling.rfilename for sibling in info.siblings or []])
 
 
-def _commit(api: HfApi, files: Files, target: Target, card: CardRequest) -> Pushed:
+def _commit(api: HfApi, files: _Files, target: _Target, card: _CardRequest) -> Pushed:
     remote = _look_up(api, target)
     pushed, operations = _plan(api, files, remote, target, card)
     _check_card(pushed, target, card)
@@ -238,30 +241,27 @@ def _commit(api: HfApi, files: Files, target: Target, card: CardRequest) -> Push
 
 
 def _plan(
-    api: HfApi, files: Files, remote: Remote, target: Target, card: CardRequest
+    api: HfApi, files: _Files, remote: _Remote, target: _Target, card: _CardRequest
 ) -> tuple[Pushed, list[CommitOperationAdd | CommitOperationDelete]]:
-    from .card_check import check_card
-    from .cards import CARD_SOURCES, eval_results_file, render_card
-
     texts = {name: text for name in CARD_SOURCES if (text := _text(api, files, remote, target, name)) is not None}
     problems: list[str] = []
     if "config.json" in texts:
         text = render_card(texts, target.repo_id, license=card.license, tags=card.tags)
         files, problems = {**files, "README.md": text.encode()}, check_card(text)
         if (results := eval_results_file(texts, target.repo_id)) is not None:
-            files = {OUR_RESULTS: results.encode(), **files}
+            files = {_OUR_RESULTS: results.encode(), **files}
     else:  # a processor comes before its model: there is nothing to say yet
         files = {name: content for name, content in files.items() if name != "README.md"}
     outdated = []
-    if any(WEIGHTS.fullmatch(name) for name in files):
-        outdated = [name for name in remote.names if WEIGHTS.fullmatch(name) and name not in files]
+    if any(_WEIGHTS.fullmatch(name) for name in files):
+        outdated = [name for name in remote.names if _WEIGHTS.fullmatch(name) and name not in files]
     operations = [CommitOperationAdd(name, content) for name, content in files.items()]
     operations += [CommitOperationDelete(name) for name in outdated]
     sizes = {name: len(data) if isinstance(data, bytes) else data.stat().st_size for name, data in files.items()}
     return Pushed(None, sizes, outdated, problems), operations
 
 
-def _check_card(pushed: Pushed, target: Target, card: CardRequest) -> None:
+def _check_card(pushed: Pushed, target: _Target, card: _CardRequest) -> None:
     if pushed.problems and not card.may_be_incomplete:
         raise IncompleteCardError(
             f"{target.repo_id}: the card is not good enough: {'; '.join(pushed.problems)}. Nothing was pushed; "
@@ -269,35 +269,35 @@ def _check_card(pushed: Pushed, target: Target, card: CardRequest) -> None:
         )
 
 
-def _text(api: HfApi, files: Files, remote: Remote, target: Target, name: str) -> str | None:
+def _text(api: HfApi, files: _Files, remote: _Remote, target: _Target, name: str) -> str | None:
     """A small file: the folder's, but for the README, which counts as the repository has it."""
     here, there = name in files, name in remote.names
     if there and (name == "README.md" or not here):
-        return Path(api.hf_hub_download(target.repo_id, name, revision=remote.sha)).read_text()
+        return Path(api.hf_hub_download(target.repo_id, name, revision=remote.sha)).read_text(encoding="utf-8")
     if not here:
         return None
     content = files[name]
-    return content.decode() if isinstance(content, bytes) else content.read_text()
+    return content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
 
 
 def _again_while_it_may_help(attempt: Callable[[], Pushed]) -> Pushed:
-    for number in range(ATTEMPTS - 1):
+    for number in range(_ATTEMPTS - 1):
         try:
             return attempt()
         except HfHubHTTPError as error:
             if error.response.status_code not in (412, 429, 500, 502, 503, 504):
                 raise
-            logger.warning(f"The Hub answered {error.response.status_code}; trying again.")
+            _logger.warning(f"The Hub answered {error.response.status_code}; trying again.")
         except (httpx.TransportError, ConnectionError) as error:
             if isinstance(error, httpx.ConnectError):
                 raise
-            logger.warning(f"The connection broke ({type(error).__name__}); trying again.")
-        time.sleep(RETRY_WAIT * 2**number)
+            _logger.warning(f"The connection broke ({type(error).__name__}); trying again.")
+        time.sleep(_RETRY_WAIT * 2**number)
     return attempt()
 
 
 @contextmanager
-def _failures_explained(api: HfApi, target: Target) -> Iterator[None]:
+def _failures_explained(api: HfApi, target: _Target) -> Iterator[None]:
     try:
         yield
     except LocalTokenNotFoundError as error:
@@ -313,7 +313,7 @@ def _failures_explained(api: HfApi, target: Target) -> Iterator[None]:
         ) from error
 
 
-def _explain(api: HfApi, target: Target, error: HfHubHTTPError) -> str:
+def _explain(api: HfApi, target: _Target, error: HfHubHTTPError) -> str:
     status = error.response.status_code
     said = error.server_message or f"HTTP {status}"
     if status == 401 and get_token() is None and not isinstance(api.token, str):
@@ -358,15 +358,15 @@ def push_saved(
         code, license: as in `push`.
     """
     message = commit_message or f"Upload {type(saved).__name__}"
-    target = Target(repo_id, private, revision, create_pr, message, commit_description)
+    target = _Target(repo_id, private, revision, create_pr, message, commit_description)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         saved.save_pretrained(folder, max_shard_size=max_shard_size)
-        files: Files = {file.name: file for file in sorted(folder.iterdir())}
+        files: _Files = {file.name: file for file in sorted(folder.iterdir())}
         if code and "config.json" in files:
-            files = with_code(files)
-        pushed = push_files(files, target, CardRequest(license, tags or [], may_be_incomplete=True), token=token)
+            files = _with_code(files)
+        pushed = _push_files(files, target, _CardRequest(license, tags or [], may_be_incomplete=True), token=token)
     for problem in pushed.problems:
-        logger.warning(f"The card of {repo_id}: {problem}")
+        _logger.warning(f"The card of {repo_id}: {problem}")
     assert pushed.commit is not None
     return pushed.commit

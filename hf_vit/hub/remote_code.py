@@ -8,10 +8,11 @@ from pathlib import Path
 
 from transformers.dynamic_module_utils import get_relative_import_files
 
+from ..files.output import write_json
 from ..images import image_processing_hf_vit
 from ..models.auto import AUTO_MODELS, CONFIGURATIONS
 
-CONFIGURATION_OF = {config_class.model_type: config_class for config_class in CONFIGURATIONS}
+_CONFIGURATION_OF = {config_class.model_type: config_class for config_class in CONFIGURATIONS}
 
 
 def add_code(folder: str | os.PathLike) -> list[str]:
@@ -28,26 +29,26 @@ def add_code(folder: str | os.PathLike) -> list[str]:
     folder = Path(folder)
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")
-    if model_type not in CONFIGURATION_OF:
-        raise ValueError(f"{folder} holds a model of type {model_type!r}; known: {', '.join(CONFIGURATION_OF)}")
-    changed = {"config.json": config | {"auto_map": auto_map(model_type)}}
+    if model_type not in _CONFIGURATION_OF:
+        raise ValueError(f"{folder} holds a model of type {model_type!r}; known: {', '.join(_CONFIGURATION_OF)}")
+    changed = {"config.json": config | {"auto_map": _auto_map(model_type)}}
     if (processor := _read_json(folder / "preprocessor_config.json")).get("image_processor_type"):
         class_name = _reference(image_processing_hf_vit.HfViTImageProcessor)
         changed["preprocessor_config.json"] = processor | {"auto_map": {"AutoImageProcessor": class_name}}
     for name, content in changed.items():
-        (folder / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-    files = code_files(model_type)
+        write_json(folder / name, content, sort_keys=True)
+    files = _code_files(model_type)
     for file in files:
         shutil.copyfile(file, folder / file.name)
     return [*changed, *(file.name for file in files)]
 
 
-def auto_map(model_type: str) -> dict[str, str]:
+def _auto_map(model_type: str) -> dict[str, str]:
     """Of a configuration: Auto class -> file and class, such as "modeling_hf_vit.HfViTModel"."""
     return {name: _reference(its_class) for name, its_class in _classes(model_type).items()}
 
 
-def code_files(model_type: str) -> list[Path]:
+def _code_files(model_type: str) -> list[Path]:
     """The files that travel: those of the classes, and what they import from beside them."""
     classes = (*_classes(model_type).values(), image_processing_hf_vit.HfViTImageProcessor)
     entries = [Path(inspect.getfile(cls)) for cls in classes]
@@ -57,7 +58,7 @@ def code_files(model_type: str) -> list[Path]:
 
 def _classes(model_type: str) -> dict[str, type]:
     """Of a configuration: name of the Auto class -> class."""
-    config_class = CONFIGURATION_OF[model_type]
+    config_class = _CONFIGURATION_OF[model_type]
     models = {
         auto.__name__: model_class for auto, model_class in AUTO_MODELS if model_class.config_class is config_class
     }
@@ -69,4 +70,4 @@ def _reference(cls: type) -> str:
 
 
 def _read_json(path: Path) -> dict:
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -16,7 +16,8 @@ from hf_vit.catalog import released
 from hf_vit.cli import build_parser, main
 from hf_vit.conversion import convert
 from hf_vit.hub.card_check import check_card
-from hf_vit.hub.cards import BEGIN, COCO_CATS, END, render_card, render_folder_card, split_readme
+from hf_vit.hub.card_sections import COCO_CATS
+from hf_vit.hub.cards import BEGIN, END, render_card, render_folder_card, split_readme
 from hf_vit.hub.published_cards import folder_name, published_card
 from hf_vit.models.loading import save_folder
 

@@ -1,0 +1,104 @@
+"""The front matter of a card, and its results in the forms that the Hub reads."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, constants, eval_result_entries_to_yaml
+
+from ..catalog import released_facts
+from .card_sources import Sources
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_OURS = ("library_name", "pipeline_tag", "model-index")  # in other fields the README's own word counts
+_ACCURACIES = ("accuracy", "top1", "top_1", "eval_accuracy")  # what training and Trainer call it
+
+
+def render_metadata(
+    sources: Sources, name: str, own: Mapping[str, Any], license: str | None, tags: Sequence[str]
+) -> dict[str, Any]:
+    """The front matter; what the README already says stays, but for the fields that only the model can know."""
+    names = released_facts()["datasets"]
+    data_sets = [names[key]["hub"] if key in names else key for key in sources.data_sets]
+    base_model = sources.training.get("base_model") or ""
+    ours = ModelCardData(
+        license=license or own.get("license") or sources.facts.get("license"),
+        library_name="transformers",
+        pipeline_tag="image-classification" if sources.classifies else "image-feature-extraction",
+        tags=_union(own.get("tags"), ["hf_vit", "bit" if sources.is_bit else "vit", "vision", *tags]),
+        datasets=_union(own.get("datasets"), filter(None, data_sets)) or None,
+        base_model=base_model if HUB_NAME.fullmatch(base_model) and not Path(base_model).exists() else None,
+        model_name=name.split("/")[-1],
+        eval_results=_eval_results(sources, name) or None,
+    ).to_dict()
+    kept = {field: value for field, value in own.items() if field not in (*_OURS, *ours) or field == "base_model"}
+    return {**ours, **kept}
+
+
+def _union(own: str | Sequence[str] | None, ours: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys([*([own] if isinstance(own, str) else own or []), *ours]))
+
+
+def metadata_yaml(metadata: Mapping[str, Any]) -> str:
+    """The front matter as text, without the lines of dashes around it."""
+    return yaml.safe_dump(dict(metadata), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _eval_results(sources: Sources, name: str) -> list[EvalResult]:
+    """Accuracies of this very model, for `model-index`: the authors', a data set each, and those of our own run."""
+    results = {}
+    for row in sources.facts.get("results", ()):
+        data = released_facts()["datasets"][row["dataset"]]
+        if "of" not in row and sources.classifies:
+            results.setdefault(
+                row["dataset"],
+                EvalResult(
+                    task_type="image-classification",
+                    dataset_type=data["hub"] or row["dataset"],
+                    dataset_name=data["name"],
+                    metric_type=row["metric"],
+                    metric_value=row["value"],
+                    metric_name=f"{row['metric']} (%)",
+                    source_name=f"{row['source']['name']}, {row['table']}",
+                    source_url=row["source"]["url"],
+                ),
+            )
+    return [*results.values(), *_own_results(sources, name)]
+
+
+def _own_results(sources: Sources, name: str) -> list[EvalResult]:
+    data = sources.training.get("dataset")
+    return [
+        EvalResult(
+            task_type="image-classification",
+            dataset_type=data,
+            dataset_name=data.split("/")[-1],
+            dataset_split=sources.training.get("eval_split"),
+            metric_type="accuracy",
+            metric_value=value,
+            metric_name="accuracy",
+            source_name="measured by hf_vit after training",
+            source_url=f"{constants.ENDPOINT}/{name}",
+        )
+        for metric, value in (sources.training.get("metrics") or {}).items()
+        if metric in _ACCURACIES and data
+    ]
+
+
+def eval_results_file(texts: Mapping[str, str], name: str) -> str | None:
+    """`.eval_results/hf_vit.yaml`, which the Hub reads; None where no data set with a name on the Hub was scored."""
+    entries = [
+        EvalResultEntry(
+            dataset_id=result.dataset_type,
+            task_id="default",
+            value=result.metric_value,
+            source_url=result.source_url,
+            source_name=result.source_name,
+            notes=result.metric_name,
+        )
+        for result in _eval_results(Sources(texts), name)
+        if HUB_NAME.fullmatch(result.dataset_type)
+    ]
+    return yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False) if entries else None

@@ -1,0 +1,278 @@
+"""The sections of a card: what it says about the model, from the folder and the catalog."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+import torch
+
+from ..catalog import released_facts
+from ..models.auto import AUTO_MODELS
+from .card_sources import Sources
+
+_JAX = ("vit_jax", "flax", "big_vision", "big_transfer", "bit_paper", "bit")  # dialects of the original's files
+COCO_CATS = "http://images.cocodataset.org/val2017/000000039769.jpg"
+
+_CLASSIFY = """\
+import hf_vit
+from transformers import pipeline
+
+classify = pipeline("image-classification", model="{name}")
+print(classify("{image}"))"""
+_EXTRACT = """\
+import hf_vit
+from transformers import AutoImageProcessor, AutoModel
+from transformers.image_utils import load_image
+
+processor = AutoImageProcessor.from_pretrained("{name}")
+model = AutoModel.from_pretrained("{name}")
+inputs = processor(load_image("{image}"), return_tensors="pt")
+print(model(**inputs).pooler_output.shape)  # (1, {width})"""
+
+
+def render_sections(sources: Sources, name: str, licence: str | None, has_title: bool) -> str:
+    """Render our part of a card.
+
+    Args:
+        name: of the repository or folder.
+        licence: what the front matter says.
+        has_title: whether it begins with a heading; somebody's own text has one of its own.
+    """
+    return _template().render(
+        has_title=has_title,
+        title=name.split("/")[-1],
+        summary=_summary(sources),
+        about=[sources.facts["trained"]] if "trained" in sources.facts else [],
+        architecture=_architecture_of_bit(sources) if sources.is_bit else _architecture(sources),
+        limits=_limits(sources),
+        usage=_usage(sources, name),
+        has_code="auto_map" in sources.config,
+        preprocessing=_preprocessing(sources),
+        hyper_parameters=sources.facts.get("hyper_parameters") or _training_settings(sources),
+        reported=_reported(sources),
+        measured=_measured(sources),
+        conversion=_conversion(sources, name),
+        compute=_compute(sources),
+        licence=_licence_in_words(sources, licence),
+        citations=_citations(sources),
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
+    text = files("hf_vit.hub").joinpath("card_template.md.jinja").read_text(encoding="utf-8")
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(text)
+
+
+def _summary(sources: Sources) -> str:
+    kind = "image classifier" if sources.classifies else "image encoder"
+    what, short, arxiv = (
+        ("ResNet", "BiT", "1912.11370") if sources.is_bit else ("Vision Transformer", "ViT", "2010.11929")
+    )
+    if sources.released is not None:
+        paper = released_facts()["papers"][sources.facts["papers"][0]]
+        return (
+            f"A {what} {kind}, {short}-{sources.released.variant.removesuffix('-gap-norep')} "
+            f'{sources.facts["title"]}, of the paper "[{paper["title"]}](https://arxiv.org/abs/{paper["arxiv"]})". '
+            "The authors released it as a JAX checkpoint; this is a conversion that computes the same numbers in "
+            "PyTorch. This card was not written by the authors."
+        )
+    text = f"A {what} {kind} ([arXiv {arxiv}](https://arxiv.org/abs/{arxiv}))"
+    if (base := sources.training.get("base_model")) is not None:
+        text += f", fine-tuned from `{base}`"
+    if (data := sources.training.get("dataset")) is not None:
+        text += f", trained on `{data}`"
+    return f"{text}, with [hf_vit](https://pypi.org/project/hf_vit) and Transformers."
+
+
+def _architecture(sources: Sources) -> dict[str, str]:
+    config = sources.config
+    rows = {
+        "layers, width, MLP, heads": ", ".join(
+            str(config[name])
+            for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+        ),
+        "image size": "as the position embeddings in the file say",
+    }
+    if config["image_size"] is not None:
+        counted = "parameters" if sources.classifies else "parameters of the encoder"
+        rows = {counted: f"{_count_parameters(config):,}", **rows}
+        rows["image size"] = f"{_size(config['image_size'])} pixels; other sizes resample the position embeddings"
+    if "stem_depths" in config:
+        units = ", ".join(map(str, config["stem_depths"])) or "none, the root alone"
+        rows["ResNet stem"] = f"units per stage: {units}; patches of {_size(config['patch_size'])} on its map"
+    else:
+        rows["patches"] = f"{_size(config['patch_size'])} pixels"
+    rows["the head sees"] = {
+        "cls": "the class token",
+        "mean": "the mean of the tokens",
+        "map": "attention pooling",
+        "none": "every token",
+    }[config["pooling"]]
+    if sources.classifies:
+        rows["classes"] = str(len(config.get("id2label") or (0, 1)))
+    return rows
+
+
+def _architecture_of_bit(sources: Sources) -> dict[str, str]:
+    config = sources.config
+    form = {"preactivation": "pre-activation (ResNet-v2)", "bottleneck": "post-activation (ResNet-v1)"}
+    width = config["embedding_size"]
+    rows = {
+        "parameters": f"{_count_parameters(config):,}",
+        "units per stage": f"{', '.join(map(str, config['depths']))}, {form[config['layer_type']]}",
+        "width": f"{width} channels after the root, {width / 64:g} times a ResNet-50's",
+        "normalisation": "GroupNorm with 32 groups, standardised weights",
+        "image size": f"{_size(config['image_size'])} pixels; any other works too",
+        "the head sees": "the mean of the last map",
+    }
+    return {**rows, "classes": str(len(config.get("id2label") or (0, 1)))} if sources.classifies else rows
+
+
+def _count_parameters(config: Mapping[str, Any]) -> int:
+    """Of the model that a config.json describes; of an encoder, what comes before the pooling."""
+    model_class = {model.__name__: model for _, model in AUTO_MODELS}[config["architectures"][0]]
+    with torch.device("meta"):
+        model = model_class(model_class.config_class.from_dict(dict(config)))
+    pooler = getattr(model, "pooler", None)
+    return model.num_parameters() - (0 if pooler is None else sum(weight.numel() for weight in pooler.parameters()))
+
+
+def _size(size: int | Sequence[int]) -> str:
+    height, width = (size, size) if isinstance(size, int) else size
+    return f"{height} x {width}"
+
+
+def _limits(sources: Sources) -> list[str]:
+    use = "It is meant to turn images into features, and to be fine-tuned: it has no head."
+    if sources.classifies:
+        use = (
+            "It is meant to sort images into its classes, or to be fine-tuned. It always answers with one of its "
+            "classes, whatever the picture shows, and its scores are not calibrated probabilities."
+        )
+    paragraphs = [
+        use,
+        "Accuracy depends on the preprocessing and on the resolution: a figure holds for the image size and the crop "
+        "that it was measured with.",
+    ]
+    if any(key.startswith("imagenet") for key in sources.data_sets):
+        paragraphs.append(
+            "ImageNet's pictures were collected on the web, mostly from North America and Europe, and its classes were "
+            "chosen for a competition: people, places and things of elsewhere are recognised less well, and features "
+            "carry what pictures of the time associated with each other. Do not use it to judge people."
+        )
+    elif sources.data_sets:
+        paragraphs.append(f"It knows what `{sources.data_sets[-1]}` shows; other pictures were not looked at.")
+    return paragraphs
+
+
+def _usage(sources: Sources, name: str) -> str:
+    if sources.classifies:
+        return _CLASSIFY.format(name=name, image=COCO_CATS)
+    width = sources.config.get("representation_size") or sources.config.get("hidden_size")
+    if sources.is_bit:
+        width = 4 * sources.config["embedding_size"] * 2 ** (len(sources.config["depths"]) - 1)
+    return _EXTRACT.format(name=name, image=COCO_CATS, width=width)
+
+
+def _preprocessing(sources: Sources) -> str:
+    if not sources.processor:
+        return "This repository has no image processor; pixels must be in [-1, 1]."
+    size = sources.processor.get("crop_size") if sources.processor.get("do_center_crop") else None
+    size = size or sources.processor.get("size") or {}
+    pixels = f" to {size['height']} x {size['width']} pixels" if "height" in size else ""
+    return f"Preset `{sources.processor.get('preset', 'vit_jax')}` of hf_vit's image processor{pixels}."
+
+
+def _training_settings(sources: Sources) -> dict[str, str]:
+    settings = sources.training.get("settings") or {}
+    return {name.replace("_", " "): str(value) for name, value in settings.items() if value not in (None, "", [], {})}
+
+
+def _reported(sources: Sources) -> list[dict[str, str]]:
+    return [
+        {
+            "data": released_facts()["datasets"][row["dataset"]]["name"],
+            "metric": row["metric"],
+            "value": str(row["value"]),
+            "of": row.get("of", "this model"),
+            "source": f"[{row['source']['name']}]({row['source']['url']}), {row['table']}",
+        }
+        for row in sources.facts.get("results", ())
+    ]
+
+
+def _measured(sources: Sources) -> list[dict[str, str]]:
+    """The numbers of the training run, with its command and date where it states them."""
+    training = sources.training
+    how = [f"`{training['command']}`"] if "command" in training else []
+    how += [str(training["date"])] if "date" in training else []
+    how += [f"hf_vit {training['versions']['hf_vit']}"] if "hf_vit" in training.get("versions", {}) else []
+    data = " ".join(str(training[key]) for key in ("dataset", "eval_split") if training.get(key))
+    return [
+        {"data": data, "metric": name, "value": f"{value:.4g}", "source": ", ".join(how)}
+        for name, value in (training.get("metrics") or {}).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+
+
+def _conversion(sources: Sources, name: str) -> dict[str, Any]:
+    record = sources.conversion
+    if not record:
+        return {}
+    source = record["source"]
+    command = ["hf-vit", "convert", source, name.split("/")[-1]]
+    if "labels" in sources.facts and sources.classifies:
+        command += ["--labels", sources.facts["labels"]]
+    if "image_size" in record:
+        command += ["--image-size", _size(record["image_size"]).replace(" ", "")]
+    rows = {"source": f"`{source}`"}
+    if "sha256" in record:
+        rows["sha256 of the source"] = f"`{record['sha256']}`"
+    if "dialect" in record:
+        rows["read as"] = f"{record['dialect']['names']}, {', '.join(record.get('dtypes', ()))}"
+    if record.get("left_out"):
+        rows["left out"] = "the head, which is all zero in the source"
+    if "difference" in record:
+        rows["largest difference to the original"] = str(record["difference"])
+    if "versions" in record:
+        rows["versions"] = ", ".join(f"{package} {its}" for package, its in record["versions"].items())
+    text = "Every array was read once and rearranged, none was changed."
+    if record.get("dialect", {}).get("names", "vit_jax") in _JAX:
+        text += " `hf-vit export --to jax` gives the source back."
+    if "image_size" in record and not sources.is_bit:
+        text = "Every array was read once and rearranged; the position embeddings were resampled to the image size."
+    return {"text": text, "command": shlex.join(command), "rows": rows}
+
+
+def _compute(sources: Sources) -> str:
+    training = sources.training
+    if training:
+        return f"Trained on {training.get('processes', 1)} x {training.get('device', 'unknown')}."
+    text = sources.facts.get("compute")
+    text = f"Pre-training took {text}." if text else "The authors state no cost of training for this model."
+    if "images_per_second" in sources.facts:
+        text += (
+            f" Inference at this resolution: {sources.facts['images_per_second']} images/s on one V100 with timm's "
+            "implementation, as the authors report (README of google-research/vision_transformer)."
+        )
+    return text
+
+
+def _licence_in_words(sources: Sources, licence: str | None) -> str:
+    if licence is None:
+        return "None is stated by whoever uploaded this model."
+    return f"`{licence}`" + (
+        ", as the authors released the weights." if sources.facts.get("license") == licence else "."
+    )
+
+
+def _citations(sources: Sources) -> str:
+    papers = released_facts()["papers"]
+    return "\n".join(
+        papers[key]["bibtex"] for key in sources.facts.get("papers", ["bit" if sources.is_bit else "vit"])
+    ).strip()
