@@ -21,7 +21,7 @@ def _run(arguments: argparse.Namespace) -> None:
     from ..training import commands
 
     if arguments.command == "evaluate":
-        from hf_vit.evaluation.commands import evaluate
+        from ..evaluation.commands import evaluate
 
         commands.main(evaluate, arguments.settings)
     elif any(setting.split("=")[0] == "--model" for setting in arguments.settings):

@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import yaml
 from accelerate import Accelerator
+from PIL.Image import Image
 
 from ..models.configuration_hf_vit import as_pair
 from ..training import models
@@ -25,10 +26,10 @@ _RED_BORDER = 2  # pixels at each side of ObjectNet's images, which its authors'
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
     """Loss, top-1, top-5 and mean per-class accuracy; with `real_labels`, ReaL accuracy."""
-    model, processor = load(settings, accelerator)
+    model, processor = _load(settings, accelerator)
     split = models.align_labels(open_named(settings, settings.split or "test"), model.config)
     real = None if settings.real_labels is None else _match_real_labels(read_real_labels(settings.real_labels), split)
-    return score(run(settings, accelerator, model, processor, split), real)
+    return score(_run(settings, accelerator, model, processor, split), real)
 
 
 def evaluate_real(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
@@ -40,16 +41,16 @@ def evaluate_real(settings: EvaluateSettings, accelerator: Accelerator) -> dict[
 
 def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
     """Top-1 and top-5 on ObjectNet's images of the classes that ImageNet has too, among all of the model's classes."""
-    model, processor = load(settings, accelerator)
+    model, processor = _load(settings, accelerator)
     if model.config.num_labels != 1000:
         raise ValueError(f"objectnet needs ImageNet's 1000 classes, and {settings.model} has {model.config.num_labels}")
     split = open_named(settings, settings.split or "train")
     split, accepted = _choose_objectnet(split, read_objectnet_classes(settings.objectnet_classes))
-    predictions = run(settings, accelerator, model, partial(without_border, processor), split)
+    predictions = _run(settings, accelerator, model, partial(without_border, processor), split)
     return _score_objectnet(predictions, accepted)
 
 
-def load(settings: EvaluateSettings, accelerator: Accelerator):
+def _load(settings: EvaluateSettings, accelerator: Accelerator) -> tuple[Any, Any]:
     """A classifier on its device, and its image processor."""
     assert settings.model
     model, processor = models.load_for_evaluation(settings.model, settings.image_size)
@@ -59,14 +60,17 @@ def load(settings: EvaluateSettings, accelerator: Accelerator):
     return accelerator.prepare_model(model, evaluation_mode=True), processor
 
 
-def run(settings: EvaluateSettings, accelerator: Accelerator, model, processor, split: Split) -> dict[str, Any]:
+def _run(
+    settings: EvaluateSettings, accelerator: Accelerator, model: Any, processor: Any, split: Split
+) -> dict[str, Any]:
+    """The model's predictions for a split; see `predict`."""
     samples = EvalSamples(split, processor, as_pair(model.config.image_size), model.config.num_channels)
     loader, empty = evaluation_batches(settings, accelerator, samples)
     return predict(accelerator, model, loader, empty)
 
 
 def read_real_labels(place: str) -> list[list[int]]:
-    """ReaL labels of a file or an address: for each of the images, in order, the classes that are right."""
+    """Read the ReaL labels of a file or an address: for each of the images, in order, the classes that are right."""
     labels = json.loads(_local_file(place).read_text())
     if not isinstance(labels, list) or not all(isinstance(entry, list) for entry in labels):
         raise ValueError(f"{place} is no JSON list of lists of class numbers")
@@ -78,7 +82,7 @@ def _local_file(place: str) -> Path:
     if not place.startswith(("http://", "https://")):
         return Path(place).expanduser()
     try:
-        return Path(datasets.DownloadManager().download(place))
+        return Path(str(datasets.DownloadManager().download(place)))
     except (OSError, ConnectionError) as error:
         raise ValueError(f"{place} cannot be downloaded ({error}); download it elsewhere and pass the file") from error
 
@@ -108,8 +112,8 @@ def _validation_numbers(split: Split) -> list[int] | None:
 
 
 def read_objectnet_classes(place: str | None) -> dict[str, list[int]]:
-    """ObjectNet's folder -> ImageNet's class numbers; by default the 113 folders of its authors."""
-    file = files(__package__) / "objectnet.yaml" if place is None else Path(place).expanduser()
+    """Read ObjectNet's folder -> ImageNet's class numbers; by default the 113 folders of its authors."""
+    file = files("hf_vit.evaluation") / "objectnet.yaml" if place is None else Path(place).expanduser()
     classes = yaml.safe_load(file.read_text())
     if not isinstance(classes, dict) or not all(isinstance(numbers, list) for numbers in classes.values()):
         raise ValueError(f"{place} is no mapping of folders to lists of class numbers")
@@ -134,7 +138,7 @@ def _choose_objectnet(split: Split, classes: dict[str, list[int]]) -> tuple[Spli
     return split, [classes[names[labels[number]]] for number in chosen]
 
 
-def without_border(processor, image, **options):
+def without_border(processor: Any, image: Image, **options: Any) -> Any:
     """The processor's result for the image inside its red border."""
     width, height = image.size
     return processor(image.crop((_RED_BORDER, _RED_BORDER, width - _RED_BORDER, height - _RED_BORDER)), **options)

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..files.output import write_json
 from ..training.assembly import start
 from ..training.commands import finetune_on, show
 from ..training.recipes import parse_settings
-from ..training.reporting import write_json
 from ..training.settings import EvaluateSettings
 from . import classification, few_shot, linear_probe, nearest_neighbors, vtab
 
@@ -32,7 +32,6 @@ def evaluate(argv: list[str] | None = None) -> dict[str, Any]:
     else:
         metrics = PROTOCOLS[settings.protocol](settings, accelerator)
     if accelerator.is_main_process and settings.output_dir:
-        Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
         name = "metrics" if settings.protocol == "accuracy" else settings.protocol
         write_json(Path(settings.output_dir) / f"{name}.json", metrics)
     accelerator.print(json.dumps(metrics, indent=2))

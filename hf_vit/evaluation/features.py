@@ -125,7 +125,7 @@ class Extractor:
         return {"features": chosen.float()}
 
 
-def _check_choice(settings: EvaluateSettings, model):
+def _check_choice(settings: EvaluateSettings, model: Any) -> None:
     """Refuse features that a model does not have."""
     config = model.config
     if settings.features != "pre_logits" and not hasattr(config, "num_hidden_layers"):
@@ -139,7 +139,7 @@ def _check_choice(settings: EvaluateSettings, model):
         raise ValueError(f"feature_layer is {settings.feature_layer}, and {settings.model} has {layers} layers")
 
 
-def _choose_features(model, inputs: dict[str, torch.Tensor], which: str, layer: int | None) -> torch.Tensor:
+def _choose_features(model: Any, inputs: dict[str, torch.Tensor], which: str, layer: int | None) -> torch.Tensor:
     """(batch, features) of one forward.
 
     Args:
@@ -208,4 +208,5 @@ def labels_of(split: Split) -> np.ndarray:
 
 
 def name_of_class(split: Split, number: int) -> str:
+    """The name of a class, or "class" and its number where it has none."""
     return split.label_names[number] if split.label_names else f"class {number}"

@@ -94,7 +94,7 @@ def _summarise(shots: int, l2: float, accuracies: list[float]) -> dict[str, Any]
     return {"shots": shots, "l2_reg": l2, "accuracy": mean, "spread": spread, "accuracy_of_seeds": accuracies}
 
 
-def _check_shots(split: Split, labels: np.ndarray, shots: int):
+def _check_shots(split: Split, labels: np.ndarray, shots: int) -> None:
     """Refuse to draw more images of a class than there are."""
     counts = np.bincount(labels, minlength=split.num_labels)
     if counts.min() < shots:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from ..training.losses import cross_entropy, make_targets
 from ..training.measuring import TOP_K, score
 from ..training.settings import EvaluateSettings
-from .features import Extractor, open_train_and_test
+from .features import Extractor, Features, open_train_and_test
 
 _TOLERANCE = 1e-6  # of the gradient's largest entry
 
@@ -30,7 +30,7 @@ class LogisticRegression:
         """(images, features) -> (images, classes)"""
         return (features - self.mean) / self.std @ self.weights + self.biases
 
-    def fit(self, features: torch.Tensor, labels: torch.Tensor, l2: float, max_steps: int = 1000):
+    def fit(self, features: torch.Tensor, labels: torch.Tensor, l2: float, max_steps: int = 1000) -> None:
         """Go from the weights there are to the optimum, which is unique: the problem is convex."""
         parameters = [self.weights.requires_grad_(), self.biases.requires_grad_()]
         optimizer = torch.optim.LBFGS(
@@ -42,7 +42,7 @@ class LogisticRegression:
             line_search_fn="strong_wolfe",
         )
 
-        def objective():
+        def objective() -> torch.Tensor:
             optimizer.zero_grad()
             loss = F.cross_entropy(self.logits(features), labels) + l2 / 2 * self.weights.square().sum()
             loss.backward()
@@ -92,7 +92,7 @@ def choose(
     return accuracies
 
 
-def _ranking(logits: torch.Tensor, features) -> dict[str, Any]:
+def _ranking(logits: torch.Tensor, features: Features) -> dict[str, Any]:
     """Logits as what `score` takes."""
     losses = cross_entropy(logits, make_targets(features.labels, logits.shape[1]))
     ranked = logits.topk(min(TOP_K, logits.shape[1])).indices

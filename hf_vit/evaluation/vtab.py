@@ -16,7 +16,7 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import AutoImageProcessor
 
-from ..files.output import new_file
+from ..files.output import new_file, write_json
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.auto import register_auto_classes
 from ..models.configuration_hf_vit import as_pair
@@ -24,7 +24,6 @@ from ..training import models
 from ..training.data import Split
 from ..training.loop import FREE_ON_RESUME, TrainingStopped
 from ..training.recipes import build, merge
-from ..training.reporting import write_json
 from ..training.settings import EvaluateSettings, FinetuneSettings
 from .vtab_data import Task, join, open_task, read_table
 from .vtab_report import summarise, write_figure, write_table

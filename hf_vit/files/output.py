@@ -61,6 +61,27 @@ def new_folder(path: str | os.PathLike, overwrite: bool = False, flush: bool = F
             _flush(path.parent)
 
 
+@contextmanager
+def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
+    """A temporary folder whose files replace those of the same name in `folder`, which may hold more, in the end.
+
+    The weights come last, or of weights in several files their index: until then `folder` holds what it held, and a
+    new model never loads in part.
+
+    Raises:
+        OSError: they cannot be written; the weights at `folder` are what they were.
+    """
+    folder = Path(folder)
+    with _workplace(folder, overwrite=True) as workplace:
+        draft = workplace / folder.name
+        draft.mkdir()
+        yield draft
+        folder.mkdir(exist_ok=True)
+        for file in sorted(draft.iterdir(), key=lambda file: (".safetensors" in file.name, file.suffix == ".json")):
+            _finish(file, workplace, flush=False)
+            os.replace(file, folder / file.name)
+
+
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Write or replace a text file: UTF-8 and the line ends of `text`, whatever the system and its locale."""
     with new_file(path, overwrite=True) as file:

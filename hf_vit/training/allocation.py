@@ -1,4 +1,4 @@
-"""What becomes of memory that a training step frees."""
+"""Keep freed memory for the next training step (glibc)."""
 
 import ctypes
 import os

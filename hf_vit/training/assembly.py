@@ -4,10 +4,16 @@ import copy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 
+from ..files.output import new_model_files, write_text
 from ..models.configuration_hf_vit import as_pair
 from .allocation import keep_freed_memory
 from .augmentation import TrainTransform
@@ -15,12 +21,12 @@ from .checkpoints import Checkpoints
 from .data import EvalSamples, Shares, Split, eval_loader, open_split
 from .loop import Run
 from .measuring import empty_batch, predict, score
-from .objectives import Classification, MaskedPatches, Normalizer
+from .objectives import Classification, MaskedPatches, Normalizer, Objective
 from .optimization import MovingAverage, build_optimizer
 from .recipes import SettingsError, dump
 from .reporting import choose_trackers
 from .schedules import learning_rate_schedule
-from .settings import DataSettings, TrainingSettings
+from .settings import DataSettings, PretrainSettings, TrainingSettings
 from .sources import load_split
 
 
@@ -31,11 +37,12 @@ def start(settings: DataSettings) -> Accelerator:
         SettingsError: other processes run than `num_processes` of the settings.
     """
     keep_freed_memory()
-    trackers = choose_trackers(getattr(settings, "report_to", "none"))
+    trackers = choose_trackers(settings.report_to) if isinstance(settings, TrainingSettings) else []
+    project = ProjectConfiguration(project_dir=str(settings.output_dir)) if trackers else None
     accelerator = Accelerator(
         mixed_precision=settings.mixed_precision,
-        log_with=trackers or None,
-        project_config=ProjectConfiguration(project_dir=settings.output_dir) if trackers else None,
+        log_with=[*trackers] or None,
+        project_config=project,
     )
     if settings.num_processes not in (None, accelerator.num_processes):
         raise SettingsError(
@@ -65,7 +72,7 @@ def prepare_output(settings: TrainingSettings, accelerator: Accelerator) -> None
             shutil.rmtree(output)
         output.mkdir(parents=True, exist_ok=True)
         if not settings.resume:
-            (output / "recipe.yaml").write_text(dump(settings))
+            write_text(output / "recipe.yaml", dump(settings))
     accelerator.wait_for_everyone()
 
 
@@ -83,19 +90,26 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     return split, eval_split
 
 
-def require_same_labels(split: Split, other: Split, name: str, other_name: str):
+def require_same_labels(split: Split, other: Split, name: str, other_name: str) -> None:
+    """Raise ValueError when the labels of two splits, which have these names, differ."""
     if split.label_names != other.label_names:
         raise ValueError(f"{name} has the labels {split.label_names}, {other_name} {other.label_names}")
 
 
 def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> Split:
+    """The split of the settings' data set that has this name."""
     assert settings.dataset
     samples = load_split(settings.dataset, name, settings.dataset_config, settings.streaming)
     return open_split(samples, settings.image_column, settings.label_column, needs_labels)
 
 
 def prepare_run(
-    settings: TrainingSettings, accelerator: Accelerator, model, processor, split: Split, shares: Shares
+    settings: TrainingSettings,
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    processor: Any,
+    split: Split,
+    shares: Shares,
 ) -> Run:
     """Hand model and optimiser to the accelerator; what is random or scheduled stays a function of the step."""
     num_steps = _count_steps(settings, split)
@@ -120,8 +134,8 @@ def prepare_run(
     return state
 
 
-def _make_objective(settings, normalizer: Normalizer, config):
-    if getattr(settings, "objective", "supervised") == "masked_patch_prediction":
+def _make_objective(settings: TrainingSettings, normalizer: Normalizer, config: Any) -> Objective:
+    if isinstance(settings, PretrainSettings) and settings.objective == "masked_patch_prediction":
         return MaskedPatches(settings, normalizer)
     return Classification(settings, normalizer, config.num_labels)
 
@@ -136,7 +150,8 @@ def _count_steps(settings: TrainingSettings, split: Split) -> int:
     return max(round(settings.epochs * len(split) / settings.batch_size), 1)
 
 
-def train_transform(settings: TrainingSettings, config) -> TrainTransform:
+def train_transform(settings: TrainingSettings, config: Any) -> TrainTransform:
+    """The augmentation that the settings ask for, at the size and with the channels of a model's configuration."""
     low, high = settings.crop_area
     return TrainTransform(
         as_pair(config.image_size),
@@ -152,7 +167,7 @@ def train_transform(settings: TrainingSettings, config) -> TrainTransform:
 
 
 def evaluator(
-    settings: TrainingSettings, accelerator: Accelerator, state: Run, split: Split | None, processor, config
+    settings: TrainingSettings, accelerator: Accelerator, state: Run, split: Split | None, processor: Any, config: Any
 ) -> Callable[[], dict[str, float]]:
     """A function that returns metrics of the model as it then is; without a split, none."""
     if split is None:
@@ -168,40 +183,33 @@ def evaluator(
     return evaluate
 
 
-def evaluation_batches(settings: DataSettings, accelerator: Accelerator, samples: EvalSamples):
+def evaluation_batches(
+    settings: DataSettings, accelerator: Accelerator, samples: EvalSamples
+) -> tuple[DataLoader, dict[str, torch.Tensor]]:
     """This process's batches, and a batch of padding."""
     size, workers = settings.eval_batch_size, settings.num_workers
     loader = eval_loader(samples, size, accelerator.num_processes, accelerator.process_index, workers)
     return loader, empty_batch(samples.padding(), size)
 
 
-def saver(accelerator: Accelerator, model, processor, folder: Path) -> Callable[[], None]:
-    """A function that saves the model as it then is, whole, under another name first.
+def saver(accelerator: Accelerator, model: nn.Module, processor: Any, folder: Path) -> Callable[[], None]:
+    """A function that saves the model as it then is; every process must call it.
 
-    Raises:
-        OSError: when it cannot be written; what was there before still is.
+    It raises OSError when the model cannot be written; the one that was there still is.
     """
 
-    def save():
+    def save() -> None:
         tensors = accelerator.get_state_dict(model)
         if accelerator.is_main_process:
-            draft = folder.with_name(f".{folder.name}.draft")
-            try:
+            with new_model_files(folder) as draft:
                 _save_plain(accelerator.unwrap_model(model), tensors, draft)
                 processor.save_pretrained(draft)
-            except Exception as error:  # safetensors has an exception of its own for a full disk
-                shutil.rmtree(draft, ignore_errors=True)
-                raise OSError(f"could not save the model in {folder}: {error}") from error
-            folder.mkdir(parents=True, exist_ok=True)
-            for file in draft.iterdir():
-                file.replace(folder / file.name)
-            draft.rmdir()
         accelerator.wait_for_everyone()
 
     return save
 
 
-def _save_plain(model, tensors: dict, folder: Path):
+def _save_plain(model: Any, tensors: dict[str, Any], folder: Path) -> None:
     """Save a model; PEFT's adapters become part of the weights."""
     if hasattr(model, "merge_and_unload"):
         copy.deepcopy(model).merge_and_unload().save_pretrained(folder)

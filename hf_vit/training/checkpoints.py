@@ -5,9 +5,7 @@ each. It is written under another name, flushed to disk and renamed, so that a c
 is pickled. What is random in training is a function of (seed, step, process): there are no generator states to keep.
 """
 
-import hashlib
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -16,6 +14,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ..files.download import sha256_of
+from ..files.output import new_folder
 
 _Tensors = dict[str, torch.Tensor]
 
@@ -37,30 +38,21 @@ class Checkpoints:
         Raises:
             OSError: when the disk is full; earlier checkpoints are as they were.
         """
-        final = self.folder / f"step_{step:08d}"
-        draft = self.folder / f".{final.name}.draft"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        try:
+        for unfinished in self.folder.glob(".*"):  # of a process that was killed
+            shutil.rmtree(unfinished)
+        path = self.folder / f"step_{step:08d}"
+        with new_folder(path, overwrite=True, flush=True) as draft:
             for group, tensors in groups.items():
                 save_file(tensors, draft / f"{group}.safetensors")
             (draft / "state.json").write_text(json.dumps(state, indent=1))
-            sums = {file.name: checksum(file) for file in sorted(draft.iterdir())}
+            sums = {file.name: sha256_of(file) for file in sorted(draft.iterdir())}
             (draft / "checksums.json").write_text(json.dumps(sums, indent=1))
-            for file in (*draft.iterdir(), draft):
-                _flush(file)
-            shutil.rmtree(final, ignore_errors=True)
-            draft.rename(final)
-            _flush(self.folder)
-        except Exception as error:  # safetensors has an exception of its own for a full disk
-            shutil.rmtree(draft, ignore_errors=True)
-            raise OSError(f"could not save the checkpoint of step {step} in {self.folder}: {error}") from error
         for old in self.paths()[: -self.keep]:
             shutil.rmtree(old)
-        return final
+        return path
 
     def paths(self) -> list[Path]:
-        """Oldest first."""
+        """The folders of the checkpoints, oldest first."""
         return sorted(path for path in self.folder.glob("step_*") if re.fullmatch(r"step_\d{8}", path.name))
 
     def newest(self) -> tuple[Path | None, list[str]]:
@@ -75,13 +67,13 @@ class Checkpoints:
 
 
 def read(path: Path) -> tuple[dict[str, _Tensors], dict[str, Any]]:
-    """Tensor groups and state of a checkpoint."""
+    """Load the tensors, by group and name, and the state of a checkpoint."""
     groups = {file.stem: load_file(file) for file in path.glob("*.safetensors")}
     return groups, json.loads((path / "state.json").read_text())
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+    """Say what is wrong with a checkpoint; None for an intact one."""
     try:
         sums = json.loads((path / "checksums.json").read_text())
     except (OSError, ValueError) as error:
@@ -89,45 +81,19 @@ def damage(path: Path) -> str | None:
     for name, expected in sums.items():
         if not (path / name).is_file():
             return f"{name} is missing"
-        if checksum(path / name) != expected:
+        if sha256_of(path / name) != expected:
             return f"the SHA-256 of {name} is not the one it was saved with"
     return None
 
 
-def checksum(file: Path) -> str:
-    with file.open("rb") as stream:
-        return (
-            hashlib.file_digest(stream, "sha256").hexdigest()
-            if hasattr(hashlib, "file_digest")
-            else _slow_digest(stream)
-        )
-
-
-def _slow_digest(stream) -> str:
-    """`hashlib.file_digest` for Python 3.10."""
-    digest = hashlib.sha256()
-    while block := stream.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
-
-
-def _flush(path: Path):
-    """Ask the system to put a file, or the names in a folder, onto the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU, gathered from all processes if it is sharded; every process must call it."""
+    """Copy a tensor to the CPU, gathered from all processes if it is sharded; every process must call it."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().cpu().contiguous()
 
 
 def placed_like(full: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """A whole tensor put where `reference` is, sharded as it is."""
+    """Put a whole tensor where `reference` is, sharded as that is."""
     full = full.to(reference.device)
     if isinstance(reference, DTensor) and full.shape == reference.shape:
         return distribute_tensor(full, reference.device_mesh, reference.placements)
@@ -135,12 +101,17 @@ def placed_like(full: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def model_tensors(model: torch.nn.Module) -> _Tensors:
+    """The model's state dict, whole and on the CPU; every process must call it."""
     return {name: whole(tensor) for name, tensor in model.state_dict().items()}
 
 
 @torch.no_grad()
-def restore_model(model: torch.nn.Module, tensors: _Tensors):
-    """Copy saved tensors into the model in place."""
+def restore_model(model: torch.nn.Module, tensors: _Tensors) -> None:
+    """Copy saved tensors into the model in place.
+
+    Raises:
+        ValueError: they are those of another model.
+    """
     current = model.state_dict()
     if current.keys() != tensors.keys():
         raise ValueError(f"the checkpoint has other tensors than the model: {sorted(current.keys() ^ tensors.keys())}")
@@ -149,7 +120,7 @@ def restore_model(model: torch.nn.Module, tensors: _Tensors):
 
 
 def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> _Tensors:
-    """The optimiser's state as `parameter name/state name`."""
+    """The optimiser's state as `parameter name/state name`, whole and on the CPU; every process must call it."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -157,8 +128,8 @@ def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
     return tensors
 
 
-def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: _Tensors):
-    """What `torch.optim.Optimizer.load_state_dict` does, without casting a bfloat16 momentum to float32."""
+def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: _Tensors) -> None:
+    """Do what `torch.optim.Optimizer.load_state_dict` does, but without casting a bfloat16 momentum to float32."""
     parameters = dict(model.named_parameters())
     for name, tensor in tensors.items():
         parameter_name, _, key = name.rpartition("/")

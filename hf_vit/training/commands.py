@@ -7,7 +7,9 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils.memory import should_reduce_batch_size
+from transformers import PreTrainedModel
 
+from ..files.output import write_json
 from ..files.progress import silence_progress_bars
 from . import models
 from .assembly import (
@@ -24,7 +26,7 @@ from .data import Shares, Split, train_loader
 from .loop import TrainingStopped, resume, train
 from .optimization import freeze_parameters
 from .recipes import SettingsError, dump, parse_settings
-from .reporting import card_data, write_curve, write_json
+from .reporting import card_data, write_curve
 from .settings import DataSettings, FinetuneSettings, PretrainSettings, TrainingSettings
 
 
@@ -66,7 +68,12 @@ def pretrain(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def run(
-    settings: TrainingSettings, accelerator: Accelerator, model, processor, split: Split, eval_split: Split | None
+    settings: TrainingSettings,
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    processor: Any,
+    split: Split,
+    eval_split: Split | None,
 ) -> dict[str, Any]:
     """Train a model and save it, with half the images per forward while they do not fit; return the metrics."""
     models.set_head_bias(model, settings)
@@ -89,8 +96,8 @@ def run(
 def _train_and_save(
     settings: TrainingSettings,
     accelerator: Accelerator,
-    model,
-    processor,
+    model: PreTrainedModel,
+    processor: Any,
     split: Split,
     eval_split: Split | None,
     per_device: int,

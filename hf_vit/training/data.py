@@ -6,7 +6,7 @@ the data is the number of the step, on any number of processes and workers.
 """
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -50,7 +50,7 @@ class Split:
 
 
 def open_split(
-    samples: Any, image_column: str | None = None, label_column: str | None = None, needs_labels=True
+    samples: Any, image_column: str | None = None, label_column: str | None = None, needs_labels: bool = True
 ) -> Split:
     """Find images and labels by the types of the columns.
 
@@ -70,13 +70,15 @@ def open_split(
         samples = samples.class_encode_column(label_column)
         feature = samples.features[label_column]
     multi_label = _is_list_of(feature, datasets.ClassLabel)
-    class_label = feature.feature if multi_label else feature
+    class_label = getattr(feature, "feature", feature)  # of a list what it is of
     if isinstance(class_label, datasets.ClassLabel):
-        return Split(samples, image_column, label_column, class_label.names, class_label.num_classes, multi_label)
+        names = class_label.names
+        return Split(samples, image_column, label_column, names, len(names), multi_label)
     return Split(samples, image_column, label_column, None, _count_labels(samples, label_column))
 
 
-def is_image(feature) -> bool:
+def is_image(feature: Any) -> bool:
+    """Whether a column has images."""
     return isinstance(feature, datasets.Image)
 
 
@@ -84,7 +86,17 @@ def _is_list_of(feature, kind) -> bool:
     return isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, kind)
 
 
-def find_column(features, name: str | None, fits: Callable[[Any], bool], what: str, option: str) -> str:
+def find_column(
+    features: Mapping[str, Any], name: str | None, fits: Callable[[Any], bool], what: str, option: str
+) -> str:
+    """The column called `name`, or else the one column that fits.
+
+    Args:
+        what: the kind of column, and `option`, how to name one: for the message.
+
+    Raises:
+        ValueError: listing the columns, when there is no such column, or not exactly one that fits.
+    """
     if name is not None:
         if name not in features:
             raise ValueError(f"there is no column {name!r}; the columns are {', '.join(features)}")
@@ -98,8 +110,8 @@ def find_column(features, name: str | None, fits: Callable[[Any], bool], what: s
     return found[0]
 
 
-def find_label_column(features, name: str | None) -> str:
-    """The one column of class labels; else of lists of them; else of whole numbers."""
+def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
+    """The column called `name`, or else the one of class labels; else of lists of them; else of whole numbers."""
     kinds: tuple[Callable[[Any], bool], ...] = (
         lambda feature: isinstance(feature, datasets.ClassLabel),
         lambda feature: _is_list_of(feature, datasets.ClassLabel),
@@ -121,7 +133,7 @@ def _count_labels(samples, column: str) -> int:
 
 
 def decode(sample: dict) -> Image.Image | None:
-    """The picture of {"bytes": ..., "path": ...}, or None when it cannot be read."""
+    """Read {"bytes": ..., "path": ...}; None for a picture that cannot be read."""
     try:
         source = io.BytesIO(sample["bytes"]) if sample["bytes"] is not None else sample["path"]
         image = Image.open(source)
@@ -136,12 +148,12 @@ class _TrainSamples(Dataset):
 
     def __init__(self, split: Split, transform: TrainTransform, seed: int):
         self.split, self.transform, self.seed = split, transform, seed
-        self.order: tuple[int, np.ndarray] = (-1, np.empty(0))
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0))
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         epoch, offset = divmod(position, len(self.split))
         for skipped in range(len(self.split)):
-            index = int(self.order_of(epoch)[(offset + skipped) % len(self.split)])
+            index = int(self._order_of(epoch)[(offset + skipped) % len(self.split)])
             sample = self.split.samples[index]
             image = decode(sample[self.split.image_column])
             if image is not None:
@@ -149,10 +161,10 @@ class _TrainSamples(Dataset):
                 return {"image": pixels, "label": self.split.label(sample), "skipped": skipped}
         raise ValueError(f"none of the {len(self.split)} images can be read")
 
-    def order_of(self, epoch: int) -> np.ndarray:
-        if self.order[0] != epoch:
-            self.order = (epoch, np.random.default_rng((self.seed, epoch)).permutation(len(self.split)))
-        return self.order[1]
+    def _order_of(self, epoch: int) -> np.ndarray:
+        if self._order[0] != epoch:
+            self._order = (epoch, np.random.default_rng((self.seed, epoch)).permutation(len(self.split)))
+        return self._order[1]
 
 
 @dataclass(frozen=True)
@@ -255,7 +267,7 @@ def _collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 class EvalSamples(Dataset):
     """Index -> a sample as the image processor prepares it; `valid` is False for an image that cannot be read."""
 
-    def __init__(self, split: Split, processor, size: tuple[int, int], channels: int = 3):
+    def __init__(self, split: Split, processor: Any, size: tuple[int, int], channels: int = 3):
         self.split, self.processor, self.size, self.channels = split, processor, size, channels
 
     def __len__(self) -> int:
@@ -265,6 +277,7 @@ class EvalSamples(Dataset):
         return self.prepare(self.split.samples[index], index)
 
     def prepare(self, sample: dict, index: int) -> dict[str, Any]:
+        """One sample of the split, ready to be collated."""
         image = decode(sample[self.split.image_column])
         if image is None:
             return {**self.padding(), "index": index}

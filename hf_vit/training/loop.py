@@ -17,6 +17,7 @@ from .objectives import Objective
 from .optimization import MovingAverage, set_learning_rate
 from .reporting import Report
 from .schedules import Schedule
+from .settings import TrainingSettings
 
 # Settings that a resumed run may change: they do not change the weights.
 FREE_ON_RESUME = frozenset(
@@ -33,7 +34,7 @@ class TrainingStopped(RuntimeError):
 class Run:
     """All there is to a training run."""
 
-    settings: Any
+    settings: TrainingSettings
     accelerator: Accelerator
     model: torch.nn.Module  # prepared by the accelerator
     optimizer: Any  # prepared by the accelerator
@@ -51,6 +52,7 @@ class Run:
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
+        """The model's parameters by name, as they are without the accelerator's wrappers."""
         return dict(self.accelerator.unwrap_model(self.model).named_parameters())
 
 
@@ -148,12 +150,14 @@ class _Window:
         self.run = run
         self.entries: list[tuple[int, torch.Tensor, torch.Tensor]] = []
 
-    def add(self, step: int, sums: torch.Tensor, norm: torch.Tensor):
+    def add(self, step: int, sums: torch.Tensor, norm: torch.Tensor) -> None:
+        """Note what `optimizer_step` returned for a step."""
         self.entries.append((step, sums, norm))
         if self.run.accelerator.device.type == "cpu":
             self._refuse_infinite(step, norm)
 
     def close(self) -> dict[str, float]:
+        """Return the means over all processes, and begin again; raise TrainingStopped if they are not finite."""
         for step, _, norm in self.entries:
             self._refuse_infinite(step, norm)
         sums = self.run.accelerator.reduce(torch.stack([sums for _, sums, _ in self.entries]).sum(dim=0), "sum")
@@ -166,7 +170,7 @@ class _Window:
             raise self._stopped(self.run.step - 1, f"the loss is {loss}")
         return {"loss": loss / samples, "accuracy": correct / samples, "gradient_norm": norm}
 
-    def _refuse_infinite(self, step: int, norm: torch.Tensor):
+    def _refuse_infinite(self, step: int, norm: torch.Tensor) -> None:
         """The norm is over all processes, so all of them stop. With fp16, infinite ones are skipped by the scaler."""
         if self.run.accelerator.scaler is None and not math.isfinite(float(norm)):
             raise self._stopped(step, f"the gradient's norm is {float(norm)}")
@@ -179,7 +183,9 @@ class _Window:
         )
 
 
-def _evaluate_and_keep(run: Run, report: Report, evaluate, keep_best):
+def _evaluate_and_keep(
+    run: Run, report: Report, evaluate: Callable[[], dict[str, float]], keep_best: Callable[[], None]
+) -> None:
     """Evaluate, with the averaged weights if there are any, and keep the model if it is the best so far."""
     if run.average is not None:
         run.average.swap(run.parameters)
@@ -195,11 +201,11 @@ def _evaluate_and_keep(run: Run, report: Report, evaluate, keep_best):
     run.model.train()
 
 
-def _save(run: Run):
+def _save(run: Run) -> None:
     """Write a checkpoint; every process takes part, since weights may be spread over them."""
     model = run.accelerator.unwrap_model(run.model)
     if run.accelerator.distributed_type == DistributedType.DEEPSPEED:  # keeps the optimiser's state to itself
-        whole_model = run.accelerator.get_state_dict(run.model)
+        whole_model: Any = run.accelerator.get_state_dict(run.model)
         groups = {"model": {name: checkpoints.whole(tensor) for name, tensor in whole_model.items()}}
     else:
         optimizer = checkpoints.optimizer_tensors(model, run.optimizer.optimizer)
@@ -226,8 +232,8 @@ def _state_of(run: Run) -> dict[str, Any]:
     }
 
 
-def resume(run: Run):
-    """Put the run where its newest whole checkpoint was written; at the start if there is none.
+def resume(run: Run) -> None:
+    """Restore the run from its newest intact checkpoint; without one it starts from the beginning.
 
     Raises:
         ValueError: when the settings differ, naming each difference.
@@ -256,7 +262,7 @@ def resume(run: Run):
     run.accelerator.print(f"Resuming from {path} at step {run.step} of {run.num_steps}.")
 
 
-def _refuse_differences(saved: dict[str, Any], current: dict[str, Any]):
+def _refuse_differences(saved: dict[str, Any], current: dict[str, Any]) -> None:
     """A run resumes with the settings it had, or not at all."""
     differences = [
         f"{name} was {saved['settings'].get(name)} and is {value}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,11 @@ from .losses import cross_entropy, make_targets
 
 TOP_K = 5
 PADDING = -1
+
+
+def gather(accelerator: Accelerator, tensor: torch.Tensor) -> torch.Tensor:
+    """The rows of all processes, without those that only pad the last batch."""
+    return cast(torch.Tensor, accelerator.gather_for_metrics(tensor))
 
 
 def padded(loader: DataLoader, empty: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
@@ -33,7 +38,11 @@ def empty_batch(sample: dict[str, Any], batch_size: int) -> dict[str, torch.Tens
 
 
 def predict(
-    accelerator: Accelerator, model, loader: DataLoader, empty: dict[str, torch.Tensor], loss: str = "softmax"
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    loader: DataLoader,
+    empty: dict[str, torch.Tensor],
+    loss: str = "softmax",
 ) -> dict[str, Any]:
     """Run a classifier over all samples of all processes.
 
@@ -47,12 +56,12 @@ def predict(
 @torch.no_grad()
 def collect(
     accelerator: Accelerator,
-    model,
+    model: torch.nn.Module,
     loader: DataLoader,
     empty: dict[str, torch.Tensor],
     compute: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
 ) -> dict[str, Any]:
-    """What `compute` makes of every sample, with "label", "index" and "skipped", as `predict` returns them.
+    """Run `compute` over all samples of all processes; return what it computes as `predict` does.
 
     Args:
         compute: batch -> named tensors, one row per sample; it runs under autocast, with `model` in evaluation mode.
@@ -62,18 +71,18 @@ def collect(
     rows: list[dict[str, torch.Tensor]] = []
     for batch in padded(loader, empty):
         batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-        index = accelerator.gather_for_metrics(batch["index"])
+        index = gather(accelerator, batch["index"])
         if bool((index == PADDING).all()):
             break
         with accelerator.autocast():
             results = {**compute(batch), "label": batch["label"], "valid": batch["valid"]}
-        gathered = {name: accelerator.gather_for_metrics(values) for name, values in results.items()}
+        gathered = {name: gather(accelerator, values) for name, values in results.items()}
         rows.append({name: tensor.cpu() for name, tensor in {**gathered, "index": index}.items()})
     model.train(was_training)
-    return tidy({name: torch.cat([row[name] for row in rows]).numpy() for name in rows[0]} if rows else {})
+    return _tidy({name: torch.cat([row[name] for row in rows]).numpy() for name in rows[0]} if rows else {})
 
 
-def _scores(model, batch: dict[str, torch.Tensor], loss: str) -> dict[str, torch.Tensor]:
+def _scores(model: torch.nn.Module, batch: dict[str, torch.Tensor], loss: str) -> dict[str, torch.Tensor]:
     """The best classes of each sample of one batch, and its loss."""
     logits = model(**model_inputs(batch)).logits.float()
     targets = make_targets(batch["label"].clamp(min=0), logits.shape[1])
@@ -82,13 +91,13 @@ def _scores(model, batch: dict[str, torch.Tensor], loss: str) -> dict[str, torch
 
 
 def model_inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a model takes of a batch: the image and, where it came as patches, how they lie."""
+    """The arguments of a model's forward for a batch: the image and, where it came as patches, how they lie."""
     patches = {name: batch[name] for name in ("pixel_attention_mask", "spatial_shapes") if name in batch}
     return {"pixel_values": batch["image"], **patches}
 
 
-def tidy(columns: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Without padding and unreadable images, in the order of the data set."""
+def _tidy(columns: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Drop padding and unreadable images, and sort by the order of the data set."""
     if not columns:
         raise ValueError("the evaluation split is empty")
     real = columns["index"] >= 0

@@ -7,15 +7,16 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, PreTrainedModel
 
+from ..files.download import sha256_of
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.auto import register_auto_classes
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
+from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
+from ..models.loading import set_processor_size
 from ..models.modeling_hf_bit import HfBiTForImageClassification
 from ..models.modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification, HfViTModel
 from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..models.variants import config_of_variant
-from .checkpoints import checksum
 from .data import Split
 from .settings import FinetuneSettings, PretrainSettings, TrainingSettings
 
@@ -33,23 +34,33 @@ _CLASSIFIERS = {
 
 
 def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTrainedModel, Any]:
-    """A pretrained model with its whole head replaced by one zero linear layer, and its image processor.
+    """Load a pretrained model, its whole head replaced by one zero linear layer, and its image processor.
 
     "The whole head" includes the pre-logits layer (section 3.2 of the paper).
+
+    Raises:
+        ValueError: anything but the head would be random.
     """
     assert settings.model
     register_auto_classes()
     config = AutoConfig.from_pretrained(settings.model)
     for field, rate in _dropout_fields(settings, type(config)).items():
         setattr(config, field, rate)
-    size = {} if settings.image_size is None else {"image_size": settings.image_size}
-    model, info = AutoModelForImageClassification.from_pretrained(
-        settings.model, config=config, output_loading_info=True, **size
-    )
+    model, processor, info = _load(AutoModelForImageClassification, settings.model, settings.image_size, config=config)
     _refuse_random_weights(info, settings.model)
     _replace_head(model, split)
-    processor = _at_size(AutoImageProcessor.from_pretrained(settings.model), model.config.image_size)
     return model, _with_resizing_of(processor, settings.preset, model.config)
+
+
+def _load(
+    auto_class: Any, name: str, image_size: Size | None, **settings: Any
+) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
+    """A model, its image processor at the model's size, and what `from_pretrained` says about the loading."""
+    size = {} if image_size is None else {"image_size": image_size}
+    model, info = auto_class.from_pretrained(name, output_loading_info=True, **size, **settings)
+    processor = AutoImageProcessor.from_pretrained(name)
+    set_processor_size(processor, model.config.image_size)
+    return model, processor, info
 
 
 def _dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str, float]:
@@ -66,14 +77,14 @@ def _dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str,
     return {}
 
 
-def _refuse_random_weights(info: dict[str, Any], name: str):
+def _refuse_random_weights(info: dict[str, Any], name: str) -> None:
     """The head is new anyway; nothing else may be."""
     wrong = [str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]) if "classifier" not in str(key)]
     if wrong:
         raise ValueError(f"{name} lacks weights of the model, or has them in other shapes: {', '.join(wrong)}")
 
 
-def align_labels(split: Split, config) -> Split:
+def align_labels(split: Split, config: Any) -> Split:
     """The split with its labels numbered as the model's are, by name.
 
     Raises:
@@ -89,20 +100,20 @@ def align_labels(split: Split, config) -> Split:
     return split
 
 
-def _replace_head(model: PreTrainedModel, split: Split):
+def _replace_head(model: PreTrainedModel, split: Split) -> None:
     """One linear layer from the features, zero in every entry; no pre-logits layer."""
     pooler = getattr(getattr(model, "vit", None), "pooler", None)
     if isinstance(model.config, HfViTConfig) and model.config.representation_size and pooler is not None:
         pooler.dense, model.config.representation_size = None, None
-    classifier: nn.Linear = model.classifier  # pyright: ignore[reportAssignmentType]
+    classifier: Any = model.classifier
     features = model.config.hidden_size if isinstance(model.config, HfViTConfig) else classifier.in_features
-    model.classifier = nn.Linear(features, split.num_labels, dtype=classifier.weight.dtype)
-    nn.init.zeros_(model.classifier.weight)
-    nn.init.zeros_(model.classifier.bias)
+    model.classifier = head = nn.Linear(features, split.num_labels, dtype=classifier.weight.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
     _name_labels(model.config, split)
 
 
-def _name_labels(config, split: Split):
+def _name_labels(config: Any, split: Split) -> None:
     """Carry the label names of the data into the configuration."""
     names = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
     config.id2label = dict(enumerate(names))
@@ -111,7 +122,11 @@ def _name_labels(config, split: Split):
 
 
 def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[PreTrainedModel, Any]:
-    """A model with random weights, and the image processor of the original."""
+    """Build a model with random weights, and the image processor of the original.
+
+    Raises:
+        ValueError: the settings contradict each other.
+    """
     config = build_config(settings)
     torch.manual_seed(settings.seed)
     if settings.objective == "masked_patch_prediction":
@@ -124,15 +139,15 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
 
 
 def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
-    """Of a variant, or of fields alone: with `stem_depths` a hybrid, with `depths` a BiT ResNet."""
-    fields = dict(settings.config)
+    """The configuration of a variant, or of fields alone: with `stem_depths` a hybrid, with `depths` a BiT ResNet."""
+    fields: dict[str, Any] = dict(settings.config)
     if settings.image_size is not None:
         fields["image_size"] = settings.image_size
     if settings.variant:
-        config_class = type(config_of_variant(settings.variant))
-        return config_of_variant(settings.variant, **fields | _dropout_fields(settings, config_class))
+        rates = _dropout_fields(settings, type(config_of_variant(settings.variant)))
+        return config_of_variant(settings.variant, **{**fields, **rates})
     config_class = HfViTHybridConfig if "stem_depths" in fields else HfBiTConfig if "depths" in fields else HfViTConfig
-    return config_class(**fields | _dropout_fields(settings, config_class))
+    return config_class(**{**fields, **_dropout_fields(settings, config_class)})
 
 
 def _new_processor(config: HfViTConfig | HfBiTConfig, preset: str | None = None) -> HfViTImageProcessor:
@@ -141,34 +156,44 @@ def _new_processor(config: HfViTConfig | HfBiTConfig, preset: str | None = None)
     return _with_resizing_of(processor, preset, config)
 
 
-def load_for_evaluation(name: str, image_size=None) -> tuple[PreTrainedModel, Any]:
-    """A classifier as it was saved, and its image processor."""
+def load_for_evaluation(name: str, image_size: Size | None = None) -> tuple[PreTrainedModel, Any]:
+    """Load a classifier as it was saved, and its image processor.
+
+    Raises:
+        ValueError: anything would be random, the head too.
+    """
     register_auto_classes()
-    size = {} if image_size is None else {"image_size": image_size}
-    model, info = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True, **size)
+    model, processor, info = _load(AutoModelForImageClassification, name, image_size)
     if info["missing_keys"]:
         raise ValueError(f"{name} is no trained classifier: it lacks {', '.join(map(str, info['missing_keys']))}")
-    return model, _at_size(AutoImageProcessor.from_pretrained(name), model.config.image_size)
+    return model, processor
 
 
-def load_encoder(name: str, image_size=None) -> tuple[PreTrainedModel, Any]:
-    """A model without its head, and its image processor; nothing in it is random."""
+def load_encoder(name: str, image_size: Size | None = None) -> tuple[PreTrainedModel, Any]:
+    """Load a model without its head, and its image processor.
+
+    Raises:
+        ValueError: anything would be random.
+    """
     register_auto_classes()
     theirs = AutoConfig.from_pretrained(name).model_type in ("vit", "vit_mae")  # which lose their pooler in AutoModel
-    size = {} if image_size is None else {"image_size": image_size}
-    model, info = (HfViTModel if theirs else AutoModel).from_pretrained(name, output_loading_info=True, **size)
+    model, processor, info = _load(HfViTModel if theirs else AutoModel, name, image_size)
     _refuse_random_weights(info, name)
-    return model, _at_size(AutoImageProcessor.from_pretrained(name), model.config.image_size)
+    return model, processor
 
 
 def identify(name: str) -> dict[str, Any]:
-    """What tells a model from another one: its name, and the sha256 of its weights where they are in a folder."""
-    digests = {file.name: checksum(file) for file in sorted(Path(name).glob("*.safetensors"))}
+    """What tells a model from another one: the sha256 of its weights if they are in a folder, else its name."""
+    digests = {file.name: sha256_of(file) for file in sorted(Path(name).glob("*.safetensors"))}
     return {"weights": digests} if digests else {"name": name}
 
 
-def with_preset(processor, preset: str | None, config):
-    """The processor with another of our presets, at the size it has."""
+def with_preset(processor: Any, preset: str | None, config: Any) -> Any:
+    """Give the processor another of our presets, at the size it has; None keeps its own.
+
+    Raises:
+        ValueError: it is not one of ours, or the model of this configuration cannot take what the preset makes.
+    """
     if preset is None:
         return processor
     if not isinstance(processor, HfViTImageProcessor):
@@ -180,8 +205,8 @@ def with_preset(processor, preset: str | None, config):
     return processor
 
 
-def _with_resizing_of(processor, preset: str | None, config):
-    """The processor with the resizing and cropping of a preset; mean and deviation stay, which the weights know."""
+def _with_resizing_of(processor: Any, preset: str | None, config: Any) -> Any:
+    """Give the processor the resizing and cropping of a preset; mean and deviation stay, which the weights know."""
     if preset is None:
         return processor
     normalization = {name: getattr(processor, name) for name in ("image_mean", "image_std")}
@@ -189,33 +214,30 @@ def _with_resizing_of(processor, preset: str | None, config):
     return processor
 
 
-def _at_size(processor, image_size):
-    """Let the processor make images of the size the model is trained at."""
-    height, width = as_pair(image_size)
-    size = {"height": height, "width": width}
-    if isinstance(processor, HfViTImageProcessor):
-        processor.update(size=size)  # what depends on the size follows
-    else:
-        processor.size = size
-    return processor
+def set_head_bias(model: PreTrainedModel, settings: TrainingSettings) -> None:
+    """Fill the bias of the head with `head_bias`, if that is set.
+
+    -10 with a sigmoid loss over 21,843 classes lets training start at "nothing is there" (big_vision).
+    """
+    classifier = getattr(model, "classifier", None)
+    if settings.head_bias is not None and isinstance(classifier, nn.Linear):
+        nn.init.constant_(classifier.bias, settings.head_bias)
 
 
-def set_head_bias(model: PreTrainedModel, settings: TrainingSettings):
-    """-10 with a sigmoid loss over 21,843 classes lets training start at "nothing is there" (big_vision)."""
-    if settings.head_bias is not None and hasattr(model, "classifier"):
-        nn.init.constant_(model.classifier.bias, settings.head_bias)  # pyright: ignore[reportArgumentType]
+def add_adapters(model: PreTrainedModel, settings: FinetuneSettings) -> Any:
+    """Wrap the model with PEFT's low-rank adapters; the head is trained whole.
 
-
-def add_adapters(model: PreTrainedModel, settings: FinetuneSettings):
-    """Wrap the model with PEFT's low-rank adapters; the head is trained whole."""
+    Raises:
+        ValueError: PEFT is not installed.
+    """
     try:
-        from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
+        from peft import LoraConfig, get_peft_model
     except ImportError:
         raise ValueError(f"lora_rank is {settings.lora_rank}, and PEFT is not installed: pip install peft") from None
     lora = LoraConfig(
-        r=settings.lora_rank,  # pyright: ignore[reportArgumentType]
-        lora_alpha=settings.lora_alpha,  # pyright: ignore[reportArgumentType]
+        r=settings.lora_rank or 0,
+        lora_alpha=settings.lora_alpha,  # pyright: ignore[reportArgumentType] - any number will do, not whole ones alone
         target_modules=list(settings.lora_target_modules),
         modules_to_save=["classifier"],
     )
-    return get_peft_model(model, lora)  # pyright: ignore[reportArgumentType]
+    return get_peft_model(model, lora)

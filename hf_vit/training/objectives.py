@@ -1,19 +1,24 @@
 """What one forward of training computes: the loss of each sample, and whether it counts as right."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
 
 from ..models.modeling_masked_patch_prediction import Corruption, sample_corruption
 from .losses import cross_entropy, is_correct, make_targets
-from .measuring import PADDING, padded
+from .measuring import PADDING, gather, padded
 from .mixing import Mixer
+from .settings import PretrainSettings, TrainingSettings
 
 
 class Objective(Protocol):
+    """The loss of each sample of a batch, and whether the model is right about it."""
+
     def __call__(
-        self, model, batch: dict[str, torch.Tensor], rng: np.random.Generator
+        self, model: torch.nn.Module, batch: dict[str, torch.Tensor], rng: np.random.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(loss, correct), each (batch,)"""
         ...
@@ -22,7 +27,7 @@ class Objective(Protocol):
 class Normalizer:
     """uint8 pixels -> pixel values, on the device and in one step: (pixel / 255 - mean) / std."""
 
-    def __init__(self, mean, std, device: torch.device):
+    def __init__(self, mean: Any, std: Any, device: torch.device):
         mean, std = (torch.tensor(np.atleast_1d(value), dtype=torch.float64).view(-1, 1, 1) for value in (mean, std))
         self.scale = (1 / (255 * std)).float().to(device)
         self.offset = (-mean / std).float().to(device)
@@ -35,7 +40,7 @@ class Normalizer:
 class Classification:
     """Cross-entropy with label smoothing, mixup and cutmix."""
 
-    def __init__(self, settings, normalizer: Normalizer, num_labels: int):
+    def __init__(self, settings: TrainingSettings, normalizer: Normalizer, num_labels: int):
         self.loss, self.label_smoothing = settings.loss, settings.label_smoothing
         self.mixer = Mixer(settings.mixup_alpha, settings.cutmix_alpha)
         self.normalizer, self.num_labels = normalizer, num_labels
@@ -50,7 +55,7 @@ class Classification:
 class MaskedPatches:
     """Masked patch prediction; see `hf_vit.models.modeling_masked_patch_prediction`."""
 
-    def __init__(self, settings, normalizer: Normalizer):
+    def __init__(self, settings: PretrainSettings, normalizer: Normalizer):
         self.shares = (settings.corruption, settings.mask_share, settings.random_patch_share)
         self.normalizer = normalizer
 
@@ -59,14 +64,16 @@ class MaskedPatches:
         outputs = self._predict(model, pixel_values)
         return outputs.loss_per_image, outputs.accuracy_per_image.detach()
 
-    def _predict(self, model, pixel_values: torch.Tensor, generator: torch.Generator | None = None):
+    def _predict(self, model: Any, pixel_values: torch.Tensor, generator: torch.Generator | None = None) -> Any:
         """Corrupt on the CPU, whose generator is seeded with every step, so that devices do not differ."""
         rows, columns = getattr(model, "module", model).config.grid_of(*pixel_values.shape[-2:])
         corruption = sample_corruption(len(pixel_values), rows * columns, *self.shares, generator=generator)
         return model(pixel_values, Corruption(*(tensor.to(pixel_values.device) for tensor in corruption)))
 
     @torch.no_grad()
-    def evaluate(self, accelerator, model, loader, empty) -> dict[str, float]:
+    def evaluate(
+        self, accelerator: Accelerator, model: torch.nn.Module, loader: DataLoader, empty: dict[str, torch.Tensor]
+    ) -> dict[str, float]:
         """Loss and accuracy on a split whose patches are corrupted the same way every time.
 
         "histogram_entropy" is what a predictor scores that knows how often each colour occurs and no more.
@@ -76,14 +83,14 @@ class MaskedPatches:
         rows: list[torch.Tensor] = []
         counts = torch.zeros(0)
         for batch in padded(loader, empty):
-            index = accelerator.gather_for_metrics(batch["index"].to(accelerator.device))
+            index = gather(accelerator, batch["index"].to(accelerator.device))
             if bool((index == PADDING).all()):
                 break
             outputs = self._predict(model, batch["image"].to(accelerator.device), generator)
             scores = torch.stack([outputs.loss_per_image, outputs.accuracy_per_image], dim=1)
-            valid = accelerator.gather_for_metrics(batch["valid"].to(accelerator.device))
-            rows.append(accelerator.gather_for_metrics(scores)[(index >= 0) & valid])
-            counts = _add_counts(counts, accelerator.gather_for_metrics(outputs.targets)[(index >= 0) & valid])
+            valid = gather(accelerator, batch["valid"].to(accelerator.device))
+            rows.append(gather(accelerator, scores)[(index >= 0) & valid])
+            counts = _add_counts(counts, gather(accelerator, outputs.targets)[(index >= 0) & valid])
         loss, accuracy = torch.cat(rows).mean(dim=0).tolist()
         results = {"loss": loss, "patch_accuracy": accuracy, "samples": len(torch.cat(rows))}
         return {**results, "histogram_entropy": _entropy(counts)} if len(counts) else results

@@ -9,8 +9,9 @@ import argparse
 import dataclasses
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 
@@ -41,13 +42,13 @@ def parse_settings(settings_class: type[_Settings], argv: list[str] | None = Non
     return build(settings_class, values)
 
 
-def _argument_parser(settings_class) -> argparse.ArgumentParser:
+def _argument_parser(settings_class: Any) -> argparse.ArgumentParser:
     """One option per field; abbreviations are off, or `--learning_rat` would quietly work."""
     parser = _SettingsParser(allow_abbrev=False, argument_default=argparse.SUPPRESS, description=settings_class.__doc__)
     parser.add_argument("--recipe", help="YAML file with settings")
     parser.add_argument("--select", nargs="+", metavar="GROUP=LEVEL", help="levels of the recipe's options")
     for field in dataclasses.fields(settings_class):
-        bare = {"nargs": "?", "const": "true"} if field.type is bool else {}
+        bare: dict[str, Any] = {"nargs": "?", "const": "true"} if field.type is bool else {}
         parser.add_argument(f"--{field.name}", metavar=_describe(field.type), **bare)
     return parser
 
@@ -55,7 +56,7 @@ def _argument_parser(settings_class) -> argparse.ArgumentParser:
 class _SettingsParser(argparse.ArgumentParser):
     """argparse, but a mistake is an exception like any other."""
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
 
 
@@ -73,7 +74,7 @@ def _parse_selection(select: list[str]) -> dict[str, str]:
 
 
 def read_recipe(path: str | Path, select: dict[str, str] | None = None) -> dict[str, Any]:
-    """The fields a recipe sets, its base and its selected options applied.
+    """Read the fields that a recipe sets, its base and its selected options applied.
 
     What a recipe says itself wins over its base and the options of its base; its options win over what it says.
     """
@@ -115,7 +116,7 @@ def _read_layers(path: Path) -> list[dict[str, Any]]:
 
 
 def merge(values: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """`values` with `later` on top; what is a table itself, such as `config`, is merged field by field."""
+    """Put `later` on top of `values`; what is a table itself, such as `config`, is merged field by field."""
     for pair in _EXCLUSIVE:
         if any(later.get(name) is not None for name in pair):
             values = {name: value for name, value in values.items() if name not in pair}
@@ -124,7 +125,11 @@ def merge(values: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
-    """The settings with each value converted to its field's type, and validated together."""
+    """Make settings of values, each converted to its field's type, and validate them together.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or contradicts another one.
+    """
     fields = {field.name: field.type for field in dataclasses.fields(settings_class)}  # pyright: ignore[reportArgumentType]
     if unknown := sorted(values.keys() - fields.keys()):
         raise SettingsError(f"{settings_class.__name__} has no setting called {', '.join(unknown)}")
@@ -191,12 +196,12 @@ def _describe(kind: Any) -> str:
     return str(kind) if typing.get_args(kind) else kind.__name__
 
 
-def _listing(names) -> str:
+def _listing(names: Iterable[str]) -> str:
     return ", ".join(map(str, names)) or "none"
 
 
-def dump(settings) -> str:
-    """The resolved settings as a recipe."""
+def dump(settings: Any) -> str:
+    """Write the resolved settings as a recipe."""
     hidden = {"print_config", "resume", "overwrite"}
     values = {name: value for name, value in dataclasses.asdict(settings).items() if name not in hidden}
     return yaml.safe_dump(values, sort_keys=False)

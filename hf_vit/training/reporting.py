@@ -1,12 +1,12 @@
 """What a run says about itself: the progress bar, trackers, the learning curve, metrics and facts for a model card."""
 
 import datetime
-import json
 import logging
 import platform
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from tqdm import tqdm
+
+from .settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
 _PACKAGES = ("hf_vit", "torch", "transformers", "accelerate", "datasets")
@@ -36,7 +38,9 @@ def choose_trackers(report_to: str) -> list[str]:
 class Report:
     """Progress of one run, on the main process; the history survives in checkpoints."""
 
-    def __init__(self, accelerator: Accelerator, settings, num_steps: int, start_step: int, history: list[dict]):
+    def __init__(
+        self, accelerator: Accelerator, settings: TrainingSettings, num_steps: int, start_step: int, history: list[dict]
+    ):
         self.accelerator, self.settings, self.history = accelerator, settings, history
         self.tracking = bool(accelerator.log_with)
         self.started, self.start_step = time.perf_counter(), start_step
@@ -51,10 +55,11 @@ class Report:
         if self.tracking:
             self._safely(accelerator.init_trackers, "training", config=_loggable(settings))
 
-    def step(self):
+    def step(self) -> None:
+        """Move the bar by one optimiser step."""
         self.bar.update()
 
-    def log(self, step: int, values: dict[str, float]):
+    def log(self, step: int, values: dict[str, float]) -> None:
         """Record values after `step` optimiser steps."""
         seconds = time.perf_counter() - self.started
         speed = (step - self.start_step) * self.settings.batch_size / seconds
@@ -70,7 +75,7 @@ class Report:
         images = (self.bar.n - self.start_step) * self.settings.batch_size
         return {"train_seconds": seconds, "train_images_per_second": images / seconds, "train_images_skipped": skipped}
 
-    def _safely(self, function, *arguments, **options):
+    def _safely(self, function: Callable[..., object], *arguments: Any, **options: Any) -> None:
         """A tracker that fails stops reporting, not the training."""
         try:
             function(*arguments, **options)
@@ -78,17 +83,18 @@ class Report:
             self.tracking = False
             logger.warning(f"The tracker failed ({error}); training goes on without it.")
 
-    def close(self):
+    def close(self) -> None:
+        """End the bar."""
         self.bar.close()
 
 
-def _loggable(settings) -> dict[str, int | float | str | bool]:
+def _loggable(settings: TrainingSettings) -> dict[str, int | float | str | bool]:
     """TensorBoard takes nothing else."""
     return {k: v if isinstance(v, int | float | str) else str(v) for k, v in vars(settings).items()}
 
 
-def write_curve(history: list[dict], path: Path):
-    """The learning curve as a picture, where matplotlib is installed."""
+def write_curve(history: list[dict], path: Path) -> None:
+    """Draw the learning curve, where matplotlib is installed."""
     if not find_spec("matplotlib"):
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -109,8 +115,8 @@ def write_curve(history: list[dict], path: Path):
     figure.savefig(path, dpi=120)
 
 
-def card_data(settings, metrics: dict[str, Any], accelerator: Accelerator) -> dict[str, Any]:
-    """What a model card says about training."""
+def card_data(settings: TrainingSettings, metrics: dict[str, Any], accelerator: Accelerator) -> dict[str, Any]:
+    """Facts about a run for a model card."""
     device = torch.cuda.get_device_name() if accelerator.device.type == "cuda" else platform.processor()
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -125,7 +131,3 @@ def card_data(settings, metrics: dict[str, Any], accelerator: Accelerator) -> di
         "device": f"{accelerator.device.type} {device}".strip(),
         "versions": {name: version(name) for name in _PACKAGES},
     }
-
-
-def write_json(path: Path, content):
-    path.write_text(json.dumps(content, indent=2) + "\n")

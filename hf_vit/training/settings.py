@@ -24,7 +24,7 @@ class DataSettings:
     output_dir: str | None = None
     print_config: bool = False
 
-    def validate(self):
+    def validate(self) -> None:
         """Raise ValueError for settings that contradict each other or that no value can satisfy."""
         if not self.dataset and not self.print_config:
             raise ValueError("no data: set --dataset to a Hub name, a folder, a file or digits")
@@ -89,7 +89,7 @@ class TrainingSettings(DataSettings):
     overwrite: bool = False
     report_to: str = "auto"  # tensorboard when it is installed; tensorboard, trackio, wandb, or none
 
-    def validate(self):
+    def validate(self) -> None:
         super().validate()
         if not self.print_config and not self.output_dir:
             raise ValueError("no place for the result: set --output_dir")
@@ -131,7 +131,7 @@ class FinetuneSettings(TrainingSettings):
     lora_alpha: float = 16
     lora_target_modules: list[str] = field(default_factory=lambda: ["q_proj", "v_proj"])
 
-    def validate(self):
+    def validate(self) -> None:
         super().validate()
         if not self.model and not self.print_config:
             raise ValueError("no model: set --model to a Hub name or a folder")
@@ -152,7 +152,7 @@ class PretrainSettings(TrainingSettings):
     random_patch_share: float = 0.1
     target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
 
-    def validate(self):
+    def validate(self) -> None:
         super().validate()
         if not self.variant and not self.config and not self.print_config:
             raise ValueError("no architecture: set variant (such as B/16), or config, or both")
@@ -195,7 +195,7 @@ class EvaluateSettings(DataSettings):
     finetune: dict[str, Any] = field(default_factory=dict)  # settings of fine-tuning, over those of the paper
     keep_models: bool = False  # those that vtab fine-tunes
 
-    def validate(self):
+    def validate(self) -> None:
         if self.protocol == "vtab" and self.dataset is None:
             self.dataset = "hub"  # each task has a name there
         super().validate()
@@ -211,14 +211,14 @@ class EvaluateSettings(DataSettings):
         _require_between(self, 0, 0.9, "held_out")
 
 
-def _require_all_positive(settings, name: str):
+def _require_all_positive(settings: DataSettings, name: str) -> None:
     """Raise ValueError when a list is empty or has an entry that is not above zero."""
     values = getattr(settings, name)
     if not values or min(values) <= 0:
         raise ValueError(f"{name} is {values}; it must have entries, all above 0")
 
 
-def _require_positive(settings, *names: str):
+def _require_positive(settings: DataSettings, *names: str) -> None:
     """Raise ValueError naming the first of these settings that is set and not above zero."""
     for name in names:
         value = getattr(settings, name)
@@ -226,7 +226,7 @@ def _require_positive(settings, *names: str):
             raise ValueError(f"{name} is {value}; it must be above 0")
 
 
-def _require_between(settings, low: float, high: float | None, *names: str):
+def _require_between(settings: DataSettings, low: float, high: float | None, *names: str) -> None:
     """Raise ValueError naming the first of these settings that is set and outside [low, high]."""
     for name in names:
         value = getattr(settings, name)

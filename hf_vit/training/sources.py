@@ -7,12 +7,13 @@ from typing import Any
 
 import datasets
 import numpy as np
+from datasets.exceptions import DatasetGenerationError
 
 _IDX_SPLITS = {"train": "train", "t10k": "test", "test": "test"}
 
 
-def load_split(name: str, split: str, config: str | None = None, streaming: bool = False):
-    """One split of a data set.
+def load_split(name: str, split: str, config: str | None = None, streaming: bool = False) -> Any:
+    """Open one split of a data set: a `datasets.Dataset`, or an `IterableDataset` when streaming.
 
     Args:
         name: a Hub name, a folder of images / parquet / tars, a file, a glob, a folder of IDX files, or "digits".
@@ -30,7 +31,7 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
         return slice_split(_load_idx_folder(path), split)
     try:
         return datasets.load_dataset(**_reader_of(name), name=config, split=split, streaming=streaming)
-    except (ValueError, FileNotFoundError, datasets.exceptions.DatasetGenerationError) as error:
+    except (ValueError, FileNotFoundError, DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise ValueError(f"cannot read split {split!r} of {name}: {reason}") from error
 

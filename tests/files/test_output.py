@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_vit.files.output import new_file, new_folder, write_json, write_text
+from hf_vit.files.output import new_file, new_folder, new_model_files, write_json, write_text
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -110,3 +110,21 @@ def test_text_is_utf_8_with_its_own_line_ends(tmp_path):
     assert (tmp_path / "text").read_bytes() == "größer\r\n".encode()
     write_json(tmp_path / "it.json", {"b": [1], "a": None}, sort_keys=True)
     assert (tmp_path / "it.json").read_text() == '{\n  "a": null,\n  "b": [\n    1\n  ]\n}\n'
+
+
+def test_model_files_join_a_folder_that_holds_more_and_the_weights_come_last(tmp_path, monkeypatch):
+    folder, moved = tmp_path / "run", []
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "model.safetensors").write_text("old")
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: (moved.append(new.name), replace(old, new)))
+    with new_model_files(folder) as draft:
+        for name in ("model.safetensors", "model.safetensors.index.json", "config.json"):
+            (draft / name).write_text("new")
+        assert (folder / "model.safetensors").read_text() == "old"
+    assert moved == ["config.json", "model.safetensors", "model.safetensors.index.json"]
+    assert {entry.name for entry in folder.iterdir()} == {"checkpoints", *moved}
+    with pytest.raises(OSError, match="run cannot be written: No space left"), new_model_files(folder):
+        raise OSError(28, "No space left on device")
+    assert (folder / "model.safetensors").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [folder]

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from hf_vit.files import output
 from hf_vit.training import checkpoints
 from hf_vit.training.checkpoints import Checkpoints, damage, optimizer_tensors, read, restore_model, restore_optimizer
 
@@ -50,10 +51,10 @@ def test_damage_is_noticed_and_the_one_before_is_used(tmp_path, harm):
 def test_an_unfinished_checkpoint_is_not_one(tmp_path):
     store = Checkpoints(tmp_path, keep=3)
     store.write(1, tensors(1), {})
-    (tmp_path / ".step_00000002.draft").mkdir()
+    (tmp_path / ".0123.incomplete.step_00000002").mkdir()
     assert [path.name for path in store.paths()] == ["step_00000001"]
     store.write(2, tensors(2), {})
-    assert not (tmp_path / ".step_00000002.draft").exists()
+    assert not (tmp_path / ".0123.incomplete.step_00000002").exists()
 
 
 def test_a_full_disk_is_said_and_leaves_the_last_one(tmp_path, monkeypatch):
@@ -63,8 +64,8 @@ def test_a_full_disk_is_said_and_leaves_the_last_one(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "_flush", full)
-    with pytest.raises(OSError, match=r"could not save the checkpoint of step 2 .*No space left on device"):
+    monkeypatch.setattr(output, "_flush", full)
+    with pytest.raises(OSError, match=r"step_00000002 cannot be written: No space left on device"):
         store.write(2, tensors(2), {})
     assert store.newest() == (first, [])
     assert list(tmp_path.iterdir()) == [first]
