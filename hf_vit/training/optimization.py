@@ -1,12 +1,17 @@
 """Optimisers of the original recipes: which parameters they see, at what rate, and with what decay."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
-KERNELS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+from .settings import TrainingSettings
+
+_State = dict[str, Any]  # of a parameter, or of a group of them
+
+_KERNELS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def kernel_names(model: nn.Module) -> set[str]:
@@ -18,7 +23,7 @@ def kernel_names(model: nn.Module) -> set[str]:
     return {
         f"{prefix}.weight" if prefix else "weight"
         for prefix, module in model.named_modules()
-        if isinstance(module, KERNELS)
+        if isinstance(module, _KERNELS)
     }
 
 
@@ -49,7 +54,7 @@ def layer_of(name: str, num_layers: int) -> int:
     return num_layers + 1 if match is None else int(match[1]) + 1
 
 
-def parameter_groups(model: nn.Module, weight_decay: float = 0.0, layer_decay: float | None = None) -> list[dict]:
+def parameter_groups(model: nn.Module, weight_decay: float = 0.0, layer_decay: float | None = None) -> list[_State]:
     """Groups for an optimiser; `lr_scale` of each multiplies the schedule (see `set_learning_rate`).
 
     Args:
@@ -59,7 +64,7 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.0, layer_decay: f
     kernels = kernel_names(model)
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     num_layers = max((layer_of(name, -1) for name, _ in model.named_parameters()), default=0)
-    groups: dict[tuple[float, float], dict] = {}
+    groups: dict[tuple[float, float], _State] = {}
     for name, parameter in trained:
         decay = weight_decay if name in kernels else 0.0
         scale = layer_decay ** (num_layers + 1 - layer_of(name, num_layers)) if layer_decay else 1.0
@@ -77,53 +82,112 @@ def torch_weight_decay(weight_decay: float, convention: str, learning_rate: floa
     return weight_decay if convention == "torch" else weight_decay / learning_rate
 
 
-def build_optimizer(settings, model: nn.Module, fused: bool = False) -> torch.optim.Optimizer:
+def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = False) -> torch.optim.Optimizer:
     """The optimiser that the settings ask for, over the model's trainable parameters.
 
     Args:
-        fused: update all parameters in one kernel, which torch has for CPUs and NVIDIA's GPUs.
+        fused: update all parameters in one kernel, which torch has for CPUs and NVIDIA's GPUs with float32 momentum.
     """
     decay = torch_weight_decay(settings.weight_decay, settings.weight_decay_convention, settings.learning_rate)
     groups = parameter_groups(model, decay, settings.layer_decay)
+    compact = settings.momentum_dtype == "bfloat16"
     if settings.optimizer == "adamw":
         betas = (settings.adam_beta1, settings.adam_beta2)
+        if compact:
+            return CompactAdamW(groups, settings.learning_rate, betas, settings.adam_epsilon)
         return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_epsilon, fused=fused)
-    if settings.momentum_dtype == "bfloat16":
+    if compact:
         return CompactSGD(groups, settings.learning_rate, settings.momentum)
     return torch.optim.SGD(groups, settings.learning_rate, settings.momentum, fused=fused)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float):
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set the rate of the next step; each group takes its `lr_scale` of it."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
 
 
-class CompactSGD(torch.optim.Optimizer):
-    """SGD with momentum kept in bfloat16, as the original fine-tunes (`optax.sgd(accumulator_dtype="bfloat16")`).
+class _CompactOptimizer(torch.optim.Optimizer):
+    """An optimiser that keeps its first moment in bfloat16, as optax does with `accumulator_dtype` or `mu_dtype`.
 
-    The step uses the momentum before it is rounded, as optax does.
+    optax rounds the decay too: 0.9 becomes 0.8984375. It multiplies and adds in float32 and rounds what it stores; the
+    step uses the moment before it is rounded.
+
+    Judged by outputs of optax under `jax.jit`, tests/goldens/training/optimizers.npz.
     """
 
-    def __init__(self, params, lr: float, momentum: float = 0.9):
-        super().__init__(params, {"lr": lr, "momentum": momentum})
-
     @torch.no_grad()
-    def step(self, closure=None):
-        """One update; `closure` is for torch's interface and is called first when given."""
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has two overloads
+        """Take one step; `closure` is for torch's interface and is called first when given."""
         loss = closure() if closure else None
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.update(parameter, group["lr"], group["momentum"])
+                    self._update(parameter, parameter.grad, self.state[parameter], group)
         return loss
 
-    def update(self, parameter: nn.Parameter, lr: float, momentum: float):
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state; torch casts all of it to the parameters' type, and what was bfloat16 is so again."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            for name in _COMPACT_STATES & state.keys():
+                state[name] = state[name].bfloat16()
+
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, state: _State, group: _State) -> None:
+        raise NotImplementedError
+
+
+_COMPACT_STATES = {"momentum_buffer", "exp_avg"}
+
+
+def _to_bfloat16(number: float) -> float:
+    return torch.tensor(number, dtype=torch.bfloat16).item()
+
+
+class CompactSGD(_CompactOptimizer):
+    """SGD with momentum kept in bfloat16, as the original fine-tunes (`optax.sgd(accumulator_dtype="bfloat16")`)."""
+
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.9):
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, state: _State, group: _State) -> None:
+        if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
-        velocity = state["momentum_buffer"].to(parameter.dtype).mul_(momentum).add_(parameter.grad)
+        velocity = state["momentum_buffer"].to(parameter.dtype).mul_(_to_bfloat16(group["momentum"]))
+        velocity.add_(gradient)
         state["momentum_buffer"].copy_(velocity)
-        parameter.sub_(velocity, alpha=lr)
+        parameter.sub_(velocity, alpha=group["lr"])
+
+
+class CompactAdamW(_CompactOptimizer):
+    """AdamW with its first moment kept in bfloat16, as big_vision pre-trains (`scale_by_adam(mu_dtype="bfloat16")`).
+
+    The decay alone is rounded: a new gradient weighs 1 - beta1, and the bias is corrected with beta1 itself.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, state: _State, group: _State) -> None:
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        state["step"] = state["step"].cpu() + 1  # a restored one may be elsewhere, where reading it takes time
+        count, (beta1, beta2) = int(state["step"]), group["betas"]
+        mean = state["exp_avg"].to(parameter.dtype).mul_(_to_bfloat16(beta1)).add_(gradient, alpha=1 - beta1)
+        state["exp_avg"].copy_(mean)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        deviation = (state["exp_avg_sq"] / (1 - beta2**count)).sqrt_().add_(group["eps"])
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.addcdiv_(mean, deviation, value=-group["lr"] / (1 - beta1**count))
 
 
 class MovingAverage:

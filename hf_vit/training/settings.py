@@ -47,7 +47,7 @@ class TrainingSettings(DataSettings):
     optimizer: Literal["sgd", "adamw"] = "sgd"
     learning_rate: float = 0.03
     momentum: float = 0.9
-    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+    momentum_dtype: Literal["float32", "bfloat16"] = "float32"  # of sgd's momentum, of adamw's first moment
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
@@ -111,8 +111,6 @@ class TrainingSettings(DataSettings):
             )
         if self.optimizer == "sgd" and self.weight_decay:
             raise ValueError(f"weight_decay ({self.weight_decay}) is for adamw; the original's sgd has none")
-        if self.optimizer == "adamw" and self.momentum_dtype != "float32":
-            raise ValueError("momentum_dtype bfloat16 is for sgd")
         if self.crop in ("random", "resmall") and self.resize is None:
             raise ValueError(f"crop {self.crop} cuts from a resized image: set resize")
         if self.crop == "resmall" and isinstance(self.resize, list):

@@ -1,4 +1,7 @@
-"""What test_sharding.py starts on two processes: FSDP2 by hand, since Accelerate's needs a GPU."""
+"""What test_sharding.py starts on two processes: FSDP2 by hand, since Accelerate's needs a GPU.
+
+Each optimiser continues exactly from a checkpoint, and takes the steps that it takes on one device.
+"""
 
 import os
 import sys
@@ -19,15 +22,18 @@ from hf_vit.training.settings import FinetuneSettings
 SIZES = {"hidden_size": 14, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 22}
 
 
-def build(momentum_dtype: str):
+OPTIMIZERS = [("sgd", "float32"), ("sgd", "bfloat16"), ("adamw", "float32"), ("adamw", "bfloat16")]
+
+
+def build(settings: FinetuneSettings, sharded: bool = True):
     torch.manual_seed(0)
     model = HfViTForImageClassification(HfViTConfig(**SIZES, image_size=[20, 36], patch_size=4, num_labels=11))
     torch.nn.init.normal_(model.classifier.weight)
-    mesh = init_device_mesh("cpu", (2,))
-    for layer in model.vit.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    settings = FinetuneSettings(momentum_dtype=momentum_dtype)
+    if sharded:
+        mesh = init_device_mesh("cpu", (2,))
+        for layer in model.vit.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     return model, build_optimizer(settings, model)
 
 
@@ -38,9 +44,33 @@ def step(model, optimizer, seed: int):
     optimizer.zero_grad()
 
 
-def main(folder: Path, momentum_dtype: str):
-    dist.init_process_group("gloo")
-    model, optimizer = build(momentum_dtype)
+def check_against_one_device(settings: FinetuneSettings):
+    """Three updates with the same gradients: the same weights and moments, to the bit."""
+    (whole, whole_optimizer), (model, optimizer) = build(settings, sharded=False), build(settings)
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        for reference, parameter in zip(whole.parameters(), model.parameters(), strict=True):
+            reference.grad = torch.randn(reference.shape, generator=generator)
+            parameter.grad = checkpoints.placed_like(reference.grad, parameter)
+        whole_optimizer.step()
+        optimizer.step()
+    compare(checkpoints.model_tensors(whole), checkpoints.model_tensors(model))
+    expected = checkpoints.optimizer_tensors(whole, whole_optimizer)
+    compare(expected, checkpoints.optimizer_tensors(model, optimizer))
+    moments = [tensor.dtype for name, tensor in expected.items() if name.endswith(("momentum_buffer", "exp_avg"))]
+    assert set(moments) == {getattr(torch, settings.momentum_dtype)}
+
+
+def compare(expected: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]):
+    assert expected.keys() == ours.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, ours[name]), name
+        assert tensor.dtype == ours[name].dtype, name
+
+
+def check_continuing(folder: Path, settings: FinetuneSettings):
+    """A checkpoint holds whole tensors, and a fresh model continues from it exactly."""
+    model, optimizer = build(settings)
     for seed in (1, 2):
         step(model, optimizer, seed)
     average = MovingAverage(dict(model.named_parameters()), 0.9)
@@ -56,13 +86,21 @@ def main(folder: Path, momentum_dtype: str):
     step(model, optimizer, 3)
     average.update(dict(model.named_parameters()))
 
-    fresh, fresh_optimizer = build(momentum_dtype)
+    fresh, fresh_optimizer = build(settings)
     saved, _ = checkpoints.read(folder / "step_00000002")
     checkpoints.restore_model(fresh, saved["model"])
     checkpoints.restore_optimizer(fresh, fresh_optimizer, saved["optimizer"])
     step(fresh, fresh_optimizer, 3)
-    for name, tensor in checkpoints.model_tensors(model).items():
-        assert torch.equal(tensor, checkpoints.model_tensors(fresh)[name]), name
+    compare(checkpoints.model_tensors(model), checkpoints.model_tensors(fresh))
+
+
+def main(folder: Path):
+    dist.init_process_group("gloo")
+    for optimizer, momentum_dtype in OPTIMIZERS:
+        settings = FinetuneSettings(optimizer=optimizer, momentum_dtype=momentum_dtype)
+        settings.weight_decay = 0.1 if optimizer == "adamw" else 0.0
+        check_against_one_device(settings)
+        check_continuing(folder / f"{optimizer}_{momentum_dtype}", settings)
     print("the same weights", flush=True)
     dist.barrier()
     dist.destroy_process_group()
@@ -70,4 +108,4 @@ def main(folder: Path, momentum_dtype: str):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

@@ -1,6 +1,4 @@
-"""Optimisers against optax's formulas written in NumPy, and which parameters they see."""
-
-from types import SimpleNamespace
+"""Optimisers against what optax computed (goldens/training), and which parameters they see."""
 
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import torch
 from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification
 from hf_vit.training.optimization import (
-    CompactSGD,
     MovingAverage,
     build_optimizer,
     freeze_parameters,
@@ -19,6 +16,8 @@ from hf_vit.training.optimization import (
     set_learning_rate,
     torch_weight_decay,
 )
+from hf_vit.training.schedules import learning_rate_schedule
+from hf_vit.training.settings import FinetuneSettings
 
 TINY = {
     "hidden_size": 14,
@@ -37,20 +36,8 @@ def model():
     return HfViTForImageClassification(HfViTConfig(**TINY))
 
 
-def settings_with(**changes):
-    defaults = {
-        "optimizer": "sgd",
-        "learning_rate": 0.1,
-        "momentum": 0.9,
-        "momentum_dtype": "float32",
-        "weight_decay": 0.0,
-        "weight_decay_convention": "torch",
-        "layer_decay": None,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "adam_epsilon": 1e-8,
-    }
-    return SimpleNamespace(**{**defaults, **changes})
+def settings_with(**changes) -> FinetuneSettings:
+    return FinetuneSettings(**{"learning_rate": 0.1, **changes})
 
 
 def test_only_kernels_decay(model):
@@ -102,66 +89,103 @@ def test_freezing(model):
         freeze_parameters(model, [""])
 
 
-def quadratic_gradients(count: int, shape=(5, 3)) -> list[np.ndarray]:
-    rng = np.random.default_rng(1)
-    return [rng.standard_normal(shape).astype(np.float32) for _ in range(count)]
-
-
-def run_optimizer(optimizer, parameter, gradients, rates):
-    for gradient, rate in zip(gradients, rates, strict=True):
-        parameter.grad = torch.from_numpy(gradient.copy())
-        set_learning_rate(optimizer, rate)
-        optimizer.step()
-    return parameter.detach().numpy()
-
-
-def test_adamw_with_jax_decay_equals_optax():
-    """optax.chain(scale_by_adam, add_decayed_weights(1e-4)) with big_vision's schedule, in NumPy."""
-    layer = torch.nn.Linear(3, 5, bias=False)
-    settings = settings_with(optimizer="adamw", learning_rate=1e-2, weight_decay=1e-1, weight_decay_convention="jax")
-    gradients, shape_of_schedule = quadratic_gradients(6), [0.5, 1.0, 0.8, 0.6, 0.4, 0.2]
-    weight = layer.weight.detach().numpy().astype(np.float64).copy()
-    mean = variance = np.zeros_like(weight)
-    for count, (gradient, share) in enumerate(zip(gradients, shape_of_schedule, strict=True), start=1):
-        mean = 0.9 * mean + 0.1 * gradient
-        variance = 0.999 * variance + 0.001 * gradient.astype(np.float64) ** 2
-        direction = (mean / (1 - 0.9**count)) / (np.sqrt(variance / (1 - 0.999**count)) + 1e-8)
-        weight = weight - share * 1e-2 * direction - share * 1e-1 * weight
-    optimizer = build_optimizer(settings, layer)
-    result = run_optimizer(optimizer, layer.weight, gradients, [1e-2 * share for share in shape_of_schedule])
-    np.testing.assert_allclose(result, weight, rtol=2e-5, atol=1e-6)
-
-
 def test_published_decay_conversion():
     """big_vision's 1e-4 at a peak of 1e-3 is torch's 0.1 (arXiv 2205.01580 against its PyTorch reproductions)."""
     assert torch_weight_decay(1e-4, "jax", 1e-3) == pytest.approx(0.1)
     assert torch_weight_decay(0.1, "torch", 1e-3) == 0.1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_sgd_momentum_equals_optax(dtype):
-    """optax.sgd: trace = gradient + momentum * trace, stored rounded, used before rounding."""
-    layer = torch.nn.Linear(3, 5, bias=False)
-    optimizer = build_optimizer(settings_with(momentum_dtype=dtype), layer)
-    gradients, rates = quadratic_gradients(5), [0.1, 0.2, 0.1, 0.05, 0.01]
-    weight, trace = layer.weight.detach().clone(), torch.zeros(5, 3)
-    for gradient, rate in zip(gradients, rates, strict=True):
-        velocity = torch.from_numpy(gradient) + 0.9 * trace
-        weight = weight - rate * velocity
-        trace = velocity.to(getattr(torch, dtype)).float()
-    result = run_optimizer(optimizer, layer.weight, gradients, rates)
-    np.testing.assert_allclose(result, weight.numpy(), rtol=1e-5, atol=1e-6)
-    assert optimizer.state[layer.weight]["momentum_buffer"].dtype == getattr(torch, dtype)
+BFLOAT16 = {"momentum_dtype": "bfloat16"}
+ADAM = {"optimizer": "adamw", "weight_decay_convention": "jax"}
+OPTAX = {
+    # run of goldens/training/optimizers.npz -> settings beside those that it holds, and the largest difference
+    "sgd": (BFLOAT16, 2e-3),
+    "sgd_linear": ({**BFLOAT16, "schedule": "linear", "final_learning_rate": 1e-5}, 2e-3),
+    "sgd_float32": ({}, 5e-6),
+    "momentum_hp": (BFLOAT16, 2e-3),
+    "adam": ({**ADAM, **BFLOAT16}, 2e-4),
+    "adam_strong_decay": ({**ADAM, **BFLOAT16}, 2e-4),
+    "adam_float32": (ADAM, 5e-6),
+}
 
 
-def test_compact_sgd_stays_near_full_precision():
-    torch.manual_seed(3)
-    layers = [torch.nn.Linear(3, 5, bias=False) for _ in range(2)]
-    layers[1].load_state_dict(layers[0].state_dict())
-    gradients, rates = quadratic_gradients(20), [0.01] * 20
-    exact = run_optimizer(torch.optim.SGD([layers[0].weight], 0.1, 0.9), layers[0].weight, gradients, rates)
-    compact = run_optimizer(CompactSGD([layers[1].weight], 0.1, 0.9), layers[1].weight, gradients, rates)
-    assert 0 < np.abs(exact - compact).max() < 0.01
+@pytest.fixture(scope="module")
+def optax(goldens):
+    """Parameters and states of 50 updates by optax under `jax.jit`, as vit_jax and big_vision chain them."""
+    return np.load(goldens / "training" / "optimizers.npz")
+
+
+@pytest.mark.parametrize("run", OPTAX)
+def test_updates_equal_optax(optax, run):
+    """Clipping, schedule, momentum or Adam, and decay: parameters after 1, 2, 10 and 50 updates."""
+    steps, optimizer, layer = run_golden(optax, run, OPTAX[run][0])
+    for step, (kernel, bias) in steps.items():
+        for ours, name in ((kernel, "kernel"), (bias, "bias")):
+            difference = np.abs(ours - optax[f"{run}/step{step}/{name}"])
+            assert difference.max() <= OPTAX[run][1], (step, name)
+            assert np.mean(difference <= 5e-6) >= 0.9, (step, name)
+    check_states(optax, run, optimizer.state[layer.weight])
+
+
+def run_golden(optax, run: str, changes: dict):
+    """{step: (kernel, bias)} of a run's recorded steps, the optimiser, and the layer at the end."""
+    start = run.removesuffix("_float32") if f"{run}/initial/kernel" not in optax.files else run
+    settings = settings_with(**changes, learning_rate=float(optax[f"{start}/base_lr"]))
+    settings.weight_decay = float(optax[f"{start}/wd"]) if f"{start}/wd" in optax.files else 0.0
+    total, warmup = int(optax[f"{start}/total_steps"]), int(optax[f"{start}/warmup_steps"])
+    schedule = learning_rate_schedule(
+        settings.schedule, settings.learning_rate, total, warmup, settings.final_learning_rate
+    )
+    rates = [schedule(step) for step in range(50)]
+    np.testing.assert_allclose(rates, optax[f"{start}/learning_rates"], rtol=0, atol=1e-6 * max(rates))
+
+    layer = torch.nn.Linear(13, 9)
+    layer.load_state_dict({name: start_of(optax, start, name) for name in ("weight", "bias")})
+    optimizer, steps = build_optimizer(settings, layer), {}
+    for step, rate in enumerate(rates):
+        for parameter, name in ((layer.weight, "kernel"), (layer.bias, "bias")):
+            parameter.grad = torch.from_numpy(optax[f"{start}/gradients/{name}"][step].T.copy())
+        norm = torch.nn.utils.clip_grad_norm_(layer.parameters(), float(optax[f"{start}/clip"]))
+        assert norm.item() == pytest.approx(optax[f"{start}/gradient_norms"][step], rel=1e-5)
+        set_learning_rate(optimizer, rate)
+        optimizer.step()
+        if step + 1 in (1, 2, 10, 50):
+            steps[step + 1] = layer.weight.detach().numpy().T.copy(), layer.bias.detach().numpy().copy()
+    return steps, optimizer, layer
+
+
+def start_of(optax, run: str, name: str) -> torch.Tensor:
+    return torch.from_numpy(optax[f"{run}/initial/{'kernel' if name == 'weight' else name}"].T.copy())
+
+
+def check_states(optax, run: str, state: dict):
+    """Moments after 50 updates; bits of bfloat16 may fall to the other side of a rounding boundary."""
+    for name, original in (("momentum_buffer", "trace50"), ("exp_avg", "mu50"), ("exp_avg_sq", "nu50")):
+        expected = optax.get(f"{run}/{original}/kernel")
+        if expected is None:
+            continue
+        ours = state[name].T.contiguous()
+        if expected.dtype == np.uint16:
+            expected = torch.from_numpy(expected.view(np.int16).copy()).view(torch.bfloat16)
+            assert ours.dtype == torch.bfloat16
+            assert (ours == expected).float().mean() >= 0.9, name
+            torch.testing.assert_close(ours, expected, rtol=2**-6, atol=2**-13)
+        else:
+            torch.testing.assert_close(ours, torch.from_numpy(expected), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_loaded_state_is_still_in_bfloat16(optimizer):
+    """torch's own `load_state_dict` would make float32 of it."""
+    layers = [torch.nn.Linear(3, 5) for _ in range(2)]
+    first, second = (build_optimizer(settings_with(optimizer=optimizer, **BFLOAT16), layer) for layer in layers)
+    layers[0](torch.ones(2, 3)).sum().backward()
+    first.step()
+    second.load_state_dict(first.state_dict())
+    for ours, theirs in zip(layers[1].parameters(), layers[0].parameters(), strict=True):
+        assert [value.dtype for value in second.state[ours].values()].count(torch.bfloat16) == 1
+        for name, value in first.state[theirs].items():
+            assert torch.equal(value, second.state[ours][name])
 
 
 def test_moving_average():
