@@ -8,6 +8,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from .hub_client import Clients
 from .local_hub import LocalHub
+from .models import save_tiny
 from .paths import GOLDENS, SHARED
 
 torch.set_num_threads(1)  # the tests run in two processes; threads that wait for each other cost more than they give
@@ -38,6 +39,12 @@ def fresh_accelerator(monkeypatch):
     yield
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A tiny classifier with its image processor."""
+    return save_tiny(tmp_path / "folder")
 
 
 HUB_TOKENS = {

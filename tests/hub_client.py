@@ -13,6 +13,8 @@ import time
 import traceback
 from pathlib import Path
 
+from .local_hub import Repo
+
 
 class Clients:
     """Starts processes that talk to a Hub.
@@ -32,7 +34,11 @@ class Clients:
         }
         folder.mkdir(parents=True)
         self.server = subprocess.Popen(
-            [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.hub_client"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def start(self, command: str | list, token: str | None = "hf_alice") -> "Client":
@@ -73,6 +79,18 @@ class Client:
             time.sleep(0.02)
         self.status = int(status.read_text())
         return (self.folder / "output").read_text(), (self.folder / "error").read_text()
+
+
+def commits_of(hub, repository: str, revision: str = "main") -> list[dict]:
+    """Of a model, newest first."""
+    repo = Repo(hub, "model", repository)
+    return list(repo.history(repo.resolve(revision)))
+
+
+def readme_of(hub, repository: str, revision: str = "main") -> str:
+    """Of a model."""
+    repo = Repo(hub, "model", repository)
+    return repo.read(commits_of(hub, repository, revision)[0]["files"]["README.md"]).decode()
 
 
 def serve() -> None:

@@ -15,11 +15,11 @@ from hf_vit import HfViTConfig
 from hf_vit.analysis.compute import count_compute, count_multiply_adds
 from hf_vit.analysis.training_runs import read_runs
 
+from .models import SIZES
 from .paths import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
-SIZES = {"hidden_size": 14, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 22,
-         "image_size": 20, "patch_size": 5, "num_labels": 11}  # fmt: skip
+SQUARE = {**SIZES, "image_size": 20, "patch_size": 5, "num_labels": 11}
 
 
 def load_benchmark(name):
@@ -31,7 +31,7 @@ def load_benchmark(name):
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints")
-    load_benchmark("contestants").make_checkpoints(HfViTConfig(**SIZES), folder)
+    load_benchmark("contestants").make_checkpoints(HfViTConfig(**SQUARE), folder)
     return folder
 
 
@@ -238,7 +238,7 @@ def test_torchvision_gets_every_weight(checkpoints):
     weights = torch.load(checkpoints / "torchvision.pth")
     assert weights["encoder.layers.encoder_layer_2.self_attention.in_proj_weight"].shape == (3 * 14, 14)
     assert sum(weight.numel() for weight in weights.values()) == sum(
-        weight.numel() for weight in hf_vit.HfViTForImageClassification(HfViTConfig(**SIZES)).parameters()
+        weight.numel() for weight in hf_vit.HfViTForImageClassification(HfViTConfig(**SQUARE)).parameters()
     )
 
 
@@ -278,10 +278,10 @@ def test_the_first_logit_of_a_new_process(checkpoints):
 
 HYBRID = {"patch_size": 1, "image_size": [36, 20], "stem_width": 32}
 CONFIGS = {
-    "cls": HfViTConfig(**SIZES),
-    "mean": HfViTConfig(**{**SIZES, "pooling": "mean", "image_size": [20, 35]}),
-    "hybrid": hf_vit.HfViTHybridConfig(**{**SIZES, **HYBRID, "stem_depths": [1, 2]}),
-    "root alone": hf_vit.HfViTHybridConfig(**{**SIZES, **HYBRID, "stem_depths": []}),
+    "cls": HfViTConfig(**SQUARE),
+    "mean": HfViTConfig(**{**SQUARE, "pooling": "mean", "image_size": [20, 35]}),
+    "hybrid": hf_vit.HfViTHybridConfig(**{**SQUARE, **HYBRID, "stem_depths": [1, 2]}),
+    "root alone": hf_vit.HfViTHybridConfig(**{**SQUARE, **HYBRID, "stem_depths": []}),
 }
 
 

@@ -31,6 +31,7 @@ import hf_vit
 from hf_vit.catalog import address_of
 from hf_vit.conversion import export_jax, export_timm
 
+from .models import SIZES
 from .paths import ROOT
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -237,8 +238,7 @@ def write_index(path: Path) -> None:
 
 
 def stand_in_for_the_hub(client, folder: Path, images: Path) -> None:
-    sizes = {"hidden_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 22}
-    theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=32))
+    theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, image_size=32))
     theirs.save_pretrained(folder / "theirs")
     code = f"""
         from huggingface_hub import HfApi

@@ -14,6 +14,7 @@ from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, convert, export_jax, export_timm
 from hf_vit.models.loading import load_model, save_folder
 
+from ..models import SIZES
 from ..paths import PEERS
 
 CHECKPOINTS = json.loads((PEERS / "index.json").read_text())
@@ -176,10 +177,7 @@ def test_a_folder_for_timm_says_how_the_model_is_built(tmp_path):
 
 def tiny_hybrid(depths):
     config = HfViTHybridConfig(
-        hidden_size=14,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=22,
+        **SIZES,
         image_size=32 if len(depths) < 4 else 64,
         stem_depths=depths,
         stem_width=32,
@@ -214,7 +212,7 @@ def test_an_untrained_head_is_left_out(tmp_path):
 
 
 def test_models_that_timm_cannot_say(tmp_path):
-    plain = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 22}
+    plain = {**SIZES, "hidden_size": 16}  # a multiple of 4
     for fields, message in (
         ({"representation_size": 9}, "no pre-logits layer"),
         ({"position_embedding_type": "sincos2d"}, "no position embeddings of type sincos2d"),

@@ -13,26 +13,14 @@ from hf_vit.conversion import ConversionError, export, export_aot_inductor, expo
 from hf_vit.conversion.exporting import FORMATS
 from hf_vit.models.loading import save_folder
 
-SIZES = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 22,
-    "image_size": (20, 36),
-    "patch_size": 4,
-}
+from ..models import SIZES, randomize
 
-
-def randomize(model):
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
+SIXTEEN = {**SIZES, "hidden_size": 16, "num_hidden_layers": 2, "image_size": (20, 36), "patch_size": 4}
 
 
 @pytest.fixture(scope="module")
 def classifier():
-    return randomize(HfViTForImageClassification(HfViTConfig(**SIZES, num_labels=11)))
+    return randomize(HfViTForImageClassification(HfViTConfig(**SIXTEEN, num_labels=11)))
 
 
 def logits(model, pixel_values):
@@ -82,7 +70,7 @@ class _Nothing:
 
 def test_onnx_of_any_size(tmp_path):
     pytest.importorskip("onnxscript", reason="onnxscript (extra export) is not installed")
-    sizes = {**SIZES, "num_hidden_layers": 1, "image_size": 32, "patch_size": 2}
+    sizes = {**SIXTEEN, "num_hidden_layers": 1, "image_size": 32, "patch_size": 2}
     hybrid = randomize(HfViTHybridModel(HfViTHybridConfig(**sizes, stem_depths=[1], stem_width=32, pooling="mean")))
     export_onnx(hybrid, tmp_path / "any.onnx", size="dynamic")
     assert_same(onnx_runner(tmp_path / "any.onnx"), hybrid, (1, 3, 32, 32), (3, 3, 40, 24))
@@ -95,7 +83,7 @@ def test_onnx_of_any_size(tmp_path):
 )
 def test_onnx_of_variants(fields, tmp_path):
     pytest.importorskip("onnxscript", reason="onnxscript (extra export) is not installed")
-    model = randomize(HfViTForImageClassification(HfViTConfig(**SIZES, **fields, num_labels=11)))
+    model = randomize(HfViTForImageClassification(HfViTConfig(**SIXTEEN, **fields, num_labels=11)))
     export_onnx(model, tmp_path / "any.onnx", size="dynamic")
     assert_same(onnx_runner(tmp_path / "any.onnx"), model, (1, 3, 20, 36), (3, 3, 24, 12))
 
@@ -113,7 +101,9 @@ def test_torch_export(classifier, tmp_path):
 def test_aot_inductor(tmp_path):
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("AOTInductor needs a C++ compiler")
-    classifier = randomize(HfViTForImageClassification(HfViTConfig(**SIZES | {"num_hidden_layers": 1}, num_labels=11)))
+    classifier = randomize(
+        HfViTForImageClassification(HfViTConfig(**SIXTEEN | {"num_hidden_layers": 1}, num_labels=11))
+    )
     export_aot_inductor(classifier, tmp_path / "compiled.pt2")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch says of its own loader
@@ -126,7 +116,7 @@ def test_what_cannot_be_exported_is_refused_before_the_work(classifier, tmp_path
     path = tmp_path / "model.pt2"
     with pytest.raises(ValueError, match="image height 21 is not a multiple of 4"):
         write(classifier, path, size=21)
-    fixed = HfViTForImageClassification(HfViTConfig(**SIZES, position_embedding_type="sincos2d"))
+    fixed = HfViTForImageClassification(HfViTConfig(**SIXTEEN, position_embedding_type="sincos2d"))
     with pytest.raises(ConversionError, match="fixed sine-cosine positions are computed outside the program"):
         write(fixed, path, size="dynamic")
     path.write_bytes(b"mine")

@@ -24,27 +24,13 @@ from hf_vit.conversion import ConversionError, convert, export_jax, export_trans
 from hf_vit.models.loading import load_model, save_folder
 from hf_vit.models.modeling_masked_patch_prediction import Corruption, HfViTForMaskedPatchPrediction, patch_targets
 
-SIZES = {
-    "hidden_size": 14,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 22,
-    "image_size": 20,
-    "patch_size": 4,
-    "num_labels": 11,
-    "encoder_stride": 4,
-}
+from ..models import SIZES, randomize
 
-
-def randomize(model):
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
+SQUARE = {**SIZES, "num_hidden_layers": 2, "image_size": 20, "patch_size": 4, "num_labels": 11, "encoder_stride": 4}
 
 
 def their_model(name, **changes):
-    return randomize(getattr(transformers, name)(transformers.ViTConfig(**SIZES | changes)))
+    return randomize(getattr(transformers, name)(transformers.ViTConfig(**SQUARE | changes)))
 
 
 def run(model, pixel_values, **kwargs):
@@ -102,7 +88,7 @@ def test_the_encoder_of_masked_image_models(tmp_path):
     ours = HfViTModel.from_pretrained(tmp_path / "simmim").eval()
     assert_close(run(ours, PIXELS).last_hidden_state, run(theirs.vit, PIXELS).last_hidden_state)
 
-    sizes = {**SIZES, "decoder_hidden_size": 8, "decoder_num_attention_heads": 2, "decoder_num_hidden_layers": 1}
+    sizes = {**SQUARE, "decoder_hidden_size": 8, "decoder_num_attention_heads": 2, "decoder_num_hidden_layers": 1}
     mae = transformers.ViTMAEForPreTraining(
         transformers.ViTMAEConfig(**sizes, decoder_intermediate_size=6, mask_ratio=0.0)
     )
@@ -139,7 +125,7 @@ def test_masked_image_models_in_both_directions(tmp_path):
 
 def test_what_a_masked_image_model_of_transformers_cannot_be(tmp_path):
     def predicting(target, image_size=20):
-        sizes = {name: size for name, size in SIZES.items() if name != "encoder_stride"}
+        sizes = {name: size for name, size in SQUARE.items() if name != "encoder_stride"}
         config = HfViTConfig(**{**sizes, "image_size": image_size}, patch_target=target)
         return HfViTForMaskedPatchPrediction(config)
 
@@ -210,7 +196,7 @@ class UpstreamHybrid(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.backbone = randomize(transformers.BitBackbone(transformers.BitConfig(**BIT)))
-        sizes = {**SIZES, "image_size": (4, 6), "patch_size": 1, "num_channels": 256}
+        sizes = {**SQUARE, "image_size": (4, 6), "patch_size": 1, "num_channels": 256}
         self.vit = randomize(transformers.ViTForImageClassification(transformers.ViTConfig(**sizes)))
 
     def forward(self, pixel_values):
@@ -442,7 +428,7 @@ def test_a_pre_logits_layer_is_a_pooler_for_transformers(goldens, tmp_path):
 
 
 def test_models_that_transformers_cannot_say(tmp_path):
-    sizes = {name: value for name, value in SIZES.items() if name != "encoder_stride"} | {"hidden_size": 16}
+    sizes = {name: value for name, value in SQUARE.items() if name != "encoder_stride"} | {"hidden_size": 16}
     for fields, message in (
         ({"pooling": "mean"}, "no pooling 'mean', or ViT without a class token"),
         ({"position_embedding_type": "sincos2d"}, "no position embeddings of type sincos2d"),
@@ -458,7 +444,7 @@ def test_models_that_transformers_cannot_say(tmp_path):
 
 
 def test_nothing_is_overwritten_unasked(tmp_path):
-    model = HfViTForImageClassification(HfViTConfig(**{k: v for k, v in SIZES.items() if k != "encoder_stride"}))
+    model = HfViTForImageClassification(HfViTConfig(**{k: v for k, v in SQUARE.items() if k != "encoder_stride"}))
     (tmp_path / "out").mkdir()
     with pytest.raises(FileExistsError, match="give --overwrite"):
         export_transformers(model, tmp_path / "out")

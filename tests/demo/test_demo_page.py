@@ -18,7 +18,7 @@ from hf_vit.demo.page import Demo, highlight
 from hf_vit.models.loading import save_folder
 from hf_vit.models.prediction import predict
 
-from ..hub.test_pushing import TINY
+from ..models import TINY
 
 BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chromium-browser")
 
@@ -28,7 +28,7 @@ def saved(folder, **changes):
     torch.manual_seed(2)
     labels = [f"kind {index}" for index in range(11)]
     names = {"id2label": dict(enumerate(labels)), "label2id": {name: index for index, name in enumerate(labels)}}
-    model = hf_vit.HfViTForImageClassification(hf_vit.HfViTConfig(**{**TINY, **names, **changes}))
+    model = hf_vit.HfViTForImageClassification(hf_vit.HfViTConfig(**{**TINY, "patch_size": 4, **names, **changes}))
     torch.nn.init.normal_(model.classifier.weight)
     save_folder(folder, model, hf_vit.HfViTImageProcessor(size={"height": 20, "width": 36}, patch_size=4))
     return folder

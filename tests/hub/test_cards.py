@@ -22,7 +22,6 @@ from hf_vit.hub.published_cards import folder_name, published_card
 from hf_vit.models.loading import save_folder
 
 from ..paths import ROOT
-from .test_pushing import save_tiny
 
 MODEL_CARDS = ROOT / "model_cards"
 TI_16 = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
@@ -56,12 +55,6 @@ def test_parameters_are_those_of_the_original():
         ("gsam/ViT-S_32", "22,878,184"),
     ):
         assert f"| parameters | {count} |" in cards[f"gs://vit_models/{name}.npz"]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    save_tiny(tmp_path / "folder")
-    return tmp_path / "folder"
 
 
 def test_a_card_says_what_was_converted_and_who_measured_what(goldens, tmp_path):

@@ -5,56 +5,20 @@ import os
 import signal
 import time
 
-import pytest
 import torch
 import yaml
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.hub.cards import BEGIN, split_readme
-from hf_vit.models.loading import save_folder
 
-from ..local_hub import Repo
-
-TINY = {
-    "hidden_size": 14,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 22,
-    "image_size": (20, 36),
-    "patch_size": 4,
-    "num_labels": 11,
-}
-
-
-def save_tiny(folder, seed=0, **changes):
-    torch.manual_seed(seed)
-    model = HfViTForImageClassification(HfViTConfig(**{**TINY, **changes})).eval()
-    torch.nn.init.normal_(model.classifier.weight)
-    save_folder(folder, model, HfViTImageProcessor(size={"height": 20, "width": 36}))
-    return model
-
-
-@pytest.fixture
-def folder(tmp_path):
-    save_tiny(tmp_path / "folder")
-    return tmp_path / "folder"
-
+from ..hub_client import commits_of, readme_of
+from ..models import TINY, save_tiny
 
 MIT = ("--license", "mit")
 
 
 def push(*arguments):
     return ["push", *arguments]
-
-
-def commits_of(hub, repository, revision="main"):
-    repo = Repo(hub, "model", repository)
-    return list(repo.history(repo.resolve(revision)))
-
-
-def readme_of(hub, repository, revision="main"):
-    repo = Repo(hub, "model", repository)
-    return repo.read(commits_of(hub, repository, revision)[0]["files"]["README.md"]).decode()
 
 
 def test_pushed_and_loaded_in_a_fresh_cache(hub, client, folder, tmp_path):

@@ -16,7 +16,7 @@ from hf_vit import add_code
 from hf_vit.models.loading import load_model, save_folder
 from hf_vit.models.prediction import predict
 
-from .test_pushing import TINY
+from ..models import TINY, save_tiny, tiny, tiny_bit
 
 # In a process that has it, but may not import it.
 LOAD = """
@@ -51,21 +51,16 @@ def run_python(code: str, *arguments, home, **environment) -> subprocess.Complet
     return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=home, stdin=subprocess.DEVNULL)
 
 
-def tiny_model(kind: str):
-    if kind == "plain":
-        return hf_vit.HfViTForImageClassification(hf_vit.HfViTConfig(**TINY, representation_size=9))
-    if kind == "bit":
-        config = hf_vit.HfBiTConfig(embedding_size=32, depths=[1, 2], image_size=(24, 40), num_labels=11)
-        return hf_vit.HfBiTForImageClassification(config)
-    changes = {"patch_size": 1, "stem_depths": [1, 2], "stem_width": 32, "image_size": (24, 40)}
-    return hf_vit.HfViTHybridForImageClassification(hf_vit.HfViTHybridConfig(**{**TINY, **changes}))
+MODELS = {
+    "plain": lambda: tiny(representation_size=9),
+    "hybrid": lambda: tiny(hybrid=True),
+    "bit": tiny_bit,
+}
 
 
-@pytest.fixture(params=["plain", "hybrid", "bit"])
+@pytest.fixture(params=MODELS.values(), ids=MODELS)
 def folder_with_code(request, tmp_path):
-    torch.manual_seed(5)
-    model = tiny_model(request.param).eval()
-    torch.nn.init.normal_(model.classifier.weight)
+    model = request.param()
     height, width = model.config.image_size
     folder = tmp_path / "folder"
     save_folder(folder, model, hf_vit.HfViTImageProcessor(size={"height": height, "width": width}))
@@ -140,8 +135,7 @@ def test_the_way_of_transformers_copies_the_same_code(tmp_path):
 
 @pytest.mark.parametrize("has_hf_vit", [True, False])
 def test_code_that_nobody_trusts_never_runs(tmp_path, has_hf_vit):
-    mark, folder = tmp_path / "it ran", tmp_path / "folder"
-    save_folder(folder, tiny_model("plain"), hf_vit.HfViTImageProcessor(size={"height": 20, "width": 36}))
+    mark, folder = tmp_path / "it ran", save_tiny(tmp_path / "folder")
     for name in ("config.json", "preprocessor_config.json"):
         content = json.loads((folder / name).read_text())
         autos = ("AutoConfig", "AutoModel", "AutoModelForImageClassification", "AutoImageProcessor")

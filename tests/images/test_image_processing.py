@@ -29,6 +29,7 @@ from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor, HfViTImag
 from hf_vit.images.image_reading import ImageReadingError
 from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 
+from ..models import SIZES
 from ..paths import GOLDENS
 
 TENSORFLOW_PIXELS = np.load(GOLDENS / "preprocess.npz")
@@ -355,8 +356,7 @@ def test_gradients_are_not_recorded(pixels):
 
 
 def test_works_in_a_pipeline(pixels, tmp_path):
-    sizes = {"hidden_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 22}
-    model = ViTForImageClassification(ViTConfig(**sizes, image_size=20, patch_size=10, num_labels=11)).eval()
+    model = ViTForImageClassification(ViTConfig(**SIZES, image_size=20, patch_size=10, num_labels=11)).eval()
     processor = HfViTImageProcessor(size=20)
     Image.fromarray(pixels).save(tmp_path / "picture.png")
     answer = pipeline("image-classification", model=model, image_processor=processor)(str(tmp_path / "picture.png"))

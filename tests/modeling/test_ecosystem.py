@@ -14,13 +14,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassif
 
 import hf_vit
 
-from ..hub.test_pushing import push, readme_of, save_tiny
-
-
-@pytest.fixture
-def folder(tmp_path):
-    save_tiny(tmp_path / "folder")
-    return tmp_path / "folder"
+from ..hub_client import readme_of
 
 
 @pytest.fixture
@@ -101,7 +95,7 @@ def test_trainer_trains_evaluates_and_pushes(hub, client, folder, tmp_path):
         """
     )
     assert output.splitlines()[-1] == "{'height': 20, 'width': 36}"
-    client(push(tmp_path / "out", "alice/trained", "--license", "mit"))
+    client(["push", tmp_path / "out", "alice/trained", "--license", "mit"])
     readme = readme_of(hub, "alice/trained")
     assert "rendered by `hf-vit card`" in readme
     assert "license: mit" in readme
@@ -121,7 +115,7 @@ def test_lora_is_saved_loaded_and_merged(folder, pixel_values, tmp_path):
     config = peft.LoraConfig(r=3, target_modules=LORA, modules_to_save=["classifier"])
     adapted = peft.get_peft_model(base, config)
     trainable = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
-    assert len(trainable) == 2 * 2 * 2 + 2  # A and B of two projections in two layers, and the head
+    assert len(trainable) == 2 * 2 * 3 + 2  # A and B of two projections in three layers, and the head
     optimizer = torch.optim.SGD([parameter for parameter in adapted.parameters() if parameter.requires_grad], lr=0.5)
     for _ in range(3):
         adapted.train()(pixel_values=pixel_values, labels=torch.tensor([3, 0, 10])).loss.backward()
@@ -173,10 +167,10 @@ def test_shards(folder, pixel_values, tmp_path):
 @pytest.mark.parametrize("kind", ["auto", "offloaded", "auto with little memory"])
 def test_device_maps(folder, pixel_values, tmp_path, kind):
     pytest.importorskip("accelerate")
-    layers = {"vit.embeddings": "cpu", "vit.layers.0": "cpu", "vit.layers.1": "disk", "vit.layernorm": "disk"}
+    layers = {"vit.embeddings": "cpu", "vit.layers.0": "cpu", "vit.layers.1": "disk", "vit.layers.2": "cpu"}
     options = {
         "auto": {"device_map": "auto"},
-        "offloaded": {"device_map": {**layers, "vit.pooler": "cpu", "classifier": "disk"}},
+        "offloaded": {"device_map": {**layers, "vit.layernorm": "disk", "vit.pooler": "cpu", "classifier": "disk"}},
         "auto with little memory": {"device_map": "auto", "max_memory": {"cpu": 14_000}},
     }[kind]
     model = AutoModelForImageClassification.from_pretrained(folder, offload_folder=tmp_path / "disk", **options)

@@ -16,14 +16,9 @@ from hf_vit.models.modeling_masked_patch_prediction import (
     sample_corruption,
 )
 
-TINY = {
-    "hidden_size": 14,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 22,
-    "image_size": [24, 40],
-    "patch_size": 8,
-}
+from ..models import SIZES
+
+SMALL = {**SIZES, "num_hidden_layers": 2, "image_size": [24, 40], "patch_size": 8}
 PATCHES = 15
 
 
@@ -34,7 +29,7 @@ def pixel_values():
 
 def make(**changes):
     torch.manual_seed(0)
-    return HfViTForMaskedPatchPrediction(HfViTConfig(**TINY, **changes)).eval()
+    return HfViTForMaskedPatchPrediction(HfViTConfig(**SMALL, **changes)).eval()
 
 
 def test_corruption_statistics():
@@ -148,7 +143,7 @@ def test_saved_encoder_goes_into_a_classifier(tmp_path, pixel_values):
 
 def test_pretraining_goes_on_from_an_encoder_or_a_classifier(tmp_path):
     torch.manual_seed(0)
-    classifier = HfViTForImageClassification(HfViTConfig(**TINY, representation_size=9))
+    classifier = HfViTForImageClassification(HfViTConfig(**SMALL, representation_size=9))
     classifier.save_pretrained(tmp_path / "classifier")
     classifier.vit.save_pretrained(tmp_path / "encoder")
     for folder in ("classifier", "encoder"):

@@ -18,8 +18,7 @@ from hf_vit.training import checkpoints
 from hf_vit.training.checkpoints import Checkpoints
 from hf_vit.training.optimization import MovingAverage, build_optimizer
 from hf_vit.training.settings import FinetuneSettings
-
-SIZES = {"hidden_size": 14, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 22}
+from tests.models import TINY
 
 
 OPTIMIZERS = [("sgd", "float32"), ("sgd", "bfloat16"), ("adamw", "float32"), ("adamw", "bfloat16")]
@@ -27,7 +26,7 @@ OPTIMIZERS = [("sgd", "float32"), ("sgd", "bfloat16"), ("adamw", "float32"), ("a
 
 def build(settings: FinetuneSettings, sharded: bool = True):
     torch.manual_seed(0)
-    model = HfViTForImageClassification(HfViTConfig(**SIZES, image_size=[20, 36], patch_size=4, num_labels=11))
+    model = HfViTForImageClassification(HfViTConfig(**TINY))
     torch.nn.init.normal_(model.classifier.weight)
     if sharded:
         mesh = init_device_mesh("cpu", (2,))

@@ -27,17 +27,11 @@ from hf_vit.training.loop import TrainingStopped
 from hf_vit.training.sources import load_split
 
 from ..launching import DIGITS, arguments, history
+from ..models import SIZES
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 
-TINY = {
-    "hidden_size": 14,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 22,
-    "image_size": [20, 36],
-    "patch_size": 4,
-}
+SMALL = {**SIZES, "num_hidden_layers": 2, "image_size": [20, 36], "patch_size": 4}
 
 SHORT = {**DIGITS, "steps": 6, "num_workers": 0}
 
@@ -65,7 +59,7 @@ def pretrained(tmp_path_factory):
     """A tiny model with a pre-logits layer and a head for other labels."""
     folder = tmp_path_factory.mktemp("pretrained")
     torch.manual_seed(0)
-    model = HfViTForImageClassification(HfViTConfig(**TINY, num_labels=11, representation_size=10))
+    model = HfViTForImageClassification(HfViTConfig(**SMALL, num_labels=11, representation_size=10))
     torch.nn.init.normal_(model.classifier.weight)
     model.save_pretrained(folder)
     HfViTImageProcessor(size={"height": 20, "width": 36}).save_pretrained(folder)
@@ -220,7 +214,7 @@ def test_masked_patch_prediction_then_finetuning(flags, tmp_path, target):
         "dataset": flags,
         "objective": "masked_patch_prediction",
         "target": target,
-        "config": json.dumps(TINY),
+        "config": json.dumps(SMALL),
         "eval_split": "test",
         "output_dir": tmp_path / "pretrained",
         "steps": 40,

@@ -19,15 +19,7 @@ from hf_vit.training.optimization import (
 from hf_vit.training.schedules import learning_rate_schedule
 from hf_vit.training.settings import FinetuneSettings
 
-TINY = {
-    "hidden_size": 14,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 22,
-    "image_size": [20, 36],
-    "patch_size": 4,
-    "num_labels": 11,
-}
+from ..models import TINY
 
 
 @pytest.fixture
