@@ -112,7 +112,7 @@ def prepare_run(
     shares: Shares,
 ) -> Run:
     """Hand model and optimiser to the accelerator; what is random or scheduled stays a function of the step."""
-    num_steps = _count_steps(settings, split)
+    num_steps = count_steps(settings, split)
     schedule = learning_rate_schedule(
         settings.schedule,
         settings.learning_rate,
@@ -140,7 +140,7 @@ def _make_objective(settings: TrainingSettings, normalizer: Normalizer, config: 
     return Classification(settings, normalizer, config.num_labels)
 
 
-def _count_steps(settings: TrainingSettings, split: Split) -> int:
+def count_steps(settings: TrainingSettings, split: Split) -> int:
     """Optimiser steps of the run."""
     if settings.steps is not None:
         return settings.steps

@@ -36,7 +36,7 @@ _CLASSIFIERS = {
 def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTrainedModel, Any]:
     """Load a pretrained model, its whole head replaced by one zero linear layer, and its image processor.
 
-    "The whole head" includes the pre-logits layer (section 3.2 of the paper).
+    "The whole head" includes the pre-logits layer (section 3.2 of the paper), unless `keep_pre_logits`.
 
     Raises:
         ValueError: anything but the head would be random.
@@ -48,7 +48,7 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
         setattr(config, field, rate)
     model, processor, info = _load(AutoModelForImageClassification, settings.model, settings.image_size, config=config)
     _refuse_random_weights(info, settings.model)
-    _replace_head(model, split)
+    _replace_head(model, split, settings.keep_pre_logits)
     return model, _with_resizing_of(processor, settings.preset, model.config)
 
 
@@ -100,13 +100,14 @@ def align_labels(split: Split, config: Any) -> Split:
     return split
 
 
-def _replace_head(model: PreTrainedModel, split: Split) -> None:
-    """One linear layer from the features, zero in every entry; no pre-logits layer."""
-    pooler = getattr(getattr(model, "vit", None), "pooler", None)
+def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = False) -> None:
+    """One linear layer from the features, zero in every entry; no pre-logits layer, unless it is kept."""
+    classifier: Any = model.classifier
+    features = classifier.in_features
+    pooler = None if keep_pre_logits else getattr(getattr(model, "vit", None), "pooler", None)
     if isinstance(model.config, HfViTConfig) and model.config.representation_size and pooler is not None:
         pooler.dense, model.config.representation_size = None, None
-    classifier: Any = model.classifier
-    features = model.config.hidden_size if isinstance(model.config, HfViTConfig) else classifier.in_features
+        features = model.config.hidden_size
     model.classifier = head = nn.Linear(features, split.num_labels, dtype=classifier.weight.dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -139,7 +140,21 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
 
 
 def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
-    """The configuration of a variant, or of fields alone: with `stem_depths` a hybrid, with `depths` a BiT ResNet."""
+    """The configuration of a variant, or of fields alone: with `stem_depths` a hybrid, with `depths` a BiT ResNet.
+
+    Raises:
+        ValueError: a ResNet is to have dropout, or a head with a hidden layer.
+    """
+    config = _build_config(settings)
+    if settings.head == "mlp":
+        if isinstance(config, HfBiTConfig):
+            raise ValueError(f"head is mlp, and {settings.variant or 'a BiT ResNet'} has a linear one: set head linear")
+        config.representation_size = config.hidden_size
+    return config
+
+
+def _build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
+    """The same without the head's hidden layer."""
     fields: dict[str, Any] = dict(settings.config)
     if settings.image_size is not None:
         fields["image_size"] = settings.image_size

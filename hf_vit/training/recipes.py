@@ -2,7 +2,11 @@
 
 A recipe sets fields of a settings class. Three more keys make families of recipes short:
 `base` names a recipe beside it that this one starts from, `options` holds groups of named levels, each a set of
-fields, and `select` says which level of each group is on: `--select augmentation=strong1`.
+fields, and `select` says which level of each group is on: `--select augmentation=strong1`. A level may `select` levels
+of other groups, for when the command line does not.
+
+Two keys set nothing: `cites` names the original configurations that a recipe follows, `differs` the fields in which it
+does not, each with its reason. tests/training/test_recipe_audit.py holds both against the originals.
 """
 
 import argparse
@@ -16,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 _Settings = TypeVar("_Settings")
-_STRUCTURE = ("base", "options", "select")
+_STRUCTURE = ("base", "options", "select", "cites", "differs")
 _EXCLUSIVE = (("steps", "epochs"),)  # what is said later replaces the other one
 
 
@@ -79,27 +83,39 @@ def read_recipe(path: str | Path, select: dict[str, str] | None = None) -> dict[
     What a recipe says itself wins over its base and the options of its base; its options win over what it says.
     """
     layers = _read_layers(Path(path))
-    selected: dict[str, Any] = {}
-    for layer in layers:
-        selected |= layer.get("select", {})
-    selected |= select or {}
-    groups = {group for layer in layers for group in layer.get("options", {})}
-    if unknown := sorted(selected.keys() - groups):
-        raise SettingsError(f"{path} has no options called {unknown[0]!r}; it has {_listing(sorted(groups))}")
+    selected = _select_levels(layers, select or {}, path)
     values: dict[str, Any] = {}
     for layer in layers:
-        values = merge(values, {name: value for name, value in layer.items() if name not in _STRUCTURE})
+        values = merge(values, _fields_of(layer))
         for group, levels in layer.get("options", {}).items():
             if group in selected:
-                values = merge(values, _level_of(group, levels, str(selected[group]), path))
+                values = merge(values, _fields_of(_level_of(group, levels, selected[group], path)))
     return values
 
 
-def _level_of(group: str, levels: dict, level: str, path: str | Path) -> dict[str, Any]:
+def _fields_of(layer: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in layer.items() if name not in _STRUCTURE}
+
+
+def _select_levels(layers: list[dict[str, Any]], select: dict[str, str], path: str | Path) -> dict[str, str]:
+    """The level of each group: as asked for; else as another level selects it; else as the recipe or its base does."""
+    defaults = {group: level for layer in layers for group, level in layer.get("select", {}).items()}
+    selected, implied = defaults | select, {}
+    groups = {group for layer in layers for group in layer.get("options", {})}
+    if unknown := sorted(selected.keys() - groups):
+        raise SettingsError(f"{path} has no options called {unknown[0]!r}; it has {_listing(sorted(groups))}")
+    for layer in layers:
+        for group, levels in layer.get("options", {}).items():
+            if group in selected:
+                implied |= _level_of(group, levels, selected[group], path).get("select", {})
+    return {group: str(level) for group, level in (defaults | implied | select).items()}
+
+
+def _level_of(group: str, levels: dict, level: Any, path: str | Path) -> dict[str, Any]:
     by_name = {str(name): fields for name, fields in levels.items()}
-    if level not in by_name:
+    if str(level) not in by_name:
         raise SettingsError(f"{group} in {path} has no level {level!r}; it has {_listing(by_name)}")
-    return by_name[level]
+    return by_name[str(level)]
 
 
 def _read_layers(path: Path) -> list[dict[str, Any]]:

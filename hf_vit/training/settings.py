@@ -124,6 +124,7 @@ class FinetuneSettings(TrainingSettings):
     """Fine-tuning of a model for image classification."""
 
     model: str | None = None  # Hub name or folder
+    keep_pre_logits: bool = False  # replace the last layer of the head alone
     linear_probe: bool = False  # train the head alone
     lora_rank: int | None = None  # train low-rank adapters (PEFT) and the head
     lora_alpha: float = 16
@@ -145,6 +146,7 @@ class PretrainSettings(TrainingSettings):
     objective: Literal["supervised", "masked_patch_prediction"] = "supervised"
     variant: str | None = None  # such as B/16 or R50x1; with `config` for whatever differs from it
     config: dict[str, Any] = field(default_factory=dict)  # fields of HfViTConfig or HfBiTConfig
+    head: Literal["linear", "mlp"] = "linear"  # mlp: a tanh layer as wide as the model before the linear one
     corruption: float = 0.5  # share of patches; the next two are shares of these
     mask_share: float = 0.8
     random_patch_share: float = 0.1
@@ -154,11 +156,15 @@ class PretrainSettings(TrainingSettings):
         super().validate()
         if not self.variant and not self.config and not self.print_config:
             raise ValueError("no architecture: set variant (such as B/16), or config, or both")
+        if self.head == "mlp" and self.config.get("representation_size"):
+            raise ValueError("head mlp and representation_size of config both make a tanh layer: choose one")
         _require_between(self, 0, 1, "corruption", "mask_share", "random_patch_share")
         if self.mask_share + self.random_patch_share > 1:
             raise ValueError(
                 f"mask_share ({self.mask_share}) and random_patch_share ({self.random_patch_share}) exceed 1 together"
             )
+        if self.objective == "masked_patch_prediction" and self.head == "mlp":
+            raise ValueError("head is mlp, and masked_patch_prediction has no head")
         if self.objective == "masked_patch_prediction" and (self.mixup_alpha or self.cutmix_alpha):
             raise ValueError("mixup_alpha and cutmix_alpha mix labels, which masked_patch_prediction does not use")
 

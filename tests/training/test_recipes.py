@@ -61,6 +61,27 @@ def test_base_options_and_selection(tmp_path):
         read_recipe(child, {"size": "low"})
 
 
+def test_a_level_selects_levels_of_other_groups(tmp_path):
+    (tmp_path / "base.yaml").write_text(
+        "options: {mix: {none: {mixup_alpha: 0}, 2: {mixup_alpha: 2}}}\nselect: {mix: none}\n"
+    )
+    (tmp_path / "child.yaml").write_text(
+        "base: base.yaml\noptions: {model: {small: {steps: 1}, large: {steps: 2, select: {mix: 2}}}}\n"
+        "select: {model: small}\n"
+    )
+    child = tmp_path / "child.yaml"
+    assert read_recipe(child) == {"mixup_alpha": 0, "steps": 1}
+    assert read_recipe(child, {"model": "large"}) == {"mixup_alpha": 2, "steps": 2}
+    assert read_recipe(child, {"model": "large", "mix": "none"}) == {"mixup_alpha": 0, "steps": 2}
+    with pytest.raises(SettingsError, match=r"mix in .* has no level '3'"):
+        read_recipe(child, {"mix": "3"})
+
+
+def test_citations_set_nothing(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("steps: 9\ncites: {original: {}}\ndiffers: {steps: no reason}\n")
+    assert read_recipe(tmp_path / "recipe.yaml") == {"steps": 9}
+
+
 def test_tables_are_merged_field_by_field(tmp_path):
     (tmp_path / "base.yaml").write_text("config: {hidden_size: 14, patch_size: 4}\nvariant: B/16\n")
     (tmp_path / "child.yaml").write_text(
@@ -148,5 +169,9 @@ def test_contradictions_of_pretraining():
         parse_settings(PretrainSettings, [*masked, "--mixup_alpha", "0.2"])
     with pytest.raises(SettingsError, match=r"mask_share \(0.95\) and random_patch_share \(0.1\) exceed 1"):
         parse_settings(PretrainSettings, [*masked, "--mask_share", "0.95"])
+    with pytest.raises(SettingsError, match="masked_patch_prediction has no head"):
+        parse_settings(PretrainSettings, [*masked, "--head", "mlp"])
+    with pytest.raises(SettingsError, match="choose one"):
+        parse_settings(PretrainSettings, [*arguments, "--head", "mlp", "--config", "{representation_size: 9}"])
     with pytest.raises(SettingsError, match="no architecture"):
         parse_settings(PretrainSettings, arguments[:-2])
