@@ -25,7 +25,7 @@ from .objectives import Classification, MaskedPatches, Normalizer, Objective
 from .optimization import MovingAverage, build_optimizer
 from .recipes import SettingsError, dump
 from .reporting import choose_trackers
-from .schedules import learning_rate_schedule
+from .schedules import build_schedule
 from .settings import DataSettings, PretrainSettings, TrainingSettings
 from .sources import load_split
 
@@ -113,14 +113,7 @@ def prepare_run(
 ) -> Run:
     """Hand model and optimiser to the accelerator; what is random or scheduled stays a function of the step."""
     num_steps = count_steps(settings, split)
-    schedule = learning_rate_schedule(
-        settings.schedule,
-        settings.learning_rate,
-        num_steps,
-        settings.warmup_steps,
-        settings.final_learning_rate,
-        settings.decay_steps,
-    )
+    schedule = build_schedule(settings, num_steps)
     if settings.compile:
         model.compile()
     optimizer = build_optimizer(settings, model, fused=accelerator.device.type in ("cpu", "cuda"))

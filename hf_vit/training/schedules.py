@@ -1,57 +1,85 @@
 """Learning rates as closed-form functions of the optimiser step: the same on any number of processes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+
+from .settings import TrainingSettings
 
 Schedule = Callable[[int], float]
+_Decay = Callable[[TrainingSettings, int, int], float]
 
 
-def learning_rate_schedule(
-    kind: str,
-    base: float,
-    num_steps: int,
-    warmup_steps: int = 0,
-    final: float = 0.0,
-    decay_steps: Sequence[int] = (),
-) -> Schedule:
+def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
     """The learning rate of optimiser step 0, 1, ..., num_steps - 1.
 
-    It is `create_learning_rate_schedule` of google-research/vision_transformer (vit_jax/utils.py): a linear warm-up
-    from 0, times a decay that starts when the warm-up ends. There the linear decay ends at 1e-5 and the cosine at 0;
-    here both end at `final`.
+    A decay that starts when the warm-up ends, times a linear warm-up from 0, times a linear cool-down to 0:
+    `create_learning_rate_schedule` of google-research/vision_transformer (vit_jax/utils.py) and of big_vision
+    (utils.py), and `get_lr` of big_transfer (bit_hyperrule.py). The linear decay of vit_jax ends at 1e-5, cosines at 0;
+    here both end at `final_learning_rate`.
+
+    Judged by the rates that those functions return, tests/goldens/training/schedules.npz.
 
     Args:
-        kind: "linear", "cosine", "constant" or "staircase".
-        base: the highest learning rate.
-        num_steps: the step at which the decay would reach `final`.
-        warmup_steps: the step at which the warm-up reaches `base`.
-        decay_steps: "staircase" divides by 10 after each of these (`get_lr` of bit_hyperrule.py, big_transfer).
+        num_steps: the step at which the decay would reach its end.
 
     Raises:
-        ValueError: for another kind, or a warm-up that fills the run.
+        ValueError: for a warm-up that fills the run.
     """
-    if kind not in (*DECAYS, "staircase"):
-        raise ValueError(f"schedule is {kind!r}; it must be {', '.join(DECAYS)} or staircase")
+    warmup_steps, cooldown_steps, decay = settings.warmup_steps, settings.cooldown_steps, _DECAYS[settings.schedule]
     if warmup_steps >= num_steps:
         raise ValueError(f"warmup_steps ({warmup_steps}) must be less than the {num_steps} steps of the run")
-    if kind == "staircase":
-        return lambda step: _warmup(step, warmup_steps) * base / 10 ** sum(step > decay for decay in decay_steps)
-    decay = DECAYS[kind]
 
     def learning_rate(step: int) -> float:
-        progress = min(max((step - warmup_steps) / (num_steps - warmup_steps), 0.0), 1.0)
-        return _warmup(step, warmup_steps) * (final + (base - final) * decay(progress))
+        warmup = min(1.0, step / warmup_steps) if warmup_steps else 1.0
+        cooldown = min(1.0, (num_steps - step) / cooldown_steps) if cooldown_steps else 1.0
+        return decay(settings, step, num_steps) * warmup * cooldown
 
     return learning_rate
 
 
-def _warmup(step: int, warmup_steps: int) -> float:
-    return min(1.0, step / warmup_steps) if warmup_steps else 1.0
+def _cosine(settings: TrainingSettings, step: int, num_steps: int) -> float:
+    return _towards_final(settings, 0.5 * (1.0 + math.cos(math.pi * _progress(settings, step, num_steps))))
 
 
-# progress in [0, 1] -> share of the way from the final to the base learning rate
-DECAYS: dict[str, Callable[[float], float]] = {
-    "linear": lambda progress: 1.0 - progress,
-    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
-    "constant": lambda progress: 1.0,
+def _polynomial(settings: TrainingSettings, step: int, num_steps: int) -> float:
+    return _towards_final(settings, (1.0 - _progress(settings, step, num_steps)) ** settings.decay_power)
+
+
+def _linear(settings: TrainingSettings, step: int, num_steps: int) -> float:
+    return _towards_final(settings, 1.0 - _progress(settings, step, num_steps))
+
+
+def _constant(settings: TrainingSettings, step: int, num_steps: int) -> float:
+    return settings.learning_rate
+
+
+def _rsqrt(settings: TrainingSettings, step: int, num_steps: int) -> float:
+    """One over the square root of the steps since the warm-up, in units of `timescale`."""
+    steps = max(step - settings.warmup_steps, 0) + settings.timescale_shift
+    return settings.learning_rate / math.sqrt(1 + steps / settings.timescale)
+
+
+def _staircase(settings: TrainingSettings, step: int, num_steps: int) -> float:
+    """Another share of the rate after each of the `decay_steps`; by default a tenth, a hundredth, ..."""
+    stair = sum(step > decay for decay in settings.decay_steps)
+    factors = settings.decay_factors or [0.1**number for number in range(1, stair + 1)]
+    return settings.learning_rate * (factors[stair - 1] if stair else 1.0)
+
+
+def _progress(settings: TrainingSettings, step: int, num_steps: int) -> float:
+    """From 0 at the end of the warm-up to 1."""
+    return min(max((step - settings.warmup_steps) / (num_steps - settings.warmup_steps), 0.0), 1.0)
+
+
+def _towards_final(settings: TrainingSettings, share: float) -> float:
+    return settings.final_learning_rate + (settings.learning_rate - settings.final_learning_rate) * share
+
+
+_DECAYS: dict[str, _Decay] = {
+    "linear": _linear,
+    "cosine": _cosine,
+    "polynomial": _polynomial,
+    "constant": _constant,
+    "rsqrt": _rsqrt,
+    "staircase": _staircase,
 }

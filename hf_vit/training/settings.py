@@ -53,9 +53,14 @@ class TrainingSettings(DataSettings):
     adam_epsilon: float = 1e-8
     weight_decay: float = 0.0  # of matmul and convolution kernels only
     weight_decay_convention: Literal["torch", "jax"] = "torch"  # torch multiplies it by the learning rate
-    schedule: Literal["linear", "cosine", "constant", "staircase"] = "cosine"
+    schedule: Literal["linear", "cosine", "polynomial", "constant", "rsqrt", "staircase"] = "cosine"
     decay_steps: list[int] = field(default_factory=list)  # after each of these, staircase divides by 10
+    decay_factors: list[float] = field(default_factory=list)  # or takes these shares of learning_rate
+    decay_power: float = 2.0  # of polynomial
+    timescale: float = 10_000  # of rsqrt: steps after which the rate is 1 / sqrt(2)
+    timescale_shift: float = 0  # steps that rsqrt is ahead
     warmup_steps: int = 0
+    cooldown_steps: int = 0  # the last of the run, down to 0, whatever the schedule
     final_learning_rate: float = 0.0
     max_grad_norm: float | None = 1.0
     layer_decay: float | None = None  # learning rate of each layer over that of the next one
@@ -100,15 +105,11 @@ class TrainingSettings(DataSettings):
         _require_between(self, 0, 1, "label_smoothing", "ema_decay", "momentum", "dropout", "attention_dropout")
         _require_between(self, 0, 1, "drop_path", "layer_decay", "adam_beta1", "adam_beta2", "final_learning_rate")
         _require_between(self, 0, None, "warmup_steps", "weight_decay", "mixup_alpha", "cutmix_alpha")
+        _require_between(self, 0, None, "cooldown_steps", "timescale_shift")
         _require_between(self, 0, None, "randaugment_layers", "randaugment_magnitude")
         if self.steps is not None and self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be less than steps ({self.steps})")
-        if bool(self.decay_steps) != (self.schedule == "staircase"):
-            raise ValueError(f"schedule is {self.schedule} and decay_steps {self.decay_steps}: staircase needs steps")
-        if self.final_learning_rate > self.learning_rate:
-            raise ValueError(
-                f"final_learning_rate ({self.final_learning_rate}) is above learning_rate ({self.learning_rate})"
-            )
+        self._validate_schedule()
         if self.optimizer == "sgd" and self.weight_decay:
             raise ValueError(f"weight_decay ({self.weight_decay}) is for adamw; the original's sgd has none")
         if self.crop in ("random", "resmall") and self.resize is None:
@@ -117,6 +118,22 @@ class TrainingSettings(DataSettings):
             raise ValueError(f"resize is {self.resize}; crop resmall takes one number, the shorter side")
         if self.resume and self.overwrite:
             raise ValueError("resume continues a run and overwrite deletes it: choose one")
+
+    def _validate_schedule(self) -> None:
+        _require_positive(self, "decay_power", "timescale")
+        if bool(self.decay_steps) != (self.schedule == "staircase"):
+            raise ValueError(f"schedule is {self.schedule} and decay_steps {self.decay_steps}: staircase needs steps")
+        if self.decay_factors and len(self.decay_factors) != len(self.decay_steps):
+            raise ValueError(f"decay_factors {self.decay_factors} must be as many as decay_steps {self.decay_steps}")
+        if self.final_learning_rate and self.schedule not in ("linear", "cosine", "polynomial"):
+            raise ValueError(
+                f"final_learning_rate ({self.final_learning_rate}) is for linear, cosine and polynomial, "
+                f"and schedule is {self.schedule}"
+            )
+        if self.final_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"final_learning_rate ({self.final_learning_rate}) is above learning_rate ({self.learning_rate})"
+            )
 
 
 @dataclass

@@ -20,7 +20,6 @@ from hf_vit.training.optimization import MovingAverage, build_optimizer
 from hf_vit.training.settings import FinetuneSettings
 from tests.models import TINY
 
-
 OPTIMIZERS = [("sgd", "float32"), ("sgd", "bfloat16"), ("adamw", "float32"), ("adamw", "bfloat16")]
 
 

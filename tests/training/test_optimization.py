@@ -16,7 +16,7 @@ from hf_vit.training.optimization import (
     set_learning_rate,
     torch_weight_decay,
 )
-from hf_vit.training.schedules import learning_rate_schedule
+from hf_vit.training.schedules import build_schedule
 from hf_vit.training.settings import FinetuneSettings
 
 from ..models import TINY
@@ -124,10 +124,8 @@ def run_golden(optax, run: str, changes: dict):
     start = run.removesuffix("_float32") if f"{run}/initial/kernel" not in optax.files else run
     settings = settings_with(**changes, learning_rate=float(optax[f"{start}/base_lr"]))
     settings.weight_decay = float(optax[f"{start}/wd"]) if f"{start}/wd" in optax.files else 0.0
-    total, warmup = int(optax[f"{start}/total_steps"]), int(optax[f"{start}/warmup_steps"])
-    schedule = learning_rate_schedule(
-        settings.schedule, settings.learning_rate, total, warmup, settings.final_learning_rate
-    )
+    settings.warmup_steps = int(optax[f"{start}/warmup_steps"])
+    schedule = build_schedule(settings, int(optax[f"{start}/total_steps"]))
     rates = [schedule(step) for step in range(50)]
     np.testing.assert_allclose(rates, optax[f"{start}/learning_rates"], rtol=0, atol=1e-6 * max(rates))
 

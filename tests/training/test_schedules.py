@@ -1,54 +1,89 @@
-"""Learning rates against the closed forms of vit_jax/utils.py."""
+"""Learning rates against what the original functions returned: goldens/training/schedules.npz."""
 
-import math
-
+import numpy as np
 import pytest
 
-from hf_vit.training.schedules import learning_rate_schedule
+from hf_vit.training.schedules import build_schedule
+from hf_vit.training.settings import FinetuneSettings
+
+# Names that the settings have in big_vision -> ours
+BIG_VISION = {
+    "linear_end": "final_learning_rate",
+    "end": "final_learning_rate",
+    "power": "decay_power",
+    "timescale": "timescale",
+    "shift": "timescale_shift",
+    "mults": "decay_factors",
+    "warmup_steps": "warmup_steps",
+    "cooldown_steps": "cooldown_steps",
+}
+BIT_STEPS = {500: [200, 300, 400], 10_000: [3000, 6000, 9000], 20_000: [6000, 12_000, 18_000]}
 
 
-@pytest.mark.parametrize(
-    ("kind", "step", "expected"),
-    [
-        ("linear", 0, 0.0),
-        ("linear", 5, 0.015),
-        ("linear", 10, 0.03),
-        ("linear", 55, 1e-5 + (0.03 - 1e-5) * 0.5),
-        ("linear", 100, 1e-5),
-        ("cosine", 9, 0.027),
-        ("cosine", 10, 0.03),
-        ("cosine", 40, 1e-5 + (0.03 - 1e-5) * 0.5 * (1 + math.cos(math.pi / 3))),
-        ("cosine", 100, 1e-5),
-        ("constant", 99, 0.03),
-    ],
-)
-def test_values(kind, step, expected):
-    schedule = learning_rate_schedule(kind, 0.03, 100, warmup_steps=10, final=1e-5)
-    assert schedule(step) == pytest.approx(expected, abs=1e-15)
+@pytest.fixture(scope="module")
+def originals(goldens):
+    return np.load(goldens / "training" / "schedules.npz")
 
 
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    [(0, 0.0), (250, 0.0015), (500, 0.003), (3000, 0.003), (3001, 0.0003), (6001, 3e-5), (9000, 3e-5), (9999, 3e-6)],
-)
-def test_staircase(step, expected):
-    """`get_lr` of bit_hyperrule.py, big_transfer, for 20,000 to 499,999 images."""
-    schedule = learning_rate_schedule("staircase", 0.003, 10_000, warmup_steps=500, decay_steps=[3000, 6000, 9000])
-    assert schedule(step) == pytest.approx(expected, abs=1e-15)
+def settings_of(originals, run: str, **changes) -> tuple[FinetuneSettings, int]:
+    """A run's settings in our words, and its number of steps."""
+    held = {key.rsplit("/", 1)[1]: originals[key].tolist() for key in originals.files if key.startswith(f"{run}/")}
+    kind = run.split("/")[1].split("_")[0]
+    settings = FinetuneSettings(schedule="staircase" if kind == "stair" else kind, learning_rate=held.pop("base", 1.0))
+    total = held.pop("total_steps")
+    if "steps" in held:  # big_vision's are the first of each stair, ours the last
+        settings.decay_steps = [step - 1 for step in held.pop("steps")]
+    for name, value in held.items():
+        setattr(settings, BIG_VISION[name], value)
+    for name, value in changes.items():
+        setattr(settings, name, value)
+    return settings, total
 
 
-def test_without_warmup_the_first_step_has_the_full_rate():
-    assert learning_rate_schedule("cosine", 0.5, 7)(0) == 0.5
+RUNS = [f"vit_jax/{run}" for run in ("cosine_0", "cosine_1", "linear_2", "linear_3")]
+RUNS += [f"big_vision/{run}" for run in ("cosine_0", "cosine_1", "linear_2", "linear_3")]
+RUNS += [f"big_vision/{run}" for run in ("rsqrt_4", "rsqrt_5", "polynomial_6", "stair_7")]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_step_has_the_originals_rate(originals, run):
+    """`create_learning_rate_schedule` of vit_jax/utils.py and of big_vision/utils.py, which compute in float32."""
+    settings, total = settings_of(originals, run)
+    schedule = build_schedule(settings, total)
+    ours = [schedule(step) for step in range(total + 1)]
+    np.testing.assert_allclose(ours, originals[run], rtol=0, atol=1e-6 * originals[run].max())
+
+
+def test_no_run_of_the_originals_is_left_out(originals):
+    assert {"/".join(key.split("/")[:2]) for key in originals.files if not key.startswith("bit/")} == set(RUNS)
+
+
+@pytest.mark.parametrize("base", [0.003, 0.001])
+@pytest.mark.parametrize("examples", [510, 5000, 19_999, 20_000, 49_000, 1_281_167])
+def test_staircase_is_that_of_bit(originals, examples, base):
+    """`get_lr` of bit_hyperrule.py, big_transfer, which the golden has where the rate changes."""
+    warmup, *decays, total = originals[f"bit/{examples}_{base}/supports"].tolist()
+    settings = FinetuneSettings(learning_rate=base, schedule="staircase", warmup_steps=warmup, decay_steps=decays)
+    schedule = build_schedule(settings, total)
+    steps, rates = originals[f"bit/{examples}_{base}"].T
+    expected = rates[np.searchsorted(steps, np.arange(total), side="right") - 1]
+    np.testing.assert_allclose([schedule(step) for step in range(total)], expected, rtol=0, atol=1e-12)
+    assert BIT_STEPS[total] == decays  # of the recipes
 
 
 def test_paper_pretraining_ends_at_the_floor():
     """Google's answer in google-research/vision_transformer issue 62: linear from 1e-3 to 1e-5."""
-    schedule = learning_rate_schedule("linear", 1e-3, 300_000, warmup_steps=10_000, final=1e-5)
+    settings = FinetuneSettings(schedule="linear", learning_rate=1e-3, warmup_steps=10_000, final_learning_rate=1e-5)
+    schedule = build_schedule(settings, 300_000)
     assert schedule(10_000) == 1e-3
     assert schedule(300_000) == pytest.approx(1e-5)
 
 
-@pytest.mark.parametrize(("kind", "warmup", "message"), [("step", 0, "step"), ("linear", 9, r"warmup_steps \(9\)")])
-def test_refused(kind, warmup, message):
-    with pytest.raises(ValueError, match=message):
-        learning_rate_schedule(kind, 0.1, 9, warmup_steps=warmup)
+def test_constant_stays():
+    schedule = build_schedule(FinetuneSettings(schedule="constant", learning_rate=0.03, warmup_steps=10), 100)
+    assert [schedule(step) for step in (0, 5, 10, 99)] == pytest.approx([0, 0.015, 0.03, 0.03])
+
+
+def test_a_warm_up_that_fills_the_run_is_refused():
+    with pytest.raises(ValueError, match=r"warmup_steps \(9\) must be less than the 9 steps"):
+        build_schedule(FinetuneSettings(warmup_steps=9), 9)
