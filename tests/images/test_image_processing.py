@@ -27,6 +27,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from hf_vit.images.image_presets import PRESETS
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor, HfViTImageProcessorKwargs
 from hf_vit.images.image_reading import ImageReadingError
+from hf_vit.images.image_resizing import shortest_edge_size
 from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 
 from ..models import SIZES
@@ -75,6 +76,41 @@ def test_equals_the_original(key, backend):
     image, kind, side = key.split("/")
     result = process(TENSORFLOW_PIXELS[image], backend=backend, **GOLDEN_SETTINGS[kind](int(side)))
     np.testing.assert_allclose(result[0].permute(1, 2, 0), TENSORFLOW_PIXELS[key], atol=1e-6, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def evaluated(goldens):
+    """Evaluation as big_vision's configurations say, by TensorFlow, thinned to every 5th (224) or 9th (384) pixel."""
+    return np.load(goldens / "training" / "preprocessing.npz")
+
+
+@pytest.mark.parametrize("backend", ["pillow", "torch"])
+@pytest.mark.parametrize(("resized", "side", "step"), [(256, 224, 5), (448, 384, 9)])
+def test_evaluation_equals_that_of_augreg(evaluated, backend, resized, side, step):
+    """`resize_small(256)|central_crop(224)|value_range(-1, 1)`, and 448 with 384."""
+    for number in range(4):
+        run = f"image{number}/eval_{resized}_{side}"
+        result = process(evaluated[f"image{number}"], preset="augreg", size=side, backend=backend)[0].double()
+        levels = ((result + 1) * 127.5).round().permute(1, 2, 0)[::step, ::step]
+        assert np.array_equal(levels, evaluated[f"{run}/uint8"]), run
+        np.testing.assert_allclose(result.mean((1, 2)), evaluated[f"{run}/mean"], rtol=0, atol=1e-6)
+
+
+def test_sizes_before_the_crop_equal_the_originals(evaluated):
+    for height, width, side, *expected in evaluated["resize_small_sizes"].tolist():
+        assert shortest_edge_size(height, width, side, truncate=False) == tuple(expected)
+    for number in range(4):
+        for side in (256, 448):
+            expected = evaluated[f"image{number}/resize_small_{side}/size"]
+            height, width = evaluated[f"image{number}"].shape[:2]
+            assert shortest_edge_size(height, width, side, truncate=False) == tuple(expected)
+
+
+def test_values_of_levels_equal_the_originals(evaluated):
+    """`value_range(-1, 1)` of 0 to 255."""
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, axis=2)
+    result = process(levels, preset="augreg", do_resize=False, do_center_crop=False)
+    np.testing.assert_allclose(result[0, 1].flatten(), evaluated["value_range/levels"], rtol=0, atol=1e-6)
 
 
 def test_equals_transformers(pixels):
