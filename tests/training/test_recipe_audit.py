@@ -29,12 +29,12 @@ from hf_vit.training.optimization import kernel_names, torch_weight_decay
 from hf_vit.training.recipes import build, read_recipe
 from hf_vit.training.settings import FinetuneSettings, PretrainSettings
 
-from ..conftest import GOLDENS
 from ..models import SIZES, save_tiny, tiny
 
 RECIPES = Path(__file__).parents[2] / "training" / "recipes"
 NAMES = sorted(path.name for path in RECIPES.glob("*.yaml"))
-ORIGINALS: dict[str, dict[str, Any]] = json.loads((GOLDENS / "training" / "recipes.json").read_text())["recipes"]
+GOLDENS = Path(__file__).parents[1] / "goldens" / "training"
+ORIGINALS: dict[str, dict[str, Any]] = json.loads((GOLDENS / "recipes.json").read_text())["recipes"]
 TABLES = {  # of the originals: not configurations, but what these are made of; each has a test below
     "big_vision/transfer_best",
     "big_vision/augmentation_levels",
