@@ -25,7 +25,7 @@ def most_memory() -> float:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--image-size", type=int, default=224)
     arguments = parser.parse_args()

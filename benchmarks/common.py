@@ -234,7 +234,7 @@ def machine_as_markdown(results: dict[str, dict]) -> str:
 # Where results go
 
 
-def parser_of(description: str, **defaults: object) -> argparse.ArgumentParser:
+def parser_of(description: str | None, **defaults: object) -> argparse.ArgumentParser:
     """With the arguments that every benchmark has."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False

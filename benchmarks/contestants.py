@@ -87,7 +87,7 @@ def load_transformers(folder: Path, dtype: torch.dtype, **settings) -> nn.Module
 
 
 def load_timm(folder: Path, dtype: torch.dtype) -> nn.Module:
-    import timm
+    import timm  # pyright: ignore[reportMissingImports] - a peer
 
     return timm.create_model(f"local-dir:{existing(folder / 'timm')}", pretrained=True).to(dtype)
 
@@ -95,7 +95,7 @@ def load_timm(folder: Path, dtype: torch.dtype) -> nn.Module:
 def load_torchvision(folder: Path, dtype: torch.dtype) -> nn.Module:
     """With its exact GELU; see `as_original`."""
     weights = torch.load(existing(folder / "torchvision.pth"))
-    from torchvision.models import VisionTransformer
+    from torchvision.models import VisionTransformer  # pyright: ignore[reportMissingImports] - a peer
 
     sizes = sizes_of(folder)
     model = VisionTransformer(
@@ -113,7 +113,7 @@ def load_torchvision(folder: Path, dtype: torch.dtype) -> nn.Module:
 
 def load_vit_pytorch(folder: Path, dtype: torch.dtype) -> nn.Module:
     """Of the same sizes, with weights of its own."""
-    from vit_pytorch import ViT
+    from vit_pytorch import ViT  # pyright: ignore[reportMissingImports] - a peer
 
     sizes = sizes_of(folder)
     if sizes["model_type"] != "hf_vit":

@@ -76,7 +76,7 @@ def run(command: str) -> tuple[float, int]:
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)
-        messages = process.stderr.read().decode()
+        messages = process.stderr.read().decode() if process.stderr else ""
     if process.returncode:
         raise SystemExit(f"{command} ended with status {process.returncode}: {messages}")
     return seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)

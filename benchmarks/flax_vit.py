@@ -1,8 +1,8 @@
 """The Vision Transformer in Flax, with the structure and the names of the original, whose .npz files it takes."""
 
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
+import flax.linen as nn  # pyright: ignore[reportMissingImports] - a peer
+import jax  # pyright: ignore[reportMissingImports] - a peer
+import jax.numpy as jnp  # pyright: ignore[reportMissingImports] - a peer
 import numpy as np
 
 

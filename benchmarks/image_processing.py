@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,7 +110,7 @@ def import_torchvision():
     """torchvision.transforms.v2 or None."""
     silence_torchvision()
     try:
-        from torchvision.transforms import v2
+        from torchvision.transforms import v2  # pyright: ignore[reportMissingImports] - a peer
     except ImportError:
         return skip("torchvision")
     return v2
@@ -123,7 +124,9 @@ def load_peers(transforms) -> dict[str, Callable[[Image.Image], object]]:
     """What turns a PIL image into a batch of one."""
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-    peers = {"transformers, Pillow": partial(ViTImageProcessorPil(), return_tensors="pt")}
+    peers: dict[str, Callable[[Image.Image], object]] = {
+        "transformers, Pillow": partial(ViTImageProcessorPil(), return_tensors="pt")
+    }
     if transforms:
         from transformers.models.vit.image_processing_vit import ViTImageProcessor
 
@@ -131,7 +134,7 @@ def load_peers(transforms) -> dict[str, Callable[[Image.Image], object]]:
         pipeline = torchvision_pipeline(transforms, transforms.ToImage())
         peers["torchvision v2"] = lambda image: pipeline(image)[None]
     try:
-        from timm.data import create_transform
+        from timm.data import create_transform  # pyright: ignore[reportMissingImports] - a peer
     except ImportError:
         skip("timm")
     else:
@@ -174,7 +177,7 @@ def batch_contenders(image: Image.Image, transforms) -> Contenders:
     return contenders
 
 
-def ours(preset: str, **settings) -> Callable[[object], torch.Tensor]:
+def ours(preset: str, **settings: Any) -> Callable[[Any], torch.Tensor]:
     from hf_vit import HfViTImageProcessor
 
     processor = HfViTImageProcessor(preset, **settings)

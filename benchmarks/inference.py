@@ -250,7 +250,7 @@ def build(name: str, line: Line, folder: Path) -> Contestant:
 
 def build_jax(line: Line, folder: Path) -> Contestant:
     import flax_vit
-    import jax.numpy as jnp
+    import jax.numpy as jnp  # pyright: ignore[reportMissingImports] - a peer
     import numpy as np
     from contestants import existing, sizes_of
 

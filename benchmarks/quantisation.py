@@ -13,12 +13,13 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import take_turns
 from PIL import Image
 from torch._inductor import config as inductor
-from torchao.quantization import (
+from torchao.quantization import (  # pyright: ignore[reportMissingImports] - a peer
     Float8WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
@@ -43,8 +44,8 @@ def main(folder: str, images: str, labels: str) -> None:
     pixel_values, expected = read_images(HfViTImageProcessor.from_pretrained(folder), images, labels)
     for name, config in {**CONFIGS, COMPILED: CONFIGS["int8 dynamic"]}.items():
         how = {} if config is None else {"quantization_config": TorchAoConfig(config)}
-        model = HfViTForImageClassification.from_pretrained(folder, **how).eval()
-        size = saved_size(model)
+        model: Any = HfViTForImageClassification.from_pretrained(folder, **how)
+        size = saved_size(model.eval())
         if name == COMPILED:
             model.compile()
         with torch.no_grad():

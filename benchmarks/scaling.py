@@ -99,7 +99,7 @@ def train(fields: dict, settings: dict[str, str], epochs: float, folder: Path) -
 
 
 def row_of(name: str, fields: dict, data: Data, epochs: float, metrics: dict) -> dict:
-    config = (HfViTHybridConfig if "stem_depths" in fields else HfViTConfig)(**fields, num_labels=10)
+    config = (HfViTHybridConfig if "stem_depths" in fields else HfViTConfig)(**{**fields, "num_labels": 10})
     multiply_adds = count_multiply_adds(config)
     return {
         "name": name,

@@ -112,7 +112,7 @@ def train_with_hf_vit(options) -> dict:
         model, processor = HfViTForImageClassification(config), HfViTImageProcessor()
         accelerator = assembly.start(settings)
         shares = Shares(options.batch_size, options.batch_size)
-        state = assembly.prepare_run(settings, accelerator, model, processor, split, shares, Path(output))
+        state = assembly.prepare_run(settings, accelerator, model, processor, split, shares)
         transform = assembly.train_transform(settings, config)
         steps = range(options.steps + 2)
         loader = iter(train_loader(split, transform, 0, shares, steps, options.num_workers))
@@ -143,8 +143,8 @@ def train_with_transformers(options) -> dict:
         hidden_size=hidden_size,
         num_attention_heads=heads,
         intermediate_size=4 * hidden_size,
-        num_labels=data.features["label"].num_classes,
     )
+    config.num_labels = data.features["label"].num_classes
     clock = Clock(options)
 
     class Tick(TrainerCallback):
@@ -177,7 +177,7 @@ def train_with_transformers(options) -> dict:
 def usual_transform():
     """torchvision's, where it can be imported; otherwise the same with Pillow."""
     try:
-        from torchvision import transforms
+        from torchvision import transforms  # pyright: ignore[reportMissingImports] - a peer
 
         return transforms.Compose(
             [
@@ -209,9 +209,9 @@ def pillow_transform(image):
 
 
 def train_with_timm(options) -> dict:
-    import timm
-    import timm.data
-    import timm.optim
+    import timm  # pyright: ignore[reportMissingImports] - a peer
+    import timm.data  # pyright: ignore[reportMissingImports] - a peer
+    import timm.optim  # pyright: ignore[reportMissingImports] - a peer
     import torch
 
     hidden_size, heads = SIZES[options.variants[0]]

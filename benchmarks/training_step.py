@@ -124,7 +124,7 @@ def import_libraries(name: str) -> None:
     elif name == "transformers":
         from transformers import ViTForImageClassification  # noqa: F401
     else:
-        import timm  # noqa: F401
+        import timm  # noqa: F401  # pyright: ignore[reportMissingImports] - a peer
 
 
 def load(name: str, folder: Path) -> Any:
