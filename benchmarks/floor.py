@@ -10,11 +10,9 @@ column is what memory alone would take if nothing stayed in a cache between two 
 
 import argparse
 import json
-import math
 import statistics
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import common
 from common import Failed, report_progress, run_apart
@@ -30,114 +28,6 @@ SHAPES = ((2048, 2048, 2048), (4096, 4096, 4096), (6304, 768, 3072), (6304, 3072
 COPIED_BYTES = 2**29
 
 
-# On paper
-
-
-class Part(NamedTuple):
-    """What a part costs.
-
-    multiply_adds: for one image.
-    weights: numbers, read once for a batch.
-    activations: numbers read and written for one image, if each step is done in one pass, with additions and activation
-        functions inside the products, and attention probabilities that never leave the processor.
-    """
-
-    name: str
-    multiply_adds: int
-    weights: int
-    activations: int
-
-
-def cost(config) -> list[Part]:
-    """The parts of a classifier of the original family, with as much of the last layer as the logits need.
-
-    Args:
-        config: an `HfViTConfig` or `HfViTHybridConfig`.
-    """
-    found: dict[str, Part] = {}
-    for name, *numbers in (*stem(config), *patches(config), *encoder(config), *head(config)):
-        before = found.get(name, Part(name, 0, 0, 0))
-        found[name] = Part(name, *(old + new for old, new in zip(before[1:], numbers, strict=True)))
-    return list(found.values())
-
-
-def stem(config) -> Iterator[Part]:
-    """The ResNet of a hybrid: convolutions, each with a GroupNorm that reads and writes what it wrote."""
-    if config.model_type != "hf_vit_hybrid":
-        return
-    size = [pixels(side, 2) for side in as_pair(config.image_size)]
-    before = math.prod(as_pair(config.image_size))
-    yield convolution(7, config.num_channels, config.stem_width, before, math.prod(size))
-    pooled = [pixels(side, 2) for side in size]
-    yield Part("stem", 0, 0, config.stem_width * (math.prod(size) + math.prod(pooled)))
-    size, channels_in = pooled, config.stem_width
-    for stage, depth in enumerate(config.stem_depths):
-        channels = config.stem_width * 2**stage
-        for unit in range(depth):
-            before = math.prod(size)
-            if stage and not unit:
-                size = [pixels(side, 2) for side in size]
-            after = math.prod(size)
-            yield convolution(1, channels_in, channels, before, before)
-            yield convolution(3, channels, channels, before, after)
-            yield convolution(1, channels, 4 * channels, after, after)
-            if not unit:
-                yield convolution(1, channels_in, 4 * channels, before, after)
-            channels_in = 4 * channels
-
-
-def convolution(kernel: int, channels_in: int, channels_out: int, before: int, after: int) -> Part:
-    weights = kernel**2 * channels_in * channels_out
-    return Part("stem", after * weights, weights + 2 * channels_out, before * channels_in + 3 * after * channels_out)
-
-
-def patches(config) -> Iterator[Part]:
-    hidden, count = config.hidden_size, math.prod(config.grid_size)
-    values = map_channels(config) * math.prod(as_pair(config.patch_size))
-    tokens = count + config.num_prefix_tokens
-    weights = (values + 1 + config.num_prefix_tokens + tokens) * hidden
-    yield Part("patches", count * values * hidden, weights, count * values + tokens * hidden)
-
-
-def encoder(config) -> Iterator[Part]:
-    tokens = math.prod(config.grid_size) + config.num_prefix_tokens
-    for index in range(config.num_hidden_layers):
-        needs_one = config.pooling == "cls" and index == config.num_hidden_layers - 1
-        yield from layer(config.hidden_size, config.intermediate_size, tokens, 1 if needs_one else tokens)
-    yield Part("norms", 0, 2 * config.hidden_size, 2 * (1 if config.pooling == "cls" else tokens) * config.hidden_size)
-
-
-def layer(hidden: int, mlp: int, tokens: int, queries: int) -> Iterator[Part]:
-    """One encoder layer that computes the first `queries` tokens."""
-    yield Part("norms", 0, 4 * hidden, 2 * (tokens + queries) * hidden)
-    rows = queries + 2 * tokens
-    yield Part("q, k, v", rows * hidden**2, 3 * (hidden + 1) * hidden, (rows + tokens) * hidden)
-    yield Part("attention", 2 * queries * tokens * hidden, 0, 2 * (queries + tokens) * hidden)
-    yield Part("projection", queries * hidden**2, (hidden + 1) * hidden, 3 * queries * hidden)
-    weights = 2 * hidden * mlp + hidden + mlp
-    yield Part("MLP", 2 * queries * hidden * mlp, weights, queries * (3 * hidden + 2 * mlp))
-
-
-def head(config) -> Iterator[Part]:
-    hidden, labels = config.hidden_size, config.num_labels
-    yield Part("head", hidden * labels, (hidden + 1) * labels, hidden + labels)
-
-
-def pixels(side: int, stride: int) -> int:
-    return -(-side // stride)
-
-
-def as_pair(size) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else tuple(size)
-
-
-def map_channels(config) -> int:
-    """Channels of what is cut into patches."""
-    if config.model_type != "hf_vit_hybrid":
-        return config.num_channels
-    return 4 * config.stem_width * 2 ** (len(config.stem_depths) - 1) if config.stem_depths else config.stem_width
-
-
 # The first process
 
 
@@ -148,7 +38,9 @@ def main(argv: list[str] | None = None) -> None:
         common.use_threads(options.threads)
         print(json.dumps(globals()[options.apart](options)))
         return
-    paper = paper_as_markdown()
+    from cost import cost_as_markdown
+
+    paper = cost_as_markdown(VARIANTS, SIZES)
     print(paper)
     if options.write:
         common.update_section(README, "cost", paper)
@@ -222,6 +114,7 @@ def products_of(rows: int, inputs: int, outputs: int, dtype) -> dict:
 
 def time_model(options) -> dict:
     import torch
+    from cost import cost
     from transformers import AutoModelForImageClassification
 
     import hf_vit
@@ -238,33 +131,6 @@ def time_model(options) -> dict:
 
 
 # Markdown
-
-
-def paper_as_markdown() -> str:
-    from hf_vit import HfViTConfig
-
-    names = ("stem", "patches", "q, k, v", "attention", "projection", "MLP", "norms", "head")
-    multiply_adds, megabytes = [], []
-    for variant in VARIANTS:
-        for size in SIZES:
-            config = HfViTConfig.from_variant(variant, image_size=size, num_labels=1000)
-            parts = {part.name: part for part in cost(config)}
-            present = [parts.get(name, Part(name, 0, 0, 0)) for name in names]
-            numbers = [part.multiply_adds / 1e6 for part in present]
-            multiply_adds.append([f"{variant}, {size}", *map(as_number, numbers), f"**{sum(numbers):,.0f}**"])
-            numbers = [4e-6 * part.activations for part in present]
-            weights = 4e-6 * sum(part.weights for part in present)
-            row = [f"{variant}, {size}", *map(as_number, numbers), f"**{sum(numbers):,.0f}**", f"{weights:,.0f}"]
-            megabytes.append(row)
-    return (
-        f"Multiply-adds of one image, in millions:\n\n{common.table(['', *names, 'all'], multiply_adds)}\n\n"
-        "Megabytes of activations that one image reads and writes in float32, half of it in bfloat16; and of weights, "
-        f"which are read once for a batch:\n\n{common.table(['', *names, 'all', 'weights'], megabytes)}"
-    )
-
-
-def as_number(value: float) -> str:
-    return f"{value:,.1f}" if value else ""
 
 
 def as_markdown(results: dict[str, dict]) -> str:
@@ -287,10 +153,10 @@ def as_markdown(results: dict[str, dict]) -> str:
 
 
 def floor_row(name: str, result: dict, rate: float, bandwidth: float) -> list[str]:
-    parts, batch = [Part(**part) for part in result["parts"]], result["batch_size"]
-    multiply_adds = batch * sum(part.multiply_adds for part in parts)
+    parts, batch = result["parts"], result["batch_size"]
+    multiply_adds = batch * sum(part["multiply_adds"] for part in parts)
     floor, measured = multiply_adds / rate, statistics.median(result["turns"]["hf_vit optimised"])
-    numbers = sum(part.weights + batch * part.activations for part in parts)
+    numbers = sum(part["weights"] + batch * part["activations"] for part in parts)
     memory = numbers * ITEM_BYTES[result["dtype"]] / bandwidth
     figures = [f"{1000 * floor:.1f}", f"{1000 * measured:.1f}", f"{measured / floor:.2f}"]
     return [name, *figures, f"{2e-9 * multiply_adds / measured:.0f}", f"{1000 * memory:.1f}"]

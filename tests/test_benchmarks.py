@@ -287,7 +287,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_the_cost_on_paper_is_what_torch_counts(config):
-    parts = load_benchmark("floor").cost(config)
+    parts = load_benchmark("cost").cost(config)
     model = AutoModelForImageClassification.from_config(config, attn_implementation="eager").eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         size = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
@@ -299,7 +299,7 @@ def test_the_cost_on_paper_is_what_torch_counts(config):
 
 def test_the_row_of_a_model_at_the_floor():
     floor = load_benchmark("floor")
-    result = {"parts": [floor.Part("MLP", 5, 20, 3)._asdict()], "batch_size": 2, "dtype": "bfloat16"}
+    result = {"parts": [{"multiply_adds": 5, "weights": 20, "activations": 3}], "batch_size": 2, "dtype": "bfloat16"}
     result["turns"] = {"hf_vit optimised": [0.5]}
     row = floor.floor_row("tiny", result, rate=40, bandwidth=26)
     assert row == ["tiny", "250.0", "500.0", "2.00", "0", "2000.0"]  # 10 multiply-adds, and 26 numbers of 2 bytes

@@ -5,7 +5,7 @@ Nothing is computed and no memory is taken: the model runs on tensors that have 
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -96,7 +96,7 @@ def count_compute(
         ValueError: the patches do not divide the image.
     """
     with _shapes_of(model, image_size, attention) as (shapes, one):
-        parts = _parts(shapes, _count_flops(shapes, one, output_hidden_states=True))
+        parts = _parts(shapes, _count_flops(shapes, one, output_hidden_states=True), _part_of)
         logits_flops = _count_flops(shapes, one)[type(shapes).__name__]
         # the difference, since standardised weights are kept too, but once for all images
         two = torch.cat([one, one])
@@ -108,6 +108,16 @@ def count_multiply_adds(model: PreTrainedConfig | nn.Module, image_size: Size | 
     """`count_compute(...).multiply_adds`, without the rest."""
     with _shapes_of(model, image_size) as (shapes, one):
         return _count_flops(shapes, one, output_hidden_states=True)[type(shapes).__name__] // FLOPS_PER_MULTIPLY_ADD
+
+
+def parts_of_logits(model: PreTrainedConfig | nn.Module, part_of: Callable[[str], str]) -> list[Part]:
+    """Parts of what the logits need, in the order of the model.
+
+    Args:
+        part_of: the name of a module, such as "vit.layers.0.mlp.fc1" -> the name of its part.
+    """
+    with _shapes_of(model, None) as (shapes, one):
+        return _parts(shapes, _count_flops(shapes, one), part_of)
 
 
 def count_on_padding(model: PreTrainedConfig | nn.Module, image_size: Size | None = None) -> int:
@@ -185,17 +195,17 @@ def _bytes_for_backward(model: nn.Module, images: torch.Tensor) -> int:
     return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
 
 
-def _parts(model: nn.Module, flops: dict[str, int]) -> list[Part]:
+def _parts(model: nn.Module, flops: dict[str, int], part_of: Callable[[str], str]) -> list[Part]:
     """Parameters and multiply-adds, each where its innermost module belongs, in the order of the model."""
     parameters, multiply_adds = defaultdict(int), defaultdict(int)
     root = type(model).__name__
     for name, module in model.named_modules():
-        part, full = _part_of(name), f"{root}.{name}".rstrip(".")
+        part, full = part_of(name), f"{root}.{name}".rstrip(".")
         parameters[part] += sum(weight.numel() for weight in module.parameters(recurse=False))
         own = flops.get(full, 0) // FLOPS_PER_MULTIPLY_ADD
         multiply_adds[part] += own
         if own and name:
-            multiply_adds[_part_of(_parent(name, root, flops))] -= own
+            multiply_adds[part_of(_parent(name, root, flops))] -= own
     parts = [Part(name, parameters[name], multiply_adds[name]) for name in parameters]
     return [part for part in parts if part.parameters or part.multiply_adds]
 
