@@ -7,11 +7,11 @@ from ..models.configuration_hf_vit import Size
 from .compute import FLOPS_PER_MULTIPLY_ADD, count_compute, load_config
 from .training_runs import UTILIZATION, accelerator_days, published, training_exaflops
 
-NOTE_2 = f"""\
+_NOTE_2 = f"""\
 exaFLOPs: of pre-training, computed here.
 days here: of a TPUv3 core at {UTILIZATION:.0%} of its peak, the mean of what the three ViTs come to (32, 43 and 39 %).
 The rest is what the paper prints."""
-NOTE_6 = """\
+_NOTE_6 = """\
 computed: 3 forwards per image, 2 operations per multiply-add, 303 M images per epoch, as torch counts.
 no padding: without the products with padding, which the paper seems to leave out.
 R50+L/16 is printed as 859 for 7 epochs and as 1668 for 14; half of the latter is 834."""
@@ -58,8 +58,8 @@ def account(
 
 def as_text(result: dict[str, Any]) -> str:
     """What `account` returns, to read."""
-    parts = [[part["name"], f"{part['parameters']:,}", millions(part["multiply_adds"])] for part in result["parts"]]
-    total = ["all", f"{result['parameters']:,}", millions(result["multiply_adds"])]
+    parts = [[part["name"], f"{part['parameters']:,}", _millions(part["multiply_adds"])] for part in result["parts"]]
+    total = ["all", f"{result['parameters']:,}", _millions(result["multiply_adds"])]
     size = " x ".join(map(str, result["image_size"]))
     flops = FLOPS_PER_MULTIPLY_ADD * result["multiply_adds"] / 1e9
     lines = [
@@ -69,12 +69,12 @@ def as_text(result: dict[str, Any]) -> str:
         f"{result['activation_bytes'] / 2**20:,.1f} MiB of activations kept for training, in float32 without dropout",
     ]
     if result["logits_multiply_adds"] < result["multiply_adds"]:
-        needed = millions(result["logits_multiply_adds"])
+        needed = _millions(result["logits_multiply_adds"])
         lines.insert(3, f"{needed} multiply-adds give the logits: the last layer needs only the class token's output")
     if training := result.get("training"):
         lines.append(
-            f"{training['epochs']:g} epochs of {training['dataset_size']:,.0f} images: {number(training['exaflops'])} "
-            f"exaFLOPs, {number(training['accelerator_days'])} days of one {training['accelerator']} at "
+            f"{training['epochs']:g} epochs of {training['dataset_size']:,.0f} images: {_number(training['exaflops'])} "
+            f"exaFLOPs, {_number(training['accelerator_days'])} days of one {training['accelerator']} at "
             f"{training['utilization']:.0%} of its peak"
         )
     return "\n".join(lines)
@@ -85,19 +85,19 @@ def table_as_text(number_of_table: int, rows: Sequence[dict[str, Any]]) -> str:
     columns = [column for column in published()[f"table_{number_of_table}"]["columns"] if column != "exaFLOPs"]
     second = ("pre-trained on", "dataset") if number_of_table == 2 else ("epochs", "epochs")
     head = ["model", second[0], *columns]
-    lines = [[row["model"], str(row[second[1]]), *(number(row[name]) for name in columns)] for row in rows]
+    lines = [[row["model"], str(row[second[1]]), *(_number(row[name]) for name in columns)] for row in rows]
     if number_of_table == 2:
         head += ["exaFLOPs", "days here", "source"]
         for line, row in zip(lines, rows, strict=True):
             computed = row["computed"]
-            line += [number(computed), number(computed and accelerator_days(computed)), row["source"]]
-        return f"{align([head, *lines], left=(0, 1, len(head) - 1))}\n{NOTE_2}"
+            line += [_number(computed), _number(computed and accelerator_days(computed)), row["source"]]
+        return f"{align([head, *lines], left=(0, 1, len(head) - 1))}\n{_NOTE_2}"
     head += ["exaFLOPs", "computed", "", "no padding", ""]
     for line, row in zip(lines, rows, strict=True):
         line.append(f"{row['exaFLOPs']:,}")
         for computed in (row["computed"], row["computed_without_padding"]):
-            line += [number(computed), difference(computed, row["exaFLOPs"])]
-    return f"{align([head, *lines])}\n{NOTE_6}"
+            line += [_number(computed), _difference(computed, row["exaFLOPs"])]
+    return f"{align([head, *lines])}\n{_NOTE_6}"
 
 
 def align(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
@@ -111,11 +111,11 @@ def align(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
     return "\n".join("  ".join(next(cells) for _ in widths).rstrip() for _ in rows)
 
 
-def millions(multiply_adds: int) -> str:
+def _millions(multiply_adds: int) -> str:
     return f"{multiply_adds / 1e6:,.1f} M"
 
 
-def number(value: float | None) -> str:
+def _number(value: float | None) -> str:
     """With as many digits as tables print; what is not known is a dash."""
     if value is None:
         return "-"
@@ -124,5 +124,5 @@ def number(value: float | None) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
 
 
-def difference(computed: float | None, printed: float) -> str:
+def _difference(computed: float | None, printed: float) -> str:
     return "-" if computed is None else f"{computed / printed - 1:+.1%}"

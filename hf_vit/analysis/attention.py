@@ -1,5 +1,6 @@
 """Where a model looks: attention maps, rollout, and how far each head looks."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class MeanDistance:
         self.first_patch = config.num_prefix_tokens
         self.renormalize = renormalize
         grid = config.grid_of(*images.shape[-2:])
-        self.distances = patch_distances(grid, patch_pixels(config)).to(images.device)  # (patches, patches)
+        self.distances = _patch_distances(grid, patch_pixels(config)).to(images.device)  # (patches, patches)
 
     def __call__(self, attentions: torch.Tensor) -> torch.Tensor:
         attentions = attentions[..., self.first_patch :, self.first_patch :]
@@ -64,7 +65,7 @@ class MeanDistance:
         return distances.double().mean(dim=-1).sum(dim=0)
 
 
-def patch_distances(grid: tuple[int, int], pixels: tuple[int, int]) -> torch.Tensor:
+def _patch_distances(grid: tuple[int, int], pixels: tuple[int, int]) -> torch.Tensor:
     """Euclidean distances between patches in pixels: (rows * columns, rows * columns), float64."""
     rows, columns = (torch.arange(size, dtype=torch.float64) * step for size, step in zip(grid, pixels, strict=True))
     row, column = (axis.flatten() for axis in torch.meshgrid(rows, columns, indexing="ij"))
@@ -144,9 +145,15 @@ def attention_rollout(
     return finite(model, join(found))
 
 
-def layer_mixing(model: nn.Module, pixel_values: Images, identity: bool, batch_size: int | None, progress: bool):
-    """For each batch: how each layer mixes tokens, a list of (images, tokens, tokens) whose rows sum to 1; what share
-    of each token the head sees (images, tokens); and the grid (rows, columns)."""
+def layer_mixing(
+    model: nn.Module, pixel_values: Images, identity: bool, batch_size: int | None, progress: bool
+) -> Iterator[tuple[list[torch.Tensor], torch.Tensor, tuple[int, int]]]:
+    """How tokens mix on their way to the head, batch by batch; see `attention_rollout`.
+
+    Yields:
+        For each layer (images, tokens, tokens) whose rows sum to 1; the share of each token that the head sees,
+        (images, tokens); and the grid (rows, columns).
+    """
     encoder = encoder_of(model)
     for images in batches(encoder, pixel_values, batch_size, progress):
         mixing, last_hidden_state = observe(encoder, images, lambda attentions: mix_heads(attentions, identity))
@@ -173,7 +180,7 @@ def pooling_weights(encoder: Any, like: torch.Tensor, last_hidden_state: Any) ->
     config, pooler = encoder.config, getattr(encoder, "pooler", None)
     if config.pooling == "map" and pooler is not None:
         seen = last_hidden_state[:, pooler.first_token :]
-        return pad(probe_attention(pooler.map, seen), (pooler.first_token, 0)).to(like.dtype)
+        return pad(_probe_attention(pooler.map, seen), (pooler.first_token, 0)).to(like.dtype)
     weights = like.new_zeros(images, tokens)
     if config.pooling == "cls":
         weights[:, 0] = 1
@@ -183,10 +190,11 @@ def pooling_weights(encoder: Any, like: torch.Tensor, last_hidden_state: Any) ->
     return weights
 
 
-def probe_attention(pooling: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+def _probe_attention(pooling: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     """Attention of the probe of MAP pooling, mean over heads: (images, tokens, hidden_size) -> (images, tokens)"""
+    wide = torch.promote_types(hidden_states.dtype, torch.float32)
     query, key = (
-        projection(states).unflatten(2, (pooling.num_heads, -1)).transpose(1, 2).float()
+        projection(states).unflatten(2, (pooling.num_heads, -1)).transpose(1, 2).to(wide)
         for projection, states in ((pooling.q_proj, pooling.probe), (pooling.k_proj, hidden_states))
     )  # (1, heads, 1, head_dim) and (images, heads, tokens, head_dim)
     scores = (query @ key.transpose(2, 3))[:, :, 0] * key.shape[-1] ** -0.5

@@ -18,14 +18,13 @@ from transformers import AutoConfig, AutoModelForImageClassification
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
-from ..models.auto import register_auto_classes
 from ..models.configuration_hf_vit import Size, as_pair
 from ..models.resnet_stem import StandardizedConv2d
 from ..models.variants import VARIANTS, config_of_variant
 
 FLOPS_PER_MULTIPLY_ADD = 2
 # Which part a parameter or an operation belongs to: the first pattern that its module's name has.
-PARTS = (
+_PARTS = (
     (r"embeddings\.stem", "ResNet stem"),
     (r"resnet\.(convolution|norm)", "ResNet root"),
     (r"resnet\.stages\.0", "ResNet stage 1"),
@@ -49,10 +48,12 @@ def _fused_attention_flops(query, key, value, *_, **__) -> int:
 
 
 # Attention as the CPU computes it when it is fused, which torch's counter leaves out.
-MORE_FORMULAS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention_flops}
+_MORE_FORMULAS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention_flops}
 
 
 class Part(NamedTuple):
+    """What one part of a model costs."""
+
     name: str
     parameters: int
     multiply_adds: int  # of one image
@@ -101,7 +102,7 @@ def count_compute(
         # the difference, since standardised weights are kept too, but once for all images
         two = torch.cat([one, one])
         activation_bytes = _bytes_for_backward(shapes, two) - _bytes_for_backward(shapes, one)
-    return Compute(tuple(one.shape[-2:]), parts, logits_flops // FLOPS_PER_MULTIPLY_ADD, activation_bytes)
+    return Compute((one.shape[-2], one.shape[-1]), parts, logits_flops // FLOPS_PER_MULTIPLY_ADD, activation_bytes)
 
 
 def count_multiply_adds(model: PreTrainedConfig | nn.Module, image_size: Size | None = None) -> int:
@@ -167,7 +168,6 @@ def _build(model: PreTrainedConfig | nn.Module, config: PreTrainedConfig) -> Any
     """The same model anew, without weights."""
     if isinstance(model, nn.Module):
         return type(model)(config)
-    register_auto_classes()
     return AutoModelForImageClassification.from_config(config)
 
 
@@ -176,7 +176,7 @@ def _count_flops(model: Any, images: torch.Tensor, **options: bool) -> dict[str,
 
     With `output_hidden_states` every layer computes every token.
     """
-    with FlopCounterMode(display=False, custom_mapping=MORE_FORMULAS) as counter:
+    with FlopCounterMode(display=False, custom_mapping=_MORE_FORMULAS) as counter:
         model(images, **options)
     return {name: sum(operations.values()) for name, operations in counter.get_flop_counts().items()}
 
@@ -219,8 +219,8 @@ def _parent(name: str, root: str, flops: dict[str, int]) -> str:
 
 
 def _part_of(module: str) -> str:
-    """A part of `PARTS`; any other module's by its name without numbers."""
-    for pattern, part in PARTS:
+    """A part of `_PARTS`; any other module's by its name without numbers."""
+    for pattern, part in _PARTS:
         if re.search(pattern, module):
             return part
     return re.sub(r"\.\d+.*", "", module) or "other"
@@ -234,7 +234,6 @@ def load_config(name: str) -> PreTrainedConfig:
     """
     if name in VARIANTS:
         return config_of_variant(name, num_labels=1000)
-    register_auto_classes()
     try:
         return AutoConfig.from_pretrained(name)
     except OSError as error:

@@ -13,13 +13,12 @@ from .training_runs import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DPI = 110
-HEADS, MEAN = "#4878a8", "#c44e2b"
-FAMILIES = {"ViT": ("#2a6f97", "o"), "Hybrid": ("#2f9e6e", "D"), "ResNet": ("#8a8f98", "s")}
-OTHERS = ("#c44e2b", "#7b4fa3", "#b8860b", "#d0648a")
-# Where the name of a point may stand, in points from it, and how it is aligned.
-SIDES = {(5, 4): ("left", "bottom"), (5, -4): ("left", "top"), (-5, 4): ("right", "bottom"), (-5, -4): ("right", "top")}
-CLIPPED = 98  # percentile where the scale of an overlay ends
+_DPI = 110
+_HEADS, _MEAN = "#4878a8", "#c44e2b"
+_FAMILIES = {"ViT": ("#2a6f97", "o"), "Hybrid": ("#2f9e6e", "D"), "ResNet": ("#8a8f98", "s")}
+_OTHERS = ("#c44e2b", "#7b4fa3", "#b8860b", "#d0648a")
+_SIDES = ((5, 4), (5, -4), (-5, 4), (-5, -4))  # where the name of a point may stand, in points from it
+_CLIPPED = 98  # percentile where the scale of an overlay ends
 MOST_TILES = 7  # position maps in a row or column, as in the paper
 
 
@@ -77,8 +76,8 @@ def plot_attention_distance(distances: np.ndarray, images: int | None = None) ->
     axes = figure.subplots()
     depth = np.arange(1, layers + 1)
     spread = np.linspace(-0.12, 0.12, heads) if heads > 1 else np.zeros(1)
-    axes.plot((depth[:, None] + spread).ravel(), distances.ravel(), ".", color=HEADS, alpha=0.75, ms=9, label="a head")
-    axes.plot(depth, distances.mean(axis=1), color=MEAN, lw=1.5, label="mean of the heads")
+    axes.plot((depth[:, None] + spread).ravel(), distances.ravel(), ".", color=_HEADS, alpha=0.75, ms=9, label="a head")
+    axes.plot(depth, distances.mean(axis=1), color=_MEAN, lw=1.5, label="mean of the heads")
     axes.set_xticks(depth if layers <= 16 else depth[1::2])
     axes.set_ylim(0, distances.max() * 1.08)
     axes.set_xlabel("layer")
@@ -151,9 +150,9 @@ def plot_compute_accuracy(runs: Sequence[Run], accuracy: str = "accuracy [%]") -
     figure = _figure(7.2, 4.6)
     axes = figure.subplots()
     families = list(dict.fromkeys(run.family for run in runs))
-    other = iter(OTHERS * len(families))
+    other = iter(_OTHERS * len(families))
     for family in families:
-        color, marker = FAMILIES.get(family) or (next(other), "^")
+        color, marker = _FAMILIES.get(family) or (next(other), "^")
         members = sorted((run for run in runs if run.family == family), key=lambda run: run.exaflops)
         compute, score = [run.exaflops for run in members], [run.accuracy for run in members]
         axes.plot(compute, score, marker=marker, color=color, lw=0, ms=6, label=family)
@@ -175,7 +174,8 @@ def _name_points(figure: "Figure", axes, runs: Sequence[Run]) -> None:
     points = axes.transData.transform([(run.exaflops, run.accuracy) for run in runs])
     taken = [axes.get_legend().get_window_extent()]
     for run in runs:
-        for side, (across, along) in SIDES.items():
+        for side in _SIDES:
+            across, along = "left" if side[0] > 0 else "right", "bottom" if side[1] > 0 else "top"
             text = axes.annotate(
                 run.name, (run.exaflops, run.accuracy), side, textcoords="offset points", fontsize=7.5,
                 color="#41464d", ha=across, va=along,
@@ -183,7 +183,7 @@ def _name_points(figure: "Figure", axes, runs: Sequence[Run]) -> None:
             box = text.get_window_extent()
             if not (box.count_overlaps(taken) or box.count_contains(points)):
                 break
-            if side != list(SIDES)[-1]:
+            if side != _SIDES[-1]:
                 text.remove()
         taken.append(box)
 
@@ -195,7 +195,7 @@ def _figure(width: float, height: float) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("drawing needs matplotlib: pip install 'hf_vit[analysis]'") from error
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -206,7 +206,7 @@ def _heat(axes, values: np.ndarray, image: np.ndarray, scale: np.ndarray | None 
     grey = image if image.ndim == 2 else image @ np.array([0.299, 0.587, 0.114])
     axes.imshow(grey, cmap="gray", vmin=0, vmax=1)
     extent = (-0.5, image.shape[1] - 0.5, image.shape[0] - 0.5, -0.5)
-    ends = {"vmin": scale.min(), "vmax": max(np.percentile(scale, CLIPPED), scale.min() + 1e-6)}
+    ends = {"vmin": scale.min(), "vmax": max(np.percentile(scale, _CLIPPED), scale.min() + 1e-6)}
     return axes.imshow(values, extent=extent, **{"cmap": "inferno", "alpha": 0.6, **ends, **options})
 
 

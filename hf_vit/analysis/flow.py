@@ -1,5 +1,7 @@
 """Attention flow: the most that the layers let through from what the head sees to each patch."""
 
+from collections.abc import Collection
+
 import numpy as np
 from torch import nn
 from tqdm import tqdm
@@ -7,8 +9,8 @@ from tqdm import tqdm
 from .attention import join, layer_mixing
 from .observing import Images, finite
 
-UNIT = 2**24  # capacities are whole numbers for the solver: an attention of 1 is this many
-MOST_WORK = 3e9  # layers x tokens ** 2 x patches of an image: minutes
+_UNIT = 2**24  # capacities are whole numbers for the solver: an attention of 1 is this many
+_MOST_WORK = 3e9  # layers x tokens ** 2 x patches of an image: minutes
 
 
 def attention_flow(
@@ -35,7 +37,7 @@ def attention_flow(
 
     Raises:
         ImportError: scipy, whose solver this uses, is not installed.
-        ValueError: layers x tokens ** 2 x patches is more than `MOST_WORK`; B/16 at 384 pixels has 2.3e9.
+        ValueError: layers x tokens ** 2 x patches is more than 3e9; B/16 at 384 pixels has 2.3e9.
     """
     found = []
     for mixing, weights, grid in layer_mixing(model, pixel_values, identity, batch_size, False):
@@ -51,14 +53,14 @@ def attention_flow(
 
 def _check_size(layers: int, tokens: int, patches: int) -> None:
     work = layers * tokens**2 * patches
-    if work > MOST_WORK:
+    if work > _MOST_WORK:
         raise ValueError(
             f"attention flow through {layers} layers of {tokens} tokens to {patches} patches takes {work:.1e} steps, "
-            f"more than {MOST_WORK:.0e}: use a smaller image, or attention_rollout"
+            f"more than {_MOST_WORK:.0e}: use a smaller image, or attention_rollout"
         )
 
 
-def flows_to(weights: np.ndarray, layers: list[np.ndarray], patches) -> np.ndarray:
+def flows_to(weights: np.ndarray, layers: list[np.ndarray], patches: Collection[int]) -> np.ndarray:
     """Maximum flow to each patch.
 
     Nodes are a source, the tokens at the depths from the last to the first layer's output, and a sink, which stands
@@ -67,7 +69,7 @@ def flows_to(weights: np.ndarray, layers: list[np.ndarray], patches) -> np.ndarr
     Args:
         weights: (tokens,), what the source can give to each token of the last depth.
         layers: capacities (tokens, tokens) of each layer, first layer first.
-        patches: an iterable over the numbers of the patches, which are the last tokens.
+        patches: the numbers of all patches, which are the last tokens; a progress bar over them will do.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
@@ -89,9 +91,9 @@ def flows_to(weights: np.ndarray, layers: list[np.ndarray], patches) -> np.ndarr
     for patch in patches:
         edges[-tokens:] = first_layer[:, patch - len(patches)]
         network = csr_array((edges, targets, ends), shape=(sink + 1, sink + 1))
-        flows.append(maximum_flow(network, 0, sink).flow_value / UNIT)
+        flows.append(maximum_flow(network, 0, sink).flow_value / _UNIT)
     return np.array(flows)
 
 
 def _whole(capacities: np.ndarray) -> np.ndarray:
-    return np.rint(capacities * float(UNIT)).astype(np.int32)
+    return np.rint(capacities * float(_UNIT)).astype(np.int32)

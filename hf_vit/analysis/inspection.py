@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import AutoImageProcessor
 
 from .. import __version__
 from ..files.output import new_folder
+from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
-from ..models.loading import load_model
-from ..models.prediction import Prediction
+from ..models.configuration_hf_vit import HfViTConfig, as_pair
+from ..models.prediction import Prediction, most_likely
 from . import figures
 from .attention import attention_distance, attention_maps, attention_rollout
 from .compute import Compute, count_compute
@@ -28,9 +27,9 @@ from .weights import embedding_filters, position_similarity
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TOP_K = 5
-COMPONENTS = 28  # filters, as in the paper
-CAPTIONS = {
+_TOP_K = 5
+_COMPONENTS = 28  # filters, as in the paper
+_CAPTIONS = {
     "rollout": "Attention rollout: through all layers, what share of each patch reaches the head.",
     "flow": "Attention flow: the most that the layers let through from the head to each patch.",
     "heads": "The last layer: where {query} looks, head by head.",
@@ -39,14 +38,14 @@ CAPTIONS = {
     "filters": "Principal components of {kernels}, in the order of explained variance; grey is zero.",
 }
 # Pictures of the model as a whole, by the heading of their section.
-WHOLE = {
+_WHOLE = {
     "Attention distance": "attention_distance.png",
     "Position embeddings": "position_similarity.png",
     "Filters": "filters.png",
 }
 
 
-class ImageFindings(NamedTuple):
+class _ImageFindings(NamedTuple):
     """What the report shows of an image."""
 
     name: str
@@ -55,11 +54,12 @@ class ImageFindings(NamedTuple):
 
 
 def inspect(
-    folder: str | os.PathLike,
+    model: Any,
+    processor: Any,
     images: Sequence[str | os.PathLike],
     output: str | os.PathLike,
     *,
-    image_size: Size | None = None,
+    title: str,
     flow: bool = False,
     overwrite: bool = False,
     progress: bool = False,
@@ -67,10 +67,10 @@ def inspect(
     """Write pictures of a model, and report.html with all of them.
 
     Args:
-        folder: a folder of `save_pretrained`, or a name on the Hub.
+        model, processor: of this package, for the same image size.
         images: paths of image files; without any, the report shows what the weights alone do.
         output: the folder to write, complete or not at all.
-        image_size: an int or (height, width) in pixels; by default the model's own.
+        title: of the report, such as the name of the model's folder.
         flow: also draw attention flow, which takes seconds to minutes for an image.
 
     Returns:
@@ -78,8 +78,10 @@ def inspect(
 
     Raises:
         FileExistsError: `output` exists and may not be overwritten.
+        ValueError: there is no image processor, or one of another package.
     """
-    model, processor = _load(folder, image_size)
+    if not isinstance(processor, HfViTImageProcessor):
+        raise ValueError(f"{title} has no image processor of hf_vit: save one beside the model")
     with new_folder(output, overwrite) as temporary:
         report = Report(temporary)
         compute = None
@@ -88,40 +90,30 @@ def inspect(
         _look_at_weights(report, model)
         findings = _look_at_images(report, model, processor, images, flow, progress)
         report.write(
-            title=Path(folder).name or str(folder),
+            title=title,
             subtitle=f"{type(model).__name__}, {model.num_parameters():,} parameters",
             about=_about(model, processor, compute),
             compute=compute,
             images=findings,
-            weights=WHOLE,
+            weights=_WHOLE,
             footer=f"hf_vit {__version__}; attention of images of {_size(model.config)} pixels",
         )
     return report.problems
 
 
-def _load(folder: str | os.PathLike, image_size: Size | None) -> tuple[Any, Any]:
-    model = load_model(folder).eval()
-    processor = AutoImageProcessor.from_pretrained(folder)
-    if image_size is not None:
-        model.set_image_size(image_size)
-        height, width = as_pair(image_size)
-        processor.update(size={"height": height, "width": width})
-    return model, processor
-
-
-def _look_at_weights(report: Report, model) -> None:
+def _look_at_weights(report: Report, model: Any) -> None:
     kernels = "the root convolution's kernels" if model.config.stride > 1 else "the patch embeddings' kernels"
     with report.attempt("filters"):
-        filters = embedding_filters(model, min(COMPONENTS, _most_components(model)))
+        filters = embedding_filters(model, min(_COMPONENTS, _most_components(model)))
         report.draw(
-            WHOLE["Filters"],
-            CAPTIONS["filters"].format(kernels=kernels),
+            _WHOLE["Filters"],
+            _CAPTIONS["filters"].format(kernels=kernels),
             lambda: figures.plot_embedding_filters(filters),
         )
     with report.attempt("position similarity"):
         similarity = position_similarity(model)
         report.draw(
-            WHOLE["Position embeddings"], CAPTIONS["positions"], lambda: figures.plot_position_similarity(similarity)
+            _WHOLE["Position embeddings"], _CAPTIONS["positions"], lambda: figures.plot_position_similarity(similarity)
         )
 
 
@@ -131,8 +123,8 @@ def _most_components(model) -> int:
 
 
 def _look_at_images(
-    report: Report, model, processor, images: Sequence, flow: bool, progress: bool
-) -> list[ImageFindings]:
+    report: Report, model: Any, processor: Any, images: Sequence, flow: bool, progress: bool
+) -> list[_ImageFindings]:
     """Each image on its own; the attention distance is the mean over those that could be read."""
     findings, distances = [], []
     sound = has_attention = False
@@ -145,7 +137,7 @@ def _look_at_images(
     for number, path in enumerate(bar, start=1):
         with report.attempt(str(path)):
             pixel_values = as_images(processor([str(path)], return_tensors="pt"), model.config)
-            findings.append(ImageFindings(Path(path).name, _predict(model, pixel_values), []))
+            findings.append(_ImageFindings(Path(path).name, _predict(model, pixel_values), []))
             if has_attention:
                 distances.append(attention_distance(model, pixel_values))
                 name = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem)[:40]
@@ -153,14 +145,23 @@ def _look_at_images(
     if distances:
         mean = np.mean(distances, axis=0)
         report.draw(
-            WHOLE["Attention distance"],
-            CAPTIONS["distance"],
+            _WHOLE["Attention distance"],
+            _CAPTIONS["distance"],
             lambda: figures.plot_attention_distance(mean, len(distances)),
         )
     return findings
 
 
-def _draw_image(report: Report, findings: ImageFindings, model, processor, pixel_values, stem: str, flow: bool) -> None:
+def _draw_image(
+    report: Report,
+    findings: _ImageFindings,
+    model: Any,
+    processor: Any,
+    pixel_values: torch.Tensor,
+    stem: str,
+    flow: bool,
+) -> None:
+    """Draw one image's pictures, in files whose names begin with `stem`, and list them in its findings."""
     visible = visible_image(pixel_values[0], processor)
 
     def draw(kind: str, caption: str, plot: Callable[[], "Figure"]) -> None:
@@ -175,11 +176,11 @@ def _draw_image(report: Report, findings: ImageFindings, model, processor, pixel
         maps = attention_maps(model, pixel_values)[0, -1]
         return figures.plot_attention_maps(visible, maps, "Attention of the last layer")
 
-    draw("rollout", CAPTIONS["rollout"], lambda: overlay(attention_rollout, "Attention rollout"))
+    draw("rollout", _CAPTIONS["rollout"], lambda: overlay(attention_rollout, "Attention rollout"))
     if flow:
-        draw("flow", CAPTIONS["flow"], lambda: overlay(attention_flow, "Attention flow"))
+        draw("flow", _CAPTIONS["flow"], lambda: overlay(attention_flow, "Attention flow"))
     query = "the class token" if model.config.num_prefix_tokens else "the mean of all patches"
-    draw("heads", CAPTIONS["heads"].format(query=query), heads)
+    draw("heads", _CAPTIONS["heads"].format(query=query), heads)
 
 
 @torch.inference_mode()
@@ -187,17 +188,13 @@ def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
     """The most likely classes of one image; none of a model that does not name one class for an image."""
     if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
         return []
-    logits = model(pixel_values.to(model.device)).logits[0].float()
+    logits = model(pixel_values.to(model.device)).logits.float()
     finite(model, logits.cpu().numpy())
-    scores, indices = logits.softmax(dim=-1).topk(min(TOP_K, len(logits)))
-    return [
-        Prediction(model.config.id2label[index], score)
-        for index, score in zip(indices.tolist(), scores.tolist(), strict=True)
-    ]
+    return most_likely(logits, model.config.id2label, _TOP_K)[0]
 
 
-def visible_image(pixel_values: torch.Tensor, processor) -> np.ndarray:
-    """Pixel values (channels, height, width) as an image to draw, (height, width, 3) or (height, width), in [0, 1]."""
+def visible_image(pixel_values: torch.Tensor, processor: Any) -> np.ndarray:
+    """The image to draw, (height, width, 3) or (height, width) in [0, 1]; pixel values are (channels, height, width)."""
     mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
     mean, std = (torch.as_tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in (mean, std))
     image = (pixel_values * std + mean).clamp(0, 1).numpy()

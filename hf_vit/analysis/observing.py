@@ -17,7 +17,7 @@ Reduced = TypeVar("Reduced")
 Images = torch.Tensor | np.ndarray | Mapping | Iterable
 # Of the attentions of one layer, which decides how many images run at once; computing them takes about four times that.
 LAYER_BYTES = 32 * 2**20
-MOST_IMAGES = 32  # at once, where attentions are small
+_MOST_IMAGES = 32  # at once, where attentions are small
 
 
 class NotInThisModel(ValueError):
@@ -38,7 +38,7 @@ def encoder_of(model: nn.Module) -> Any:
 
 
 def batches(
-    encoder: nn.Module, pixel_values: Images, batch_size: int | None = None, progress: bool = False
+    encoder: Any, pixel_values: Images, batch_size: int | None = None, progress: bool = False
 ) -> Iterator[torch.Tensor]:
     """Images in batches that fit: (at most `batch_size`, channels, height, width), on the device of the encoder.
 
@@ -53,7 +53,7 @@ def batches(
     with tqdm(desc="attention", unit="image", disable=not progress, leave=False) as bar:
         for source in sources:
             images = as_images(source, encoder.config)
-            for batch in images.split(batch_size or images_at_once(encoder.config, images)):
+            for batch in images.split(batch_size or _images_at_once(encoder.config, images)):
                 yield batch.to(device)
                 bar.update(len(batch))
             count += len(images)
@@ -86,15 +86,15 @@ def _put_together(source: Mapping, config: HfViTConfig) -> torch.Tensor:
     return unpatchify(patches, (rows, columns), patch_pixels(config))
 
 
-def images_at_once(config: HfViTConfig, images: torch.Tensor) -> int:
+def _images_at_once(config: HfViTConfig, images: torch.Tensor) -> int:
     rows, columns = config.grid_of(*images.shape[-2:])
     tokens = config.num_prefix_tokens + rows * columns
-    return min(max(LAYER_BYTES // (4 * config.num_attention_heads * tokens**2), 1), MOST_IMAGES)
+    return min(max(LAYER_BYTES // (4 * config.num_attention_heads * tokens**2), 1), _MOST_IMAGES)
 
 
 @torch.inference_mode()
 def observe(
-    encoder: nn.Module, images: torch.Tensor, reduce: Callable[[torch.Tensor], Reduced]
+    encoder: Any, images: torch.Tensor, reduce: Callable[[torch.Tensor], Reduced]
 ) -> tuple[list[Reduced], torch.Tensor | None]:
     """Run the encoder without dropout and reduce the attentions of each layer as soon as they are there.
 

@@ -16,10 +16,12 @@ from .observing import NotInThisModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TEMPLATE = "report.html.jinja"
+_TEMPLATE = "report.html.jinja"
 
 
 class Picture(NamedTuple):
+    """A picture of the report."""
+
     file: str
     caption: str
     data: str  # as a data: URI
@@ -63,6 +65,6 @@ class Report:
         environment = jinja2.Environment(
             autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
         )
-        template = environment.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
+        template = environment.from_string(files("hf_vit.analysis").joinpath(_TEMPLATE).read_text(encoding="utf-8"))
         html = template.render(pictures=self.pictures, missing=self.missing, problems=self.problems, **content)
         (self.folder / "report.html").write_text(html, encoding="utf-8")

@@ -14,10 +14,10 @@ from ..models.variants import VARIANTS, config_of_variant
 from .compute import FLOPS_PER_MULTIPLY_ADD, count_multiply_adds, count_on_padding
 
 # A step costs three forwards: one, and a backward of twice its cost. With this the exaFLOPs of the paper come out.
-FORWARDS_PER_STEP = 3
+_FORWARDS_PER_STEP = 3
 # Share of the peak at which the paper's three ViTs of Table 2 ran: 32, 43 and 39 %, from their TPUv3-core-days.
 UTILIZATION = 0.38
-SECONDS_PER_DAY = 86_400
+_SECONDS_PER_DAY = 86_400
 
 
 class Run(NamedTuple):
@@ -32,7 +32,7 @@ class Run(NamedTuple):
 @cache
 def published() -> dict[str, Any]:
     """What published.yaml says."""
-    return yaml.safe_load(files(__package__).joinpath("published.yaml").read_text())
+    return yaml.safe_load(files("hf_vit.analysis").joinpath("published.yaml").read_text(encoding="utf-8"))
 
 
 def training_exaflops(multiply_adds: float, epochs: float, dataset_size: float) -> float:
@@ -48,7 +48,7 @@ def training_exaflops(multiply_adds: float, epochs: float, dataset_size: float) 
     for name, value in (("epochs", epochs), ("dataset_size", dataset_size)):
         if not value >= 0:
             raise ValueError(f"{name} is {value}; it must not be negative")
-    return FORWARDS_PER_STEP * FLOPS_PER_MULTIPLY_ADD * multiply_adds * epochs * dataset_size / 1e18
+    return _FORWARDS_PER_STEP * FLOPS_PER_MULTIPLY_ADD * multiply_adds * epochs * dataset_size / 1e18
 
 
 def accelerator_days(exaflops: float, accelerator: str = "tpu-v3-core", utilization: float = UTILIZATION) -> float:
@@ -63,7 +63,7 @@ def accelerator_days(exaflops: float, accelerator: str = "tpu-v3-core", utilizat
         raise ValueError(f"unknown accelerator {accelerator!r}; known: {', '.join(known)}")
     if not 0 < utilization <= 1:
         raise ValueError(f"utilization is {utilization}; it must be above 0 and at most 1")
-    return exaflops * 1e18 / (float(known[accelerator]["flops"]) * utilization * SECONDS_PER_DAY)
+    return exaflops * 1e18 / (float(known[accelerator]["flops"]) * utilization * _SECONDS_PER_DAY)
 
 
 def table_rows(number: int) -> list[dict[str, Any]]:
@@ -102,10 +102,10 @@ def _count(model: str, classes: int) -> tuple[int, int]:
 
 def published_runs(metric: str = "ImageNet") -> list[Run]:
     """Table 6 as the runs of Figure 5."""
-    return [Run(row["model"], family_of(row["model"]), row["exaFLOPs"], row[metric]) for row in table_rows(6)]
+    return [Run(row["model"], _family_of(row["model"]), row["exaFLOPs"], row[metric]) for row in table_rows(6)]
 
 
-def family_of(model: str) -> str:
+def _family_of(model: str) -> str:
     """ "R50+B/16" is a hybrid, "R50x1" a ResNet, "B/16" a ViT."""
     return "Hybrid" if "+" in model else "ViT" if "/" in model else "ResNet"
 
@@ -137,4 +137,4 @@ def _read_run(row: Mapping[str, str], place: str) -> Run:
             raise ValueError(f"{place}: {column} is {row[column]!r}, not a number") from None
         if not 0 < numbers[column] < float("inf"):
             raise ValueError(f"{place}: {column} is {row[column]}; it must be above 0")
-    return Run(row["name"], row.get("family") or family_of(row["name"]), **numbers)
+    return Run(row["name"], row.get("family") or _family_of(row["name"]), **numbers)

@@ -61,12 +61,12 @@ def position_similarity(model: nn.Module, image_size: Size | None = None) -> np.
     Raises:
         ValueError: the model has no position embeddings, or relative ones, which are of pairs of patches.
     """
-    encoder: Any = next((module for module in model.modules() if hasattr(module, "layer_position_embeddings")), None)
-    kind = "none" if encoder is None else encoder.config.position_embedding_type
+    encoders: list[Any] = [module for module in model.modules() if hasattr(module, "layer_position_embeddings")]
+    kind = encoders[0].config.position_embedding_type if encoders else "none"
     if kind in ("none", "relative"):
         absent = "no position embeddings" if kind == "none" else "relative position embeddings, none for a patch"
         raise NotInThisModel(f"{type(model).__name__} has {absent}")
-    config = encoder.config
+    encoder, config = encoders[0], encoders[0].config
     grid = config.grid_of(*as_pair(config.image_size if image_size is None else image_size))
     tables = encoder.layer_position_embeddings  # None where they are added at the input
     positions = encoder.embeddings.positions_on(grid, next(model.parameters())) if tables is None else tables(grid)

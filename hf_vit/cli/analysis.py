@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..files.output import new_file, refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Commands, add_command, parse_size
+from .arguments import Commands, add_command, load_or_convert, parse_size
 
 
 def add_commands(commands: Commands) -> None:
@@ -17,7 +17,7 @@ def add_commands(commands: Commands) -> None:
 
 def _add_inspect(commands: Commands) -> None:
     command = add_command(commands, "inspect", _inspect, "a report of what a model has learned and where it looks")
-    command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
+    command.add_argument("folder", help="a folder of save_pretrained, here or of transformers, or a name on the Hub")
     command.add_argument("--image", nargs="+", default=[], type=Path, metavar="FILE", help="images to look at")
     command.add_argument("--output", required=True, type=Path, help="the folder to write: pictures and report.html")
     command.add_argument("--image-size", type=parse_size, metavar="N|HxW", help="by default the model's own")
@@ -33,11 +33,13 @@ def _inspect(arguments: argparse.Namespace) -> None:
         _need("scipy")
     from ..analysis.inspection import inspect
 
+    model, processor = load_or_convert(arguments.folder, arguments.image_size)
     problems = inspect(
-        arguments.folder,
+        model,
+        processor,
         arguments.image,
         arguments.output,
-        image_size=arguments.image_size,
+        title=Path(arguments.folder).name or arguments.folder,
         flow=arguments.flow,
         overwrite=arguments.overwrite,
         progress=True,

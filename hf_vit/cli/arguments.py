@@ -24,23 +24,19 @@ def parse_size(text: str) -> int | tuple[int, int]:
     return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
 
 
-def load_or_convert(folder: str) -> tuple[Any, Any]:
+def load_or_convert(folder: str, image_size: int | tuple[int, int] | None = None) -> tuple[Any, Any]:
     """Load a model and its image processor, None where it has none; a folder of transformers' own is converted.
 
     Args:
         folder: of `save_pretrained`, or a name on the Hub.
+        image_size: an int or (height, width) in pixels; by default the stored one.
     """
     from transformers.configuration_utils import PreTrainedConfig
 
     from ..conversion import convert
-    from ..images.image_processing_hf_vit import HfViTImageProcessor
-    from ..models.loading import load_model
+    from ..models.loading import load
     from ..models.upstream import is_of_transformers
 
     if is_of_transformers(PreTrainedConfig.get_config_dict(folder)[0]):
-        return convert(folder)
-    model = load_model(folder)
-    try:
-        return model, HfViTImageProcessor.from_pretrained(folder)
-    except OSError:
-        return model, None
+        return convert(folder, image_size=image_size)
+    return load(folder, image_size=image_size)

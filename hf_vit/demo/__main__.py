@@ -11,24 +11,25 @@ import numpy as np
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from hf_vit.conversion import convert
-from hf_vit.demo.contact_sheet import draw_contact_sheet
-from hf_vit.demo.finetuning import IMAGE_SIZE, finetune_at_higher_resolution
-from hf_vit.files.progress import silence_progress_bars
-from hf_vit.models.loading import save_folder
-from hf_vit.training.sources import load_digits
+from ..conversion import convert
+from ..files.progress import silence_progress_bars
+from ..models.loading import save_folder
+from ..training.sources import load_digits
+from .contact_sheet import draw_contact_sheet
+from .finetuning import IMAGE_SIZE, finetune_at_higher_resolution
 
 
 def main() -> None:
+    """Run the demo; models, pictures and metrics are in `--output`."""
     parser = argparse.ArgumentParser(prog="python -m hf_vit.demo", description=__doc__, allow_abbrev=False)
     parser.add_argument("--output", type=Path, default=Path("demo_output"), help="the folder for model and pictures")
     output = parser.parse_args().output
     silence_progress_bars()
 
-    folder = convert_embedded_checkpoint(output / "digits")
+    folder = _convert_embedded_checkpoint(output / "digits")
     test = load_digits()["test"]
     images, labels = list(test["image"]), np.array(test["label"])
-    predictions = classify(folder, images)
+    predictions = _classify(folder, images)
     right = predictions == labels
     print(f"{right.sum()} of {len(labels)} held-out digits are right: accuracy {right.mean():.2%}")
     sheet = draw_contact_sheet(images, labels, predictions, output / "digits.png")
@@ -39,7 +40,7 @@ def main() -> None:
     print(f"learning curve: {output / 'finetuned' / 'after' / 'learning_curve.png'}")
 
 
-def convert_embedded_checkpoint(folder: Path) -> Path:
+def _convert_embedded_checkpoint(folder: Path) -> Path:
     with as_file(files("hf_vit.demo") / "digits.npz") as checkpoint:
         model, processor = convert(checkpoint, labels=[str(digit) for digit in range(10)])
     save_folder(folder, model, processor, overwrite=True)
@@ -47,8 +48,8 @@ def convert_embedded_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def classify(folder: Path, images: list) -> np.ndarray:
-    """(number of images,) predicted classes."""
+def _classify(folder: Path, images: list) -> np.ndarray:
+    """Load a folder with the Auto classes and return the predicted classes, (number of images,)."""
     model = AutoModelForImageClassification.from_pretrained(folder).eval()
     processor = AutoImageProcessor.from_pretrained(folder)
     with torch.inference_mode():

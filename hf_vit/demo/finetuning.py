@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 IMAGE_SIZE = 24  # the embedded model was trained at 16
-SETTINGS = {
+_SETTINGS = {
     "dataset": "digits",
     "eval_split": "test",
     "image_size": IMAGE_SIZE,
@@ -25,15 +25,15 @@ SETTINGS = {
 
 def finetune_at_higher_resolution(folder: Path, output: Path) -> tuple[float, float]:
     """Accuracy on the held-out digits at 24 pixels of the model in `folder` as it is, and fine-tuned into `output`."""
-    launch(
+    _launch(
         "evaluate", {"model": folder, "dataset": "digits", "image_size": IMAGE_SIZE, "output_dir": output / "before"}
     )
-    before = read_accuracy(output / "before")
-    launch("train", {"model": folder, "output_dir": output / "after", **SETTINGS})
-    return before, read_accuracy(output / "after")
+    before = _read_accuracy(output / "before")
+    _launch("train", {"model": folder, "output_dir": output / "after", **_SETTINGS})
+    return before, _read_accuracy(output / "after")
 
 
-def launch(command: str, settings: dict):
+def _launch(command: str, settings: dict[str, object]) -> None:
     """Run `accelerate launch -m hf_vit.cli COMMAND` on one CPU process; its output appears as it comes."""
     options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
@@ -46,5 +46,5 @@ def launch(command: str, settings: dict):
     )
 
 
-def read_accuracy(folder: Path) -> float:
-    return json.loads((folder / "metrics.json").read_text())["accuracy"]
+def _read_accuracy(folder: Path) -> float:
+    return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["accuracy"]

@@ -1,21 +1,22 @@
 """`hf-vit demo FOLDER`: a page that classifies a picture and shows where the model looks."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from ..analysis import attention_rollout
 from ..analysis.inspection import visible_image
 from ..analysis.observing import as_images
-from ..models.auto import register_auto_classes
+from ..models.loading import load
+from ..models.prediction import most_likely
 
-TOP_K = 5
-SHOWN_SIZE = 448  # pixels of the shorter side, at least
-DARKEST = 0.15  # of the brightness, where the model does not look
+_TOP_K = 5
+_SHOWN_SIZE = 448  # pixels of the shorter side, at least
+_DARKEST = 0.15  # of the brightness, where the model does not look
 
 
 class Demo:
@@ -29,28 +30,30 @@ class Demo:
     """
 
     def __init__(self, folder: str | Path):
-        register_auto_classes()
-        self.model = AutoModelForImageClassification.from_pretrained(folder).eval()
-        self.processor = AutoImageProcessor.from_pretrained(folder)
-        if not hasattr(self.model.config, "pooling"):
+        self._model, self._processor = load(folder)
+        if not hasattr(self._model, "classifier"):
+            raise ValueError(f"{folder} holds {type(self._model).__name__}, which names no classes")
+        if not hasattr(self._model.config, "pooling"):
             raise ValueError(f"{folder} holds a ResNet, which has no attention to show")
-        if self.model.config.pooling == "none":
+        if self._model.config.pooling == "none":
             raise ValueError(f"{folder} classifies every patch, not the picture; a demo needs another pooling")
 
     @torch.inference_mode()
     def look(self, picture: str | Path) -> tuple[dict[str, float], Image.Image]:
         """The most likely classes with their probabilities, and what the model saw, bright where it looks."""
-        pixel_values = as_images(self.processor(str(picture), return_tensors="pt"), self.model.config)
-        classes = self.top_classes(self.model(pixel_values).logits[0])
-        seen = visible_image(pixel_values[0], self.processor)
-        return classes, highlight(seen, attention_rollout(self.model, pixel_values)[0])
+        pixel_values = as_images(self._processor(str(picture), return_tensors="pt"), self._model.config)
+        seen = visible_image(pixel_values[0], self._processor)
+        shown = highlight(seen, attention_rollout(self._model, pixel_values)[0])
+        return self._top_classes(self._model(pixel_values).logits), shown
 
-    def top_classes(self, logits: torch.Tensor) -> dict[str, float]:
-        scores, indices = logits.softmax(dim=-1).topk(min(TOP_K, len(logits)))
+    def _top_classes(self, logits: torch.Tensor) -> dict[str, float]:
+        """(1, num_labels) -> the likeliest labels, most likely first; ImageNet has two cranes"""
+        labels: Mapping[Any, str] = self._model.config.id2label or {}
+        numbered = {index: f"{label} (class {index})" for index, label in labels.items()}
         found: dict[str, float] = {}
-        for score, index in zip(scores.tolist(), indices.tolist(), strict=True):
-            label = self.model.config.id2label[index]
-            found[label if label not in found else f"{label} (class {index})"] = score  # ImageNet has two cranes
+        for label, score in most_likely(logits, numbered, _TOP_K)[0]:
+            plain = label.rpartition(" (class ")[0]
+            found[label if plain in found else plain] = score
         return found
 
 
@@ -64,15 +67,15 @@ def highlight(seen: np.ndarray, attention: np.ndarray) -> Image.Image:
     height, width = seen.shape[:2]
     least, most = attention.min(), attention.max()
     attention = (attention - least) / (most - least) if most > least else np.ones_like(attention)
-    factor = max(1, round(SHOWN_SIZE / min(height, width)))
+    factor = max(1, round(_SHOWN_SIZE / min(height, width)))
     size = (width * factor, height * factor)
     picture = Image.fromarray((seen * 255).round().astype(np.uint8)).convert("RGB").resize(size)
     light = Image.fromarray(attention.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
-    brightness = DARKEST + (1 - DARKEST) * np.asarray(light).clip(0, 1)[..., None]
+    brightness = _DARKEST + (1 - _DARKEST) * np.asarray(light).clip(0, 1)[..., None]
     return Image.fromarray((np.asarray(picture) * brightness).round().astype(np.uint8))
 
 
-def build_page(folder: str | Path) -> Any:
+def _build_page(folder: str | Path) -> Any:
     """The page, a `gradio.Interface`.
 
     Raises:
@@ -97,7 +100,7 @@ def build_page(folder: str | Path) -> Any:
         look,
         inputs=gradio.Image(type="filepath", image_mode=None, label="Picture"),
         outputs=[
-            gradio.Label(num_top_classes=TOP_K, label="Classes"),
+            gradio.Label(num_top_classes=_TOP_K, label="Classes"),
             gradio.Image(format="png", label="Where the model looks", buttons=["download", "fullscreen"]),
         ],
         title=Path(folder).name,
@@ -114,7 +117,7 @@ def serve(folder: str | Path, host: str = "127.0.0.1", port: int | None = None, 
         host: "0.0.0.0" lets other machines see it too.
         port: the first free one from 7860 by default.
     """
-    page = build_page(folder)
+    page = _build_page(folder)
     _, address, _ = page.launch(
         server_name=host,
         server_port=port,

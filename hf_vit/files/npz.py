@@ -24,16 +24,16 @@ from numpy.lib import format as npy_format
 from .output import new_file
 
 BLOCK_SIZE = 1 << 20  # bytes; the checksum is taken while they are in the processor's cache
-END_RECORD = struct.Struct("<4s6xH10x")  # of a zip archive: its signature, the number of members
-TOO_MANY_MEMBERS = 0xFFFF  # stands for a number that only the zip64 record holds
-LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member; the last two fields are the lengths of its name and extra
-MAX_DEFLATE_RATIO = 1032  # the most that deflate shrinks anything (zlib's technical notes)
-MAX_ELEMENTS = 2**48  # more than any checkpoint has, less than what overflows NumPy's index arithmetic
-MAX_DIMENSIONS = 32  # NumPy 1's limit
+_END_RECORD = struct.Struct("<4s6xH10x")  # of a zip archive: its signature, the number of members
+_TOO_MANY_MEMBERS = 0xFFFF  # stands for a number that only the zip64 record holds
+_LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member; the last two fields are the lengths of its name and extra
+_MAX_DEFLATE_RATIO = 1032  # the most that deflate shrinks anything (zlib's technical notes)
+_MAX_ELEMENTS = 2**48  # more than any checkpoint has, less than what overflows NumPy's index arithmetic
+_MAX_DIMENSIONS = 32  # NumPy 1's limit
 BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16: the upper half of a float32 is stored as two raw bytes
-INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
-FLOATS = (np.float16, np.float32, np.float64, np.complex64, np.complex128)
-SUPPORTED_DTYPES = {BFLOAT16, *map(np.dtype, (np.bool_, *INTEGERS, *FLOATS))}
+_INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
+_FLOATS = (np.float16, np.float32, np.float64, np.complex64, np.complex128)
+SUPPORTED_DTYPES = {BFLOAT16, *map(np.dtype, (np.bool_, *_INTEGERS, *_FLOATS))}
 
 
 class NpzError(ValueError):
@@ -135,7 +135,7 @@ class NpzReader:
         except Exception as error:  # a damaged directory raises more from zipfile than BadZipFile
             size = _file_size(self._file)
             raise NpzError(f"{self.path} is truncated or damaged: its {size} bytes hold no zip directory") from error
-        if stated not in (found, TOO_MANY_MEMBERS):  # zipfile overlooks it when one entry swallows the next
+        if stated not in (found, _TOO_MANY_MEMBERS):  # zipfile overlooks it when one entry swallows the next
             raise NpzError(f"{self.path} is damaged: {found} of the {stated} arrays in its zip directory can be found")
         return archive
 
@@ -162,7 +162,7 @@ class NpzReader:
     def _read_stored(self, member: _Member, data: memoryview) -> None:
         """Fill `data` straight from the file."""
         self._file.seek(member.zip_info.header_offset)
-        name_length, extra_length = LOCAL_HEADER.unpack(self._file.read(LOCAL_HEADER.size))
+        name_length, extra_length = _LOCAL_HEADER.unpack(self._file.read(_LOCAL_HEADER.size))
         self._file.seek(name_length + extra_length, os.SEEK_CUR)
         checksum = zlib.crc32(self._file.read(member.header_size))
         for block in _blocks(data):
@@ -251,7 +251,7 @@ def _as_tensor(buffer: np.ndarray, info: ArrayInfo, fortran_order: bool) -> torc
 
 def _check_member(zip_info: zipfile.ZipInfo, file_size: int) -> None:
     """Refuse sizes that the file cannot hold, before memory is taken for them."""
-    max_ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: MAX_DEFLATE_RATIO}.get(zip_info.compress_type)
+    max_ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _MAX_DEFLATE_RATIO}.get(zip_info.compress_type)
     if max_ratio is None or zip_info.flag_bits & 1:
         raise ValueError("it is encrypted or compressed by another method than deflate")
     if zip_info.header_offset + zip_info.compress_size > file_size:
@@ -280,7 +280,7 @@ def _check_array(shape: tuple[int, ...], dtype: np.dtype, data_size: int) -> Non
         raise ValueError("it has the dtype object, a pickle that could run any code")
     if dtype.newbyteorder("=") not in SUPPORTED_DTYPES:
         raise ValueError(f"it has the unsupported dtype {dtype}")
-    if min(shape, default=0) < 0 or len(shape) > MAX_DIMENSIONS or math.prod(d or 1 for d in shape) > MAX_ELEMENTS:
+    if min(shape, default=0) < 0 or len(shape) > _MAX_DIMENSIONS or math.prod(d or 1 for d in shape) > _MAX_ELEMENTS:
         raise ValueError(f"its header claims the impossible shape {shape}")
     if math.prod(shape) * dtype.itemsize != data_size:
         raise ValueError(
@@ -291,9 +291,9 @@ def _check_array(shape: tuple[int, ...], dtype: np.dtype, data_size: int) -> Non
 
 def _stated_members(file: BufferedReader) -> int:
     """How many members the end record of a zip archive speaks of; only a comment of at most 64 KiB comes after it."""
-    file.seek(-min(_file_size(file), END_RECORD.size + 2**16), os.SEEK_END)
+    file.seek(-min(_file_size(file), _END_RECORD.size + 2**16), os.SEEK_END)
     tail = file.read()
-    return END_RECORD.unpack_from(tail, tail.rindex(b"PK\5\6"))[1]
+    return _END_RECORD.unpack_from(tail, tail.rindex(b"PK\5\6"))[1]
 
 
 def _blocks(data: memoryview) -> Iterator[memoryview]:

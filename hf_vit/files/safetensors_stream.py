@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-ALIGNMENT = 8  # bytes, of the header's end
+_ALIGNMENT = 8  # bytes, of the header's end
 
 
 def write_safetensors(
@@ -26,14 +26,14 @@ def write_safetensors(
         start, end = end, end + 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
+    text += b" " * (-len(text) % _ALIGNMENT)
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in one_ahead(tensors):
+        for _, tensor in _one_ahead(tensors):
             file.write(tensor.numpy().data)
 
 
-def one_ahead(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _one_ahead(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """The same pairs; a thread makes the next one while the caller uses this one."""
     iterator = iter(tensors)
     with ThreadPoolExecutor(1) as executor:

@@ -135,7 +135,7 @@ def _architecture_of_bit(sources: Sources) -> dict[str, str]:
 
 def _count_parameters(config: Mapping[str, Any]) -> int:
     """Of the model that a config.json describes; of an encoder, what comes before the pooling."""
-    model_class = {model.__name__: model for _, model in AUTO_MODELS}[config["architectures"][0]]
+    model_class: Any = {model.__name__: model for _, model in AUTO_MODELS}[config["architectures"][0]]
     with torch.device("meta"):
         model = model_class(model_class.config_class.from_dict(dict(config)))
     pooler = getattr(model, "pooler", None)

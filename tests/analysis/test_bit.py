@@ -9,7 +9,7 @@ from hf_vit.analysis.inspection import inspect
 from hf_vit.cli import main
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.configuration_hf_bit import DEPTHS, VARIANTS
-from hf_vit.models.loading import save_folder
+from hf_vit.models.loading import load, save_folder
 from hf_vit.models.variants import VARIANTS as ALL_VARIANTS
 
 from ..published import BIT_PARAMETERS
@@ -83,5 +83,5 @@ def test_a_report_says_what_a_resnet_has_not(tmp_path):
     torch.manual_seed(0)
     model = HfBiTForImageClassification(HfBiTConfig(embedding_size=32, depths=[1, 1], image_size=32, num_labels=5))
     save_folder(tmp_path / "folder", model, HfViTImageProcessor("bit", size=32))
-    assert inspect(tmp_path / "folder", [], tmp_path / "report") == []
+    assert inspect(*load(tmp_path / "folder"), [], tmp_path / "report", title="tiny") == []
     assert (tmp_path / "report" / "filters.png").is_file()
