@@ -194,7 +194,7 @@ def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
 
 
 def visible_image(pixel_values: torch.Tensor, processor: Any) -> np.ndarray:
-    """The image to draw, (height, width, 3) or (height, width) in [0, 1]; pixel values are (channels, height, width)."""
+    """Undo the normalisation: (channels, height, width) -> (height, width, 3) or (height, width) in [0, 1]"""
     mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
     mean, std = (torch.as_tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in (mean, std))
     image = (pixel_values * std + mean).clamp(0, 1).numpy()

@@ -1,6 +1,5 @@
 """`hf-vit demo FOLDER`: a page that classifies a picture and shows where the model looks."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,8 @@ class Demo:
 
     def _top_classes(self, logits: torch.Tensor) -> dict[str, float]:
         """(1, num_labels) -> the likeliest labels, most likely first; ImageNet has two cranes"""
-        labels: Mapping[Any, str] = self._model.config.id2label or {}
-        numbered = {index: f"{label} (class {index})" for index, label in labels.items()}
+        labels = self._model.config.id2label or {}
+        numbered = {int(index): f"{label} (class {index})" for index, label in labels.items()}
         found: dict[str, float] = {}
         for label, score in most_likely(logits, numbered, _TOP_K)[0]:
             plain = label.rpartition(" (class ")[0]

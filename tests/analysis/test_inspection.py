@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from hf_vit.analysis.inspection import visible_image
 from hf_vit.cli import main
@@ -199,3 +200,16 @@ def test_a_browser_shows_it_from_disk_without_a_network(report, tmp_path):
     result = subprocess.run([*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
     assert "shown 9 of 9, " in result.stdout
     assert int(re.search(r"(-?\d+) too wide", result.stdout)[1]) <= 0
+
+
+def test_a_folder_of_transformers_is_converted(tmp_path):
+    sizes = {"hidden_size": 14, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 22}
+    config = ViTConfig(**sizes, image_size=20, patch_size=4, num_labels=5)
+    ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
+    ViTImageProcessor(size={"height": 20, "width": 20}).save_pretrained(tmp_path / "theirs")
+    image = make_image(tmp_path / "image.png")
+    command = ["inspect", tmp_path / "theirs", "--image", image, "--output", tmp_path / "report", "--image-size", "24"]
+    assert main([str(argument) for argument in command]) == 0
+    text = Page((tmp_path / "report" / "report.html").read_text()).text
+    assert "24 x 24 pixels, 6 x 6 patches" in text
+    assert "theirs" in text
