@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check fix bench
+.PHONY: demo test quick check fix bench
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -14,7 +14,11 @@ demo: .venv/installed
 	$(BIN)/python -m hf_vit.demo --output demo_output
 
 test: .venv/installed
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --durations 10
+
+# Every area, within three minutes on two cores.
+quick: .venv/installed
+	$(BIN)/python -m pytest --numprocesses 2 -m "not slow and not browser"
 
 # What is compared with others, and then what is not; each alone is `make bench-inference` and so on.
 COMPARED := inference training_step loading floor

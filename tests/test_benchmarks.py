@@ -57,6 +57,7 @@ def test_the_checkpoint_of_the_conversion_benchmark_converts(tmp_path, monkeypat
 # Scaling
 
 
+@pytest.mark.slow
 def test_the_ladder_of_the_scaling_benchmark_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     scaling = load_benchmark("scaling")
@@ -264,6 +265,7 @@ def test_steps_that_differ_are_not_timed():
         benchmark.compare(steps)
 
 
+@pytest.mark.slow
 def test_the_first_logit_of_a_new_process(checkpoints):
     benchmark = load_benchmark("loading")
     ours = benchmark.start("hf_vit", checkpoints, 20)

@@ -271,6 +271,7 @@ def missing_package(code: str) -> str | None:
     return next((reason for package, reason in NEEDS.items() if package in code and find_spec(package) is None), None)
 
 
+@pytest.mark.slow
 def test_everything_in_the_readme_runs(reader):
     blocks = read_blocks()
     imports = prelude(blocks)

@@ -54,6 +54,7 @@ def test_multiply_adds_and_parameters(name):
     assert [part.name for part in compute.parts] == ["ResNet root", *stages, "normalisation", "head"]
 
 
+@pytest.mark.slow
 def test_the_papers_resnets():
     """Table 6: 3 to 5 % above what it prints; without what is multiplied with padding, within 1.5 %."""
     rows = [row for row in training_runs.table_rows(6) if row["model"] in VARIANTS]

@@ -163,6 +163,7 @@ def test_training_by_hand():
         analysis.accelerator_days(1, utilization=1.5)
 
 
+@pytest.mark.slow
 def test_counting_takes_no_weights():
     """H/14, whose weights are 2.5 GB, for which the process grows by less than 300 MB."""
     code = (

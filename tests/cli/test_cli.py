@@ -141,6 +141,7 @@ def test_a_full_disk_leaves_nothing(goldens, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_scripts_are_the_commands():
     for script in ("convert", "export"):
         path = ROOT / "conversion" / f"{script}.py"

@@ -68,6 +68,7 @@ class _Nothing:
         """A folder without an image processor."""
 
 
+@pytest.mark.slow
 def test_onnx_of_any_size(tmp_path):
     pytest.importorskip("onnxscript", reason="onnxscript (extra export) is not installed")
     sizes = {**SIXTEEN, "num_hidden_layers": 1, "image_size": 32, "patch_size": 2}
@@ -76,6 +77,7 @@ def test_onnx_of_any_size(tmp_path):
     assert_same(onnx_runner(tmp_path / "any.onnx"), hybrid, (1, 3, 32, 32), (3, 3, 40, 24))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [{"position_embedding_type": "relative"}, {"attention_axes": "axial", "pooling": "mean"}],
@@ -98,6 +100,7 @@ def test_torch_export(classifier, tmp_path):
     assert_same(torch_runner(tmp_path / "any.pt2"), classifier, (1, 3, 20, 36), (2, 3, 44, 8))
 
 
+@pytest.mark.slow
 def test_aot_inductor(tmp_path):
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("AOTInductor needs a C++ compiler")

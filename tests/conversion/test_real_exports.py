@@ -62,6 +62,7 @@ def test_transformers_computes_the_same_logits(model_and_processor, pixel_values
         torch.testing.assert_close(theirs(pixel_values).logits, logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_onnxruntime_computes_the_same_logits(model_and_processor, pixel_values, logits, tmp_path):
     pytest.importorskip("onnxscript", reason="onnxscript (extra export) is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime (extra export) is not installed")

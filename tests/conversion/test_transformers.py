@@ -452,6 +452,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_name_on_the_hub_converts(hub, client, tmp_path):
     theirs = their_model("ViTForImageClassification", id2label={i: f"kind {i}" for i in range(11)})
     theirs.save_pretrained(tmp_path / "theirs")

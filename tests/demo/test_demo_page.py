@@ -117,6 +117,7 @@ def browser():
         yield driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
 
 
+@pytest.mark.browser
 def test_a_picture_is_classified_in_a_browser(tmp_path, address, browser, picture):
     page = browser.new_page()
     page.set_default_timeout(120_000)

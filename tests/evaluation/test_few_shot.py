@@ -72,6 +72,7 @@ def test_too_few_images_are_one_sentence(tiny, colors, capsys):
         assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_flowers_with_the_real_tiny_vit(shared, tmp_path):
     """Seen with other code: 1 shot 93.5 %, 5 98.5 %, 10 98.9 %, 25 99.3 %, as means of 3 seeds."""
     import zipfile

@@ -224,6 +224,7 @@ def test_a_thousand_examples(tmp_path, monkeypatch):
     assert len(images_of(data.train, "image") | images_of(data.validation, "image")) == 1000
 
 
+@pytest.mark.slow
 def test_the_hub_has_all_tasks_by_name(hub, client, tmp_path):
     """A data set of the CLIP benchmark's form: shards with an image and `cls`, in folders for the splits."""
     code = """

@@ -58,9 +58,9 @@ MODELS = {
 }
 
 
-@pytest.fixture(params=MODELS.values(), ids=MODELS)
+@pytest.fixture(params=["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("hybrid", "bit"))])
 def folder_with_code(request, tmp_path):
-    model = request.param()
+    model = MODELS[request.param]()
     height, width = model.config.image_size
     folder = tmp_path / "folder"
     save_folder(folder, model, hf_vit.HfViTImageProcessor(size={"height": height, "width": width}))
@@ -81,6 +81,7 @@ def test_the_same_logits_where_hf_vit_cannot_be_imported(folder_with_code, tmp_p
         assert torch.equal(model.base_model(pixel_values).pooler_output, features)
 
 
+@pytest.mark.slow
 def test_masked_patch_prediction_loads_where_hf_vit_cannot_be_imported(tmp_path):
     torch.manual_seed(5)
     model = hf_vit.HfViTForMaskedPatchPrediction(hf_vit.HfViTConfig(**TINY)).eval()
@@ -108,6 +109,7 @@ def test_masked_patch_prediction_loads_where_hf_vit_cannot_be_imported(tmp_path)
     assert type(AutoModelForMaskedImageModeling.from_pretrained(folder)) is hf_vit.HfViTForMaskedPatchPrediction
 
 
+@pytest.mark.slow
 def test_the_way_of_transformers_copies_the_same_code(tmp_path):
     """`register_for_auto_class` changes what every later save does, so it runs in a process of its own."""
     code = """
@@ -133,6 +135,7 @@ def test_the_way_of_transformers_copies_the_same_code(tmp_path):
     assert theirs.items() <= ours.items()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_hf_vit", [True, False])
 def test_code_that_nobody_trusts_never_runs(tmp_path, has_hf_vit):
     mark, folder = tmp_path / "it ran", save_tiny(tmp_path / "folder")

@@ -153,6 +153,7 @@ def test_the_same_from_every_kind_of_input(preset, shape, tmp_path):
             torch.testing.assert_close(result, expected, atol=1e-6, rtol=0, msg=f"{kind}, {backend}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "height", "width"), [("vit_jax", 6000, 8000), ("timm", 1500, 2000)])
 def test_large_photographs(preset, height, width):
     rows, columns = np.arange(height, dtype=np.uint32)[:, None], np.arange(width, dtype=np.uint32)
@@ -401,6 +402,7 @@ def test_works_in_a_pipeline(pixels, tmp_path):
     assert [entry["score"] for entry in answer] == pytest.approx(scores[:5].tolist(), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_travels_to_a_process_without_the_package(pixels, tmp_path, monkeypatch):
     monkeypatch.setattr(HfViTImageProcessor, "_auto_class", "AutoImageProcessor")
     processor = HfViTImageProcessor("timm", size=20)

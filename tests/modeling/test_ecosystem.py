@@ -204,6 +204,7 @@ TENSOR_PARALLEL = """
 """
 
 
+@pytest.mark.slow
 def test_tensor_parallel_on_two_processes(folder, pixel_values, tmp_path):
     torch.save(pixel_values, folder / "pixel_values.pt")
     (tmp_path / "parallel.py").write_text(textwrap.dedent(TENSOR_PARALLEL))

@@ -57,6 +57,7 @@ def test_images_of_several_shapes_equal_each_alone(fields, attention):
     check_together_equals_alone(tiny(**fields), attention)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # flex attention in transformers and torch has its own
 def test_flex_attention_has_a_block_mask():

@@ -27,6 +27,7 @@ try:
 except transformers_sdist.NotAvailableError as error:
     pytest.skip(str(error), allow_module_level=True)
 
+pytestmark = pytest.mark.slow  # a thousand of them
 OF_OTHER_KINDS = {
     "models with a vocabulary": r"tokens_embeddings|resize_embeddings|resize_position_vector|inputs_embeds",
     "language models": r"text_features|_lm_loss|encoder_decoder|rope|sliding_window|feed_forward_chunking",

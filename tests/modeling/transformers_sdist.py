@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tarfile
 import types
-import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -87,8 +86,8 @@ def load(*names: str) -> list[types.ModuleType]:
     # The one of the configurations imports the package from a checkout that is not there.
     find_package = mock.patch("transformers.utils.direct_transformers_import", return_value=transformers)
     keep_path = mock.patch.object(sys, "path", [*sys.path])  # to which the one of the image processors appends
-    with find_package, keep_path, warnings.catch_warnings():
-        warnings.simplefilter("ignore", pytest.PytestUnknownMarkWarning)  # its marks of slow tests and accelerators
+    any_mark = mock.patch.object(pytest.mark, "_config", None)  # its marks of slow tests and accelerators
+    with find_package, keep_path, any_mark:
         return [importlib.import_module(f"{PACKAGE}.{name}") for name in names]
 
 

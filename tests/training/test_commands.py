@@ -263,6 +263,7 @@ def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path):
         torch.testing.assert_close(tensor, weights[1][name], rtol=0, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler about torch
 def test_a_compiled_model_takes_the_same_steps(tmp_path):

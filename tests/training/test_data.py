@@ -194,6 +194,7 @@ def test_broken_images_are_replaced_and_counted():
     assert [samples[n]["valid"] for n in range(4)] == [True, True, False, True]
 
 
+@pytest.mark.slow
 def test_streams_resume_and_do_not_depend_on_workers(tmp_path):
     make(25).to_parquet(tmp_path / "train.parquet")
     split = open_split(load_split(str(tmp_path), "train", streaming=True))

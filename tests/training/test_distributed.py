@@ -8,6 +8,8 @@ import torch
 
 from ..launching import DIGITS, history, launch, weights
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):

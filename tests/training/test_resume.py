@@ -12,6 +12,8 @@ import torch
 
 from ..launching import DIGITS, command, environment, launch, weights
 
+pytestmark = pytest.mark.slow
+
 # dropout, averaging and accumulation: all that has state or chance in it
 EVERYTHING = {**DIGITS, "dropout": 0.1, "drop_path": 0.1, "ema_decay": 0.9, "momentum_dtype": "bfloat16"}
 

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ..launching import environment
+
+pytestmark = pytest.mark.slow
 
 
 def test_sharded_optimizers_step_as_on_one_device_and_continue_exactly(tmp_path):
