@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hf_vit.training.measuring import score, tidy
+from hf_vit.training.measuring import _tidy, score
 from hf_vit.training.metrics import MeanPerClassAccuracy, RealAccuracy, TopKAccuracy
 
 RANKED = [[2, 1, 0], [0, 1, 2], [1, 2, 0], [0, 2, 1]]
@@ -45,7 +45,7 @@ def columns(**changes):
 
 
 def test_padding_and_broken_images_do_not_count():
-    predictions = tidy(columns())
+    predictions = _tidy(columns())
     assert predictions["index"].tolist() == [0, 2, 3]
     results = score(predictions)
     assert (results["samples"], results["skipped"], results["loss"]) == (3, 1, 2.0)
@@ -53,15 +53,15 @@ def test_padding_and_broken_images_do_not_count():
 
 
 def test_real_labels_follow_the_index():
-    results = score(tidy(columns()), real_labels=[[0], [5], [1], []])
+    results = score(_tidy(columns()), real_labels=[[0], [5], [1], []])
     assert results["real_accuracy"] == 1.0
 
 
 def test_several_labels_count_the_first_prediction():
     labels = np.array([[0, 1], [0, 0], [1, 0], [1, 1], [1, 0]])
-    assert score(tidy(columns(label=labels)))["accuracy"] == pytest.approx(2 / 3)
+    assert score(_tidy(columns(label=labels)))["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_nothing_to_evaluate_is_an_error():
     with pytest.raises(ValueError, match="empty"):
-        tidy({})
+        _tidy({})
