@@ -53,13 +53,12 @@ def make_checkpoints(config, folder: Path) -> None:
 
 def export_torchvision(model, path: Path) -> None:
     from hf_vit.conversion import ConversionError
-    from hf_vit.conversion.building import rules_for_model
     from hf_vit.conversion.rules import to_theirs
-    from hf_vit.conversion.torch.torchvision_layout import rules_for
+    from hf_vit.conversion.torchvision.source import Torchvision
 
     if model.config.model_type != "hf_vit":
         raise ConversionError("torchvision has no hybrids")
-    torch.save(to_theirs(model.state_dict(), rules_for_model(model, rules_for(model.config, has_head=True))), path)
+    torch.save(to_theirs(model.state_dict(), Torchvision().rules(model.config, has_head=True)), path)
 
 
 class NotThere(Exception):

@@ -5,17 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog import address_of
-from ..catalog.evaluation import image_size_of_bit
 from ..files.download import public_name, sha256_of
 from ..files.output import new_folder
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vit import Size, as_pair
 from ..models.pretrained import HfViTPreTrainedModel
-from .labels import labels_of_timm, read_labels
-from .preprocessing import build_processor, processor_settings
-from .recognising import fetch_any, read_settings, recognise_source
+from .building import has_head
+from .checkpoint import fetch_any, open_checkpoint
+from .labels import set_labels
+from .processor import build_processor
 from .record import package_versions
-from .rules import ConversionError
+from .source import Request
+from .sources import recognise
 
 
 def convert(
@@ -58,27 +59,21 @@ def convert(
         OSError: it cannot be fetched.
     """
     fetched = fetch_any(address_of(str(source)))
-    settings = read_settings(fetched.path)
-    path, read = recognise_source(fetched.path, settings, None if position_grid is None else as_pair(position_grid))
-    if weights is not None and path.suffix == ".npz":
-        overrides["weights"] = weights
-    with ThreadPoolExecutor(1) as executor:
-        sha256 = executor.submit(sha256_of, path)  # hashing runs beside the reading
-        model, record = read(**overrides)
-        record = {"source": public_name(fetched), "file": path.name, "sha256": sha256.result(), **record}
-    if record["dialect"]["names"] == "big_transfer":
-        model.set_image_size(overrides.get("image_size", image_size_of_bit(fetched.location)))
-    preprocessing = processor_settings(record["dialect"], fetched.location, path.parent, settings)
-    if preset is not None:
-        preprocessing = {"preset": preset}
+    request = Request(None if position_grid is None else as_pair(position_grid), weights, overrides)
+    with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor:
+        sha256 = executor.submit(sha256_of, checkpoint.path)  # hashing runs beside the reading
+        its_source, naming = recognise(checkpoint, request)
+        model, record = its_source.read(checkpoint, naming, request)
+        record = {"source": public_name(fetched), "file": checkpoint.path.name, "sha256": sha256.result(), **record}
+    preprocessing = {"preset": preset} if preset else its_source.preprocessing(checkpoint, naming.dialect)
     if image_size is not None:
         model.set_image_size(image_size)
         record["image_size"] = image_size
         preprocessing = {name: value for name, value in preprocessing.items() if name not in ("size", "crop_size")}
-    if labels is None and record["dialect"]["names"] == "timm" and model.base_model is not model:
-        labels = labels_of_timm(settings, model.config.num_labels)
+    if labels is None and has_head(model):
+        labels = its_source.labels(checkpoint, model.config.num_labels or 0)
     if labels is not None:
-        _set_labels(model, labels)
+        set_labels(model, labels)
     model.conversion_record = {**record, "preset": preprocessing["preset"], "versions": package_versions()}
     return model, build_processor(model.config, **preprocessing)
 
@@ -108,13 +103,3 @@ def convert_to_folder(
             model.save_pretrained(folder)
         processor.save_pretrained(folder)
     return model
-
-
-def _set_labels(model: HfViTPreTrainedModel, labels: str | Path | list[str]) -> None:
-    if not hasattr(model, "classifier"):
-        raise ConversionError("the checkpoint has no trained head, so labels cannot be given to its classes")
-    names = labels if isinstance(labels, list) else read_labels(labels)
-    if len(names) != model.config.num_labels:
-        raise ConversionError(f"{len(names)} labels are given, but the head has {model.config.num_labels} classes")
-    model.config.id2label = dict(enumerate(names))
-    model.config.label2id = {name: index for index, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""`hf-vit export`: which format is written how."""
+"""From a model to somebody else's checkpoint or program."""
 
 import os
 from collections.abc import Callable
@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from ..files.output import refuse_existing
+from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vit import Size
 from ..models.pretrained import HfViTPreTrainedModel
-from .jax.writing import export_jax
 from .programs import export_aot_inductor, export_onnx, export_torch
 from .rules import ConversionError
-from .timm.writing import export_timm
-from .transformers.writing import export_transformers
+from .source import Source, Writing
+from .sources import SOURCES
 
 PROGRAMS: dict[str, Callable[..., None]] = {
     "onnx": export_onnx,
     "torch-export": export_torch,
     "aot-inductor": export_aot_inductor,
 }
-FORMATS = ("jax", "transformers", "timm", *PROGRAMS)
+FORMATS = (*dict.fromkeys(source.format for source in SOURCES if source.format), *PROGRAMS)
 
 
 def export(
@@ -27,7 +27,7 @@ def export(
     path: str | os.PathLike,
     to: str,
     *,
-    processor: Any = None,
+    processor: HfViTImageProcessor | None = None,
     dialect: str | None = None,
     size: Size | str | None = None,
     overwrite: bool = False,
@@ -50,16 +50,94 @@ def export(
     """
     if to not in FORMATS:
         raise ConversionError(f"unknown format {to!r}; known: {', '.join(FORMATS)}")
-    if size is not None and to not in PROGRAMS:
-        raise ConversionError(f"a size can only be given for {', '.join(PROGRAMS)}; convert at that size instead")
+    refuse_existing(path, overwrite)
     if to in PROGRAMS:
         PROGRAMS[to](model, path, size, overwrite)
         return {}
-    if to == "timm":
-        return export_timm(model, path, overwrite)
-    if to == "transformers":
-        export_transformers(model, path, processor, overwrite)
-        return {}
-    refuse_existing(path, overwrite)
-    export_jax(model, Path(path), dialect)
-    return {}
+    if size is not None:
+        raise ConversionError(f"a size can only be given for {', '.join(PROGRAMS)}; convert at that size instead")
+    source, dialect = _writer(model, to, dialect)
+    return source.write(model, Path(path), Writing(dialect, processor, overwrite))
+
+
+def export_jax(model: HfViTPreTrainedModel, path: str | os.PathLike, dialect: str | None = None) -> None:
+    """Write a model as an .npz that the original code loads.
+
+    What was converted from an .npz comes back bit by bit in the dialect that it was read in: every array of the model
+    has its name, shape and values. Not written are a prefix of all names, arrays beside the model's, the stacking of
+    blocks, and a number format other than that of the model (float32 after `convert`).
+
+    Args:
+        model: with or without a head. A model converted from a file whose all-zero head was left out gets it back.
+        path: the .npz to write; it appears when it is complete.
+        dialect: "vit_jax" (names of the released files, the default), "flax" (those of present-day Flax) or
+            "big_vision"; of a BiT "big_transfer" or "big_vision", by default the one that computes as the model does.
+
+    Raises:
+        ConversionError: the dialect has no such model.
+        NpzError: the file cannot be written.
+    """
+    export(model, path, "jax", dialect=dialect, overwrite=True)
+
+
+def export_timm(model: HfViTPreTrainedModel, path: str | os.PathLike, overwrite: bool = False) -> dict[str, Any]:
+    """Write a model as timm has it.
+
+    A file holds the weights alone. A folder says too how the model is built, so that
+    `timm.create_model("local-dir:FOLDER")` computes what this model computes.
+
+    Args:
+        model: with or without a head.
+        path: a .safetensors file, or a folder; it appears when it is complete.
+        overwrite: whether it may replace what is there.
+
+    Returns:
+        The arguments of `timm.create_model` with which the weights compute the same: timm's defaults differ, since
+        released models have tanh GELU.
+
+    Raises:
+        ConversionError: timm has no such model.
+        FileExistsError: `path` exists and may not be overwritten.
+    """
+    return export(model, path, "timm", overwrite=overwrite)
+
+
+def export_transformers(
+    model: HfViTPreTrainedModel,
+    folder: str | os.PathLike,
+    processor: HfViTImageProcessor | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a model as transformers' `ViTForImageClassification`, or `ViTModel` where it has no head; BiT as `Bit...`.
+
+    Masked patch prediction of pixels is its `ViTForMaskedImageModeling`. This package is not needed to load it.
+
+    Args:
+        model: with a class token and learned position embeddings; a hybrid has no counterpart in transformers 5.
+        folder: to write; it appears when it is complete.
+        processor: its image processor, of which size, mean and deviation are written too. The pixels of transformers'
+            own processor differ from it by what is between two ways of resizing.
+        overwrite: whether `folder` may be replaced.
+
+    Raises:
+        ConversionError: transformers has no such model.
+        FileExistsError: `folder` exists and may not be overwritten.
+    """
+    export(model, folder, "transformers", processor=processor, overwrite=overwrite)
+
+
+def _writer(model: HfViTPreTrainedModel, to: str, dialect: str | None) -> tuple[Source, str]:
+    """The source that writes a model in a format, and its dialect ("" for a format without)."""
+    takers = [source for source in SOURCES if source.format == to and isinstance(model, source.models)]
+    if not takers:
+        raise ConversionError(f"{type(model).__name__} has no counterpart in {to}; convert its encoder or classifier")
+    known = list(dict.fromkeys(name for source in takers for name in source.dialects))
+    if dialect not in (None, *known):
+        raise ConversionError(f"unknown dialect {dialect!r} of {to}; for such a model: {', '.join(known) or 'none'}")
+    lacking: list[str] = []
+    for source in (source for source in takers if dialect in (None, *source.dialects)):
+        name = dialect or source.dialects[0]
+        lacking = source.lacks(model, name)
+        if not lacking:
+            return source, name
+    raise ConversionError(f"{dialect or takers[0].dialects[0] or to} has no {', no '.join(lacking)}")

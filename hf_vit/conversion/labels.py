@@ -1,34 +1,33 @@
-"""Names of classes."""
+"""Names of classes: read, and given to a model."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 from ..catalog.class_names import BUILT_IN, built_in_class_names
+from ..models.pretrained import HfViTPreTrainedModel
 from .rules import ConversionError
 
 
-def labels_of_timm(settings: dict[str, Any], num_labels: int) -> list[str] | None:
-    """Names of the classes in the config.json of a timm folder, in words where it describes them; None without any.
-
-    A list, or an object from index to name that may leave some out (timm/models/_hub.py, save_config_for_hf).
-    """
-    settings = {**settings.get("pretrained_cfg", {}), **settings}
-    names = settings.get("label_names") or settings.get("labels")
-    if not names:
-        return None
-    if isinstance(names, dict):
-        names = [names.get(str(index), f"LABEL_{index}") for index in range(num_labels)]
-    descriptions = settings.get("label_descriptions") or {}
-    return [descriptions.get(name, name) for name in names]
-
-
-def read_labels(source: str | Path) -> list[str]:
-    """Read names of classes, in the order of the head's outputs.
+def set_labels(model: HfViTPreTrainedModel, labels: str | Path | list[str]) -> None:
+    """Name the classes of a model.
 
     Args:
-        source: "imagenet1k", or a file: one name per line, or JSON (a list, or an object from index to name).
+        labels: "imagenet1k"; a file: one name per line, or JSON (a list, or an object from index to name); or a list.
+
+    Raises:
+        ConversionError: the model has no head, or another number of classes; or the file holds no names.
     """
+    if not hasattr(model, "classifier"):
+        raise ConversionError("the checkpoint has no trained head, so labels cannot be given to its classes")
+    names = labels if isinstance(labels, list) else _read_labels(labels)
+    if len(names) != model.config.num_labels:
+        raise ConversionError(f"{len(names)} labels are given, but the head has {model.config.num_labels} classes")
+    model.config.id2label = dict(enumerate(names))
+    model.config.label2id = {name: index for index, name in enumerate(names)}
+
+
+def _read_labels(source: str | Path) -> list[str]:
+    """Names of classes, in the order of the head's outputs."""
     if str(source) in BUILT_IN:
         return built_in_class_names(str(source))
     path = Path(source)

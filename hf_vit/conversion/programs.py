@@ -65,7 +65,7 @@ def export_onnx(
     module, pixel_values, shapes = _prepare(model, size)
     output = "logits" if isinstance(model, CLASSIFIERS) else "pooler_output"
     with _quiet():
-        program = torch.onnx.export(
+        program: Any = torch.onnx.export(
             module,
             (pixel_values,),
             dynamo=True,
@@ -124,7 +124,8 @@ def _prepare(
     if size == DYNAMIC:
         shapes |= _free_sizes(model.config)
     elif size is not None:
-        model.set_image_size(size)  # refuses a size that the patches do not divide
+        # refuses a size that the patches do not divide, and any other text
+        model.set_image_size(size)  # pyright: ignore[reportArgumentType]
     # two of each that is free: 0 and 1 would be taken for constants
     height, width = as_pair(model.config.image_size)
     pixel_values = torch.zeros(2, model.config.num_channels, height, width, dtype=model.dtype)

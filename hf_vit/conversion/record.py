@@ -7,11 +7,12 @@ from typing import Any
 
 from ..models.pretrained import CONVERSION_RECORD, HfViTPreTrainedModel
 
-PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")
+_PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")
 
 
 def package_versions() -> dict[str, str]:
-    return {package: _version(package) for package in PACKAGES}
+    """The versions of what a conversion computes with."""
+    return {package: _version(package) for package in _PACKAGES}
 
 
 def _version(package: str) -> str:
@@ -25,5 +26,5 @@ def record_of(model: HfViTPreTrainedModel) -> dict[str, Any]:
     """The record of a converted model, or of the folder that it was loaded from; empty where there is none."""
     if model.conversion_record is not None:
         return model.conversion_record
-    path = Path(model.name_or_path) / CONVERSION_RECORD
-    return json.loads(path.read_text()) if path.is_file() else {}
+    path = Path(model.name_or_path or "") / CONVERSION_RECORD
+    return json.loads(path.read_text()) if model.name_or_path and path.is_file() else {}

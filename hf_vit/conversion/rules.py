@@ -1,5 +1,6 @@
 """Rule tables: one row per parameter, their name, our name and how the axes move; applied once, nothing left over."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,35 +12,46 @@ class ConversionError(ValueError):
 
 
 class Layout(NamedTuple):
-    """How an array's axes move; `to_theirs` also gets the shape that the other side expects."""
+    """How an array's axes move on the way to us, and back."""
 
     to_ours: Callable[[torch.Tensor], torch.Tensor]
-    to_theirs: Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]
+    to_theirs: Callable[[torch.Tensor], torch.Tensor]
 
 
 class Rule(NamedTuple):
+    """One array: its name in their file, its name in our state dict."""
+
     theirs: str
     ours: str
     layout: Layout
 
 
-def _reshape(array: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    return array.reshape(shape)
+# (what stands before their names, what before ours, rules)
+Block = tuple[str, str, Iterable[Rule]]
 
-
-# What our layouts are called is what happens on the way to us; `shape` is theirs.
-as_is = Layout(lambda array: array, _reshape)
-flatten = Layout(lambda array: array.flatten(), _reshape)  # (1, 1, 1, channels) or (heads, head_dim) -> (n,)
-transpose = Layout(lambda kernel: kernel.transpose(0, 1), lambda weight, shape: weight.T)  # (in, out) -> (out, in)
+as_is = Layout(lambda array: array, lambda parameter: parameter)
+transpose = Layout(lambda kernel: kernel.transpose(0, 1), lambda weight: weight.T)  # (in, out) -> (out, in)
 channels_first = Layout(  # (rows, columns, in, out) -> (out, in, rows, columns)
-    lambda kernel: kernel.permute(3, 2, 0, 1), lambda weight, shape: weight.permute(2, 3, 1, 0)
+    lambda kernel: kernel.permute(3, 2, 0, 1), lambda weight: weight.permute(2, 3, 1, 0)
 )
-split_heads = Layout(  # (hidden, heads, head_dim) -> (heads * head_dim, hidden)
-    lambda kernel: kernel.flatten(1).transpose(0, 1), lambda weight, shape: weight.T.reshape(shape)
-)
-merge_heads = Layout(  # (heads, head_dim, hidden) -> (hidden, heads * head_dim)
-    lambda kernel: kernel.flatten(0, 1).transpose(0, 1), lambda weight, shape: weight.T.reshape(shape)
-)
+flatten = Layout(lambda array: array.flatten(), lambda parameter: parameter[None, None, None])  # (1, 1, 1, n) -> (n,)
+
+
+def split_heads(heads: int) -> Layout:
+    """(hidden, heads, head_dim) -> (heads * head_dim, hidden)"""
+    return Layout(lambda kernel: kernel.flatten(1).transpose(0, 1), lambda weight: weight.T.unflatten(1, (heads, -1)))
+
+
+def merge_heads(heads: int) -> Layout:
+    """(heads, head_dim, hidden) -> (hidden, heads * head_dim)"""
+    return Layout(
+        lambda kernel: kernel.flatten(0, 1).transpose(0, 1), lambda weight: weight.T.unflatten(0, (heads, -1))
+    )
+
+
+def flatten_heads(heads: int) -> Layout:
+    """(heads, head_dim) -> (heads * head_dim,)"""
+    return Layout(lambda array: array.flatten(), lambda bias: bias.unflatten(0, (heads, -1)))
 
 
 def part(index: int, of: int) -> Layout:
@@ -47,17 +59,55 @@ def part(index: int, of: int) -> Layout:
 
     On the way back the parts are joined: see `to_theirs`.
     """
-    return Layout(lambda array: array.tensor_split(of)[index], lambda parameter, shape: parameter)
+    return Layout(lambda array: array.tensor_split(of)[index], lambda parameter: parameter)
 
 
-def numbered(rules: Iterable[Rule], theirs: str, ours: str) -> Iterator[Rule]:
-    """The same rules below two prefixes."""
-    for rule in rules:
-        yield Rule(theirs + rule.theirs, ours + rule.ours, rule.layout)
+def weight_and_bias(theirs: str, ours: str, layout: Layout = as_is) -> tuple[Rule, Rule]:
+    """The two parameters of a module of PyTorch."""
+    return Rule(f"{theirs}.weight", f"{ours}.weight", layout), Rule(f"{theirs}.bias", f"{ours}.bias", layout)
 
 
-def check_names(rules: Iterable[Rule], names: Iterable[str], name_of_file: str) -> None:
-    """Every rule needs its array and every array its rule.
+def table(blocks: Iterable[Block]) -> list[Rule]:
+    """The rules of all blocks, with whole names."""
+    return [
+        Rule(theirs + rule.theirs, ours + rule.ours, rule.layout) for theirs, ours, rules in blocks for rule in rules
+    ]
+
+
+def resnet_units(
+    depths: Sequence[int], name: str, first: int, ours: str, unit: Iterable[Rule], projection: Iterable[Rule]
+) -> Iterator[Block]:
+    """The residual units of a ResNet.
+
+    Args:
+        depths: units per stage.
+        name: theirs, a format of the number of the stage and that of the unit.
+        first: where they begin to count.
+        ours: the name of our ResNet.
+        unit, projection: rules of every unit, and of the first one in each stage besides.
+    """
+    for stage, depth in enumerate(depths):
+        for index in range(depth):
+            rules = (*unit, *projection) if index == 0 else unit
+            yield name.format(stage + first, index + first), f"{ours}stages.{stage}.layers.{index}.", rules
+
+
+def count_units(names: Iterable[str], pattern: str, first: int) -> list[int]:
+    """Units per stage; 1 for a stage without, so that its arrays are listed as missing.
+
+    Args:
+        pattern: of their names from the beginning; the groups are the number of the stage and that of the unit.
+        first: where they begin to count.
+    """
+    depths: dict[int, int] = {}
+    for match in filter(None, (re.match(pattern, name) for name in names)):
+        stage, unit = int(match[1]) - first, int(match[2]) - first
+        depths[stage] = max(depths.get(stage, 0), unit + 1)
+    return [depths.get(stage, 1) for stage in range(max(depths, default=-1) + 1)]
+
+
+def check_names(rules: Iterable[Rule], names: Iterable[str], file: str) -> None:
+    """Check that every rule has its array and every array its rule.
 
     Raises:
         ConversionError: lists all that are missing and all that are left over.
@@ -66,16 +116,13 @@ def check_names(rules: Iterable[Rule], names: Iterable[str], name_of_file: str) 
     problems = [f"missing: {', '.join(sorted(wanted - found))}"] if wanted - found else []
     problems += [f"not understood: {', '.join(sorted(found - wanted))}"] if found - wanted else []
     if problems:
-        raise ConversionError(f"{name_of_file} does not hold what its layout needs; {'; '.join(problems)}")
+        raise ConversionError(f"{file} does not hold what its layout needs; {'; '.join(problems)}")
 
 
 def check_shapes(
-    shapes: Mapping[str, tuple[int, ...]],
-    expected: Mapping[str, torch.Tensor],
-    rules: Iterable[Rule],
-    name_of_file: str,
+    shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, torch.Tensor], rules: Iterable[Rule], file: str
 ) -> None:
-    """Every array, once its axes have moved, has the shape of the parameter that it becomes.
+    """Check that every array, once its axes have moved, has the shape of the parameter that it becomes.
 
     Args:
         shapes: of their arrays.
@@ -94,41 +141,21 @@ def check_shapes(
         if became != wanted:
             problems.append(f"{theirs} {tuple(shapes[theirs])} does not become {ours} {wanted}")
     if problems:
-        raise ConversionError(f"{name_of_file} has arrays of the wrong shape: {'; '.join(problems)}")
+        raise ConversionError(f"{file} has arrays of the wrong shape: {'; '.join(problems)}")
 
 
-def to_ours(
-    arrays: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], rules: Sequence[Rule], name_of_file: str
-) -> dict[str, torch.Tensor]:
-    """Apply a table to the arrays of a checkpoint: our parameters, in float32.
-
-    Raises:
-        ConversionError: arrays that are missing, left over, of the wrong shape or type, or not finite.
-    """
-    check_names(rules, arrays, name_of_file)
-    check_shapes({name: tuple(array.shape) for name, array in arrays.items()}, expected, rules, name_of_file)
-    if problems := [text for name, array in arrays.items() for text in check_values(name, array)]:
-        raise ConversionError(f"{name_of_file} cannot be used: {'; '.join(problems)}")
-    return {rule.ours: rule.layout.to_ours(arrays[rule.theirs]).float().contiguous() for rule in rules}
+def check_values(name: str, array: torch.Tensor) -> Iterator[str]:
+    """What is wrong with the numbers of an array; checked at the price of one sum."""
+    if not array.is_floating_point():
+        yield f"{name} holds {array.dtype}, not floating-point numbers"
+    elif not torch.isfinite(array.sum()) and (count := int((~torch.isfinite(array)).sum())):
+        yield f"{name} has {count} values that are NaN or infinite"
 
 
 def to_theirs(parameters: Mapping[str, torch.Tensor], rules: Iterable[Rule]) -> dict[str, torch.Tensor]:
     """Apply a table to our parameters; rows with the same name of theirs are parts of one array."""
     arrays: dict[str, torch.Tensor] = {}
     for theirs, ours, layout in rules:
-        array = layout.to_theirs(parameters[ours], tuple(parameters[ours].shape))
+        array = layout.to_theirs(parameters[ours])
         arrays[theirs] = torch.cat([arrays[theirs], array]) if theirs in arrays else array.contiguous()
     return arrays
-
-
-def check_values(name: str, array: torch.Tensor) -> Iterator[str]:
-    """What is wrong with the numbers of an array."""
-    if not array.is_floating_point():
-        yield f"{name} holds {array.dtype}, not floating-point numbers"
-    elif count := count_not_finite(array):
-        yield f"{name} has {count} values that are NaN or infinite"
-
-
-def count_not_finite(array: torch.Tensor) -> int:
-    """How many values are NaN or infinite; where none is, at the price of one sum."""
-    return 0 if torch.isfinite(array.sum()) else int((~torch.isfinite(array)).sum())

@@ -26,14 +26,14 @@ class SourceError(OSError):
 
 
 @dataclass(frozen=True)
-class Source:
+class Fetched:
     """A checkpoint on this machine: what the user gave, and the local file or folder that it leads to."""
 
     location: str
     path: Path
 
 
-def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = None, progress: bool = True) -> Source:
+def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = None, progress: bool = True) -> Fetched:
     """Find a checkpoint, downloading it if it is not here yet.
 
     A download goes to `hf_vit/downloads/<sha256 of the address>/` in the Hugging Face assets cache (`HF_ASSETS_CACHE`,
@@ -51,14 +51,14 @@ def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = Non
     """
     location = os.fspath(location)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", location):
-        return Source(location, _fetch_url(_https_address(location), cache_dir, progress))
-    return Source(location, _find_local(location))
+        return Fetched(location, _fetch_url(_https_address(location), cache_dir, progress))
+    return Fetched(location, _find_local(location))
 
 
-def public_name(source: Source) -> str:
+def public_name(source: Fetched) -> str:
     """Where a checkpoint comes from, as everybody may know it: without folders of this machine, names and signatures.
 
-    >>> public_name(Source("https://me:secret@host/x.npz?signature=abc", Path("x.npz")))
+    >>> public_name(Fetched("https://me:secret@host/x.npz?signature=abc", Path("x.npz")))
     'https://host/x.npz'
     """
     if source.location.lower().startswith("http"):  # in gs:// a question mark is part of the name

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog import Released, parse_augreg, released
-from ..conversion.preprocessing import build_processor
+from ..conversion.processor import build_processor
 from ..files.output import write_text
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..models.configuration_hf_bit import HfBiTConfig

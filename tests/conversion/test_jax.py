@@ -5,14 +5,11 @@ import pytest
 import torch
 
 from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
-from hf_vit.files.npz import NpzReader
 from hf_vit.models.loading import load_model, save_folder
 
 from ..paths import golden_runs
 
 CHECKPOINTS = {run["checkpoint"]: run for run in golden_runs("vit") if "@" not in run["id"]}
-RELEASED = [name for name, run in CHECKPOINTS.items() if run["layout"] == "release"]
-BIG_VISION = [name for name, run in CHECKPOINTS.items() if run["layout"] == "big_vision"]
 
 
 def arrays_of(path) -> dict[str, np.ndarray]:
@@ -71,38 +68,6 @@ def test_the_record_says_what_was_read(goldens, tmp_path):
     assert model.conversion_record["beside"] == ["opt"]
     assert model.conversion_record["sha256"] in text
     assert record.config.pooling == "map"
-
-
-@pytest.mark.parametrize("checkpoint", RELEASED)
-def test_released_files_come_back_bit_by_bit(goldens, tmp_path, checkpoint):
-    grid = CHECKPOINTS[checkpoint]["token_grid"]
-    save_folder(tmp_path / "folder", *convert(goldens / checkpoint, position_grid=tuple(grid)))
-    export_jax(load_model(tmp_path / "folder"), tmp_path / "back.npz")
-    assert_same_file(tmp_path / "back.npz", goldens / checkpoint)
-
-
-@pytest.mark.parametrize("checkpoint", BIG_VISION)
-def test_big_vision_files_come_back_bit_by_bit(goldens, tmp_path, checkpoint):
-    model, _ = convert(goldens / checkpoint)
-    export_jax(model, tmp_path / "back.npz", dialect="big_vision")
-    run = CHECKPOINTS[checkpoint]
-    if not run["prefix"]:
-        assert_same_file(tmp_path / "back.npz", goldens / checkpoint)
-    again, _ = convert(tmp_path / "back.npz")
-    assert again.config.to_dict() == model.config.to_dict()
-    for name, parameter in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], parameter), name
-
-
-def test_present_day_names_are_written_in_released_ones(goldens, tmp_path):
-    model, _ = convert(goldens / "hybrid_r11_linen.npz")
-    export_jax(model, tmp_path / "back.npz")
-    with NpzReader(tmp_path / "back.npz") as reader:
-        assert reader.arrays["block1/unit1/gn1/scale"].shape == (1, 1, 1, 32)
-        assert "Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel" in reader.arrays
-    again, _ = convert(tmp_path / "back.npz")
-    for name, parameter in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], parameter), name
 
 
 def test_a_vit_jax_file_in_big_vision_names_gives_the_same_logits(goldens, tmp_path):
@@ -220,7 +185,7 @@ def test_a_grid_that_does_not_fit_is_refused(goldens):
         ("bv_map.npz", "vit_jax", "has no attention pooling"),
         ("bv_sincos.npz", "vit_jax", "has no fixed sine-cosine positions"),
         ("hybrid_stem.npz", "big_vision", "has no ResNet stem"),
-        ("vit_token.npz", "flax", "unknown dialect 'flax'"),
+        ("vit_token.npz", "t5x", "unknown dialect 't5x' of jax; for such a model: vit_jax, flax, big_vision"),
     ],
 )
 def test_models_that_a_dialect_cannot_say(goldens, tmp_path, checkpoint, dialect, message):

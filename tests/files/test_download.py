@@ -21,7 +21,7 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from hf_vit.files import download as sources
-from hf_vit.files.download import Source, SourceError, fetch, public_name, sha256_of
+from hf_vit.files.download import Fetched, SourceError, fetch, public_name, sha256_of
 
 BODY = random.Random(7).randbytes(300_007)
 
@@ -117,7 +117,7 @@ def kept_file(server, cache_dir, suffix=""):
 
 def test_download_is_kept_and_recorded(server, tmp_path):
     source = fetch(server.url, tmp_path)
-    assert source == Source(server.url, kept_file(server, tmp_path))
+    assert source == Fetched(server.url, kept_file(server, tmp_path))
     assert source.path.read_bytes() == BODY
     assert json.loads(kept_file(server, tmp_path, ".json").read_text()) == {
         "url": server.url,
@@ -402,16 +402,16 @@ def test_public_names_tell_nothing_of_this_machine_or_of_keys(tmp_path, monkeypa
         str(tmp_path / "x.npz"): "x.npz",
         "./x.npz": "x.npz",
     }.items():
-        assert public_name(Source(location, tmp_path / "x.npz")) == name
+        assert public_name(Fetched(location, tmp_path / "x.npz")) == name
 
 
 def test_local_files_and_folders(tmp_path, monkeypatch):
     (tmp_path / "a.npz").write_bytes(BODY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert fetch("a.npz") == Source("a.npz", tmp_path / "a.npz")
-    assert fetch("~/a.npz") == Source("~/a.npz", tmp_path / "a.npz")
-    assert fetch(tmp_path) == Source(str(tmp_path), tmp_path)
+    assert fetch("a.npz") == Fetched("a.npz", tmp_path / "a.npz")
+    assert fetch("~/a.npz") == Fetched("~/a.npz", tmp_path / "a.npz")
+    assert fetch(tmp_path) == Fetched(str(tmp_path), tmp_path)
     assert sha256_of("a.npz") == hashlib.sha256(BODY).hexdigest()
 
 

@@ -9,7 +9,7 @@ from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageC
 
 import hf_vit
 from hf_vit import HfBiTBackbone, HfBiTConfig, HfBiTForImageClassification, HfBiTModel
-from hf_vit.conversion.jax.reading import read_jax
+from hf_vit.conversion import convert
 from hf_vit.models.configuration_hf_bit import DEPTHS, ORIGINALS, VARIANTS
 from hf_vit.models.loading import load_model, save_folder
 
@@ -94,7 +94,7 @@ def capture(model, stages: dict[str, torch.Tensor], unit_name: str) -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_every_stage_of_the_goldens(run, goldens, dtype, tolerance):
-    model, _ = read_jax(goldens / run["checkpoint"])
+    model, _ = convert(goldens / run["checkpoint"])
     model.to(dtype)
     stages: dict[str, torch.Tensor] = {}
     capture(model, stages, "block{}/unit{}" if run["family"] == "bit" else "block{}/unit{:02d}")
@@ -123,7 +123,7 @@ def test_an_independent_forward_in_float64(goldens, original, padding, height, w
     """Every original's numbers at even and odd sizes, with the weights of the goldens; they differ from each other."""
     numbers = {**ORIGINALS[original], "padding": padding}
     checkpoint = goldens / ("bit_v1.npz" if original == "bit" else "bit_v2.npz")
-    model, _ = read_jax(checkpoint, **numbers)
+    model, _ = convert(checkpoint, **numbers)
     images = np.random.default_rng(4).normal(size=(2, height, width, 3))
     with np.load(checkpoint) as arrays, torch.no_grad():
         theirs = np.stack([resnet(dict(arrays), image, [1, 2], numbers) for image in images])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.conversion.jax.reading import read_jax
+from hf_vit.conversion import convert
 
 from ..paths import golden_runs
 
@@ -17,7 +17,7 @@ DROPPED += ["hybrid_stem@resize97"]
 
 
 def load(run: dict, goldens, dtype: torch.dtype):
-    model, _ = read_jax(
+    model, _ = convert(
         goldens / run["checkpoint"],
         position_grid=None if run["positions_resized"] or run["posemb"] == "sincos2d" else tuple(run["token_grid"]),
         pooling=POOLING[run["classifier"]],

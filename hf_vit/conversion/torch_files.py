@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..rules import ConversionError
+from .rules import ConversionError
 
 # Under what training scripts keep the weights, the better first: timm, DeiT, MAE, DINO, Lightning.
 CONTAINERS = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher", "student")

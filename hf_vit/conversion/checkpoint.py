@@ -1,0 +1,130 @@
+"""A checkpoint at hand: fetched, its file open, its arrays unread; whose it is nobody knows yet."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+
+from ..files.download import Fetched, SourceError, fetch
+from ..files.npz import NpzReader
+from ..models.upstream import is_of_transformers
+from .rules import ConversionError
+from .torch_files import is_torch_file, read_arrays
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin")
+# Weights of a folder with a config.json, the better first.
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An open checkpoint.
+
+    Attributes:
+        location: what the user gave.
+        path: the file that identifies it.
+        settings: the config.json beside it; empty without.
+        shapes, dtypes: of its arrays by their names, in the order of the file; empty for a folder of transformers,
+            whose own loader reads it.
+        container: under which name of the file the arrays are, "" where they are at its root.
+        read: an array by its name.
+        streams: whether an array is in memory only once it is read.
+    """
+
+    location: str
+    path: Path
+    settings: dict[str, Any]
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    container: str = ""
+    read: Callable[[str], torch.Tensor] = {}.__getitem__
+    streams: bool = False
+
+
+def fetch_any(location: str) -> Fetched:
+    """Find a file or folder here, behind an address, or the folder of a model on the Hub.
+
+    Raises:
+        SourceError: it does not exist or cannot be had.
+    """
+    is_name = _HUB_NAME.fullmatch(location) and not location.endswith(_SUFFIXES) and not Path(location).exists()
+    return Fetched(location, _fetch_from_hub(location)) if is_name else fetch(location)
+
+
+def _fetch_from_hub(name: str) -> Path:
+    """The files of a model on the Hub that a conversion needs, in the Hub's cache."""
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.bin", "*.npz"]))
+        return folder
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise SourceError(f"{name} is no file or folder here, and cannot be had from the Hub: {reason}") from error
+
+
+@contextmanager
+def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
+    """Open a checkpoint, read its names and shapes, and close it at the end of the block.
+
+    Raises:
+        ConversionError: a damaged file, or a folder that does not hold one checkpoint.
+        NpzError: a damaged .npz.
+    """
+    settings = _read_settings(fetched.path)
+    path = fetched.path if fetched.path.is_file() else _checkpoint_in(fetched.path, settings)
+    if settings.get("model_type"):
+        yield Checkpoint(fetched.location, path, settings)
+    elif is_torch_file(path):
+        arrays, container = read_arrays(path)
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        dtypes = {name: str(array.dtype).removeprefix("torch.") for name, array in arrays.items()}
+        yield Checkpoint(fetched.location, path, settings, shapes, dtypes, container, arrays.__getitem__)
+    else:
+        with NpzReader(path) as reader:
+            shapes = {name: array.shape for name, array in reader.arrays.items()}
+            dtypes = {name: str(array.dtype).replace("|V2", "bfloat16") for name, array in reader.arrays.items()}
+            yield Checkpoint(fetched.location, path, settings, shapes, dtypes, "", reader.read, streams=True)
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    """The config.json of a folder; empty for a file, or a folder without."""
+    file = path / "config.json"
+    if not file.is_file():
+        return {}
+    try:
+        settings = json.loads(file.read_text())
+    except ValueError as error:
+        raise ConversionError(f"{file} is not JSON: {error}") from error
+    return settings if isinstance(settings, dict) else {}
+
+
+def _checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
+    model_type = settings.get("model_type")
+    if model_type and not is_of_transformers(settings):
+        is_ours = model_type.startswith("hf_vit")
+        what = "is in the format of hf_vit already" if is_ours else f"holds a {model_type} model"
+        raise ConversionError(f"{folder} {what}; hf_vit converts vit, vit_mae, vit-hybrid and bit of transformers")
+    if settings:
+        found = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
+        if not found:
+            raise ConversionError(f"{folder} has a config.json but no weights ({', '.join(_WEIGHTS)})")
+        return found[0]
+    candidates = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
+    if len(candidates) != 1:
+        found = ", ".join(candidate.name for candidate in candidates) or "none"
+        raise ConversionError(f"{folder} must hold one checkpoint ({', '.join(_SUFFIXES)}); it holds {found}")
+    return candidates[0]

@@ -1,0 +1,92 @@
+"""The dialects of the original JAX checkpoints: what they call the arrays of the rules (`table`).
+
+Modules in a block of a released vit_jax file are numbered by position (LayerNorm_0, MultiHeadDotProductAttention_1,
+LayerNorm_2, MlpBlock_3); present-day Flax, and so big_vision, numbers them per class.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..building import StoredArray
+from ..rules import ConversionError
+from .table import POSITIONS
+
+
+class Dialect(NamedTuple):
+    """What a file calls its arrays.
+
+    names: "vit_jax" (released), "flax" (present-day numbering) or "big_vision" (the same, positions at the root).
+    prefix: before every name: "", "params/", "params/img/", "opt/target/" ...
+    stacked: whether the blocks are one array each, with a leading axis over depth.
+    """
+
+    names: str
+    prefix: str = ""
+    stacked: bool = False
+
+
+_PREFIXES = ("params/img/", "opt/target/img/", "img/", "params/", "opt/target/", "")
+_PER_CLASS = {
+    "LayerNorm_1": "LayerNorm_2",
+    "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1",
+    "MlpBlock_0": "MlpBlock_3",
+}
+_INLINED_MAP_HEAD = ("probe", "MlpBlock_0/", "MultiHeadDotProductAttention_0/", "LayerNorm_0/")
+_STACKED = "Transformer/encoderblock/"
+
+
+def recognise(shapes: Mapping[str, tuple[int, ...]], file: str) -> tuple[Dialect, dict[str, StoredArray]] | None:
+    """Translate the names of a file to those of the rules.
+
+    Returns:
+        The dialect, and for every name of the rules the array that holds it, without those beside the prefix (an
+        optimiser's, a text tower's); None for a file without a ViT.
+
+    Raises:
+        ConversionError: blocks are stacked to several depths.
+    """
+    prefix = next((prefix for prefix in _PREFIXES if f"{prefix}embedding/kernel" in shapes), None)
+    if prefix is None:
+        return None
+    depths = {shape[0] for name, shape in shapes.items() if _STACKED in name and shape}
+    if len(depths) > 1:
+        raise ConversionError(f"{file} has stacked blocks of several depths: {', '.join(map(str, sorted(depths)))}")
+    own = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
+    arrays = {
+        canonical: StoredArray(prefix + name, index)
+        for name in own
+        for canonical, index in _canonical(name, max(depths, default=None))
+    }
+    per_class = any(re.match(r"Transformer/encoderblock(_\d+)?/MlpBlock_0/", name) for name in own)
+    is_big_vision = depths or {"pos_embedding", "Transformer/pos_embedding", "MAPHead_0/probe", "probe"} & set(own)
+    if is_big_vision or (per_class and POSITIONS not in arrays):
+        return Dialect("big_vision", prefix, bool(depths)), arrays
+    return Dialect("flax" if per_class else "vit_jax", prefix), arrays
+
+
+def _canonical(name: str, depth: int | None) -> list[tuple[str, int | None]]:
+    if name in ("pos_embedding", "Transformer/pos_embedding"):
+        return [(POSITIONS, None)]
+    if name.startswith(_INLINED_MAP_HEAD):
+        return [(f"MAPHead_0/{name}", None)]
+    match = re.match(r"Transformer/encoderblock(_\d+)?/([^/]+)(/.*)", name)
+    if match is None:
+        return [(name, None)]
+    number, module, rest = match.groups()
+    module = _PER_CLASS.get(module, module)
+    if number is None and depth is not None:
+        return [(f"Transformer/encoderblock_{index}/{module}{rest}", index) for index in range(depth)]
+    return [(f"Transformer/encoderblock{number}/{module}{rest}", None)]
+
+
+def dialect_name(canonical: str, dialect: Dialect) -> str:
+    """The name that a dialect gives to an array of the rules (of one block, where it stacks them)."""
+    if dialect.names == "vit_jax":
+        return dialect.prefix + canonical
+    if dialect.names == "big_vision" and canonical == POSITIONS:
+        return f"{dialect.prefix}pos_embedding"
+    for per_class, released in _PER_CLASS.items():
+        if canonical.startswith("Transformer/encoderblock"):
+            canonical = canonical.replace(f"/{released}/", f"/{per_class}/")
+    return dialect.prefix + canonical

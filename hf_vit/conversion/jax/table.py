@@ -1,0 +1,114 @@
+"""The rules of the original JAX checkpoints, in the names of the released vit_jax files."""
+
+from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from ..rules import (
+    Block,
+    Layout,
+    Rule,
+    as_is,
+    channels_first,
+    flatten,
+    flatten_heads,
+    merge_heads,
+    resnet_units,
+    split_heads,
+    table,
+    transpose,
+)
+
+POSITIONS = "Transformer/posembed_input/pos_embedding"
+
+
+def norm(theirs: str, ours: str, layout: Layout = as_is) -> tuple[Rule, Rule]:
+    """A LayerNorm; with a layout, a GroupNorm."""
+    return Rule(f"{theirs}/scale", f"{ours}.weight", layout), Rule(f"{theirs}/bias", f"{ours}.bias", layout)
+
+
+def dense(theirs: str, ours: str) -> tuple[Rule, Rule]:
+    """A linear layer."""
+    return Rule(f"{theirs}/kernel", f"{ours}.weight", transpose), Rule(f"{theirs}/bias", f"{ours}.bias", as_is)
+
+
+RESNET_ROOT = (
+    Rule("conv_root/kernel", "convolution.weight", channels_first),
+    *norm("gn_root", "norm", flatten),
+)
+RESNET_UNIT = tuple(
+    rule
+    for number in (1, 2, 3)
+    for rule in (
+        Rule(f"conv{number}/kernel", f"conv{number}.weight", channels_first),
+        *norm(f"gn{number}", f"norm{number}", flatten),
+    )
+)
+RESNET_PROJECTION = (
+    Rule("conv_proj/kernel", "downsample.conv.weight", channels_first),
+    *norm("gn_proj", "downsample.norm", flatten),
+)
+HEAD = dense("head", "classifier")
+
+
+def rules_for(config: HfViTConfig, has_head: bool) -> list[Rule]:
+    """Every array of a model, in the names of the released files and of our classifier or bare encoder."""
+    base, heads = "vit." if has_head else "", config.num_attention_heads
+    blocks: list[Block] = []
+    if isinstance(config, HfViTHybridConfig):
+        stem = f"{base}embeddings.stem."
+        blocks.append(("", stem, RESNET_ROOT))
+        blocks += resnet_units(config.stem_depths, "block{}/unit{}/", 1, stem, RESNET_UNIT, RESNET_PROJECTION)
+    blocks.append(("", f"{base}embeddings.", _embeddings(config)))
+    for index in range(config.num_hidden_layers):
+        blocks.append((f"Transformer/encoderblock_{index}/", f"{base}layers.{index}.", _encoder_block(heads)))
+    blocks.append(("Transformer/", base, norm("encoder_norm", "layernorm")))
+    if config.pooling == "map":
+        blocks.append(("MAPHead_0/", f"{base}pooler.map.", _map_head(heads)))
+    if config.representation_size is not None:
+        blocks.append(("", base, dense("pre_logits", "pooler.dense")))
+    return table([*blocks, ("", "", HEAD if has_head else ())])
+
+
+def with_flat_norms(rules: list[Rule]) -> list[Rule]:
+    """The same rules for GroupNorm arrays of shape (channels,); those of the released files are (1, 1, 1, channels)."""
+    return [rule._replace(layout=as_is) if rule.layout is flatten else rule for rule in rules]
+
+
+def _embeddings(config: HfViTConfig) -> list[Rule]:
+    rules = [
+        Rule("embedding/kernel", "patch_embeddings.projection.weight", channels_first),
+        Rule("embedding/bias", "patch_embeddings.projection.bias", as_is),
+    ]
+    if config.use_cls_token:
+        rules.append(Rule("cls", "cls_token", as_is))
+    if config.position_embedding_type == "learned":
+        rules.append(Rule(POSITIONS, "position_embeddings", as_is))
+    return rules
+
+
+def _encoder_block(heads: int) -> tuple[Rule, ...]:
+    return (
+        *norm("LayerNorm_0", "layernorm_before"),
+        *_attention("MultiHeadDotProductAttention_1", "attention.", heads),
+        *norm("LayerNorm_2", "layernorm_after"),
+        *dense("MlpBlock_3/Dense_0", "mlp.fc1"),
+        *dense("MlpBlock_3/Dense_1", "mlp.fc2"),
+    )
+
+
+def _map_head(heads: int) -> tuple[Rule, ...]:
+    return (
+        Rule("probe", "probe", as_is),
+        *_attention("MultiHeadDotProductAttention_0", "", heads),
+        *norm("LayerNorm_0", "layernorm"),
+        *dense("MlpBlock_0/Dense_0", "mlp.fc1"),
+        *dense("MlpBlock_0/Dense_1", "mlp.fc2"),
+    )
+
+
+def _attention(theirs: str, ours: str, heads: int) -> list[Rule]:
+    rules = []
+    for their_name, our_name in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):
+        rules.append(Rule(f"{theirs}/{their_name}/kernel", f"{ours}{our_name}.weight", split_heads(heads)))
+        rules.append(Rule(f"{theirs}/{their_name}/bias", f"{ours}{our_name}.bias", flatten_heads(heads)))
+    rules.append(Rule(f"{theirs}/out/kernel", f"{ours}o_proj.weight", merge_heads(heads)))
+    rules.append(Rule(f"{theirs}/out/bias", f"{ours}o_proj.bias", as_is))
+    return rules

@@ -1,0 +1,134 @@
+"""The interface of a source: one object for each format of checkpoint, and how any of them is read."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..images.image_processing_hf_vit import HfViTImageProcessor
+from ..models.pretrained import HfViTPreTrainedModel
+from .building import StoredArray, check_required, empty_model, fill, shapes_of, untrained_head
+from .checkpoint import Checkpoint
+from .rules import Rule
+
+Model = HfViTPreTrainedModel
+Shapes = Mapping[str, tuple[int, ...]]
+Grid = tuple[int, int] | None
+
+
+class Request(NamedTuple):
+    """What the caller of `convert` states.
+
+    position_grid: (rows, columns) of the table of positions; None for a square.
+    weights: a .safetensors file that an .npz is streamed into; None to keep the weights in memory.
+    overrides: fields of the configuration that no array shows.
+    """
+
+    position_grid: Grid
+    weights: Path | None
+    overrides: dict[str, Any]
+
+
+class Writing(NamedTuple):
+    """How a model is written.
+
+    dialect: one of the source's.
+    processor: its image processor, where the format has a place for it.
+    overwrite: whether the path may be replaced.
+    """
+
+    dialect: str
+    processor: HfViTImageProcessor | None
+    overwrite: bool
+
+
+class Naming(NamedTuple):
+    """How a checkpoint names its arrays.
+
+    dialect: what `conversion.json` says of it.
+    arrays: for every name of the rules, where its array is.
+    beside: what else the file holds.
+    """
+
+    dialect: dict[str, Any]
+    arrays: dict[str, StoredArray] = {}  # noqa: RUF012 - a NamedTuple's default, which nobody changes
+    beside: list[str] = []  # noqa: RUF012
+
+
+class Source(ABC):
+    """One format of checkpoint.
+
+    head: names of the head's weight and bias.
+    outputs_first: whether that weight is (out, in), as in PyTorch.
+    required, optional: the arrays that sizes are read from, and how many axes each must have.
+    format: what `export` calls it; "" where it cannot be written.
+    models: the classes that can be written.
+    dialects: what `export` may choose from, the default first; one without a name by default.
+    """
+
+    head: tuple[str, str] = ("", "")
+    outputs_first: bool = False
+    required: Mapping[str, int] = {}
+    optional: Mapping[str, int] = {}
+    format: str = ""
+    models: tuple[type[Model], ...] = ()
+    dialects: tuple[str, ...] = ("",)
+
+    @abstractmethod
+    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+        """How a checkpoint names its arrays; None where it is of another source."""
+
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
+        """The fields of the configuration.
+
+        Args:
+            shapes: of the arrays, by the names of the rules.
+        """
+        raise NotImplementedError
+
+    def rules(self, config: Any, has_head: bool) -> list[Rule]:
+        """A row for every array of a model, of the classifier or the bare encoder."""
+        raise NotImplementedError
+
+    def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, dict[str, Any]]:
+        """Read a checkpoint by its rules.
+
+        Returns:
+            The model in float32, in evaluation mode, without a head where the file has none or an untrained one; and
+            what `conversion.json` says of it.
+
+        Raises:
+            ConversionError: arrays are missing, left over, of the wrong shape or not finite.
+        """
+        left_out = untrained_head(checkpoint, naming.arrays, self.head, self.outputs_first)
+        arrays = {name: stored for name, stored in naming.arrays.items() if not left_out or name not in self.head}
+        shapes = shapes_of(checkpoint, arrays)
+        check_required(shapes, self.required, self.optional, checkpoint.path.name)
+        fields = self.infer(shapes, checkpoint, request)
+        has_head = self.head[0] in arrays
+        model = empty_model({**fields, **request.overrides}, has_head)
+        fill(model, self.rules(model.config, has_head), checkpoint, arrays, request.weights)
+        return model.eval(), {
+            "dialect": naming.dialect,
+            "dtypes": sorted({checkpoint.dtypes[stored.name] for stored in arrays.values()}),
+            "inferred": fields,
+            "overrides": request.overrides,
+            "left_out": left_out,
+            "beside": naming.beside,
+        }
+
+    @abstractmethod
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
+        """The preprocessing of its evaluation, as far as it is known: arguments of `HfViTImageProcessor`."""
+
+    def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
+        """Names of the classes that it states; None without any."""
+        return None
+
+    def lacks(self, model: Model, dialect: str) -> list[str]:
+        """Features of a model that cannot be written, each as "the format has no ..."; empty if it can."""
+        raise NotImplementedError
+
+    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
+        """Write a model that lacks nothing; return what the format leaves to whoever loads it."""
+        raise NotImplementedError

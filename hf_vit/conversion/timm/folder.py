@@ -1,0 +1,91 @@
+"""A folder of timm: weights, and a config.json that says how the model is built and evaluated."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from ...files.output import new_file, new_folder
+from ...models.configuration_hf_bit import HfBiTConfig
+from ...models.configuration_hf_vit import HfViTConfig, as_pair
+from ..processor import BICUBIC, BILINEAR
+
+_RESAMPLING = {"bilinear": BILINEAR, "bicubic": BICUBIC}
+
+
+def preprocessing_of(pretrained_cfg: dict[str, Any]) -> dict[str, Any]:
+    """What a config.json says of the evaluation, as arguments of `HfViTImageProcessor`."""
+    found = {
+        "crop_pct": pretrained_cfg.get("crop_pct"),
+        "image_mean": pretrained_cfg.get("mean"),
+        "image_std": pretrained_cfg.get("std"),
+        "resample": _RESAMPLING.get(pretrained_cfg.get("interpolation", "")),
+    }
+    return {"preset": "timm"} | {name: value for name, value in found.items() if value is not None}
+
+
+def labels_of(settings: dict[str, Any], num_labels: int) -> list[str] | None:
+    """Names of the classes in a config.json, in words where it describes them; None without any.
+
+    A list, or an object from index to name that may leave some out (timm/models/_hub.py, save_config_for_hf).
+    """
+    settings = {**settings.get("pretrained_cfg", {}), **settings}
+    names = settings.get("label_names") or settings.get("labels")
+    if not names:
+        return None
+    if isinstance(names, dict):
+        names = [names.get(str(index), f"LABEL_{index}") for index in range(num_labels)]
+    descriptions = settings.get("label_descriptions") or {}
+    return [descriptions.get(name, name) for name in names]
+
+
+def description(
+    config: HfViTConfig | HfBiTConfig, architecture: str, arguments: dict[str, Any], interpolation: str, crop_pct: float
+) -> dict[str, Any]:
+    """The config.json of a model.
+
+    Args:
+        arguments: of `timm.create_model`.
+        interpolation, crop_pct: of its evaluation below 384 pixels.
+    """
+    (height, width), num_classes = as_pair(config.image_size), arguments["num_classes"]
+    labels: Any = config.id2label
+    names = [labels[index] for index in range(num_classes)]
+    has_names = any(name != f"LABEL_{index}" for index, name in enumerate(names))
+    return {
+        "architecture": architecture,
+        "num_classes": num_classes,
+        **({"label_names": names} if has_names else {}),
+        "num_features": config.hidden_size,
+        "pretrained_cfg": {
+            "input_size": [config.num_channels, height, width],
+            "interpolation": interpolation,
+            "crop_pct": crop_pct if max(height, width) < 384 else 1.0,
+            "mean": [0.5] * config.num_channels,
+            "std": [0.5] * config.num_channels,
+            "num_classes": num_classes,
+        },
+        **({"global_pool": arguments["global_pool"]} if "global_pool" in arguments else {}),
+        "model_args": arguments,
+    }
+
+
+def write(
+    path: str | os.PathLike, arrays: dict[str, torch.Tensor], description: dict[str, Any], overwrite: bool
+) -> dict[str, Any]:
+    """Write the weights into a .safetensors file, or into a folder with the description.
+
+    Returns:
+        The arguments of `timm.create_model`.
+    """
+    if Path(path).suffix == ".safetensors":
+        with new_file(path, overwrite) as file:
+            save_file(arrays, file, metadata={"format": "pt"})
+    else:
+        with new_folder(path, overwrite) as folder:
+            save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+            (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n")
+    return description["model_args"]

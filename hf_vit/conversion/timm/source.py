@@ -1,0 +1,170 @@
+"""timm's Vision Transformers and hybrids, and the checkpoints of DeiT, MAE and DINO that have their names."""
+
+from pathlib import Path
+from typing import Any
+
+from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair, stem_stride
+from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+from ..building import has_head, image_size_of, one_or_pair, variants_of_the_paper, with_class_row
+from ..checkpoint import Checkpoint
+from ..processor import BICUBIC, IMAGENET
+from ..rules import ConversionError, Rule, count_units, to_theirs
+from ..source import Grid, Model, Naming, Request, Shapes, Writing
+from ..torch_source import TorchSource
+from .folder import description, labels_of, preprocessing_of, write
+from .table import POSITIONS, rules_for
+
+RESNET_ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
+# StdConv2dSame(eps=1e-8) and GroupNormAct of timm's ResNets, which have no argument for them
+RESNET_NUMBERS = {
+    "group_norm_eps": 1e-5,
+    "weight_standardization_eps": 1e-8,
+    "weight_standardization_form": "variance",
+}
+# the evaluations of DeiT, MAE and DINO: resize 256, centre crop 224
+FACEBOOK = {"preset": "timm", "resample": BICUBIC, "crop_pct": 224 / 256, **IMAGENET}
+# What timm calls our activations and poolings.
+ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "quick_gelu": "quick_gelu"}
+POOLINGS = {"token": "cls", "avg": "mean", "map": "map", "": "none"}
+# The architecture of timm with each stem; every other size is an argument.
+HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+
+
+class Timm(TorchSource):
+    """Queries, keys and values are one array; the number of heads is nowhere in the weights."""
+
+    name = "timm"
+    marker = "patch_embed.proj.weight"
+    # heads of self-supervision and the decoder of MAE
+    beside = r"^(mask_token$|decoder_|decoder\.|head\.(mlp|last_layer)\.)"
+    head = ("head.weight", "head.bias")
+    required = {marker: 4, "blocks.0.mlp.fc1.weight": 2}  # noqa: RUF012
+    optional = {POSITIONS: 3, "pre_logits.fc.weight": 2, "head.weight": 2, **dict.fromkeys(RESNET_ROOTS, 4)}  # noqa: RUF012
+    format = "timm"
+    models = (HfViTModel, HfViTForImageClassification)
+
+    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+        naming = super().naming(checkpoint, request)
+        if naming is None:
+            return None
+        arrays = with_class_row(checkpoint, naming.arrays, "cls_token", POSITIONS, request.position_grid)
+        return naming._replace(arrays=arrays)
+
+    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> dict[str, Any]:
+        hidden_size, map_channels, patch_rows, patch_columns = shapes[self.marker]
+        has_cls, has_map, norm_last = "cls_token" in shapes, "attn_pool.latent" in shapes, "fc_norm.weight" in shapes
+        stem = _stem(shapes)
+        stride = stem_stride(stem["stem_depths"]) if stem else 1
+        fields: dict[str, Any] = {
+            "hidden_size": hidden_size,
+            "num_hidden_layers": 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")),
+            "intermediate_size": shapes["blocks.0.mlp.fc1.weight"][0],
+            "patch_size": one_or_pair(patch_rows, patch_columns),
+            "num_channels": map_channels,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-6,
+            "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
+            "pooling": "map" if has_map else "cls" if has_cls and not norm_last else "mean",
+            "use_cls_token": has_cls,
+            "pool_patches_only": has_cls,
+            "norm_after_pooling": norm_last,
+            "representation_size": shapes["pre_logits.fc.weight"][0] if "pre_logits.fc.weight" in shapes else None,
+            "position_interpolation": "bicubic",
+            **stem,
+        }
+        if "head.weight" in shapes:
+            fields["num_labels"] = shapes["head.weight"][0]
+        if POSITIONS not in shapes:
+            fields["position_embedding_type"] = "none"
+        num_patches = shapes[POSITIONS][1] - has_cls if POSITIONS in shapes else None
+        pixels = patch_rows * stride, patch_columns * stride
+        return {**fields, "image_size": image_size_of(num_patches, pixels, grid, file)}
+
+    def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
+        arguments = settings.get("model_args") or {}
+        fields: dict[str, Any] = {}
+        if "act_layer" in arguments:
+            fields["hidden_act"] = ACTIVATIONS.get(arguments["act_layer"], arguments["act_layer"])
+        if "num_heads" in arguments:
+            fields["num_attention_heads"] = arguments["num_heads"]
+        if "global_pool" in settings:
+            if settings["global_pool"] not in POOLINGS:
+                known = ", ".join(POOLINGS)
+                raise ConversionError(f"its global_pool is {settings['global_pool']!r}; hf_vit has {known}")
+            fields["pooling"] = POOLINGS[settings["global_pool"]]
+        return fields
+
+    def rules(self, config: HfViTConfig, has_head: bool) -> list[Rule]:
+        return rules_for(config, has_head)
+
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
+        """By the name of the container: their scripts keep the weights under these, and timm under others."""
+        if checkpoint.container in ("model", "teacher", "student"):
+            return FACEBOOK
+        return preprocessing_of(checkpoint.settings.get("pretrained_cfg") or checkpoint.settings)
+
+    def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
+        return labels_of(checkpoint.settings, num_labels)
+
+    def lacks(self, model: Model, dialect: str) -> list[str]:
+        config = model.config
+        lacking = variants_of_the_paper(config)
+        if config.representation_size is not None:
+            lacking.append("pre-logits layer (representation_size)")
+        if config.position_embedding_type == "sincos2d":
+            lacking.append("position embeddings of type sincos2d")
+        if config.hidden_act not in ACTIVATIONS.values():
+            lacking.append(f"activation {config.hidden_act}")
+        if config.pooling in ("mean", "map") and config.use_cls_token and not config.pool_patches_only:
+            lacking.append("pooling that sees the class token as well")
+        if config.pooling == "cls" and config.norm_after_pooling:
+            lacking.append("LayerNorm of the class token alone")
+        if isinstance(config, HfViTHybridConfig) and tuple(config.stem_depths) not in HYBRIDS:
+            lacking.append(f"ResNet of depths {list(config.stem_depths)}")
+        return lacking
+
+    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
+        config = model.config
+        is_hybrid = isinstance(config, HfViTHybridConfig)
+        architecture = HYBRIDS[tuple(config.stem_depths)] if is_hybrid else "vit_base_patch16_224"
+        arrays = to_theirs(model.state_dict(), self.rules(config, has_head(model)))
+        arguments = _model_arguments(config, has_head(model))
+        return write(path, arrays, description(config, architecture, arguments, "bicubic", 0.9), options.overwrite)
+
+
+def _stem(shapes: Shapes) -> dict[str, Any]:
+    root = next((shapes[name] for name in RESNET_ROOTS if name in shapes), None)
+    if root is None:
+        return {}
+    depths = count_units(shapes, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0)
+    return {"stem_depths": depths, "stem_width": root[0], "num_channels": root[1], **RESNET_NUMBERS}
+
+
+def _model_arguments(config: HfViTConfig, has_head: bool) -> dict[str, Any]:
+    """Of `timm.create_model`, whatever the architecture's own are."""
+    arguments = {
+        "img_size": list(as_pair(config.image_size)),
+        "in_chans": config.num_channels,
+        "num_classes": config.num_labels if has_head else 0,
+        "embed_dim": config.hidden_size,
+        "depth": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "mlp_ratio": config.intermediate_size / config.hidden_size,
+        "qkv_bias": config.qkv_bias,
+        "act_layer": _their_name(ACTIVATIONS, config.hidden_act),
+        "class_token": config.use_cls_token,
+        "global_pool": _their_name(POOLINGS, config.pooling),
+        "fc_norm": config.norm_after_pooling,
+    }
+    if config.position_embedding_type == "none":
+        arguments["pos_embed"] = "none"
+    return arguments if isinstance(config, HfViTHybridConfig) else arguments | {"patch_size": config.patch_size}
+
+
+def _their_name(names: dict[str, str], ours: str) -> str:
+    return next(theirs for theirs, name in names.items() if name == ours)

@@ -1,0 +1,92 @@
+"""timm's BiT ResNets, `resnetv2_*_bit` (timm/models/resnetv2.py of timm 1.0)."""
+
+from pathlib import Path
+from typing import Any
+
+from ...models.configuration_hf_bit import DEPTHS, HfBiTConfig
+from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
+from ..building import has_head, one_or_pair, other_numbers
+from ..checkpoint import Checkpoint
+from ..rules import ConversionError, Layout, Rule, as_is, count_units, resnet_units, table, to_theirs, weight_and_bias
+from ..source import Grid, Model, Shapes, Writing
+from ..timm.folder import description, labels_of, preprocessing_of, write
+from ..timm.source import RESNET_NUMBERS
+from ..timm.table import RESNET_PROJECTION, RESNET_UNIT, UNIT_NAME
+from ..torch_source import TorchSource
+
+ROOT = "stem.conv.weight"
+NUMBERS = {"layer_type": "preactivation", **RESNET_NUMBERS, "padding": "fixed", "pool_padding": "zero"}
+ARCHITECTURES: dict[tuple[tuple[int, ...], float], str] = {
+    (DEPTHS[layers], factor): f"resnetv2_{layers}x{factor}_bit"
+    for layers, factor in ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))
+}
+one_by_one = Layout(  # (out, in, 1, 1) -> (out, in): the head is a convolution
+    lambda kernel: kernel.flatten(1), lambda weight: weight[:, :, None, None]
+)
+
+
+class TimmBit(TorchSource):
+    """Pre-activation ResNets; a norm after the root or in a projection is of another ResNet of timm, and left over."""
+
+    name = "timm_bit"
+    marker = "stages.0.blocks.0.conv1.weight"
+    head = ("head.fc.weight", "head.fc.bias")
+    required = {ROOT: 4, marker: 4, "norm.weight": 1}  # noqa: RUF012
+    optional = {"head.fc.weight": 4}  # noqa: RUF012
+    format = "timm"
+    models = (HfBiTModel, HfBiTForImageClassification)
+
+    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> dict[str, Any]:
+        width, channels, *_ = shapes[ROOT]
+        fields = {
+            "num_channels": channels,
+            "embedding_size": width,
+            "depths": count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0),
+            # the rest is big_transfer's
+            "weight_standardization_eps": NUMBERS["weight_standardization_eps"],
+        }
+        return {**fields, "num_labels": shapes["head.fc.weight"][0]} if "head.fc.weight" in shapes else fields
+
+    def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
+        if settings.get("global_pool", "avg") != "avg":
+            raise ConversionError(f"its global_pool is {settings['global_pool']!r}; a BiT of hf_vit has avg")
+        size = (settings.get("pretrained_cfg") or settings).get("input_size")
+        return {} if size is None else {"image_size": one_or_pair(*size[1:])}
+
+    def rules(self, config: HfBiTConfig, has_head: bool) -> list[Rule]:
+        base = "bit." if has_head else ""
+        resnet, projection = f"{base}resnet.", RESNET_PROJECTION[:1]  # without a norm
+        head = (Rule("head.fc.weight", "classifier.weight", one_by_one), Rule("head.fc.bias", "classifier.bias", as_is))
+        return table(
+            [
+                ("", resnet, [Rule(ROOT, "convolution.weight", as_is)]),
+                *resnet_units(config.depths, UNIT_NAME, 0, resnet, RESNET_UNIT, projection),
+                ("", base, weight_and_bias("norm", "norm")),
+                ("", "", head if has_head else ()),
+            ]
+        )
+
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
+        stated = checkpoint.settings.get("pretrained_cfg")
+        return preprocessing_of(stated or {"crop_pct": 0.875, "interpolation": "bilinear"})
+
+    def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
+        return labels_of(checkpoint.settings, num_labels)
+
+    def lacks(self, model: Model, dialect: str) -> list[str]:
+        config: Any = model.config
+        lacking = other_numbers(config, NUMBERS)
+        if not _architecture(config):
+            lacking.append(f"BiT of depths {config.depths} with {config.embedding_size} channels")
+        return lacking
+
+    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
+        config: Any = model.config
+        arguments = {"in_chans": config.num_channels, "num_classes": config.num_labels if has_head(model) else 0}
+        arrays = to_theirs(model.state_dict(), self.rules(config, has_head(model)))
+        stated = description(config, _architecture(config), arguments, "bilinear", 0.875)
+        return write(path, arrays, stated, options.overwrite)
+
+
+def _architecture(config: HfBiTConfig) -> str:
+    return ARCHITECTURES.get((tuple(config.depths), config.embedding_size / 64), "")

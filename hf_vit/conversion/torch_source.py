@@ -1,0 +1,73 @@
+"""The part that sources share whose checkpoints are state dicts of PyTorch modules."""
+
+import re
+from abc import abstractmethod
+from typing import Any
+
+from .building import StoredArray
+from .checkpoint import Checkpoint
+from .rules import ConversionError
+from .source import Grid, Naming, Request, Shapes, Source
+
+# Heads of a known width that is not made of heads of 64 (ViT-H; So400m, g and G of big_vision).
+_HEADS = {1280: 16, 1152: 16, 1408: 16, 1664: 16}
+
+
+class TorchSource(Source):
+    """A source of state dicts.
+
+    name: what the record calls it.
+    marker: an array that every such model has; what stands before its name stands before all names.
+    beside: a pattern of arrays that are no part of the encoder.
+    """
+
+    outputs_first = True
+    name: str
+    marker: str
+    beside: str = ""
+
+    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+        marked = [name for name in checkpoint.shapes if f".{name}".endswith(f".{self.marker}")]
+        if not marked:
+            return None
+        prefix = min(marked, key=len).removesuffix(self.marker)
+        arrays = {name.removeprefix(prefix): StoredArray(name) for name in checkpoint.shapes if name.startswith(prefix)}
+        beside = sorted(name for name in arrays if self.beside and re.search(self.beside, name))
+        arrays = {self.canonical(name): stored for name, stored in arrays.items() if name not in beside}
+        others = sorted(name for name in checkpoint.shapes if not name.startswith(prefix))
+        dialect = {"names": self.name, "prefix": prefix, "container": checkpoint.container}
+        return Naming(dialect, arrays, beside + others)
+
+    def canonical(self, name: str) -> str:
+        """A name as the rules have it."""
+        return name
+
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
+        file, overrides, stated = checkpoint.path.name, request.overrides, self.stated(checkpoint.settings)
+        fields = {**self.sizes(shapes, request.position_grid, file), **stated}
+        if "hidden_size" in fields:
+            fields = {"num_attention_heads": _num_heads({**fields, **overrides}, file), **fields}
+        return {name: value for name, value in fields.items() if name not in overrides}
+
+    @abstractmethod
+    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> dict[str, Any]:
+        """The fields of the configuration that the arrays show: all but the number of heads."""
+
+    def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The fields that the config.json beside the weights states."""
+        return {}
+
+
+def _num_heads(fields: dict[str, Any], file: str) -> int:
+    """Fused projections do not show it: heads of 64 are the rule."""
+    hidden_size = fields["hidden_size"]
+    if "num_attention_heads" in fields:
+        return fields["num_attention_heads"]
+    if hidden_size in _HEADS:
+        return _HEADS[hidden_size]
+    if hidden_size % 64:
+        raise ConversionError(
+            f"{file} does not say how many attention heads share its {hidden_size} channels, "
+            "which are no multiple of 64; state num_attention_heads"
+        )
+    return hidden_size // 64

@@ -1,0 +1,82 @@
+"""torchvision's Vision Transformers (torchvision/models/vision_transformer.py)."""
+
+from typing import Any
+
+from ...models.configuration_hf_vit import HfViTConfig
+from ..building import image_size_of, one_or_pair
+from ..checkpoint import Checkpoint
+from ..processor import BILINEAR, IMAGENET
+from ..rules import Block, Rule, as_is, part, table, weight_and_bias
+from ..source import Grid, Shapes
+from ..torch_source import TorchSource
+
+POSITIONS = "encoder.pos_embedding"
+BLOCK = "encoder.layers.encoder_layer_"
+
+_EMBEDDINGS = (
+    Rule("class_token", "cls_token", as_is),
+    *weight_and_bias("conv_proj", "patch_embeddings.projection"),
+    Rule(POSITIONS, "position_embeddings", as_is),
+)
+# in_proj_weight and in_proj_bias hold query, key and value
+_ENCODER_BLOCK = (
+    *weight_and_bias("ln_1", "layernorm_before"),
+    *(
+        Rule(f"self_attention.in_proj_{kind}", f"attention.{projection}.{kind}", part(index, 3))
+        for index, projection in enumerate(("q_proj", "k_proj", "v_proj"))
+        for kind in ("weight", "bias")
+    ),
+    *weight_and_bias("self_attention.out_proj", "attention.o_proj"),
+    *weight_and_bias("ln_2", "layernorm_after"),
+    *weight_and_bias("mlp.0", "mlp.fc1"),
+    *weight_and_bias("mlp.3", "mlp.fc2"),
+)
+
+
+class Torchvision(TorchSource):
+    """Read alone: torchvision takes no argument for what its ViTs compute with."""
+
+    name = "torchvision"
+    marker = "conv_proj.weight"
+    head = ("heads.head.weight", "heads.head.bias")
+    required = {marker: 4, POSITIONS: 3, f"{BLOCK}0.mlp.0.weight": 2}  # noqa: RUF012
+    optional = {"heads.pre_logits.weight": 2, "heads.head.weight": 2}  # noqa: RUF012
+
+    def canonical(self, name: str) -> str:
+        """Before 0.13, an MLP had `linear_1` and `linear_2`."""
+        return name.replace("mlp.linear_1.", "mlp.0.").replace("mlp.linear_2.", "mlp.3.")
+
+    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> dict[str, Any]:
+        hidden_size, channels, *pixels = shapes[self.marker]
+        layers = {int(name.removeprefix(BLOCK).split(".")[0]) for name in shapes if name.startswith(BLOCK)}
+        fields = {
+            "hidden_size": hidden_size,
+            "num_hidden_layers": max(layers) + 1,
+            "intermediate_size": shapes[f"{BLOCK}0.mlp.0.weight"][0],
+            "image_size": image_size_of(shapes[POSITIONS][1] - 1, pixels, grid, file),
+            "patch_size": one_or_pair(*pixels),
+            "num_channels": channels,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-6,
+            "position_interpolation": "bicubic",
+            "representation_size": None,
+        }
+        if "heads.pre_logits.weight" in shapes:
+            fields["representation_size"] = shapes["heads.pre_logits.weight"][0]
+        if "heads.head.weight" in shapes:
+            fields["num_labels"] = shapes["heads.head.weight"][0]
+        return fields
+
+    def rules(self, config: HfViTConfig, has_head: bool) -> list[Rule]:
+        base = "vit." if has_head else ""
+        blocks: list[Block] = [("", f"{base}embeddings.", _EMBEDDINGS)]
+        for index in range(config.num_hidden_layers):
+            blocks.append((f"{BLOCK}{index}.", f"{base}layers.{index}.", _ENCODER_BLOCK))
+        blocks.append(("", base, weight_and_bias("encoder.ln", "layernorm")))
+        if config.representation_size is not None:
+            blocks.append(("", base, weight_and_bias("heads.pre_logits", "pooler.dense")))
+        return table([*blocks, ("", "", weight_and_bias("heads.head", "classifier") if has_head else ())])
+
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
+        """ViT_..._Weights.transforms(): resize 256, centre crop 224."""
+        return {"preset": "timm", "resample": BILINEAR, "crop_pct": 224 / 256, **IMAGENET}

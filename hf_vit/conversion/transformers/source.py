@@ -1,0 +1,148 @@
+"""Folders of transformers' own `vit`, `vit_mae`, `vit-hybrid` or `bit`.
+
+The tables of names are in `upstream_vit` and `upstream_bit`; `from_pretrained` applies them.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from ...files.output import new_folder
+from ...images.image_processing_hf_vit import HfViTImageProcessor
+from ...models.configuration_hf_bit import HfBiTConfig
+from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
+from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
+from ...models.upstream import is_of_transformers, model_class_for
+from ...models.upstream_bit import is_upstream_bit, translate_bit_settings
+from ...models.upstream_vit import translate_settings
+from ..building import has_head, other_numbers, variants_of_the_paper
+from ..checkpoint import Checkpoint
+from ..processor import BICUBIC
+from ..rules import ConversionError, check_values
+from ..source import Model, Naming, Request, Source, Writing
+from .writing import their_model, their_processor
+
+_MASKED_IMAGE_MODEL = "ViTForMaskedImageModeling"
+# BitGroupNormActivation, WeightStandardizedConv2d and BitMaxPool2d of modeling_bit.py
+_BIT_NUMBERS = {
+    "group_norm_eps": 1e-5,
+    "weight_standardization_eps": 1e-8,
+    "weight_standardization_form": "variance",
+    "pool_padding": "zero",
+}
+
+
+class Transformers(Source):
+    """Its GELU and epsilons are in the config.json, so that the logits are the same in both directions."""
+
+    format = "transformers"
+    models = (
+        HfViTModel,
+        HfViTForImageClassification,
+        HfViTForMaskedPatchPrediction,
+        HfBiTModel,
+        HfBiTForImageClassification,
+    )
+
+    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+        settings = checkpoint.settings
+        dialect = {"names": "transformers", "model_type": settings.get("model_type")}
+        return Naming(dialect) if is_of_transformers(settings) else None
+
+    def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, dict[str, Any]]:
+        folder, settings = checkpoint.path.parent, checkpoint.settings
+        try:
+            fields = translate_bit_settings(settings) if is_upstream_bit(settings) else translate_settings(settings)
+            if _rebuilds_whole_patches(settings):
+                model, info = _load_masked_image_model(folder, fields | request.overrides)
+            else:
+                model, info = model_class_for(settings).from_pretrained(
+                    folder, output_loading_info=True, dtype=torch.float32, **request.overrides
+                )
+        except ValueError as error:
+            raise ConversionError(str(error)) from error
+        if info["missing_keys"] or info["mismatched_keys"]:
+            raise ConversionError(f"{folder} does not hold the head that its config.json speaks of")
+        if problems := [text for name, array in model.state_dict().items() for text in check_values(name, array)]:
+            raise ConversionError(f"{folder} cannot be used: {'; '.join(problems)}")
+        return model.eval(), {
+            "dialect": naming.dialect,
+            "dtypes": [str(settings.get("dtype") or settings.get("torch_dtype") or "float32")],
+            "inferred": fields,
+            "overrides": request.overrides,
+            "left_out": {},
+            "beside": sorted(info["unexpected_keys"]),
+        }
+
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
+        """By the preprocessor_config.json of the folder."""
+        file = checkpoint.path.parent / "preprocessor_config.json"
+        stored = json.loads(file.read_text()) if file.is_file() else {}
+        if "Hybrid" in stored.get("image_processor_type", stored.get("feature_extractor_type", "")):
+            # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
+            stored = {"resample": BICUBIC, "do_center_crop": True, "crop_size": 224, **stored}
+        known = HfViTImageProcessor.valid_kwargs.__annotations__
+        found = {name: value for name, value in stored.items() if name in known and value is not None}
+        if not found.get("do_center_crop"):
+            found.pop("crop_size", None)
+        return {"preset": "transformers", **found}
+
+    def lacks(self, model: Model, dialect: str) -> list[str]:
+        config: HfViTConfig | HfBiTConfig = model.config
+        if isinstance(config, HfBiTConfig):
+            has_padding = config.padding == "same" or config.layer_type == "preactivation"
+            others = other_numbers(config, _BIT_NUMBERS)
+            return others if has_padding else [*others, f"ResNet of layer_type {config.layer_type} with fixed padding"]
+        lacking = variants_of_the_paper(config)
+        if isinstance(config, HfViTHybridConfig):
+            lacking.append("ViT behind a ResNet")
+        if config.pooling != "cls" or not config.use_cls_token or config.norm_after_pooling:
+            lacking.append(f"pooling {config.pooling!r}, or ViT without a class token")
+        if config.position_embedding_type in ("sincos2d", "none"):
+            lacking.append(f"position embeddings of type {config.position_embedding_type}")
+        if has_head(model) and config.representation_size is not None:
+            lacking.append("pre-logits layer in front of a classifier")
+        if isinstance(model, HfViTForMaskedPatchPrediction):
+            rows, columns = config.grid_size
+            if config.patch_target != "pixels":
+                lacking.append(f"masked image model of patch_target {config.patch_target!r} (it predicts pixels)")
+            if rows != columns or not isinstance(config.patch_size, int):
+                lacking.append(f"masked image model of {rows} x {columns} patches (it has square grids)")
+        return lacking
+
+    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
+        theirs = their_model(model)
+        with new_folder(path, options.overwrite) as folder:
+            theirs.save_pretrained(folder)
+            if options.processor is not None:
+                their_processor(model.config, options.processor).save_pretrained(folder)
+        return {}
+
+
+def _rebuilds_whole_patches(settings: dict[str, Any]) -> bool:
+    """Whether it is a masked image model whose decoder sees each patch as it is; MAE's is a Transformer."""
+    defaults = transformers.ViTConfig()
+    patch_size, stride = (settings.get(name, getattr(defaults, name)) for name in ("patch_size", "encoder_stride"))
+    return settings.get("architectures") == [_MASKED_IMAGE_MODEL] and patch_size == stride
+
+
+def _load_masked_image_model(
+    folder: Path, fields: dict[str, Any]
+) -> tuple[HfViTForMaskedPatchPrediction, dict[str, Any]]:
+    """Its decoder, a 1 x 1 convolution and a PixelShuffle, is our linear layer that predicts pixels."""
+    theirs, info = transformers.ViTForMaskedImageModeling.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
+        folder, output_loading_info=True, dtype=torch.float32
+    )
+    with torch.device("meta"):
+        model = HfViTForMaskedPatchPrediction(HfViTConfig(**{**fields, "patch_target": "pixels"}))
+    weights = theirs.state_dict()
+    weights["mask_token"] = weights.pop("vit.embeddings.mask_token")
+    weights["predictor.weight"] = weights.pop("decoder.0.weight").flatten(1)
+    weights["predictor.bias"] = weights.pop("decoder.0.bias")
+    model.load_state_dict(weights, assign=True)
+    return model, info

@@ -1,0 +1,96 @@
+"""The way back to the original's files, array by array: names, shapes, dtypes and bytes; the files themselves judge."""
+
+import re
+
+import numpy as np
+import pytest
+
+from hf_vit.conversion import convert, export_jax
+from hf_vit.files.npz import NpzReader
+from hf_vit.models.loading import load_model, save_folder
+
+from ..conftest import golden_runs
+
+RUNS = {run["checkpoint"]: run for run in golden_runs("vit", "bit", "bit_paper") if "@" not in run["id"]}
+GROUP_NORM = re.compile(r"(^|/)(gn[^/]*|norm-pre-head)/(scale|bias)$")
+WITH_GROUP_NORM = [name for name, run in RUNS.items() if run["family"] != "vit" or run["resnet"]]
+
+
+def written(path, prefix):
+    """The arrays of a file as `export_jax` says that it writes them: no prefix, nothing beside, no stacks, float32."""
+    arrays = {}
+    with NpzReader(path) as reader:
+        for stored in reader.arrays:
+            if not stored.startswith(prefix):
+                continue
+            name, array = stored.removeprefix(prefix), reader.read(stored).float().numpy()
+            if "encoderblock/" in name:
+                arrays |= {name.replace("block/", f"block_{i}/"): one for i, one in enumerate(array)}
+            else:
+                arrays[name] = array
+    return arrays
+
+
+def convert_golden(path, run):
+    grid = tuple(run["token_grid"]) if run.get("posemb") == "learn" else None
+    return convert(path, position_grid=grid)
+
+
+def assert_comes_back(path, run, tmp_path):
+    model, processor = convert_golden(path, run)
+    dialect = model.conversion_record["dialect"]
+    save_folder(tmp_path / "folder", model, processor)
+    name = "big_vision" if run["family"] != "vit" else dialect["names"]
+    export_jax(load_model(tmp_path / "folder"), tmp_path / "back.npz", name)
+    with np.load(tmp_path / "back.npz") as back:
+        theirs, ours = written(path, dialect["prefix"]), dict(back)
+    assert set(ours) == set(theirs)
+    for name, array in theirs.items():
+        assert (ours[name].shape, ours[name].dtype) == (array.shape, array.dtype), name
+        assert ours[name].tobytes() == array.tobytes(), name
+
+
+@pytest.mark.parametrize("checkpoint", RUNS)
+def test_every_golden_comes_back_bit_by_bit(goldens, tmp_path, checkpoint):
+    assert_comes_back(goldens / checkpoint, RUNS[checkpoint], tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(-1,), (1, 1, 1, -1)])
+@pytest.mark.parametrize("checkpoint", WITH_GROUP_NORM)
+def test_group_norms_come_back_in_either_shape(goldens, tmp_path, checkpoint, shape):
+    with np.load(goldens / checkpoint) as arrays:
+        changed = {name: arrays[name].reshape(shape) if GROUP_NORM.search(name) else arrays[name] for name in arrays}
+    assert any(GROUP_NORM.search(name) for name in changed)
+    np.savez(tmp_path / "in.npz", **changed)
+    assert_comes_back(tmp_path / "in.npz", RUNS[checkpoint], tmp_path)
+    model, _ = convert_golden(tmp_path / "in.npz", RUNS[checkpoint])
+    assert model.conversion_record["dialect"].get("flat_group_norm", False) == (len(shape) == 1)
+
+
+@pytest.mark.parametrize("prefix", ["params/", "opt/target/"])
+@pytest.mark.parametrize(
+    "checkpoint", ["vit_token.npz", "vit_linen.npz", "hybrid_stem.npz", "bv_tok.npz", "bit_v2.npz"]
+)
+def test_a_prefix_is_not_written(goldens, tmp_path, checkpoint, prefix):
+    with np.load(goldens / checkpoint) as arrays:
+        np.savez(tmp_path / "in.npz", **{prefix + name: arrays[name] for name in arrays}, step=np.int32(3))
+    assert_comes_back(tmp_path / "in.npz", RUNS[checkpoint], tmp_path)
+
+
+def test_negative_zeros_come_back(goldens, tmp_path):
+    """In a class token that big_vision's dialect adds its row of positions to."""
+    with np.load(goldens / "bv_tok.npz") as arrays:
+        changed = {name: np.full_like(arrays[name], -0.0) if name == "cls" else arrays[name] for name in arrays}
+    np.savez(tmp_path / "in.npz", **changed)
+    assert_comes_back(tmp_path / "in.npz", RUNS["bv_tok.npz"], tmp_path)
+
+
+@pytest.mark.parametrize("checkpoint", ["vit_linen.npz", "hybrid_r11_linen.npz", "bv_tok.npz"])
+def test_other_names_by_default(goldens, tmp_path, checkpoint):
+    """Without a dialect, whatever was read is written in the names of the released files, and is the same model."""
+    model, _ = convert_golden(goldens / checkpoint, RUNS[checkpoint])
+    export_jax(model, tmp_path / "back.npz")
+    again, _ = convert_golden(tmp_path / "back.npz", RUNS[checkpoint])
+    assert again.conversion_record["dialect"]["names"] == "vit_jax"
+    for name, parameter in model.state_dict().items():
+        assert again.state_dict()[name].equal(parameter), name
