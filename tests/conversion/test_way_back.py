@@ -9,7 +9,7 @@ from hf_vit.conversion import convert, export_jax
 from hf_vit.files.npz import NpzReader
 from hf_vit.models.loading import load_model, save_folder
 
-from ..conftest import golden_runs
+from ..paths import golden_runs
 
 RUNS = {run["checkpoint"]: run for run in golden_runs("vit", "bit", "bit_paper") if "@" not in run["id"]}
 GROUP_NORM = re.compile(r"(^|/)(gn[^/]*|norm-pre-head)/(scale|bias)$")
