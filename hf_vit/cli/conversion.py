@@ -69,7 +69,9 @@ def _add_export(commands: Commands) -> None:
     command.add_argument("output", type=Path, help="the file to write; a folder for transformers, either for timm")
     formats = ["jax", "transformers", "timm", "onnx", "torch-export", "aot-inductor"]
     command.add_argument("--to", required=True, choices=formats, help="the format")
-    command.add_argument("--dialect", choices=["vit_jax", "flax", "big_vision", "big_transfer"], help="names in the .npz")
+    command.add_argument(
+        "--dialect", choices=["vit_jax", "flax", "big_vision", "big_transfer"], help="names in the .npz"
+    )
     command.add_argument(
         "--size",
         type=lambda text: text if text == "dynamic" else parse_size(text),

@@ -65,11 +65,11 @@ def new_folder(path: str | os.PathLike, overwrite: bool = False, flush: bool = F
 def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
     """A temporary folder whose files replace those of the same name in `folder`, which may hold more, in the end.
 
-    The weights come last, or of weights in several files their index: until then `folder` holds what it held, and a
-    new model never loads in part.
+    The config.json, without which nothing loads, goes first and comes back last: whenever the process is killed,
+    `folder` holds the old model, the new one, or none, and never files of both that load together.
 
     Raises:
-        OSError: they cannot be written; the weights at `folder` are what they were.
+        OSError: they cannot be written; `folder` is as it was.
     """
     folder = Path(folder)
     with _workplace(folder, overwrite=True) as workplace:
@@ -77,8 +77,10 @@ def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
         draft.mkdir()
         yield draft
         folder.mkdir(exist_ok=True)
-        for file in sorted(draft.iterdir(), key=lambda file: (".safetensors" in file.name, file.suffix == ".json")):
+        for file in draft.iterdir():
             _finish(file, workplace, flush=False)
+        (folder / "config.json").unlink(missing_ok=True)
+        for file in sorted(draft.iterdir(), key=lambda file: file.name == "config.json"):
             os.replace(file, folder / file.name)
 
 

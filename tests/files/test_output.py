@@ -1,6 +1,7 @@
 """Files and folders appear whole or not at all: after an error, after Ctrl+C at any moment, for every reader."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -112,18 +113,39 @@ def test_text_is_utf_8_with_its_own_line_ends(tmp_path):
     assert (tmp_path / "it.json").read_text() == '{\n  "a": null,\n  "b": [\n    1\n  ]\n}\n'
 
 
-def test_model_files_join_a_folder_that_holds_more_and_the_weights_come_last(tmp_path, monkeypatch):
-    folder, moved = tmp_path / "run", []
+MODEL_FILES = ("config.json", "model-00001.safetensors", "model.safetensors.index.json")
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2, 3])
+def test_model_files_join_a_folder_that_holds_more_and_a_kill_leaves_the_old_model_the_new_or_none(
+    tmp_path, monkeypatch, moves
+):
+    folder, done, replace = tmp_path / "run", [], os.replace
     (folder / "checkpoints").mkdir(parents=True)
-    (folder / "model.safetensors").write_text("old")
-    replace = os.replace
-    monkeypatch.setattr(os, "replace", lambda old, new: (moved.append(new.name), replace(old, new)))
-    with new_model_files(folder) as draft:
-        for name in ("model.safetensors", "model.safetensors.index.json", "config.json"):
+    for name in MODEL_FILES:
+        (folder / name).write_text("old")
+
+    def replace_until_killed(old, new):
+        if len(done) == moves:
+            raise KeyboardInterrupt
+        done.append(replace(old, new))
+
+    monkeypatch.setattr(os, "replace", replace_until_killed)
+    with suppress(KeyboardInterrupt), new_model_files(folder) as draft:
+        for name in MODEL_FILES:
             (draft / name).write_text("new")
-        assert (folder / "model.safetensors").read_text() == "old"
-    assert moved == ["config.json", "model.safetensors", "model.safetensors.index.json"]
-    assert {entry.name for entry in folder.iterdir()} == {"checkpoints", *moved}
+        assert {(folder / name).read_text() for name in MODEL_FILES} == {"old"}
+    held = {(folder / name).read_text() for name in MODEL_FILES if (folder / name).exists()}
+    assert (folder / "config.json").exists() == (moves == 3)
+    assert held == {"new"} or moves < 3
+    assert (folder / "checkpoints").is_dir()
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_model_files_that_cannot_be_written_leave_the_folder_as_it_was(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "model.safetensors").write_text("new")
     with pytest.raises(OSError, match="run cannot be written: No space left"), new_model_files(folder):
         raise OSError(28, "No space left on device")
     assert (folder / "model.safetensors").read_text() == "new"
