@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image, ImageChops, ImageDraw, ImageOps
 
-Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
+_Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
 _MAX_LEVEL = 10
 _CUTOUT_PIXELS = 40
@@ -39,18 +39,17 @@ def randaugment(image: Image.Image, layers: int, magnitude: float, rng: np.rando
 
 def _autocontrast(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
     """Stretch each channel to 0..255."""
-    return image.point([value for channel in image.split() for value in _stretch(channel)])
+    return image.point([value for channel in image.split() for value in _stretch(np.asarray(channel))])
 
 
-def _stretch(channel: Image.Image) -> list[int]:
+def _stretch(levels: np.ndarray) -> list[int]:
     """The table that takes the lowest level to 0 and the highest to 255."""
-    values = np.asarray(channel)
-    low, high = int(values.min()), int(values.max())
+    low, high = int(levels.min()), int(levels.max())
     if high <= low:
         return list(range(256))
     scale = np.float32(255 / (high - low))
-    levels = np.arange(256, dtype=np.float32) * scale - low * scale
-    return np.clip(levels, 0, 255).astype(np.uint8).tolist()
+    table = np.arange(256, dtype=np.float32) * scale - low * scale
+    return np.clip(table, 0, 255).astype(np.uint8).tolist()
 
 
 def _equalize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
@@ -58,7 +57,7 @@ def _equalize(image: Image.Image, level: float, rng: np.random.Generator) -> Ima
 
 
 def _invert(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return ImageOps.invert(image)
+    return ImageChops.invert(image)
 
 
 def _posterize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
@@ -148,12 +147,13 @@ def _pixel_centres(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _take_nearest(image: Image.Image, from_x: np.ndarray, from_y: np.ndarray) -> Image.Image:
-    """The pixels nearest to float32 coordinates, which broadcast to (height, width); grey outside.
+    """The pixels nearest to float32 coordinates, which broadcast to (height, width) and are overwritten; grey outside.
 
     In the arithmetic of TensorFlow Addons' `transform`, since shears have whole rows in the middle between two pixels.
     PIL's fixed-point coordinates are off by up to 0.003 pixels.
     """
-    from_x, from_y = from_x + np.float32(0.5), from_y + np.float32(0.5)
+    from_x += np.float32(0.5)
+    from_y += np.float32(0.5)
     outside = (from_x <= 0) | (from_x >= image.width) | ((from_y <= 0) | (from_y >= image.height))
     numbers = from_y.astype(np.int32) * image.width + from_x.astype(np.int32)
     layout, pixel, grey = ("L", np.uint8, _FILL) if image.mode == "L" else ("RGBX", np.uint32, _FILL * 0x01010101)
@@ -194,7 +194,7 @@ def _cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image
 
 
 # By the names of the original, in the order in which it draws them
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS: dict[str, _Operation] = {
     "AutoContrast": _autocontrast,
     "Equalize": _equalize,
     "Invert": _invert,

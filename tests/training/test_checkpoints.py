@@ -77,14 +77,15 @@ def make(optimizer_class):
     return model, optimizer_class(model.parameters())
 
 
-@pytest.mark.parametrize("kind", ["sgd", "compact", "adamw"])
+@pytest.mark.parametrize("kind", ["sgd", "compact_sgd", "adamw", "compact_adamw"])
 def test_model_and_optimizer_continue_exactly(kind, tmp_path):
-    from hf_vit.training.optimization import CompactSGD
+    from hf_vit.training.optimization import CompactAdamW, CompactSGD
 
     classes = {
         "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, 0.9, fused=True),
-        "compact": lambda parameters: CompactSGD(parameters, 0.1, 0.9),
+        "compact_sgd": lambda parameters: CompactSGD(parameters, 0.1, 0.9),
         "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.1, fused=True),
+        "compact_adamw": lambda parameters: CompactAdamW(parameters, 0.1, weight_decay=0.1),
     }
     images = torch.randn(7, 3, generator=torch.Generator().manual_seed(1))
 
