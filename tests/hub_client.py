@@ -15,6 +15,8 @@ from pathlib import Path
 
 from .local_hub import Repo
 
+LIMIT = 300  # seconds: a client that hangs is a failure, not an endless test
+
 
 class Clients:
     """Starts processes that talk to a Hub.
@@ -74,8 +76,10 @@ class Client:
 
     def wait(self) -> tuple[str, str]:
         """Its standard output and standard error, when it has ended by itself."""
-        status = self.folder / "status"
+        status, deadline = self.folder / "status", time.monotonic() + LIMIT
         while not status.exists():
+            assert self.is_running() or status.exists(), "the client was killed"
+            assert time.monotonic() < deadline, f"the client has not ended after {LIMIT} seconds"
             time.sleep(0.02)
         self.status = int(status.read_text())
         return (self.folder / "output").read_text(), (self.folder / "error").read_text()

@@ -183,6 +183,7 @@ def test_images_are_shown_as_they_were(channels):
     np.testing.assert_allclose(seen, expected / 255, atol=1e-6)
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium or Chrome on this machine")
 def test_a_browser_shows_it_from_disk_without_a_network(report, tmp_path):
     """The title says how many pictures the browser could decode, and whether any text runs out of the page."""

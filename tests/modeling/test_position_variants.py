@@ -184,33 +184,6 @@ def test_another_resolution_at_load_and_at_run_time(fields, tmp_path):
     assert torch.equal(again(pixel_values).logits, resized(pixel_values).logits)
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [("2-D", "bicubic"), ("1-D shared", "jax"), ("relative", "jax"), ("relative", "bicubic"), ("axial", "jax")],
-)
-def test_exports_with_dynamic_height_and_width(name, method):
-    model = tiny(**VARIANTS[name], position_interpolation=method)
-    batch, rows, columns = (torch.export.Dim(name, min=2, max=64) for name in ("batch", "rows", "columns"))
-    shapes = ({0: batch, 2: 4 * rows, 3: 6 * columns},)
-    program = torch.export.export(model, (torch.randn(2, 3, 12, 24),), dynamic_shapes=shapes, strict=False)
-    for size in ((3, 3, 20, 36), (2, 3, 32, 18)):
-        pixel_values = torch.randn(size)
-        with torch.no_grad():
-            logits = program.module()(pixel_values).logits
-            torch.testing.assert_close(logits, model(pixel_values).logits, rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["2-D shared", "relative", "axial"])
-def test_compiles_for_any_size(name):
-    torch.compiler.reset()  # other tests compile the same code for other models
-    model = tiny(**VARIANTS[name])
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
-    for size in ((2, 3, 20, 36), (2, 3, 24, 42), (3, 3, 32, 18)):
-        pixel_values = torch.randn(size)
-        torch.testing.assert_close(compiled(pixel_values).logits, model(pixel_values).logits, rtol=0, atol=1e-5)
-
-
 @torch.no_grad()
 @every("D relative axial")
 def test_the_backbone_and_masked_patch_prediction_use_them_too(fields, tmp_path):

@@ -10,7 +10,7 @@ from hf_vit.images.native_resolution import patchify
 from hf_vit.models.embeddings import unpatchify
 from hf_vit.models.modeling_hf_vit import HfViTModel
 
-from ..models import tiny
+from ..models import VARIANTS, tiny
 
 NATIVE = {
     "cls": {},
@@ -19,6 +19,11 @@ NATIVE = {
     "sincos": {"position_embedding_type": "sincos2d", "hidden_size": 16, "representation_size": 5},
     "no positions": {"position_embedding_type": "none"},
     "hybrid": {"hybrid": True},
+}
+POSITIONS = {
+    **VARIANTS,
+    "1-D shared": {"position_embedding_placement": "every_layer_shared"},
+    "2-D shared": {"position_embedding_type": "learned2d", "position_embedding_placement": "every_layer_shared"},
 }
 GRIDS = [(3, 5), (5, 6), (3, 5), (7, 2), (1, 1)]
 
@@ -113,9 +118,16 @@ def test_saves_record_the_trained_size_and_the_history(tmp_path):
     assert tuple(config.image_size) == (20, 36)
 
 
-@pytest.mark.parametrize("method", ["jax", "jax_exact", "bilinear", "bicubic"])
-def test_exports_with_dynamic_height_and_width(method):
-    model = tiny(position_interpolation=method)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *(("cls", method) for method in ("jax", "jax_exact", "bilinear", "bicubic")),
+        *(("learned2d", "bicubic"), ("1-D shared", "jax"), ("relative", "jax"), ("relative", "bicubic")),
+        ("axial", "jax"),
+    ],
+)
+def test_exports_with_dynamic_height_and_width(name, method):
+    model = tiny(**POSITIONS[name], position_interpolation=method)
     batch, rows, columns = (torch.export.Dim(name, min=2, max=64) for name in ("batch", "rows", "columns"))
     shapes = {"pixel_values": {0: batch, 2: 4 * rows, 3: 6 * columns}}
     program = torch.export.export(model, (torch.randn(2, 3, 12, 24),), dynamic_shapes=(*shapes.values(),), strict=False)
@@ -127,9 +139,10 @@ def test_exports_with_dynamic_height_and_width(method):
 
 
 @torch.no_grad()
-def test_compiles_for_any_size():
+@pytest.mark.parametrize("name", ["cls", "2-D shared", "relative", "axial"])
+def test_compiles_for_any_size(name):
     torch.compiler.reset()  # other tests compile the same code for other models
-    model = tiny()
+    model = tiny(**POSITIONS[name])
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
     for size in ((2, 3, 20, 36), (2, 3, 24, 42), (3, 3, 32, 18)):
         pixel_values = torch.randn(size)
