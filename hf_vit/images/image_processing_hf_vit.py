@@ -1,6 +1,6 @@
 """Image processor of the Vision Transformer: any image in, the pixels its checkpoint was evaluated with out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from importlib import import_module
 from types import SimpleNamespace
@@ -8,16 +8,15 @@ from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import validate_typed_dict
+from torch.nn.functional import pad
 from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils import logging
 
-from .image_batches import collate_images, collate_patches, count_images, list_images, name_image
 from .image_presets import as_pair, check_choices, first_settings, override_settings
-from .image_reading import ImageReadingError, read_image
-from .image_resizing import KERNELS, Filter, Window, center_window, cut, pad_to, resize, shortest_edge_size
-from .native_resolution import fit_grid
+from .image_reading import ImageReadingError, count_images, list_images, name_image, read_image
+from .image_resizing import KERNELS, Filter, Window, center_window, cut, fit_grid, pad_to, resize, shortest_edge_size
 
 logger = logging.get_logger(__name__)
 
@@ -280,3 +279,72 @@ def scale_and_offset(
 
 def as_tuple(values: float | list[float] | tuple[float, ...]) -> tuple[float, ...]:
     return tuple(values) if isinstance(values, list | tuple) else (values,)
+
+
+# From processed images to a batch. Names, and the order of the values of a patch, are those of `Siglip2ImageProcessor`
+# in transformers.
+
+
+def collate_images(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
+    if settings.data_format == "channels_last":
+        images = (image.movedim(-3, -1) for image in images)
+    return {"pixel_values": stack(images, length, settings.return_tensors)}
+
+
+def collate_patches(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
+    """Images of different sizes in one batch: see `HfViTImageProcessor.preprocess`."""
+    patch_size, patches, grids = as_pair(settings.patch_size), [], []
+    for image in images:
+        if image.shape[-2] % patch_size[0] or image.shape[-1] % patch_size[1]:
+            raise ValueError(f"patches of {patch_size} pixels do not divide an image of {tuple(image.shape[-2:])}")
+        patches.append(patchify(image, patch_size))
+        grids.append(torch.tensor([image.shape[-2] // patch_size[0], image.shape[-1] // patch_size[1]]))
+    longest = max(map(len, patches), default=0)
+    if longest > settings.max_num_patches:
+        raise ValueError(f"an image has {longest} patches, more than max_num_patches, {settings.max_num_patches}")
+    stacked, mask = pad_patches(patches, longest if settings.padding == "longest" else settings.max_num_patches)
+    features = {"pixel_values": stacked, "pixel_attention_mask": mask, "spatial_shapes": grids}
+    return {name: stack(iter(value), length, settings.return_tensors) for name, value in features.items()}
+
+
+def stack(results: Iterator[torch.Tensor], length: int, return_tensors: str | None) -> Any:
+    """Results of equal shape in one tensor ("pt") or array ("np"), or in a list (None).
+
+    They are put into their places one by one, so that each can use the memory of the one before.
+    """
+    if return_tensors is None:
+        return list(results)
+    batch, number = torch.empty(0), 0
+    for number, result in enumerate(results, start=1):
+        if number == 1:
+            batch = result[None] if length == 1 else result.new_empty(length, *result.shape)
+        if result.shape != batch.shape[1:]:
+            raise ValueError(
+                f"images of shapes {tuple(batch.shape[1:])} and {tuple(result.shape)} are no batch: "
+                "resize or crop them to one size, or leave out return_tensors for a list"
+            )
+        if length > 1:
+            batch[number - 1] = result
+    return batch[:number].cpu().numpy() if return_tensors == "np" else batch[:number]
+
+
+def patchify(images: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:
+    """(..., channels, height, width) -> (..., rows * columns, patch height * patch width * channels)."""
+    patches = images.unflatten(-2, (-1, patch_size[0])).unflatten(-1, (-1, patch_size[1]))
+    patches = patches.movedim(-5, -1).movedim(-3, -4)  # (..., rows, columns, patch height, patch width, channels)
+    return patches.flatten(-3).flatten(-3, -2)
+
+
+def pad_patches(patches: Sequence[torch.Tensor], length: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Give several images the same number of patches.
+
+    Args:
+        patches: for each image (patches, values).
+        length: the number of patches to pad with zeros to.
+
+    Returns:
+        For each image (length, values), and an int32 mask (length,) that is 1 at patches and 0 at padding.
+    """
+    padded = [pad(image, (0, 0, 0, length - len(image))) for image in patches]
+    masks = [(torch.arange(length, device=image.device) < len(image)).int() for image in patches]
+    return padded, masks

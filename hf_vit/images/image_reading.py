@@ -38,6 +38,41 @@ class ImageReadingError(ValueError):
     """An image that cannot be read; the message names the file, or the place in the batch."""
 
 
+def list_images(images: Any, device: Any = None) -> list[Any]:
+    """A flat list of images. A batch in one tensor on an accelerator stays whole, since there few large steps are
+    faster; on the CPU many small ones are, that stay in its cache."""
+    if isinstance(images, list | tuple):
+        images = [image for item in images for image in list_images(item, device)]
+        return [torch.stack(images)] if can_stack(images) else images
+    if isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4:
+        on_cpu = torch.device(device or getattr(images, "device", "cpu")).type == "cpu"
+        return list(images) if on_cpu else [images]
+    return [images]
+
+
+def count_images(images: list[Any]) -> int:
+    """How many images a list has in which batches count with all of theirs."""
+    return sum(len(image) if getattr(image, "ndim", 0) == 4 else 1 for image in images)
+
+
+def can_stack(images: list[Any]) -> bool:
+    """Whether these are equal images on one accelerator."""
+    if len(images) < 2 or not all(isinstance(image, torch.Tensor) and image.ndim == 3 for image in images):
+        return False
+    kinds = {(image.shape, image.dtype, image.device) for image in images}
+    return len(kinds) == 1 and images[0].device.type != "cpu"
+
+
+def name_image(image: Any, index: int) -> str:
+    """How messages call an image: by its file if it has one, else by its place."""
+    if isinstance(image, dict):
+        image = image.get("path")
+    path = getattr(image, "filename", image)
+    if isinstance(path, str | os.PathLike) and str(path):
+        return str(path) if len(str(path)) <= 200 else f"image {index} ({str(path)[:50]}...)"
+    return f"image {index}"
+
+
 def read_image(
     image: Any,
     num_channels: int | None = 3,

@@ -7,6 +7,7 @@ bit on whatever device the tensor is. Pillow itself can be chosen for its filter
 
 from collections.abc import Callable
 from functools import lru_cache, reduce
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +75,28 @@ def shortest_edge_size(height: int, width: int, side: int, truncate: bool) -> tu
         return side * height // short, side * width // short
     ratio = np.float32(side) / np.float32(short)
     return int(np.rint(np.float32(height) * ratio)), int(np.rint(np.float32(width) * ratio))
+
+
+@lru_cache(maxsize=4096)
+def fit_grid(height: int, width: int, patch_size: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
+    """(rows, columns) of patches at the largest scale at which an image has at most `max_num_patches` of them.
+
+    At scale s an image has ceil(s * height / patch height) rows: the last row is stretched to a whole one. The number
+    of rows grows right after s = rows * patch height / height, and so on for the columns, so one of these is the scale.
+    """
+    patch_height, patch_width = patch_size
+    grid = (1, 1)
+    for rows in count(1):
+        columns = -(-rows * patch_height * width // (height * patch_width))
+        if rows * columns > max_num_patches:
+            break
+        grid = max(grid, (rows, columns))
+    for columns in count(1):
+        rows = -(-columns * patch_width * height // (width * patch_height))
+        if rows * columns > max_num_patches:
+            break
+        grid = max(grid, (rows, columns))
+    return grid
 
 
 def center_window(size: tuple[int, int], crop_size: tuple[int, int], round_half: bool) -> Window:

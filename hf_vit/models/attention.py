@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_hf_vit import HfViTConfig
-from .position_embeddings import Grid
-from .position_tables import RelativePositions
+from .position_embeddings import Grid, RelativePositions
 
 TAKE_A_BIAS = ("eager", "sdpa")  # attention implementations to which logits can be added
 LOGITS_PER_THREAD = 2**19  # of a block of heads, so that they stay in the cache of a core
@@ -117,7 +116,7 @@ class HfViTAttention(nn.Module):
 
     def implementation(self, query: torch.Tensor, is_plain: bool) -> Callable:
         """The configured one, or in place of torch's kernel a faster one; `is_plain`: without mask and dropout."""
-        name = self.config._attn_implementation
+        name = self.config._attn_implementation or "eager"
         if name == "sdpa" and is_plain and prefers_blocks(query):
             return blocked_attention_forward
         return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)

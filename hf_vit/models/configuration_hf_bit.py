@@ -4,11 +4,15 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
-from transformers.backbone_utils import BackboneConfigMixin
-from transformers.configuration_utils import PreTrainedConfig
 
-from .configuration_hf_vit import KNOWN_EXTRAS, Size, as_pair
-from .upstream_bit import is_upstream_bit, translate_bit_settings
+from .configuration_hf_vision import (
+    TRANSFORMERS_BIT,
+    HfVisionConfig,
+    Size,
+    as_pair,
+    refuse_unknown,
+    shared_settings,
+)
 
 NUM_GROUPS = 32
 # Units per stage of a ResNet of so many layers (get_block_desc of big_vision's models/bit.py).
@@ -50,7 +54,7 @@ ORIGINALS: dict[str, dict[str, Any]] = {
 
 
 @strict
-class HfBiTConfig(BackboneConfigMixin, PreTrainedConfig):
+class HfBiTConfig(HfVisionConfig):
     r"""A ResNet with GroupNorm and standardised weights (Big Transfer, arXiv 1912.11370).
 
     Fields that transformers' `BitConfig` has keep its names; the defaults are a BiT-R50x1 with the numbers of
@@ -86,24 +90,17 @@ class HfBiTConfig(BackboneConfigMixin, PreTrainedConfig):
     weight_standardization_form: Literal["variance", "std"] = "variance"
     padding: Literal["fixed", "same"] = "fixed"
     pool_padding: Literal["zero", "lowest"] = "zero"
-    _out_features: list[str] | None = None
-    _out_indices: list[int] | None = None
 
     def __post_init__(self, **kwargs):
-        out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
-        if unknown := sorted(kwargs.keys() - KNOWN_EXTRAS):
-            raise ValueError(f"{type(self).__name__} does not know {', '.join(unknown)}")
         self.depths = list(self.depths)
         super().__post_init__(**kwargs)
-        self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
 
     @classmethod
-    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a config.json says; that of transformers' own `bit` in our words."""
-        settings, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+    def in_our_words(cls, settings: dict[str, Any], folder: str) -> dict[str, Any]:
+        """A config.json of transformers' own `bit` as our fields; any other as it is."""
         if not is_upstream_bit(settings):
-            return settings, kwargs
-        return {**translate_bit_settings(settings), "model_type": cls.model_type}, kwargs
+            return settings
+        return {**translate_bit_settings(settings), "model_type": cls.model_type}
 
     @classmethod
     def from_variant(cls, name: str, original: str = "big_transfer", **overrides) -> "HfBiTConfig":
@@ -114,9 +111,8 @@ class HfBiTConfig(BackboneConfigMixin, PreTrainedConfig):
             original: whose numbers it has, a key of `ORIGINALS`.
             overrides: any field of the configuration.
         """
-        for what, choice, known in (("variant", name, VARIANTS), ("original", original, ORIGINALS)):
-            if choice not in known:
-                raise ValueError(f"unknown {what} {choice!r}; known: {', '.join(known)}")
+        refuse_unknown("variant", name, VARIANTS)
+        refuse_unknown("original", original, ORIGINALS)
         layers, factor = VARIANTS[name]
         return cls(**{**ORIGINALS[original], "depths": DEPTHS[layers], "embedding_size": 64 * factor, **overrides})
 
@@ -156,3 +152,48 @@ class HfBiTConfig(BackboneConfigMixin, PreTrainedConfig):
 
 def _listed(depths: Sequence[int]) -> str:
     return str(list(depths))
+
+
+# What the `bit` of transformers 5 calls its settings.
+
+# The settings that have the same name here, with their defaults there (transformers 5.23, BitConfig).
+SHARED_SETTINGS: dict[str, Any] = {
+    "num_channels": 3,
+    "embedding_size": 64,
+    "depths": [3, 4, 6, 3],
+    "layer_type": "preactivation",
+}
+# What is computed in one way here, with the defaults there.
+FIXED_SETTINGS: dict[str, Any] = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32, "drop_path_rate": 0.0}
+HIDDEN_SIZES = [256, 512, 1024, 2048]
+
+
+def is_upstream_bit(settings: dict[str, Any]) -> bool:
+    """Whether a config.json is one of transformers' own BiT."""
+    return settings.get("model_type") == "bit"
+
+
+def translate_bit_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of transformers' BiT as the fields of `HfBiTConfig`.
+
+    Raises:
+        ValueError: a setting that makes it another architecture than ours.
+    """
+    ours = shared_settings(settings, SHARED_SETTINGS)
+    wrong = {name: settings[name] for name, value in FIXED_SETTINGS.items() if settings.get(name, value) != value}
+    factor = settings.get("width_factor", 1)
+    sizes = [size * factor for size in settings.get("hidden_sizes", HIDDEN_SIZES)]
+    if sizes != [4 * ours["embedding_size"] * 2**stage for stage in range(len(ours["depths"]))]:
+        wrong |= {"embedding_size": ours["embedding_size"], "hidden_sizes": sizes}
+    padding = (str(settings.get("global_padding")).upper(), bool(settings.get("embedding_dynamic_padding")))
+    if padding == ("SAME", True):
+        ours["padding"] = "same"
+    elif padding == ("NONE", False) and ours["layer_type"] == "preactivation":
+        ours["padding"] = "fixed"
+    else:
+        wrong |= {"global_padding": settings.get("global_padding"), "embedding_dynamic_padding": padding[1]}
+        wrong["layer_type"] = ours["layer_type"]
+    if wrong:
+        text = ", ".join(f"{name} {value!r}" for name, value in wrong.items())
+        raise ValueError(f"the BiT of transformers has {text}, which that of hf_vit has not")
+    return {**ours, **TRANSFORMERS_BIT, "pool_padding": "zero"}  # BitMaxPool2d of modeling_bit.py

@@ -4,18 +4,14 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
-from transformers.backbone_utils import BackboneConfigMixin
-from transformers.configuration_utils import PreTrainedConfig
 
-from .upstream_vit import is_upstream, translate_settings
-
-Size = int | list[int] | tuple[int, int]
-
-# What transformers passes to a config besides the fields that the class declares.
-KNOWN_EXTRAS = frozenset(
-    "_attn_implementation _commit_hash _name_or_path attn_implementation auto_map experts_implementation model_type "
-    "name_or_path num_labels output_attentions quantization_config tie_last_hidden_states tie_word_embeddings "
-    "torch_dtype use_cache".split()
+from .configuration_hf_vision import (
+    TRANSFORMERS_BIT,
+    HfVisionConfig,
+    Size,
+    as_pair,
+    refuse_unknown,
+    shared_settings,
 )
 
 # The released models (Table 1 of arXiv 2010.11929 and of 2106.10270; vit_jax/configs/models.py).
@@ -53,13 +49,8 @@ VARIANTS = {
 VARIANTS |= {f"{name}-gap-norep": VARIANTS[name] for name in ("S/32", "S/16", "B/32", "B/16")}
 
 
-def as_pair(size: Size) -> tuple[int, int]:
-    """`224` -> `(224, 224)`; `[224, 320]` -> `(224, 320)`: (height, width)."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
 @strict
-class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
+class HfViTConfig(HfVisionConfig):
     r"""A Vision Transformer of the original family (arXiv 2010.11929).
 
     Fields that transformers' `ViTConfig` has keep its names; the defaults are ViT-B/16 with the numbers of the
@@ -127,8 +118,6 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     norm_after_pooling: bool = False
     image_size_history: list[Size] | None = None
     patch_target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
-    _out_features: list[str] | None = None
-    _out_indices: list[int] | None = None
 
     base_model_tp_plan = {  # noqa: RUF012 - transformers declares it as a class variable
         "layers.*.attention.q_proj": "colwise",
@@ -140,25 +129,20 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     }
 
     def __post_init__(self, **kwargs):
-        out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
-        if unknown := sorted(kwargs.keys() - KNOWN_EXTRAS):
-            raise ValueError(f"{type(self).__name__} does not know {', '.join(unknown)}")
         if self.use_cls_token is None:
             self.use_cls_token = self.pooling == "cls"
         super().__post_init__(**kwargs)
-        self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
 
     @classmethod
-    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a config.json says; that of transformers' own `vit`, `vit_mae` and `vit-hybrid` in our words."""
-        settings, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+    def in_our_words(cls, settings: dict[str, Any], folder: str) -> dict[str, Any]:
+        """A config.json of transformers' own `vit`, `vit_mae` or `vit-hybrid` as our fields; any other as it is."""
         if not is_upstream(settings):
-            return settings, kwargs
-        translated, model_type = translate_settings(settings), settings["model_type"]
+            return settings
+        translated = translate_settings(settings)
         if ("stem_depths" in translated) != issubclass(cls, HfViTHybridConfig):
             kind = "HfViTHybrid" if "stem_depths" in translated else "HfViT"
-            raise ValueError(f"{pretrained_model_name_or_path} holds a model of type {model_type}: use {kind}...")
-        return translated, kwargs
+            raise ValueError(f"{folder} holds a model of type {settings['model_type']}: use {kind}...")
+        return translated
 
     @classmethod
     def from_variant(cls, name: str, **overrides: Any) -> "HfViTConfig":
@@ -168,8 +152,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             name: a key of `VARIANTS`; those with an R (for ResNet) give an `HfViTHybridConfig`.
             overrides: any field of the configuration.
         """
-        if name not in VARIANTS:
-            raise ValueError(f"unknown variant {name!r}; known: {', '.join(VARIANTS)}")
+        refuse_unknown("variant", name, VARIANTS)
         width, patch_size, stem_depths = VARIANTS[name]
         layers, hidden_size, intermediate_size, heads = WIDTHS[width]
         fields: dict[str, Any] = {
@@ -327,3 +310,71 @@ class HfViTHybridConfig(HfViTConfig):
         if self.stem_width < 1 or self.stem_width % 32:
             raise ValueError(f"stem_width ({self.stem_width}) is not a multiple of 32, the groups of its GroupNorm")
         super().validate_architecture()
+
+
+# What the ViTs of transformers call their settings. `vit` and `vit_mae` are models of transformers 5; `vit-hybrid` was
+# one of transformers 4.
+
+# The settings that have the same name here, with their defaults there (transformers 5.23, ViTConfig).
+SHARED_SETTINGS: dict[str, Any] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "image_size": 224,
+    "patch_size": 16,
+    "num_channels": 3,
+    "qkv_bias": True,
+}
+HYBRID_SETTINGS = {**SHARED_SETTINGS, "patch_size": 1}  # transformers 4.57, ViTHybridConfig
+MODEL_TYPES = {"vit": SHARED_SETTINGS, "vit_mae": SHARED_SETTINGS, "vit-hybrid": HYBRID_SETTINGS}
+
+# BitConfig of a hybrid: the only values with which the backbone is the stem of the original.
+BIT_SETTINGS = {"layer_type": "bottleneck", "num_groups": 32, "width_factor": 1, "output_stride": 32}
+BIT_DEFAULTS = {"layer_type": "preactivation", "embedding_size": 64, "depths": [3, 4, 6, 3]}
+
+
+def is_upstream(settings: dict[str, Any]) -> bool:
+    """Whether a config.json is one of transformers' own ViTs."""
+    return settings.get("model_type") in MODEL_TYPES
+
+
+def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of one of transformers' ViTs as the fields of `HfViTConfig` or `HfViTHybridConfig`.
+
+    Raises:
+        ValueError: a setting that makes it another architecture than ours.
+    """
+    ours = shared_settings(settings, MODEL_TYPES[settings["model_type"]])
+    ours |= {"pooling": "cls", "position_interpolation": "bicubic_aliased"}
+    if settings.get("architectures") == ["ViTModel"]:
+        if settings.get("pooler_act", "tanh") != "tanh":
+            raise ValueError(f"pooler_act is {settings['pooler_act']!r}; the pre-logits layer of hf_vit has tanh")
+        ours["representation_size"] = settings.get("pooler_output_size") or ours["hidden_size"]
+    if settings["model_type"] == "vit-hybrid":
+        ours |= _translate_stem(settings.get("backbone_config") or {})
+    return ours
+
+
+def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
+    bit = {**BIT_DEFAULTS, **bit}
+    wrong = {name: bit[name] for name, value in BIT_SETTINGS.items() if bit.get(name, value) != value}
+    if str(bit.get("global_padding")).upper() != "SAME":
+        wrong["global_padding"] = bit.get("global_padding")
+    if not bit.get("embedding_dynamic_padding"):
+        wrong["embedding_dynamic_padding"] = bit.get("embedding_dynamic_padding")
+    if wrong:
+        text = ", ".join(f"{name} {value!r}" for name, value in wrong.items())
+        raise ValueError(f"the backbone of the hybrid has {text}, which the ResNet stem of hf_vit has not")
+    stages = [f"stage{number}" for number in range(1, len(bit["depths"]) + 1)]
+    last = (bit.get("out_features") or stages[-1:])[-1]
+    return {
+        "stem_depths": bit["depths"][: stages.index(last) + 1],
+        "stem_width": bit["embedding_size"],
+        **TRANSFORMERS_BIT,
+    }

@@ -3,17 +3,21 @@
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import initialization as init
 
-from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
-from .position_embeddings import Grid, is_same, resize_position_embeddings, sincos2d
-from .position_tables import PositionTables, build_tables
-from .resnet_stem import ResNetStem, StemNumbers
+from .configuration_hf_vision import as_pair
+from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from .position_embeddings import (
+    Grid,
+    PositionTables,
+    build_tables,
+    is_same,
+    resize_position_embeddings,
+    sincos2d,
+)
+from .resnet_stem import ResNetStem, stem_numbers
 
 CACHED_GRIDS = 16
-
-
-def stem_numbers(config: HfViTHybridConfig) -> StemNumbers:
-    return StemNumbers(config.group_norm_eps, config.weight_standardization_eps, config.weight_standardization_form)
 
 
 class HfViTPatchEmbeddings(nn.Module):
@@ -48,6 +52,12 @@ class HfViTEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self._tables: dict[tuple, torch.Tensor] = {}
 
+    def initialize(self) -> None:
+        if isinstance(self.position_embeddings, nn.Parameter):
+            init.normal_(self.position_embeddings, std=self.config.initializer_range)
+        if self.cls_token is not None:
+            init.zeros_(self.cls_token)
+
     def forward(self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor | None = None) -> torch.Tensor:
         """Images, or images of several shapes as patches, to tokens.
 
@@ -67,11 +77,7 @@ class HfViTEmbeddings(nn.Module):
 
     def as_patches(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size)"""
-        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
-            raise ValueError(
-                f"pixel_values has shape {tuple(pixel_values.shape)}; "
-                f"expected (batch, {self.config.num_channels}, height, width)"
-            )
+        self.config.check_images(pixel_values.shape)
         self.config.grid_of(*pixel_values.shape[-2:])  # refuses a size that the patches do not divide
         return self.patch_embeddings(pixel_values if self.stem is None else self.stem(pixel_values))
 
@@ -119,28 +125,28 @@ class HfViTEmbeddings(nn.Module):
             return self.position_embeddings(grid)
         if self.position_embeddings is not None and is_same(grid, self.config.grid_size):
             return self.position_embeddings
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self._make_positions(grid, like)
         stored = self.position_embeddings
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._make_positions(stored, grid, like)
         version = None if stored is None or stored.is_inference() else (stored.data_ptr(), stored._version)
         key = (grid, like.dtype, like.device, version)
         if key not in self._tables:
             if len(self._tables) == CACHED_GRIDS:
                 self._tables.clear()
-            self._tables[key] = self._make_positions(grid, like)
+            self._tables[key] = self._make_positions(stored, grid, like)
         return self._tables[key]
 
-    def _make_positions(self, grid: Grid, like: torch.Tensor) -> torch.Tensor:
-        if self.position_embeddings is not None:
-            return self.resampled(grid)
+    def _make_positions(self, stored: torch.Tensor | None, grid: Grid, like: torch.Tensor) -> torch.Tensor:
+        if stored is not None:
+            return self.resample(stored, grid)
         table = sincos2d(grid, self.config.hidden_size).to(like)
         return F.pad(table, (0, 0, self.config.num_prefix_tokens, 0))  # zeros for the class token
 
-    def resampled(self, grid: Grid) -> torch.Tensor:
+    def resample(self, stored: torch.Tensor, grid: Grid) -> torch.Tensor:
         """The learned table on another grid, (1, tokens, hidden_size)."""
         config = self.config
         return resize_position_embeddings(
-            self.position_embeddings, config.grid_size, grid, config.num_prefix_tokens, config.position_interpolation
+            stored, config.grid_size, grid, config.num_prefix_tokens, config.position_interpolation
         )
 
     def _empty_positions(self, grid: Grid) -> torch.Tensor:

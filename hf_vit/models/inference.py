@@ -148,7 +148,7 @@ def optimize(model: nn.Module, rows: int) -> None:
     races: dict[tuple, bool] = {}
     module: Any
     for module in model.modules():
-        if "forward" in module.__dict__:  # somebody else's, of offloaded weights for one
+        if "forward" in module.__dict__:  # already replaced by someone else, e.g. accelerate's offloading hooks
             continue
         if isinstance(module, StandardizedConv2d):
             module.forward = StandardizedOnce(module)
@@ -170,7 +170,9 @@ def restore(model: nn.Module) -> None:
 
 
 def can_be_packed(module: Any) -> bool:
-    if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:  # quantised, sharded, adapted
+    if not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward:  # quantised, adapted
+        return False
+    if type(module.weight) is not nn.Parameter:  # quantised, sharded
         return False
     return module.weight.device.type == "cpu" and module.weight.dtype in DTYPES
 

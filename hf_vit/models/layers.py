@@ -3,22 +3,34 @@
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import build_attention
 from .configuration_hf_vit import HfViTConfig
+from .pretrained import lecun_normal_
+
+
+class HfViTMLPLinear(nn.Linear):
+    def initialize(self) -> None:
+        init.xavier_uniform_(self.weight)
+        init.normal_(self.bias, std=1e-6)
+
+
+class HfViTPreLogits(nn.Linear):
+    def initialize(self) -> None:
+        lecun_normal_(self.weight)
 
 
 class HfViTMLP(nn.Module):
     def __init__(self, config: HfViTConfig):
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc1 = HfViTMLPLinear(config.hidden_size, config.intermediate_size)
         self.hidden_act = config.hidden_act
         self.activation = ACT2FN[config.hidden_act]
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.fc2 = HfViTMLPLinear(config.intermediate_size, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.fc1.role = self.fc2.role = "mlp"
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         hidden_states = self.dropout(self.activation(self.fc1(hidden_states)))
@@ -87,6 +99,9 @@ class HfViTMapPooling(nn.Module):
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = HfViTMLP(config)
 
+    def initialize(self) -> None:
+        init.xavier_uniform_(self.probe)
+
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """(batch, tokens, hidden_size) -> (batch, hidden_size); `attention_mask` (batch, 1, 1, tokens) or None"""
         query = self._split_heads(self.q_proj(self.probe)).expand(hidden_states.shape[0], -1, -1, -1)
@@ -109,9 +124,7 @@ class HfViTPooler(nn.Module):
         self.first_token = config.num_prefix_tokens if leaves_out_prefix else 0
         self.map = HfViTMapPooling(config) if config.pooling == "map" else None
         width = config.representation_size
-        self.dense = None if width is None else nn.Linear(config.hidden_size, width)
-        if self.dense is not None:
-            self.dense.role = "pre_logits"
+        self.dense = None if width is None else HfViTPreLogits(config.hidden_size, width)
 
     def forward(
         self,

@@ -9,8 +9,8 @@ from transformers.configuration_utils import PreTrainedConfig
 from ..files.output import new_folder
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from .auto import AUTO_MODELS
-from .configuration_hf_vit import Size, as_pair
-from .pretrained import HfViTPreTrainedModel
+from .configuration_hf_vision import Size, as_pair
+from .pretrained import HfVisionPreTrainedModel
 from .upstream import is_of_transformers, model_class_for
 
 _CLASSES = {model_class.__name__: model_class for _, model_class in AUTO_MODELS}
@@ -18,7 +18,7 @@ _CLASSES = {model_class.__name__: model_class for _, model_class in AUTO_MODELS}
 
 def load(
     folder: str | os.PathLike, *, image_size: Size | None = None, **settings: Any
-) -> tuple[HfViTPreTrainedModel, Any]:
+) -> tuple[HfVisionPreTrainedModel, Any]:
     """Load a model and its image processor.
 
     Args:
@@ -38,7 +38,9 @@ def load(
     return model, processor
 
 
-def load_model(folder: str | os.PathLike, *, image_size: Size | None = None, **settings: Any) -> HfViTPreTrainedModel:
+def load_model(
+    folder: str | os.PathLike, *, image_size: Size | None = None, **settings: Any
+) -> HfVisionPreTrainedModel:
     """Load a model as the class that it was saved as, which the Auto classes cannot know.
 
     Args:
@@ -80,7 +82,7 @@ def set_processor_size(processor: Any, image_size: Size) -> None:
 
 
 def save_folder(
-    output: str | os.PathLike, model: HfViTPreTrainedModel, processor: Any, overwrite: bool = False
+    output: str | os.PathLike, model: HfVisionPreTrainedModel, processor: Any, overwrite: bool = False
 ) -> None:
     """Save a model and its image processor into one folder: complete, or not at all.
 

@@ -14,34 +14,30 @@ from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndNoAttention,
     ImageClassifierOutputWithNoAttention,
 )
-from transformers.processing_utils import Unpack
-from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_hf_bit import HfBiTConfig
-from .configuration_hf_vit import Size
-from .pretrained import HfViTPreTrainedModel
-from .resnet_stem import GroupNorm, ResNetStage, ResNetStem, StemNumbers
-from .upstream_bit import BIT_WEIGHT_NAMES, is_upstream_bit
+from .configuration_hf_bit import HfBiTConfig, is_upstream_bit
+from .pretrained import HfVisionPreTrainedModel, HfViTHead
+from .resnet_stem import GroupNorm, ResNetStage, ResNetStem, stem_numbers
 
-
-def numbers_of(config: HfBiTConfig) -> StemNumbers:
-    return StemNumbers(
-        config.group_norm_eps,
-        config.weight_standardization_eps,
-        config.weight_standardization_form,
-        config.padding,
-        config.pool_padding,
-    )
+# Names in files of transformers -> ours, as regular expressions.
+WEIGHT_NAMES = {
+    r"embedder\.": r"resnet.",
+    r"encoder\.stages\.": r"resnet.stages.",
+    r"classifier\.1\.": r"classifier.",
+}
 
 
 def build_resnet(config: HfBiTConfig) -> ResNetStem:
     """Root and stages, without what follows them."""
-    return ResNetStem(config.num_channels, config.embedding_size, config.depths, numbers_of(config), config.layer_type)
+    return ResNetStem(
+        config.num_channels, config.embedding_size, config.depths, stem_numbers(config), config.layer_type
+    )
 
 
-class HfBiTPreTrainedModel(HfViTPreTrainedModel):
-    """What a ResNet shares with the ViTs; without attention, it takes any `attn_implementation`."""
+class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
+    """What the ResNets share; without attention, they take any `attn_implementation`."""
 
     config: HfBiTConfig
     base_model_prefix = "bit"
@@ -51,34 +47,21 @@ class HfBiTPreTrainedModel(HfViTPreTrainedModel):
 
     @classmethod
     def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
-        return BIT_WEIGHT_NAMES if is_upstream_bit(settings) else {}
-
-    @property
-    def tokens_per_image(self) -> int:
-        return 1  # what is left after the pooling, which the head sees
+        return WEIGHT_NAMES if is_upstream_bit(settings) else {}
 
     def get_input_embeddings(self):
-        return self.base_model.resnet.convolution
+        return self._resnet.convolution
 
     def set_input_embeddings(self, value: nn.Module):
-        self.base_model.resnet.convolution = value
+        self._resnet.convolution = value
 
-    def set_image_size(self, image_size: Size) -> None:
-        """State another image size, an int or (height, width) in pixels; no weight depends on it."""
-        self.config.image_size = image_size
-        self.config.validate_architecture()
+    @property
+    def _resnet(self) -> Any:
+        return self.base_model.resnet
 
     def _images(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """The images in the dtype of the weights.
-
-        Raises:
-            ValueError: they are not (batch, num_channels, height, width).
-        """
-        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
-            raise ValueError(
-                f"pixel_values has shape {tuple(pixel_values.shape)}; "
-                f"expected (batch, {self.config.num_channels}, height, width)"
-            )
+        """The images in the dtype of the weights."""
+        self.config.check_images(pixel_values.shape)
         return pixel_values.to(self.dtype)
 
 
@@ -90,14 +73,12 @@ class HfBiTModel(HfBiTPreTrainedModel):
         self.resnet = build_resnet(config)
         self.norm = None
         if config.layer_type == "preactivation":
-            self.norm = GroupNorm(config.hidden_size, numbers_of(config))
+            self.norm = GroupNorm(config.hidden_size, stem_numbers(config))
         self.post_init()
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
-    def forward(
-        self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]
-    ) -> BaseModelOutputWithPoolingAndNoAttention:
+    def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPoolingAndNoAttention:
         """Run the network.
 
         Args:
@@ -124,13 +105,13 @@ class HfBiTForImageClassification(HfBiTPreTrainedModel):
     def __init__(self, config: HfBiTConfig):
         super().__init__(config)
         self.bit = HfBiTModel(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.classifier.role = "head"
+        num_labels: Any = config.num_labels  # transformers declares it as optional
+        self.classifier = HfViTHead(config.hidden_size, num_labels)
         self.post_init()
 
     @can_return_tuple
     def forward(
-        self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
+        self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any
     ) -> ImageClassifierOutputWithNoAttention:
         """Classify; arguments as in `HfBiTModel.forward`.
 
@@ -164,7 +145,7 @@ class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
     @can_return_tuple
     @filter_output_hidden_states
     @capture_outputs(tie_last_hidden_states=False)
-    def forward(self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
+    def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> BackboneOutput:
         """
         Returns:
             `feature_maps`: (batch, channels, rows, columns) for every name in `out_features`.
@@ -174,4 +155,5 @@ class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
         for stage in self.resnet.stages:
             maps.append(feature_map := stage(feature_map))
         chosen = [one for name, one in zip(self.stage_names, maps, strict=True) if name in self.out_features]
-        return BackboneOutput(feature_maps=tuple(chosen))
+        feature_maps: Any = tuple(chosen)  # transformers declares a tuple of one
+        return BackboneOutput(feature_maps=feature_maps)

@@ -4,27 +4,147 @@ Parameter names are those of transformers' ViT, so that weights move between the
 the class token, if there is one, and the patches, row by row.
 """
 
+from collections.abc import Collection, Sequence
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
-from transformers.processing_utils import Unpack
-from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from .attention import HfViTAttention
+from .configuration_hf_vision import Size, as_pair
+from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, is_upstream
 from .embeddings import HfViTEmbeddings
 from .layers import HfViTLayer, HfViTPooler
-from .position_embeddings import Grid
-from .position_tables import build_layer_tables, positions_of_layers
-from .pretrained import MASKED_PATCH_KEYS, HfViTPreTrainedModel
+from .position_embeddings import Grid, PositionTables, build_layer_tables
+from .pretrained import HfVisionPreTrainedModel, HfViTHead
 
-RECORDS = ("output_hidden_states", "output_attentions")  # what shows more than the result
+# Names in files of transformers -> ours, as regular expressions. transformers 5 still writes the names of version 4.
+_STEM = r"embeddings\.patch_embeddings\.backbone\.bit\."
+WEIGHT_NAMES = {
+    r"encoder\.layer\.(\d+)\.": r"layers.\1.",
+    r"(layers\.\d+)\.attention\.attention\.query\.": r"\1.attention.q_proj.",
+    r"(layers\.\d+)\.attention\.attention\.key\.": r"\1.attention.k_proj.",
+    r"(layers\.\d+)\.attention\.attention\.value\.": r"\1.attention.v_proj.",
+    r"(layers\.\d+)\.attention\.output\.dense\.": r"\1.attention.o_proj.",
+    r"(layers\.\d+)\.intermediate\.dense\.": r"\1.mlp.fc1.",
+    r"(layers\.\d+)\.output\.dense\.": r"\1.mlp.fc2.",
+    _STEM + r"embedder\.": r"embeddings.stem.",
+    _STEM + r"encoder\.stages\.": r"embeddings.stem.stages.",
+}
+# What `HfViTForMaskedPatchPrediction` has besides the encoder.
+MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\."]
+_RECORDS = ("output_hidden_states", "output_attentions")  # what shows more than the result
 
 
-class HfViTModel(HfViTPreTrainedModel):
+class HfViTPreTrainedModel(HfVisionPreTrainedModel):
+    """What the Vision Transformers and their hybrids share."""
+
+    config: HfViTConfig
+    base_model_prefix = "vit"
+    _no_split_modules = ["HfViTEmbeddings", "HfViTLayer"]  # noqa: RUF012 - transformers declares the type
+    _can_record_outputs = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}  # noqa: RUF012
+    _input_embed_layer = "patch_embeddings"
+    # A checkpoint with a head or a pooler may be loaded without: that loses nothing in silence, it is asked for.
+    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\.", *MASKED_PATCH_KEYS]  # noqa: RUF012
+    _upstream_extras = r"^(vit\.)?embeddings\.mask_token$|^decoder\."  # parts that rebuild masked pixels
+
+    @classmethod
+    def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
+        return WEIGHT_NAMES if is_upstream(settings) else {}
+
+    def _settle_upstream(self, info: dict[str, Any]) -> None:
+        super()._settle_upstream(info)
+        pooler: Any = getattr(self.base_model, "pooler", None)
+        missing = {key for key in info["missing_keys"] if key.removeprefix("vit.").startswith("pooler.dense.")}
+        if pooler is not None and missing:  # its config.json does not say whether it has a pooler
+            pooler.dense = None
+            self.config.representation_size = None
+            info["missing_keys"] = set(info["missing_keys"]) - missing
+
+    @torch.no_grad()
+    def set_image_size(self, image_size: Size) -> None:
+        """Resample the position embeddings to another image size, an int or (height, width) in pixels, for good."""
+        config, new_grid = self.config, self.config.grid_of(*as_pair(image_size))
+        embeddings: Any = self.base_model.embeddings
+        if isinstance(embeddings.position_embeddings, nn.Parameter):
+            embeddings.position_embeddings = nn.Parameter(embeddings.resample(embeddings.position_embeddings, new_grid))
+        for module in self.modules():
+            if isinstance(module, PositionTables):
+                module.resample(new_grid)
+        config.image_size_history = [*(config.image_size_history or []), config.image_size]
+        config.image_size = image_size
+
+    @property
+    def tokens_per_image(self) -> int:
+        rows, columns = self.config.grid_size
+        return self.config.num_prefix_tokens + rows * columns
+
+
+class HfViTEncoder(HfViTPreTrainedModel):
+    """What the model and the backbone are made of: embeddings, layers and the final norm.
+
+    The loop over the layers is a method of this class and not of a list of modules, since the regional compilation of
+    accelerate puts a plain `nn.ModuleList` in the place of such a list.
+    """
+
+    def __init__(self, config: HfViTConfig):
+        super().__init__(config)
+        self.embeddings = HfViTEmbeddings(config)
+        self.layer_position_embeddings = build_layer_tables(config)
+        self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(config.num_hidden_layers))
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def encode(
+        self,
+        hidden_states: torch.Tensor,
+        grid: Grid | None,
+        attention_mask: torch.Tensor | None = None,
+        num_queries: int | None = None,
+        keep: Collection[int] = (),
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run the layers.
+
+        Args:
+            hidden_states: (batch, tokens, hidden_size)
+            grid: (rows, columns) of patches, the same for all images; None where each has its own.
+            attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
+            num_queries: the last layer computes no more than the first so many tokens; None for all.
+            keep: numbers of layers.
+
+        Returns:
+            (batch, tokens or num_queries, hidden_size), before the final LayerNorm; and the same after each layer of
+            `keep`.
+        """
+        kwargs["output_attentions"] = kwargs.get("output_attentions", self.config.output_attentions)
+        if attention_mask is not None and kwargs["output_attentions"]:
+            attention_mask = attention_mask[:, None, None, :].bool()
+        elif attention_mask is not None:
+            attention_mask = create_bidirectional_mask(
+                config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
+            )
+        last, kept = len(self.layers) - 1, []
+        for index, (layer, positions) in enumerate(zip(self.layers, self._positions_of_layers(grid), strict=True)):
+            queries = num_queries if index == last else None
+            hidden_states = layer(hidden_states, attention_mask, queries, positions, grid=grid, **kwargs)
+            if index in keep:
+                kept.append(hidden_states)
+        return hidden_states, kept
+
+    def _positions_of_layers(self, grid: Grid | None) -> Sequence[torch.Tensor | None]:
+        """What each layer adds to its input: (tokens, hidden_size), or None for nothing."""
+        if self.layer_position_embeddings is None:
+            return [None] * len(self.layers)
+        return list(self.layer_position_embeddings(grid).expand(len(self.layers), -1, -1))
+
+
+class HfViTModel(HfViTEncoder):
     """The encoder without a head.
 
     Args:
@@ -33,10 +153,6 @@ class HfViTModel(HfViTPreTrainedModel):
 
     def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True):
         super().__init__(config)
-        self.embeddings = HfViTEmbeddings(config)
-        self.layer_position_embeddings = build_layer_tables(config)
-        self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(config.num_hidden_layers))
-        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.pooler = HfViTPooler(config) if add_pooling_layer else None
         self.post_init()
 
@@ -50,7 +166,7 @@ class HfViTModel(HfViTPreTrainedModel):
         pixel_attention_mask: torch.Tensor | None = None,
         spatial_shapes: torch.Tensor | None = None,
         only_pooled: bool = False,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Run the encoder.
 
@@ -73,36 +189,15 @@ class HfViTModel(HfViTPreTrainedModel):
         hidden_states = self.embeddings(pixel_values, spatial_shapes)
         if pixel_attention_mask is not None:
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
-        shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in RECORDS)
+        shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in _RECORDS)
         first_is_enough = only_pooled and self.config.pooling == "cls" and attention_mask is None and not shows_all
         grid = None if spatial_shapes is not None else self.config.grid_of(*pixel_values.shape[-2:])
-        hidden_states = _encode(self, hidden_states, grid, attention_mask, 1 if first_is_enough else None, **kwargs)
+        num_queries = 1 if first_is_enough else None
+        hidden_states, _ = self.encode(hidden_states, grid, attention_mask, num_queries, **kwargs)
         norm_before, norm_after = (None, self.layernorm) if self.config.norm_after_pooling else (self.layernorm, None)
         last_hidden_state = hidden_states if norm_before is None else norm_before(hidden_states)
         pooler_output = None if self.pooler is None else self.pooler(last_hidden_state, attention_mask, norm_after)
         return BaseModelOutputWithPooling(last_hidden_state=last_hidden_state, pooler_output=pooler_output)
-
-
-def _encode(
-    model,
-    hidden_states: torch.Tensor,
-    grid: Grid | None,
-    attention_mask: torch.Tensor | None = None,
-    num_queries: int | None = None,
-    **kwargs,
-) -> torch.Tensor:
-    """The stack of layers: (batch, tokens, hidden_size) -> the same, of all tokens or of the first `num_queries`."""
-    kwargs["output_attentions"] = kwargs.get("output_attentions", model.config.output_attentions)
-    if attention_mask is not None and kwargs["output_attentions"]:
-        attention_mask = attention_mask[:, None, None, :].bool()
-    elif attention_mask is not None:
-        attention_mask = create_bidirectional_mask(
-            config=model.config, inputs_embeds=hidden_states, attention_mask=attention_mask
-        )
-    positions = positions_of_layers(model, grid)
-    for layer, position in zip(model.layers[:-1], positions, strict=False):
-        hidden_states = layer(hidden_states, attention_mask, None, position, grid=grid, **kwargs)
-    return model.layers[-1](hidden_states, attention_mask, num_queries, positions[-1], grid=grid, **kwargs)
 
 
 class HfViTForImageClassification(HfViTPreTrainedModel):
@@ -113,8 +208,8 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
     def __init__(self, config: HfViTConfig):
         super().__init__(config)
         self.vit = HfViTModel(config)
-        self.classifier = nn.Linear(config.representation_size or config.hidden_size, config.num_labels)
-        self.classifier.role = "head"
+        num_labels: Any = config.num_labels  # transformers declares it as optional
+        self.classifier = HfViTHead(config.representation_size or config.hidden_size, num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -124,7 +219,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
         labels: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> ImageClassifierOutput:
         """Classify; arguments as in `HfViTModel.forward`.
 
@@ -142,37 +237,31 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
         )
 
 
-class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
+class HfViTBackbone(BackboneMixin, HfViTEncoder):
     """Feature maps of any layer, after the final LayerNorm, for detection and segmentation."""
 
     def __init__(self, config: HfViTConfig):
         super().__init__(config)
         self.num_features = [config.hidden_size] * len(config.stage_names)
-        self.embeddings = HfViTEmbeddings(config)
-        self.layer_position_embeddings = build_layer_tables(config)
-        self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(config.num_hidden_layers))
-        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
 
     @can_return_tuple
     @filter_output_hidden_states
     @capture_outputs(tie_last_hidden_states=False)
-    def forward(self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
+    def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> BackboneOutput:
         """
         Returns:
             `feature_maps`: (batch, hidden_size, rows, columns) for every name in `out_features`.
         """
-        rows_and_columns = self.config.grid_of(*pixel_values.shape[-2:])
-        hidden_states = self.embeddings(pixel_values)
-        feature_maps = []
-        positions = positions_of_layers(self, rows_and_columns)
-        for name, layer, position in zip(self.stage_names, [None, *self.layers], [None, *positions], strict=True):
-            if layer is not None:
-                hidden_states = layer(hidden_states, None, None, position, grid=rows_and_columns, **kwargs)
-            if name in self.out_features:
-                patches = self.layernorm(hidden_states)[:, self.config.num_prefix_tokens :]
-                feature_maps.append(patches.transpose(1, 2).unflatten(2, rows_and_columns))
-        return BackboneOutput(feature_maps=tuple(feature_maps))
+        grid = self.config.grid_of(*pixel_values.shape[-2:])
+        tokens = self.embeddings(pixel_values)
+        stages = [index for index, name in enumerate(self.stage_names) if name in self.out_features]  # 0: "stem"
+        _, maps = self.encode(tokens, grid, keep=[stage - 1 for stage in stages], **kwargs)
+        maps = [tokens, *maps] if 0 in stages else maps
+        patches = (self.layernorm(states)[:, self.config.num_prefix_tokens :] for states in maps)
+        # transformers declares a tuple of one
+        feature_maps: Any = tuple(one.transpose(1, 2).unflatten(2, grid) for one in patches)
+        return BackboneOutput(feature_maps=feature_maps)
 
 
 class HfViTHybridModel(HfViTModel):

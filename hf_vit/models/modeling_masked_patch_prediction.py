@@ -5,18 +5,19 @@ share of each image's patches is corrupted, and the "random other patch" comes f
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.processing_utils import Unpack
-from transformers.utils.generic import ModelOutput, TransformersKwargs, merge_with_config_defaults
+from transformers.utils.generic import ModelOutput, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .configuration_hf_vision import as_pair
 from .configuration_hf_vit import HfViTConfig
-from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel, _encode
+from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel
+from .pretrained import HfViTHead
 
 LEVELS = 8  # 3 bits per channel
 CELLS = 4  # the downsized patch has 4 x 4 cells
@@ -93,15 +94,11 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         super().__init__(config)
         self.vit = HfViTModel(config, add_pooling_layer=False)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
-        self.predictor = nn.Linear(config.hidden_size, num_outputs(config))
-        self.predictor.role = "head"
+        self.predictor = HfViTHead(config.hidden_size, num_outputs(config))
         self.post_init()
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
-        super()._init_weights(module)
-        if module is self:
-            init.normal_(self.mask_token, std=self.config.initializer_range)
+    def initialize(self) -> None:
+        init.normal_(self.mask_token, std=self.config.initializer_range)
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
@@ -109,7 +106,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         self,
         pixel_values: torch.Tensor,
         corruption: Corruption | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> MaskedPatchPredictionOutput:
         """Corrupt patch embeddings, encode, and compare predictions with the pixels.
 
@@ -123,7 +120,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         embeddings = self.vit.embeddings
         patches = self.corrupt(embeddings.as_patches(pixel_values), corruption)
         tokens = embeddings.as_tokens(patches, embeddings.positions_on(grid, patches))
-        hidden_states = _encode(self.vit, tokens, grid, **kwargs)
+        hidden_states, _ = self.vit.encode(tokens, grid, **kwargs)
         hidden_states = self.vit.layernorm(hidden_states)[:, self.config.num_prefix_tokens :]
         logits = self.predictor(hidden_states)
         targets = patch_targets(pixel_values, grid, self.config.patch_target)
@@ -145,15 +142,9 @@ def num_outputs(config: HfViTConfig) -> int:
     """Numbers predicted for each patch."""
     colors = LEVELS**config.num_channels
     if config.patch_target == "pixels":
-        (height, width), (rows, columns) = image_and_grid(config)
+        (height, width), (rows, columns) = as_pair(config.image_size), config.grid_size
         return config.num_channels * (height // rows) * (width // columns)
     return colors if config.patch_target == "mean_color" else CELLS * CELLS * colors
-
-
-def image_and_grid(config: HfViTConfig) -> tuple[tuple[int, int], tuple[int, int]]:
-    size = config.image_size
-    height, width = (size, size) if isinstance(size, int) else size
-    return (height, width), config.grid_size
 
 
 def patch_targets(pixel_values: torch.Tensor, grid: tuple[int, int], kind: str) -> torch.Tensor:

@@ -5,11 +5,12 @@ Two units: post-activation, as vit_jax/models_resnet.py (google-research/vision_
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.functional import conv2d, max_pool2d, pad, relu
+from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 NUM_GROUPS = 32
@@ -32,6 +33,17 @@ class StemNumbers(NamedTuple):
 
 
 ORIGINAL = StemNumbers()
+
+
+def stem_numbers(config: Any) -> StemNumbers:
+    """Those of an `HfViTHybridConfig` or `HfBiTConfig`; the former has no paddings to choose from."""
+    return StemNumbers(
+        config.group_norm_eps,
+        config.weight_standardization_eps,
+        config.weight_standardization_form,
+        getattr(config, "padding", ORIGINAL.padding),
+        getattr(config, "pool_padding", ORIGINAL.pool_padding),
+    )
 
 
 def pad_same(images: torch.Tensor, kernel_size: int, stride: int, value: float = 0.0) -> torch.Tensor:
@@ -95,6 +107,13 @@ class GroupNorm(nn.GroupNorm):
         super().__init__(NUM_GROUPS, num_channels, eps=numbers.group_norm_eps)
 
 
+class LastGroupNorm(GroupNorm):
+    """The last norm of a post-activation unit: zero at first, so that a new unit passes its input on."""
+
+    def initialize(self) -> None:
+        init.zeros_(self.weight)
+
+
 class Downsample(nn.Module):
     """Projection of the residual where a unit changes the shape; normalised in a post-activation unit alone."""
 
@@ -118,8 +137,7 @@ class BottleneckUnit(GradientCheckpointingLayer):
         self.conv2 = StandardizedConv2d(channels, channels, 3, stride, numbers)
         self.norm2 = GroupNorm(channels, numbers)
         self.conv3 = StandardizedConv2d(channels, out_channels, 1, 1, numbers)
-        self.norm3 = GroupNorm(out_channels, numbers)
-        self.norm3.role = "last"
+        self.norm3 = LastGroupNorm(out_channels, numbers)
         self.downsample = nn.Identity()
         if in_channels != out_channels or stride != 1:
             self.downsample = Downsample(in_channels, out_channels, stride, numbers)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from .configuration_hf_bit import HfBiTConfig
-from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from .configuration_hf_bit import HfBiTConfig, is_upstream_bit
+from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, is_upstream
 from .modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from .modeling_hf_vit import (
     HfViTForImageClassification,
@@ -11,12 +11,10 @@ from .modeling_hf_vit import (
     HfViTHybridModel,
     HfViTModel,
 )
-from .pretrained import HfViTPreTrainedModel
-from .upstream_bit import is_upstream_bit
-from .upstream_vit import is_upstream
+from .pretrained import HfVisionPreTrainedModel
 
 # By configuration: the bare encoder and the classifier.
-MODELS: dict[type, tuple[type[HfViTPreTrainedModel], type[HfViTPreTrainedModel]]] = {
+MODELS: dict[type, tuple[type[HfVisionPreTrainedModel], type[HfVisionPreTrainedModel]]] = {
     HfViTConfig: (HfViTModel, HfViTForImageClassification),
     HfViTHybridConfig: (HfViTHybridModel, HfViTHybridForImageClassification),
     HfBiTConfig: (HfBiTModel, HfBiTForImageClassification),
@@ -29,7 +27,7 @@ def is_of_transformers(settings: dict[str, Any]) -> bool:
     return is_upstream(settings) or is_upstream_bit(settings)
 
 
-def model_class_for(settings: dict[str, Any]) -> type[HfViTPreTrainedModel]:
+def model_class_for(settings: dict[str, Any]) -> type[HfVisionPreTrainedModel]:
     """The class that takes the weights of such a folder: a classifier, or else the bare encoder."""
     has_head = any(name in _HAS_HEAD for name in settings.get("architectures") or [])
     config_class = {"vit-hybrid": HfViTHybridConfig, "bit": HfBiTConfig}.get(settings["model_type"], HfViTConfig)

@@ -5,6 +5,7 @@ from typing import Any
 from . import configuration_hf_bit as bit
 from . import configuration_hf_vit as vit
 from .configuration_hf_bit import HfBiTConfig
+from .configuration_hf_vision import refuse_unknown
 from .configuration_hf_vit import HfViTConfig
 
 VARIANTS = (*vit.VARIANTS, *bit.VARIANTS)
@@ -19,6 +20,5 @@ def config_of_variant(name: str, **fields: Any) -> HfViTConfig | HfBiTConfig:
     Raises:
         ValueError: no architecture has this name.
     """
-    if name not in VARIANTS:
-        raise ValueError(f"unknown variant {name!r}; known: {', '.join(VARIANTS)}")
+    refuse_unknown("variant", name, VARIANTS)
     return (HfBiTConfig if name in bit.VARIANTS else HfViTConfig).from_variant(name, **fields)

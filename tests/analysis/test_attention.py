@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hf_vit import analysis
 from hf_vit.analysis.attention import MeanDistance, layer_mixing, mix_heads, pooling_weights
 from hf_vit.analysis.observing import LAYER_BYTES, batches, encoder_of, observe, patch_pixels
-from hf_vit.images.native_resolution import patchify
+from hf_vit.images.image_processing_hf_vit import patchify
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTModel
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction

@@ -12,8 +12,8 @@ from transformers.models.siglip2.image_processing_pil_siglip2 import (
     get_image_size_for_max_num_patches,
 )
 
-from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.images.native_resolution import PatchCountBatchSampler, fit_grid, patchify
+from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor, patchify
+from hf_vit.images.image_resizing import fit_grid
 
 SIZES = [(37, 53), (53, 37), (200, 310), (16, 16), (90, 7), (8, 400), (33, 47)]
 
@@ -88,58 +88,3 @@ def test_without_a_resize_the_patches_must_divide_the_image():
         processor(np.zeros((32, 50, 3)))
     with pytest.raises(ValueError, match="an image has 9 patches, more than max_num_patches, 6"):
         processor(np.zeros((48, 48, 3)))
-
-
-COUNTS = [5, 3, 5, 5, 4, 3, 5, 4, 5, 5, 3, 6, 5]
-
-
-def test_batches_have_equal_numbers_of_patches():
-    sampler = PatchCountBatchSampler(COUNTS, batch_size=3)
-    batches = list(sampler)
-    assert sorted(image for batch in batches for image in batch) == list(range(13))
-    assert len(batches) == len(sampler) == 5
-    assert sorted(sorted(COUNTS[image] for image in batch) for batch in batches) == [
-        [3, 3, 3],
-        [4, 4, 5],
-        [5, 5, 5],
-        [5, 5, 5],
-        [6],
-    ]
-
-
-def test_batches_are_shuffled_by_epoch_and_the_same_on_every_process():
-    sampler, other = (PatchCountBatchSampler(COUNTS, batch_size=3, seed=1) for _ in range(2))
-    first = list(sampler)
-    assert first == list(other)
-    sampler.set_epoch(1)
-    assert list(sampler) != first
-    assert list(PatchCountBatchSampler(COUNTS, 3, shuffle=False)) == list(
-        PatchCountBatchSampler(COUNTS, 3, shuffle=False)
-    )
-
-
-def test_the_last_batch():
-    sampler = PatchCountBatchSampler(COUNTS, batch_size=3, drop_last=True)
-    assert [len(batch) for batch in sampler] == [3] * 4
-    assert len(sampler) == 4
-    with pytest.raises(ValueError, match="batch_size is 0; it must be at least 1"):
-        PatchCountBatchSampler(COUNTS, batch_size=0)
-
-
-def test_a_data_loader():
-    class Pictures(torch.utils.data.Dataset):
-        def __getitem__(self, index):
-            return pictures()[index]
-
-        def __len__(self):
-            return len(SIZES)
-
-    processor = HfViTImageProcessor("native", max_num_patches=35, padding="longest")
-    counts = [math.prod(fit_grid(*size, (16, 16), 35)) for size in SIZES]
-    loader = torch.utils.data.DataLoader(
-        Pictures(),
-        batch_sampler=PatchCountBatchSampler(counts, batch_size=2),
-        collate_fn=lambda images: processor(images, return_tensors="pt"),
-    )
-    seen = torch.cat([batch.pixel_attention_mask.sum(1) for batch in loader])
-    assert sorted(seen.tolist()) == sorted(counts)

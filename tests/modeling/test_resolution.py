@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForImageClassification
 
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.images.native_resolution import patchify
+from hf_vit.images.image_processing_hf_vit import patchify
 from hf_vit.models.embeddings import unpatchify
 from hf_vit.models.modeling_hf_vit import HfViTModel
 
