@@ -28,6 +28,8 @@ WEIGHT_NAMES = {
     r"classifier\.1\.": r"classifier.",
 }
 
+numbers_of = stem_numbers  # the name by which conversion knows it
+
 
 def build_resnet(config: HfBiTConfig) -> ResNetStem:
     """Root and stages, without what follows them."""

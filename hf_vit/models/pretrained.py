@@ -216,6 +216,9 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             init.xavier_uniform_(module.weight)
 
 
+HfViTPreTrainedModel = HfVisionPreTrainedModel  # the name by which conversion knows it
+
+
 def lecun_normal_(weight: torch.Tensor) -> None:
     """Draw from a normal distribution cut at two standard deviations, variance 1 / inputs (flax's default)."""
     std = 1 / math.sqrt(weight[0].numel()) / _TRUNCATED_STD

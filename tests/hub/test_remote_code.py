@@ -135,6 +135,13 @@ def test_the_way_of_transformers_copies_the_same_code(tmp_path):
     assert theirs.items() <= ours.items()
 
 
+def test_a_repository_carries_little_code(folder_with_code):
+    files = {file.name for file in folder_with_code.glob("*.py")}
+    assert len(files) <= 15
+    if (folder_with_code / "modeling_hf_bit.py").exists():
+        assert files.isdisjoint({"attention.py", "embeddings.py", "layers.py", "position_embeddings.py"})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("has_hf_vit", [True, False])
 def test_code_that_nobody_trusts_never_runs(tmp_path, has_hf_vit):

@@ -8,19 +8,10 @@ import transformers
 from PIL import Image
 
 import hf_vit
-from hf_vit.models.loading import load, load_model, save_folder
+from hf_vit.models.loading import load, load_model
 from hf_vit.models.prediction import Prediction, classify, most_likely, predict
 
-from ..models import TINY
-
-
-@pytest.fixture
-def folder(tmp_path):
-    torch.manual_seed(3)
-    model = hf_vit.HfViTForImageClassification(hf_vit.HfViTConfig(**TINY))
-    torch.nn.init.normal_(model.classifier.weight)
-    save_folder(tmp_path / "folder", model, hf_vit.HfViTImageProcessor(size={"height": 20, "width": 36}))
-    return tmp_path / "folder"
+from ..models import TINY, tiny, tiny_bit
 
 
 def test_model_and_processor_of_a_folder(folder):
@@ -96,3 +87,41 @@ def test_without_hf_vit_transformers_pushes(monkeypatch, kind):
     monkeypatch.setattr(theirs, "push_to_hub", lambda self, repo_id, **kwargs: (repo_id, kwargs))
     monkeypatch.setitem(sys.modules, "hf_vit.hub.pushing", None)
     assert saved.push_to_hub("alice/vit", private=True) == ("alice/vit", {"private": True})
+
+
+@pytest.mark.parametrize("kind", ["hf_vit", "hf_bit", "vit"])
+def test_config_json_is_read_once(tmp_path, monkeypatch, kind):
+    if kind == "vit":
+        sizes = {"hidden_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 22}
+        transformers.ViTForImageClassification(
+            transformers.ViTConfig(**sizes, image_size=24, patch_size=8)
+        ).save_pretrained(tmp_path)
+    else:
+        (tiny() if kind == "hf_vit" else tiny_bit()).save_pretrained(tmp_path)
+    model_class = hf_vit.HfBiTForImageClassification if kind == "hf_bit" else hf_vit.HfViTForImageClassification
+    read, theirs = [], transformers.PreTrainedConfig._dict_from_json_file.__func__
+    monkeypatch.setattr(
+        transformers.PreTrainedConfig,
+        "_dict_from_json_file",
+        classmethod(lambda cls, file: (read.append(file), theirs(cls, file))[1]),
+    )
+    model_class.from_pretrained(tmp_path, image_size=(40, 72), attn_implementation="eager", num_labels=5)
+    assert len(read) == 1
+
+
+def test_requests_of_loading_from_the_hub(hub, client):
+    """Each file, and what the branch is at, is asked for once, as by transformers' own models."""
+    client("""
+        from hf_vit import HfViTConfig, HfViTModel
+        HfViTModel(HfViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6,
+                               image_size=20, patch_size=5)).push_to_hub("alice/vit", private=True)
+    """)
+    hub.requests.clear()
+    client("""
+        from hf_vit import HfViTModel
+        HfViTModel.from_pretrained("alice/vit")
+    """)
+    asked = [(one["method"], one["path"].rpartition("/")[2]) for one in hub.requests if "/resolve/" in one["path"]]
+    assert asked.count(("HEAD", "config.json")) == asked.count(("GET", "config.json")) == 1
+    assert asked.count(("HEAD", "model.safetensors")) == 1
+    assert len([one for one in hub.requests if "/revision/main" in one["path"]]) == 1

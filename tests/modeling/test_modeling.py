@@ -9,6 +9,7 @@ from transformers import ViTForImageClassification as UpstreamViT
 from hf_vit.models import attention as attention_module
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
+from hf_vit.models.pretrained import HfViTHead
 
 from ..models import VARIANTS, images, tiny
 
@@ -203,6 +204,28 @@ def test_initialisation_is_the_originals():
     assert projection.std() == pytest.approx((3 * 16 * 16) ** -0.5, rel=2e-2)  # lecun normal
     assert parameters["vit.pooler.dense.weight"].std() == pytest.approx(96**-0.5, rel=5e-2)
     assert parameters["vit.embeddings.position_embeddings"].std() == pytest.approx(0.02, rel=5e-2)
+
+
+def test_a_replaced_head_is_zero_when_it_is_initialised():
+    model = tiny()
+    model.classifier = HfViTHead(14, 5)
+    model._init_weights(model.classifier)
+    assert not model.classifier.weight.any()
+    assert not model.classifier.bias.any()
+    model.classifier = torch.nn.Linear(14, 5)  # not known to be a head: as any other layer
+    model._init_weights(model.classifier)
+    assert model.classifier.weight.any()
+
+
+def test_regional_compilation_of_accelerate():
+    """It puts a plain `nn.ModuleList` in the place of a list of layers."""
+    compile_regions = pytest.importorskip("accelerate.utils").compile_regions
+    model = tiny()
+    pixel_values = images(model)
+    with torch.no_grad():
+        compiled = compile_regions(model, backend="eager")
+        assert type(compiled.vit.layers[0]).__name__ == "OptimizedModule"
+        torch.testing.assert_close(compiled(pixel_values).logits, model(pixel_values).logits)
 
 
 def test_dropout_sites_and_stochastic_depth():
