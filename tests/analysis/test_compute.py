@@ -114,6 +114,7 @@ def test_activations_are_what_autograd_keeps_of_real_tensors(attention, fields):
     assert analysis.count_compute(model, attention=attention).activation_bytes == two - one > 0
 
 
+@pytest.mark.slow
 def test_the_papers_exaflops():
     """Table 6 of arXiv 2010.11929: as torch counts, within 5 %; without the products with padding, within 1.5 %.
 

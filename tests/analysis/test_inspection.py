@@ -129,6 +129,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fields", "preset"), MODELS.values(), ids=MODELS)
 def test_every_kind_of_model(fields, preset, tmp_path, capsys):
     model = tiny(**fields)

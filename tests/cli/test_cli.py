@@ -125,6 +125,7 @@ def test_the_parser_refuses(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing(goldens, tmp_path):
     """The limit on the size of a file stands in for a full disk: the write fails in the middle."""
     code = (
