@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 import hf_vit  # noqa: F401 - registers the Auto classes
 
-PRESETS = ("vit_jax", "augreg", "big_vision", "timm", "transformers", "native")
+_PRESETS = ("vit_jax", "augreg", "big_vision", "timm", "transformers", "native")
 SIZES = ((224, 224), (288, 288), (384, 384), (224, 320))  # (height, width)
 
 
@@ -27,17 +27,17 @@ def main() -> None:
     parser.add_argument("labels", type=Path)
     arguments = parser.parse_args()
     logging.disable_progress_bar()
-    paths, labels = read_labels(arguments.images, arguments.labels)
+    paths, labels = _read_labels(arguments.images, arguments.labels)
     print(f"{len(paths)} images; top-1 / top-5 in %\n\n| preset | {' | '.join(f'{h} x {w}' for h, w in SIZES)} |")
     print("| --- |" + " --- |" * len(SIZES))
     table = {}
-    for preset in PRESETS:
+    for preset in _PRESETS:
         table[preset] = [measure(arguments.model, paths, labels, preset, size) for size in SIZES]
         print(f"| {preset} | " + " | ".join(f"{top1:.1f} / {top5:.1f}" for top1, top5 in table[preset]) + " |")
     print(json.dumps(table))
 
 
-def read_labels(images: Path, labels: Path) -> tuple[list[str], torch.Tensor]:
+def _read_labels(images: Path, labels: Path) -> tuple[list[str], torch.Tensor]:
     found = {path.name: str(path) for path in images.rglob("*") if path.is_file()}
     with open(labels) as file:
         rows = list(csv.DictReader(file))
@@ -45,7 +45,9 @@ def read_labels(images: Path, labels: Path) -> tuple[list[str], torch.Tensor]:
 
 
 @torch.inference_mode()
-def measure(folder: Path, paths: list[str], labels: torch.Tensor, preset: str, size: tuple[int, int]):
+def measure(
+    folder: Path, paths: list[str], labels: torch.Tensor, preset: str, size: tuple[int, int]
+) -> tuple[float, float]:
     """(top-1, top-5) in percent."""
     model = AutoModelForImageClassification.from_pretrained(folder, image_size=size).eval()
     processor = AutoImageProcessor.from_pretrained(folder)

@@ -19,12 +19,12 @@ def memory() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
 
 
-def most_memory() -> float:
+def _most_memory() -> float:
     """The most that it has had, in GB; Linux counts it in KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--image-size", type=int, default=224)
@@ -36,7 +36,7 @@ def main():
     seconds = time.perf_counter() - start
     print(
         f"{arguments.images} images of {arguments.image_size} pixels, {torch.get_num_threads()} threads: at most "
-        f"{most_memory() - before:.2f} GB above the {before:.2f} GB with model and images, {seconds:.0f} s"
+        f"{_most_memory() - before:.2f} GB above the {before:.2f} GB with model and images, {seconds:.0f} s"
     )
 
 

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
-RESULTS_PAGE = HERE / "RESULTS.md"
-PACKAGES = "hf_vit torch transformers timm torchvision vit-pytorch jax flax numpy".split()
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")
+_RESULTS_PAGE = HERE / "RESULTS.md"
+_PACKAGES = "hf_vit torch transformers timm torchvision vit-pytorch jax flax numpy".split()
+_CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")
 
-Turns = dict[str, list[float]]  # seconds of each contestant, in every round
+_Turns = dict[str, list[float]]  # seconds of each contestant, in every round
 
 
 # Time
@@ -39,7 +39,7 @@ def take_turns(
     least: int = 7,
     most: int = 200,
     warm_up: int = 2,
-) -> Turns:
+) -> _Turns:
     """Call the contestants in turn, so that whatever else the machine does hits all of them alike.
 
     Each round has an order of its own: what one leaves in the caches, or running, is not always the same one's to bear.
@@ -51,7 +51,7 @@ def take_turns(
     for _ in range(warm_up):
         for contestant in contestants.values():
             contestant()
-    turns: Turns = {name: [] for name in contestants}
+    turns: _Turns = {name: [] for name in contestants}
     end = time.perf_counter() + seconds
     gc.collect()
     gc.disable()
@@ -77,14 +77,14 @@ def quartiles(values: list[float]) -> list[float]:
     return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
 
 
-def speed_up(turns: Turns, ours: str, theirs: str) -> dict:
+def speed_up(turns: _Turns, ours: str, theirs: str) -> dict:
     """How many times as fast `ours` is: the ratio of the medians, and the quartiles of the ratios within each round."""
     pairs = [their / our for our, their in zip(turns[ours], turns[theirs], strict=True)]
     ratio = statistics.median(turns[theirs]) / statistics.median(turns[ours])
     return {"against": theirs, "ratio": ratio, "pair_quartiles": quartiles(pairs)}
 
 
-def fastest(turns: Turns, among) -> str | None:
+def fastest(turns: _Turns, among: Iterable[str]) -> str | None:
     """The one of them with the lowest median; None where none of them took part."""
     present = [name for name in among if name in turns]
     return min(present, key=lambda name: statistics.median(turns[name]), default=None)
@@ -98,18 +98,18 @@ class Aim(NamedTuple):
     ratio: float
 
 
-def aims_table(measured: Iterable[tuple[str, Turns, list[Aim]]]) -> str:
+def aims_table(measured: Iterable[tuple[str, _Turns, list[Aim]]]) -> str:
     """Markdown, of (name of the work, turns, aims); an aim whose contestants did not take part is left out."""
     rows = []
     for name, turns, aims in measured:
         for ours, against, ratio in aims:
             peer = fastest(turns, against)
             if peer is not None and ours in turns:
-                rows.append([name, ours, peer, ratio_text(speed_up(turns, ours, peer)), f"{ratio:g}"])
+                rows.append([name, ours, peer, _ratio_text(speed_up(turns, ours, peer)), f"{ratio:g}"])
     return table(["work", "of ours", "fastest peer", "times as fast (quartiles)", "aim"], rows)
 
 
-def ratio_text(speed_up: dict) -> str:
+def _ratio_text(speed_up: dict) -> str:
     low, _, high = speed_up["pair_quartiles"]
     return f"{speed_up['ratio']:.2f} ({low:.2f} to {high:.2f})"
 
@@ -182,17 +182,17 @@ def silence_torchvision() -> None:
         sys.modules.setdefault(f"torchvision.{name}", types.ModuleType(name))
 
 
-def describe_machine() -> dict:
+def _describe_machine() -> dict:
     """What a figure depends on: figures with another of these are not put beside each other."""
     import torch
 
     name, flags = _processor()
     return {
         "processor": name,
-        "flags": [flag for flag in CPU_FLAGS if flag in flags],
+        "flags": [flag for flag in _CPU_FLAGS if flag in flags],
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": dict(filter(lambda item: item[1], ((package, _version(package)) for package in PACKAGES))),
+        "versions": dict(filter(lambda item: item[1], ((package, _version(package)) for package in _PACKAGES))),
         "torch": [line.strip() for line in torch.__config__.parallel_info().splitlines() if line.strip()],
     }
 
@@ -215,7 +215,7 @@ def _version(package: str) -> str | None:
 
 def stamp() -> dict:
     """When and on what: part of every result."""
-    return {"date": date.today().isoformat(), "load": os.getloadavg()[0], "machine": describe_machine()}
+    return {"date": date.today().isoformat(), "load": os.getloadavg()[0], "machine": _describe_machine()}
 
 
 def machine_as_markdown(results: dict[str, dict]) -> str:
@@ -250,7 +250,7 @@ def publish(
     measured: Iterable[tuple[str, dict]],
     as_markdown: Callable[[dict[str, dict]], str],
     write: bool,
-    page: Path = RESULTS_PAGE,
+    page: Path = _RESULTS_PAGE,
 ) -> None:
     """Print results, when all are measured; with `write`, put each beside those already kept as soon as it is there,
     and update the section of the page at the end.

@@ -8,15 +8,18 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+if TYPE_CHECKING:
+    from hf_vit import HfViTConfig
+
 VIT_PYTORCH_NOTE = "its own random weights: it has two LayerNorms more in front, and no biases of query, key and value"
 
 
-def config_of(variant: str, image_size: int):
+def config_of(variant: str, image_size: int) -> "HfViTConfig":
     """A released variant with 1,000 classes. A hybrid gets the numbers of timm, which cannot have the original's."""
     from hf_vit import HfViTConfig
 
@@ -30,7 +33,7 @@ def config_of(variant: str, image_size: int):
     return HfViTConfig.from_variant(variant, image_size=image_size, num_labels=1000, **numbers)
 
 
-def make_checkpoints(config, folder: Path) -> None:
+def make_checkpoints(config: "HfViTConfig", folder: Path) -> None:
     """Random weights, none of them zero or one, so that a weight in the wrong place shows in the logits."""
     from transformers import AutoModelForImageClassification
 
@@ -45,13 +48,13 @@ def make_checkpoints(config, folder: Path) -> None:
     assert isinstance(model, hf_vit.HfViTForImageClassification)
     model.save_pretrained(folder / "hf_vit")
     exports = {"timm": export_timm, "transformers": export_transformers, "jax.npz": export_jax,
-               "torchvision.pth": export_torchvision}  # fmt: skip
+               "torchvision.pth": _export_torchvision}  # fmt: skip
     for name, export in exports.items():
         with contextlib.suppress(ConversionError):  # it has no such model; whoever loads it says so
             export(model, folder / name)
 
 
-def export_torchvision(model, path: Path) -> None:
+def _export_torchvision(model, path: Path) -> None:
     from hf_vit.conversion import ConversionError
     from hf_vit.conversion.rules import to_theirs
     from hf_vit.conversion.torchvision.source import Torchvision
@@ -71,7 +74,7 @@ def existing(path: Path) -> Path:
     return path
 
 
-def load_hf_vit(folder: Path, dtype: torch.dtype, **settings) -> nn.Module:
+def _load_hf_vit(folder: Path, dtype: torch.dtype, **settings) -> nn.Module:
     from transformers import AutoModelForImageClassification
 
     import hf_vit  # noqa: F401 - registers the Auto classes
@@ -79,19 +82,19 @@ def load_hf_vit(folder: Path, dtype: torch.dtype, **settings) -> nn.Module:
     return AutoModelForImageClassification.from_pretrained(folder / "hf_vit", dtype=dtype, **settings)
 
 
-def load_transformers(folder: Path, dtype: torch.dtype, **settings) -> nn.Module:
+def _load_transformers(folder: Path, dtype: torch.dtype, **settings) -> nn.Module:
     from transformers import ViTForImageClassification
 
     return ViTForImageClassification.from_pretrained(existing(folder / "transformers"), dtype=dtype, **settings)
 
 
-def load_timm(folder: Path, dtype: torch.dtype) -> nn.Module:
+def _load_timm(folder: Path, dtype: torch.dtype) -> nn.Module:
     import timm  # pyright: ignore[reportMissingImports] - a peer
 
     return timm.create_model(f"local-dir:{existing(folder / 'timm')}", pretrained=True).to(dtype)
 
 
-def load_torchvision(folder: Path, dtype: torch.dtype) -> nn.Module:
+def _load_torchvision(folder: Path, dtype: torch.dtype) -> nn.Module:
     """With its exact GELU; see `as_original`."""
     weights = torch.load(existing(folder / "torchvision.pth"))
     from torchvision.models import VisionTransformer  # pyright: ignore[reportMissingImports] - a peer
@@ -110,7 +113,7 @@ def load_torchvision(folder: Path, dtype: torch.dtype) -> nn.Module:
     return model.to(dtype)
 
 
-def load_vit_pytorch(folder: Path, dtype: torch.dtype) -> nn.Module:
+def _load_vit_pytorch(folder: Path, dtype: torch.dtype) -> nn.Module:
     """Of the same sizes, with weights of its own."""
     from vit_pytorch import ViT  # pyright: ignore[reportMissingImports] - a peer
 
@@ -130,11 +133,11 @@ def load_vit_pytorch(folder: Path, dtype: torch.dtype) -> nn.Module:
 
 
 LOADERS: dict[str, Callable[..., nn.Module]] = {
-    "hf_vit": load_hf_vit,
-    "transformers": load_transformers,
-    "timm": load_timm,
-    "torchvision": load_torchvision,
-    "vit-pytorch": load_vit_pytorch,
+    "hf_vit": _load_hf_vit,
+    "transformers": _load_transformers,
+    "timm": _load_timm,
+    "torchvision": _load_torchvision,
+    "vit-pytorch": _load_vit_pytorch,
 }
 
 
@@ -155,5 +158,5 @@ def as_original(model: nn.Module) -> Iterator[None]:
             module.approximate = "none"
 
 
-def logits_of(output) -> torch.Tensor:
+def logits_of(output: Any) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else output.logits

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DEPTH, WIDTH, MLP, HEADS, PATCH, TOKENS, CLASSES = 24, 1024, 4096, 16, 16, 14 * 14 + 1, 1000  # ViT-L/16 at 224 pixels
-MAX_TIME_RATIO = 3.0  # of the conversion to the copy
-MAX_MEMORY_RATIO = 1.25  # of the peak, less that of the imports, to the size of the file
+_MAX_TIME_RATIO = 3.0  # of the conversion to the copy
+_MAX_MEMORY_RATIO = 1.25  # of the peak, less that of the imports, to the size of the file
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         results = measure(Path(directory), arguments.pairs)
     print(as_markdown(results))
     print(json.dumps(results))
-    return 0 if results["time_ratio"] <= MAX_TIME_RATIO and results["memory_ratio"] <= MAX_MEMORY_RATIO else 1
+    return 0 if results["time_ratio"] <= _MAX_TIME_RATIO and results["memory_ratio"] <= _MAX_MEMORY_RATIO else 1
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -44,7 +44,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def measure(directory: Path, pairs: int) -> dict:
     source, copy, output = directory / "L_16.npz", directory / "copy.npz", directory / "L_16"
-    make_in_other_process(source)
+    _make_in_other_process(source)
     copy_command = f"cp {source} {copy} && sync"
     convert_command = f"{Path(sys.executable).with_name('hf-vit')} convert {source} {output} && sync"
     copies, conversions, peaks = [], [], []
@@ -87,25 +87,25 @@ def as_markdown(results: dict) -> str:
     rows = [
         f"| | {' | '.join(f'run {i + 1}' for i in range(len(results['copy_seconds'])))} | median |",
         f"|---{'|---:' * (len(results['copy_seconds']) + 1)}|",
-        seconds_row("`cp && sync`, s", results["copy_seconds"]),
-        seconds_row("`hf-vit convert && sync`, s", results["convert_seconds"]),
+        _seconds_row("`cp && sync`, s", results["copy_seconds"]),
+        _seconds_row("`hf-vit convert && sync`, s", results["convert_seconds"]),
         "",
         "| | measured | promised |",
         "|---|---:|---:|",
         f"| file, GB | {gigabytes['file_bytes']:.2f} | |",
-        f"| time of conversion / time of copy | {results['time_ratio']:.2f} | {MAX_TIME_RATIO} |",
+        f"| time of conversion / time of copy | {results['time_ratio']:.2f} | {_MAX_TIME_RATIO} |",
         f"| peak memory of `import torch, transformers`, GB | {gigabytes['imports_peak_bytes']:.2f} | |",
         f"| peak memory of the conversion, GB | {gigabytes['convert_peak_bytes']:.2f} | |",
-        f"| (conversion - imports) / file | {results['memory_ratio']:.2f} | {MAX_MEMORY_RATIO} |",
+        f"| (conversion - imports) / file | {results['memory_ratio']:.2f} | {_MAX_MEMORY_RATIO} |",
     ]
     return "\n".join(rows)
 
 
-def seconds_row(name: str, seconds: list[float]) -> str:
+def _seconds_row(name: str, seconds: list[float]) -> str:
     return f"| {name} | {' | '.join(f'{value:.2f}' for value in [*seconds, statistics.median(seconds)])} |"
 
 
-def make_in_other_process(path: Path) -> None:
+def _make_in_other_process(path: Path) -> None:
     """Apart from this process, whose memory a child would be charged with when it starts."""
     process = multiprocessing.get_context("spawn").Process(target=make_checkpoint, args=(path,))
     process.start()
@@ -129,12 +129,12 @@ def array_shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from layer("embedding", (PATCH, PATCH, 3, WIDTH), (WIDTH,))
     yield "Transformer/posembed_input/pos_embedding", (1, TOKENS, WIDTH)
     for index in range(DEPTH):
-        yield from encoder_block(f"Transformer/encoderblock_{index}")
+        yield from _encoder_block(f"Transformer/encoderblock_{index}")
     yield from norm("Transformer/encoder_norm")
     yield from layer("head", (WIDTH, CLASSES), (CLASSES,))
 
 
-def encoder_block(block: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _encoder_block(block: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     heads = (HEADS, WIDTH // HEADS)
     yield from norm(f"{block}/LayerNorm_0")
     for name in ("query", "key", "value"):

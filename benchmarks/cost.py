@@ -44,7 +44,7 @@ def cost(config: HfViTConfig) -> list[Part]:
     activations: dict[str, int] = {}
     for name, numbers in (*_stem(config), *_patches(config), *_encoder(config)):
         activations[name] = activations.get(name, 0) + numbers
-    activations["head"] = config.hidden_size + config.num_labels
+    activations["head"] = config.hidden_size + (config.num_labels or 0)
     return [
         Part(part.name, part.multiply_adds, part.parameters, activations[part.name])
         for part in parts_of_logits(config, _part_of)

@@ -18,14 +18,14 @@ import common
 from common import Failed, report_progress, run_apart
 
 README = common.HERE / "README.md"
-VARIANTS = ("Ti/16", "S/16", "B/16", "L/16", "R50+B/16")
+_VARIANTS = ("Ti/16", "S/16", "B/16", "L/16", "R50+B/16")
 SIZES = (224, 384, 512)
-DTYPES = ("float32", "bfloat16")
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+_DTYPES = ("float32", "bfloat16")
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 AIMS = {"float32": 1.15, "bfloat16": 1.3}
 # rows, inputs and outputs of the products whose rate is measured; the last two are the MLP of B/16 for 32 images
-SHAPES = ((2048, 2048, 2048), (4096, 4096, 4096), (6304, 768, 3072), (6304, 3072, 768))
-COPIED_BYTES = 2**29
+_SHAPES = ((2048, 2048, 2048), (4096, 4096, 4096), (6304, 768, 3072), (6304, 3072, 768))
+_COPIED_BYTES = 2**29
 
 
 # The first process
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     from cost import cost_as_markdown
 
-    paper = cost_as_markdown(VARIANTS, SIZES)
+    paper = cost_as_markdown(_VARIANTS, SIZES)
     print(paper)
     if options.write:
         common.update_section(README, "cost", paper)
@@ -51,9 +51,9 @@ def main(argv: list[str] | None = None) -> None:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = common.parser_of(__doc__)
     parser.add_argument("--paper", action="store_true", help="measure nothing")
-    parser.add_argument("--variants", nargs="+", default=VARIANTS)
+    parser.add_argument("--variants", nargs="+", default=_VARIANTS)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
-    parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
+    parser.add_argument("--dtypes", nargs="+", default=_DTYPES, choices=_DTYPES)
     parser.add_argument("--batch_size", type=int, default=4, help="images at a time (default 4)")
     parser.add_argument("--seconds", type=float, default=10, help="for each model and size (default 10)")
     parser.add_argument("--least", type=int, default=5, help="rounds, however long they take (default 5)")
@@ -61,7 +61,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def measure_all(options) -> Iterator[tuple[str, dict]]:
+def measure_all(options: argparse.Namespace) -> Iterator[tuple[str, dict]]:
     shared = ["--threads", options.threads, "--seconds", options.seconds, "--least", options.least]
     for dtype in options.dtypes:
         report_progress(f"rates {dtype}")
@@ -79,25 +79,25 @@ def measure_all(options) -> Iterator[tuple[str, dict]]:
 # The processes apart
 
 
-def measure_rates(options) -> dict:
+def measure_rates(options: argparse.Namespace) -> dict:
     """The best of all rounds: multiply-adds per second of each product, and bytes per second of a copy, there and
     back."""
     import torch
 
     products = {}
     with torch.inference_mode():
-        for rows, inputs, outputs in SHAPES:
-            work = products_of(rows, inputs, outputs, getattr(torch, options.dtypes[0]))
-            turns = common.take_turns(work, options.seconds / len(SHAPES), options.least)
+        for rows, inputs, outputs in _SHAPES:
+            work = _products_of(rows, inputs, outputs, getattr(torch, options.dtypes[0]))
+            turns = common.take_turns(work, options.seconds / len(_SHAPES), options.least)
             for library, seconds in turns.items():
                 products[f"{library} {rows} x {inputs} x {outputs}"] = rows * inputs * outputs / min(seconds)
-        source = torch.ones(COPIED_BYTES // 4)
+        source = torch.ones(_COPIED_BYTES // 4)
         target = torch.empty_like(source)
         copies = common.take_turns({"copy": lambda: target.copy_(source)}, least=10, most=10)["copy"]
-    return {**common.stamp(), "multiply_adds_per_second": products, "bytes_per_second": 2 * COPIED_BYTES / min(copies)}
+    return {**common.stamp(), "multiply_adds_per_second": products, "bytes_per_second": 2 * _COPIED_BYTES / min(copies)}
 
 
-def products_of(rows: int, inputs: int, outputs: int, dtype) -> dict:
+def _products_of(rows: int, inputs: int, outputs: int, dtype) -> dict:
     """The same product through whatever torch chooses, and through oneDNN with a weight packed for it."""
     import torch
     from torch import nn
@@ -112,7 +112,7 @@ def products_of(rows: int, inputs: int, outputs: int, dtype) -> dict:
     return work
 
 
-def time_model(options) -> dict:
+def time_model(options: argparse.Namespace) -> dict:
     import torch
     from cost import cost
     from transformers import AutoModelForImageClassification
@@ -135,14 +135,14 @@ def time_model(options) -> dict:
 
 def as_markdown(results: dict[str, dict]) -> str:
     sections = [common.machine_as_markdown(results)]
-    for dtype in DTYPES:
+    for dtype in _DTYPES:
         if (rates := results.get(f"rates {dtype}")) is None:
             continue
         best = max(rates["multiply_adds_per_second"], key=rates["multiply_adds_per_second"].get)
         rate, bandwidth = rates["multiply_adds_per_second"][best], rates["bytes_per_second"]
         sections.append(
             f"**{dtype}**: at best {2e-9 * rate:.0f} GFLOP/s ({best}; a multiply-add counts twice), memory "
-            f"{1e-9 * bandwidth:.1f} GB/s (a copy of {COPIED_BYTES >> 20} MiB, read and written). The aim is "
+            f"{1e-9 * bandwidth:.1f} GB/s (a copy of {_COPIED_BYTES >> 20} MiB, read and written). The aim is "
             f"{AIMS[dtype]:g} of the floor."
         )
         rows = [floor_row(name, result, rate, bandwidth) for name, result in results.items()
@@ -157,7 +157,7 @@ def floor_row(name: str, result: dict, rate: float, bandwidth: float) -> list[st
     multiply_adds = batch * sum(part["multiply_adds"] for part in parts)
     floor, measured = multiply_adds / rate, statistics.median(result["turns"]["hf_vit optimised"])
     numbers = sum(part["weights"] + batch * part["activations"] for part in parts)
-    memory = numbers * ITEM_BYTES[result["dtype"]] / bandwidth
+    memory = numbers * _ITEM_BYTES[result["dtype"]] / bandwidth
     figures = [f"{1000 * floor:.1f}", f"{1000 * measured:.1f}", f"{measured / floor:.2f}"]
     return [name, *figures, f"{2e-9 * multiply_adds / measured:.0f}", f"{1000 * memory:.1f}"]
 

@@ -28,29 +28,29 @@ import torch
 from common import silence_torchvision, take_turns
 from PIL import Image
 
-Contenders = dict[str, Callable[[], object]]
-SIDE = 224
+_Contenders = dict[str, Callable[[], object]]
+_SIDE = 224
 BATCH = 256
-QUALITY = 85
+_QUALITY = 85
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     torch.set_num_threads(arguments.threads)
-    transforms = import_torchvision()  # before transformers, which takes a torchvision that is there for a working one
-    peers = load_peers(transforms)
-    photograph = make_photograph(arguments.photograph)
-    small, large = as_jpeg(photograph, 500, 375), as_jpeg(photograph, 4000, 3000)
+    transforms = _import_torchvision()  # before transformers, which takes a torchvision that is there for a working one
+    peers = _load_peers(transforms)
+    photograph = _make_photograph(arguments.photograph)
+    small, large = _as_jpeg(photograph, 500, 375), _as_jpeg(photograph, 4000, 3000)
     rounds, few = arguments.rounds, max(3, arguments.rounds // 5)
     report = {
         "threads": arguments.threads,
         "bytes": {"small": len(small), "large": len(large)},
         "milliseconds": {
-            "small": measure(jpeg_contenders(small, peers), rounds),
-            "large": measure(large_contenders(large, peers), few),
-            "batch": measure(batch_contenders(photograph.resize((500, 375)), transforms), few),
+            "small": measure(_jpeg_contenders(small, peers), rounds),
+            "large": measure(_large_contenders(large, peers), few),
+            "batch": measure(_batch_contenders(photograph.resize((500, 375)), transforms), few),
         },
-        "reduced_decoding": reduced_difference(large),
+        "reduced_decoding": _reduced_difference(large),
     }
     print(as_markdown(report))
     print(json.dumps(report))
@@ -71,7 +71,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 # Images
 
 
-def make_photograph(path: Path | None) -> Image.Image:
+def _make_photograph(path: Path | None) -> Image.Image:
     """A photograph of 4000 x 3000, or noise with the spectrum of one: amplitudes that fall with the inverse of the
     frequency, and further where a lens blurs. As a JPEG it has the size of one, about 2 bits for each pixel."""
     if path:
@@ -88,13 +88,13 @@ def make_photograph(path: Path | None) -> Image.Image:
     return Image.fromarray(np.clip(128 + 50 * colour / colour.std(), 0, 255).astype(np.uint8))
 
 
-def as_jpeg(image: Image.Image, width: int, height: int) -> bytes:
+def _as_jpeg(image: Image.Image, width: int, height: int) -> bytes:
     file = io.BytesIO()
-    image.resize((width, height), Image.Resampling.LANCZOS).save(file, "JPEG", quality=QUALITY)
+    image.resize((width, height), Image.Resampling.LANCZOS).save(file, "JPEG", quality=_QUALITY)
     return file.getvalue()
 
 
-def reduced_difference(jpeg: bytes) -> dict[str, float]:
+def _reduced_difference(jpeg: bytes) -> dict[str, float]:
     """Levels between the pixels of exact and of reduced decoding."""
     differences = {}
     for preset in ("vit_jax", "timm", "transformers"):
@@ -106,7 +106,7 @@ def reduced_difference(jpeg: bytes) -> dict[str, float]:
 # Contenders
 
 
-def import_torchvision():
+def _import_torchvision():
     """torchvision.transforms.v2 or None."""
     silence_torchvision()
     try:
@@ -120,7 +120,7 @@ def skip(name: str) -> None:
     print(f"{name} is not installed and is left out: pip install {name}", file=sys.stderr)
 
 
-def load_peers(transforms) -> dict[str, Callable[[Image.Image], object]]:
+def _load_peers(transforms) -> dict[str, Callable[[Image.Image], object]]:
     """What turns a PIL image into a batch of one."""
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
@@ -131,25 +131,25 @@ def load_peers(transforms) -> dict[str, Callable[[Image.Image], object]]:
         from transformers.models.vit.image_processing_vit import ViTImageProcessor
 
         peers["transformers, torchvision"] = partial(ViTImageProcessor(), return_tensors="pt")
-        pipeline = torchvision_pipeline(transforms, transforms.ToImage())
+        pipeline = _torchvision_pipeline(transforms, transforms.ToImage())
         peers["torchvision v2"] = lambda image: pipeline(image)[None]
     try:
         from timm.data import create_transform  # pyright: ignore[reportMissingImports] - a peer
     except ImportError:
         skip("timm")
     else:
-        timm = create_transform(SIDE, interpolation="bicubic", crop_pct=0.9, mean=(0.5,) * 3, std=(0.5,) * 3)
+        timm = create_transform(_SIDE, interpolation="bicubic", crop_pct=0.9, mean=(0.5,) * 3, std=(0.5,) * 3)
         peers["timm"] = lambda image: timm(image)[None]
     return peers
 
 
-def torchvision_pipeline(transforms, *before):
+def _torchvision_pipeline(transforms, *before):
     scale = (transforms.ToDtype(torch.float32, scale=True), transforms.Normalize([0.5] * 3, [0.5] * 3))
-    return transforms.Compose([*before, transforms.Resize((SIDE, SIDE), antialias=True), *scale])
+    return transforms.Compose([*before, transforms.Resize((_SIDE, _SIDE), antialias=True), *scale])
 
 
-def jpeg_contenders(jpeg: bytes, peers: dict[str, Callable]) -> Contenders:
-    contenders: Contenders = {"decoding and one Pillow resize": partial(decode_and_resize, jpeg)}
+def _jpeg_contenders(jpeg: bytes, peers: dict[str, Callable]) -> _Contenders:
+    contenders: _Contenders = {"decoding and one Pillow resize": partial(_decode_and_resize, jpeg)}
     for preset in ("vit_jax", "augreg", "timm", "transformers"):
         contenders[f"ours, {preset}"] = partial(ours(preset), jpeg)
     for name, peer in peers.items():
@@ -157,23 +157,23 @@ def jpeg_contenders(jpeg: bytes, peers: dict[str, Callable]) -> Contenders:
     return contenders
 
 
-def large_contenders(jpeg: bytes, peers: dict[str, Callable]) -> Contenders:
-    contenders = jpeg_contenders(jpeg, peers)
+def _large_contenders(jpeg: bytes, peers: dict[str, Callable]) -> _Contenders:
+    contenders = _jpeg_contenders(jpeg, peers)
     for preset in ("vit_jax", "transformers"):
         contenders[f"ours, {preset}, reduced decoding"] = partial(ours(preset, reduced_decoding=True), jpeg)
     return contenders
 
 
-def batch_contenders(image: Image.Image, transforms) -> Contenders:
+def _batch_contenders(image: Image.Image, transforms) -> _Contenders:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     batch = torch.from_numpy(np.array(image)).permute(2, 0, 1).repeat(BATCH, 1, 1, 1).to(device)
     presets = ("vit_jax", "augreg", "transformers")
-    contenders: Contenders = {f"ours, {preset}": partial(ours(preset), batch) for preset in presets}
+    contenders: _Contenders = {f"ours, {preset}": partial(ours(preset), batch) for preset in presets}
     if transforms:
         from transformers.models.vit.image_processing_vit import ViTImageProcessor
 
         contenders["transformers, torchvision"] = partial(ViTImageProcessor(), batch, return_tensors="pt")
-        contenders["torchvision v2"] = partial(torchvision_pipeline(transforms), batch)
+        contenders["torchvision v2"] = partial(_torchvision_pipeline(transforms), batch)
     return contenders
 
 
@@ -184,14 +184,14 @@ def ours(preset: str, **settings: Any) -> Callable[[Any], torch.Tensor]:
     return lambda images: processor(images, return_tensors="pt").pixel_values
 
 
-def decode_and_resize(jpeg: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(jpeg)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+def _decode_and_resize(jpeg: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(jpeg)).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
 
 
 # Measuring
 
 
-def measure(contenders: Contenders, rounds: int) -> dict[str, float]:
+def measure(contenders: _Contenders, rounds: int) -> dict[str, float]:
     """Median milliseconds of each; the contenders take turns."""
 
     def to_the_end(contender):

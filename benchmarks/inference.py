@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 import common
 from common import Aim, Failed, milliseconds_text, peak_mib, report_progress, run_apart
 
-OURS = ("hf_vit", "hf_vit optimised")
+_OURS = ("hf_vit", "hf_vit optimised")
 PEERS = ("transformers", "timm", "torchvision", "vit-pytorch")
 JAX = "JAX/Flax"
-CONTESTANTS = (*OURS, *PEERS, JAX)
-OTHER_WEIGHTS = ("vit-pytorch",)
+CONTESTANTS = (*_OURS, *PEERS, JAX)
+_OTHER_WEIGHTS = ("vit-pytorch",)
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}  # of the largest output
 OPTIMISED, PLAIN = "hf_vit optimised", "hf_vit"
 
@@ -63,7 +63,7 @@ def aims(ratio: float, jax: float | None = None) -> list[Aim]:
 
 
 def compiled(dtype: str, mode: str) -> Line:
-    return Line("B/16", 224, dtype, 8, mode, (*OURS, *PEERS), [Aim(OPTIMISED, PEERS, 1.3), Aim(PLAIN, PEERS, 1.3)])
+    return Line("B/16", 224, dtype, 8, mode, (*_OURS, *PEERS), [Aim(OPTIMISED, PEERS, 1.3), Aim(PLAIN, PEERS, 1.3)])
 
 
 LINES = [
@@ -114,22 +114,22 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 # The first process: it starts the others and gathers what they print
 
 
-def measure_all(options) -> Iterator[tuple[str, dict]]:
+def measure_all(options: argparse.Namespace) -> Iterator[tuple[str, dict]]:
     with tempfile.TemporaryDirectory() as folder:
         for line in lines_of(options):
             report_progress(line.name)
             checkpoints = Path(folder, f"{line.variant}@{line.image_size}".replace("/", "_"))
             try:
-                yield line.name, measure_line(line, checkpoints, options)
+                yield line.name, _measure_line(line, checkpoints, options)
             except Failed as error:
                 report_progress(f"{line.name} failed: {error}")
 
 
-def lines_of(options) -> list[Line]:
+def lines_of(options: argparse.Namespace) -> list[Line]:
     return [line for line in LINES if line.name in options.lines]
 
 
-def measure_line(line: Line, checkpoints: Path, options) -> dict:
+def _measure_line(line: Line, checkpoints: Path, options: argparse.Namespace) -> dict:
     shared = ["--folder", checkpoints, "--threads", options.threads, "--lines", line.name]
     if not checkpoints.exists():
         run_apart(__file__, "--apart", "prepare", *shared)
@@ -145,7 +145,7 @@ def measure_line(line: Line, checkpoints: Path, options) -> dict:
 # The processes apart
 
 
-def prepare(options) -> dict:
+def prepare(options: argparse.Namespace) -> dict:
     from contestants import config_of, make_checkpoints
 
     line = lines_of(options)[0]
@@ -153,7 +153,7 @@ def prepare(options) -> dict:
     return {}
 
 
-def time_line(options) -> dict:
+def time_line(options: argparse.Namespace) -> dict:
     line = lines_of(options)[0]
     names = [name for name in line.contestants if name in options.contestants]
     return time_contest(line, names, options.folder, options.seconds, options.least)
@@ -170,7 +170,7 @@ def time_contest(line: Line, names: list[str], folder: Path, seconds: float, lea
     return {**common.stamp(), "turns": turns, "differences": differences, "left_out": left_out, "notes": notes}
 
 
-def measure_memory(options) -> dict:
+def measure_memory(options: argparse.Namespace) -> dict:
     """Of one contestant alone, in MiB: the peak, and how much of it was there before the model."""
     line, name = lines_of(options)[0], options.contestants[0]
     import_libraries(name)
@@ -186,7 +186,7 @@ def import_libraries(name: str) -> None:
     if name == JAX:
         import flax_vit  # noqa: F401
         import torch  # noqa: F401 - makes the images
-    elif name in OURS:
+    elif name in _OURS:
         import hf_vit  # noqa: F401
     elif name == "transformers":
         from transformers import ViTForImageClassification  # noqa: F401
@@ -221,7 +221,7 @@ def enter(line: Line, names: list[str], folder: Path) -> tuple[dict[str, Contest
 
 def build(name: str, line: Line, folder: Path) -> Contestant:
     if name == JAX:
-        return build_jax(line, folder)
+        return _build_jax(line, folder)
     import torch
     from contestants import LOADERS, as_original, logits_of
 
@@ -230,11 +230,11 @@ def build(name: str, line: Line, folder: Path) -> Contestant:
     if line.mode == "attentions":
         arguments = {"output_attentions": True}
         settings = {"attn_implementation": "eager"} if name == "transformers" else {}
-    model: Any = LOADERS[name.split()[0] if name in OURS else name](folder, dtype, **settings).eval()
+    model: Any = LOADERS[name.split()[0] if name in _OURS else name](folder, dtype, **settings).eval()
     if name == OPTIMISED:
         model = model.optimize_for_inference(batch_size=line.batch)
     pixel_values = images(line).to(dtype)
-    timed = compile_model(model, line.mode)
+    timed = _compile_model(model, line.mode)
 
     def forward(module=timed):
         with torch.inference_mode():
@@ -248,7 +248,7 @@ def build(name: str, line: Line, folder: Path) -> Contestant:
     return Contestant(forward, outputs)
 
 
-def build_jax(line: Line, folder: Path) -> Contestant:
+def _build_jax(line: Line, folder: Path) -> Contestant:
     import flax_vit
     import jax.numpy as jnp  # pyright: ignore[reportMissingImports] - a peer
     import numpy as np
@@ -267,7 +267,7 @@ def images(line: Line):
     return torch.rand(line.batch, 3, line.image_size, line.image_size) * 2 - 1
 
 
-def compile_model(model, mode: str):
+def _compile_model(model, mode: str):
     if mode not in ("compiled", "frozen"):
         return model
     import torch
@@ -285,7 +285,7 @@ def compare(line: Line, ready: dict[str, Contestant]) -> dict[str, float]:
     """
     import numpy as np
 
-    first, *others = [name for name in ready if name not in OTHER_WEIGHTS]
+    first, *others = [name for name in ready if name not in _OTHER_WEIGHTS]
     expected = ready[first].outputs()
     differences = {}
     for name in others:
@@ -308,11 +308,11 @@ def as_markdown(results: dict[str, dict]) -> str:
     lines = [line for line in LINES if line.name in results]
     aims = common.aims_table((line.name, results[line.name]["turns"], line.aims) for line in lines)
     sections = [common.machine_as_markdown(results), aims]
-    sections += [f"**{line.name}**\n\n{line_table(line, results[line.name])}" for line in lines]
+    sections += [f"**{line.name}**\n\n{_line_table(line, results[line.name])}" for line in lines]
     return "\n\n".join(sections)
 
 
-def line_table(line: Line, result: dict) -> str:
+def _line_table(line: Line, result: dict) -> str:
     turns = result["turns"]
     rows = []
     for name, seconds in turns.items():

@@ -22,7 +22,7 @@ from common import Aim, milliseconds_text, report_progress
 AIMS = [Aim("hf_vit", ("transformers",), 1.0)]  # timm starts sooner, since it does not import transformers
 PARTS = ("import", "load", "forward")
 
-LOADING = {  # how a user writes it: imports, then the model
+_LOADING = {  # how a user writes it: imports, then the model
     "hf_vit": ("from hf_vit import HfViTForImageClassification", "HfViTForImageClassification.from_pretrained(folder)"),
     "transformers": (
         "from transformers import ViTForImageClassification",
@@ -30,7 +30,7 @@ LOADING = {  # how a user writes it: imports, then the model
     ),
     "timm": ("import timm", "timm.create_model('local-dir:' + folder, pretrained=True).eval()"),
 }
-PROGRAM = """
+_PROGRAM = """
 import json, os, sys
 from time import perf_counter as now
 benchmarks, folder, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -74,7 +74,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def prepare(options) -> None:
+def prepare(options: argparse.Namespace) -> None:
     """Write the weights, and say what they were written with."""
     common.silence_torchvision()
     from contestants import config_of, make_checkpoints
@@ -83,11 +83,11 @@ def prepare(options) -> None:
     print(json.dumps(common.stamp()))
 
 
-def measure(folder: Path, options) -> dict:
+def measure(folder: Path, options: argparse.Namespace) -> dict:
     shared = ["--variant", options.variant, "--image_size", options.image_size, "--threads", options.threads]
     result = common.run_apart(__file__, "--apart", folder, *shared)
     starts: dict[str, list[dict]] = {}
-    for name in LOADING:
+    for name in _LOADING:
         try:
             starts[name] = [start(name, folder, options.image_size)]
         except common.Failed as error:
@@ -104,8 +104,8 @@ def measure(folder: Path, options) -> dict:
 
 def start(name: str, folder: Path, image_size: int) -> dict:
     """Run the program of one contestant to its end."""
-    imports, model = LOADING[name]
-    program = PROGRAM.format(imports=imports, model=model)
+    imports, model = _LOADING[name]
+    program = _PROGRAM.format(imports=imports, model=model)
     command = [sys.executable, "-c", program, str(common.HERE), str(folder / name), str(image_size)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     if done.returncode:

@@ -35,42 +35,42 @@ CONFIGS = {
     "int8 dynamic": Int8DynamicActivationInt8WeightConfig(),
     "float8 weight-only": Float8WeightOnlyConfig(),
 }
-COMPILED = "int8 dynamic, compiled"
-BATCH_SIZE = 8
+_COMPILED = "int8 dynamic, compiled"
+_BATCH_SIZE = 8
 
 
 def main(folder: str, images: str, labels: str) -> None:
     inductor.freezing = True  # weights become constants of the compiled program, which may lay them out anew
-    pixel_values, expected = read_images(HfViTImageProcessor.from_pretrained(folder), images, labels)
-    for name, config in {**CONFIGS, COMPILED: CONFIGS["int8 dynamic"]}.items():
+    pixel_values, expected = _read_images(HfViTImageProcessor.from_pretrained(folder), images, labels)
+    for name, config in {**CONFIGS, _COMPILED: CONFIGS["int8 dynamic"]}.items():
         how = {} if config is None else {"quantization_config": TorchAoConfig(config)}
         model: Any = HfViTForImageClassification.from_pretrained(folder, **how)
-        size = saved_size(model.eval())
-        if name == COMPILED:
+        size = _saved_size(model.eval())
+        if name == _COMPILED:
             model.compile()
         with torch.no_grad():
             answers = torch.cat([model(batch).logits.argmax(dim=1) for batch in pixel_values.split(26)])
         top1 = (answers == expected).double().mean()
         print(f"{name:24} {top1:6.1%} of {len(expected)}, {size / 1e6:.1f} MB")
-    compare_speed()
+    _compare_speed()
 
 
 @torch.no_grad()
-def compare_speed() -> None:
+def _compare_speed() -> None:
     config = HfViTConfig.from_variant("B/16", num_labels=1000)
     plain, quantised = (HfViTForImageClassification(config).eval() for _ in range(2))
-    plain.bfloat16().optimize_for_inference(batch_size=BATCH_SIZE)
+    plain.bfloat16().optimize_for_inference(batch_size=_BATCH_SIZE)
     quantize_(quantised, CONFIGS["int8 dynamic"])
     quantised.compile()
-    images = torch.rand(BATCH_SIZE, 3, 224, 224)
-    turns = {COMPILED: lambda: quantised(images), "bfloat16, optimised": lambda: plain(images.bfloat16())}
+    images = torch.rand(_BATCH_SIZE, 3, 224, 224)
+    turns = {_COMPILED: lambda: quantised(images), "bfloat16, optimised": lambda: plain(images.bfloat16())}
     medians = {name: statistics.median(times) for name, times in take_turns(turns, seconds=20, least=7).items()}
     for name, seconds in medians.items():
-        print(f"ViT-B/16, {BATCH_SIZE} images: {name:24} {1000 * seconds:.0f} ms")
-    print(f"int8 is {medians['bfloat16, optimised'] / medians[COMPILED]:.2f} times as fast")
+        print(f"ViT-B/16, {_BATCH_SIZE} images: {name:24} {1000 * seconds:.0f} ms")
+    print(f"int8 is {medians['bfloat16, optimised'] / medians[_COMPILED]:.2f} times as fast")
 
 
-def read_images(processor, images: str, labels: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _read_images(processor, images: str, labels: str) -> tuple[torch.Tensor, torch.Tensor]:
     with open(labels) as file:
         rows = list(csv.DictReader(file))
     with zipfile.ZipFile(images) as archive:
@@ -80,7 +80,7 @@ def read_images(processor, images: str, labels: str) -> tuple[torch.Tensor, torc
     return pixel_values, torch.tensor([int(row["label"]) for row in rows])
 
 
-def saved_size(model) -> int:
+def _saved_size(model) -> int:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         return sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))

@@ -14,7 +14,7 @@ from common import seconds_of, speed_up, take_turns
 
 from hf_vit import HfViTConfig, HfViTModel
 
-SIZE = 288  # pixels
+_SIZE = 288  # pixels
 
 
 @torch.inference_mode()
@@ -24,17 +24,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     arguments = parser.parse_args()
     resampling = HfViTModel(HfViTConfig.from_variant(arguments.variant)).eval()
-    stored = HfViTModel(HfViTConfig.from_variant(arguments.variant, image_size=SIZE)).eval()
-    pixel_values = torch.rand(4, 3, SIZE, SIZE)
+    stored = HfViTModel(HfViTConfig.from_variant(arguments.variant, image_size=_SIZE)).eval()
+    pixel_values = torch.rand(4, 3, _SIZE, _SIZE)
     stored(pixel_values)
-    first = seconds_of(lambda: resampling.embeddings.positions_on((SIZE // 16, SIZE // 16), pixel_values))
+    first = seconds_of(lambda: resampling.embeddings.positions_on((_SIZE // 16, _SIZE // 16), pixel_values))
     contest = {"stored": lambda: stored(pixel_values), "resampling": lambda: resampling(pixel_values)}
     turns = take_turns(contest, least=arguments.rounds, most=arguments.rounds)
     forward, ratio = statistics.median(turns["stored"]), speed_up(turns, "stored", "resampling")["pair_quartiles"][1]
-    look_up = seconds_of(lambda: resampling.embeddings.positions_on((SIZE // 16, SIZE // 16), pixel_values))
-    print(
-        f"{arguments.variant}, 4 images of {SIZE} pixels: a forward takes {1000 * forward:.1f} ms with stored positions"
-    )
+    look_up = seconds_of(lambda: resampling.embeddings.positions_on((_SIZE // 16, _SIZE // 16), pixel_values))
+    print(f"{arguments.variant}, 4 images of {_SIZE} pixels: {1000 * forward:.1f} ms a forward with stored positions")
     print(f"resampled / stored: {ratio:.4f}")
     print(f"the first table {1000 * first:.2f} ms, {first / forward:.2%} of a forward")
     print(f"a kept table {1000 * look_up:.3f} ms, {look_up / forward:.3%}")

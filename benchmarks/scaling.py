@@ -23,7 +23,7 @@ from hf_vit.training.commands import pretrain
 RECIPES = Path(__file__).parents[1] / "training" / "recipes"
 
 
-class Data(NamedTuple):
+class _Data(NamedTuple):
     """A data set, and how long a rung is trained on it."""
 
     images: int  # of an epoch
@@ -32,19 +32,19 @@ class Data(NamedTuple):
     settings: dict[str, str]
 
 
-HELD_OUT = {"train_split": "test[:8000]", "eval_split": "test[8000:]"}
+_HELD_OUT = {"train_split": "test[:8000]", "eval_split": "test[8000:]"}
 DATA = {
-    "digits": Data(1437, 16, 20, {"recipe": str(RECIPES / "digits.yaml"), "dataset": "digits"}),
-    "mnist": Data(8000, 28, 10, {"recipe": str(RECIPES / "mnist.yaml"), **HELD_OUT}),
-    "cifar10": Data(5000, 32, 20, {"recipe": str(RECIPES / "digits.yaml"), "flip": "true", "crop_area": "[0.4, 1]"}),
+    "digits": _Data(1437, 16, 20, {"recipe": str(RECIPES / "digits.yaml"), "dataset": "digits"}),
+    "mnist": _Data(8000, 28, 10, {"recipe": str(RECIPES / "mnist.yaml"), **_HELD_OUT}),
+    "cifar10": _Data(5000, 32, 20, {"recipe": str(RECIPES / "digits.yaml"), "flip": "true", "crop_area": "[0.4, 1]"}),
 }
-LADDER = ((16, 1), (32, 2), (64, 4), (96, 6))  # width, layers
-HYBRIDS = LADDER[:3]
+_LADDER = ((16, 1), (32, 2), (64, 4), (96, 6))  # width, layers
+_HYBRIDS = _LADDER[:3]
 BATCH = 64  # of all the recipes
 PATCH = 4  # pixels, which is also what the stem's root leaves of them: both kinds see the same grid
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", choices=DATA, default="digits")
     parser.add_argument("--data", help="the folder of mnist or cifar10")
@@ -66,15 +66,15 @@ def main():
             folder = options.output_dir / f"{name.replace('/', '-')}-{epochs:g}-epochs"
             warmup = {"warmup_steps": str(min(100, int(0.1 * epochs * data.images / BATCH)))}
             metrics = train(ladder[name], settings | warmup, epochs, folder)
-            rows.append(row_of(name, ladder[name], data, epochs, metrics))
+            rows.append(_row_of(name, ladder[name], data, epochs, metrics))
             report(rows, options.output_dir)
     print((options.output_dir / "scaling.md").read_text())
 
 
-def rungs(data: Data) -> dict[str, dict]:
+def rungs(data: _Data) -> dict[str, dict]:
     """Name of a rung -> fields of its configuration: width x layers / patch; R+ has a ResNet's root before it."""
     fields = {}
-    for width, layers in LADDER:
+    for width, layers in _LADDER:
         sizes = {
             "image_size": data.image_size,
             "hidden_size": width,
@@ -83,7 +83,7 @@ def rungs(data: Data) -> dict[str, dict]:
             "intermediate_size": 2 * width,
         }
         fields[f"{width}x{layers}/{PATCH}"] = {**sizes, "patch_size": PATCH}
-        if (width, layers) in HYBRIDS:
+        if (width, layers) in _HYBRIDS:
             fields[f"R+{width}x{layers}/1"] = {**sizes, "patch_size": 1, "stem_depths": [], "stem_width": 32}
     return fields
 
@@ -98,7 +98,7 @@ def train(fields: dict, settings: dict[str, str], epochs: float, folder: Path) -
     return pretrain([text for name, value in settings.items() for text in (f"--{name}", value)])
 
 
-def row_of(name: str, fields: dict, data: Data, epochs: float, metrics: dict) -> dict:
+def _row_of(name: str, fields: dict, data: _Data, epochs: float, metrics: dict) -> dict:
     config = (HfViTHybridConfig if "stem_depths" in fields else HfViTConfig)(**{**fields, "num_labels": 10})
     multiply_adds = count_multiply_adds(config)
     return {
@@ -112,7 +112,7 @@ def row_of(name: str, fields: dict, data: Data, epochs: float, metrics: dict) ->
     }
 
 
-def report(rows: list[dict], output: Path):
+def report(rows: list[dict], output: Path) -> None:
     """Write the table and the picture of the runs so far."""
     with (output / "runs.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])

@@ -18,16 +18,16 @@ from pathlib import Path
 
 from common import Failed, peak_mib, run_apart, silence_torchvision
 
-SIDES = ("hf_vit", "transformers", "timm")
+_SIDES = ("hf_vit", "transformers", "timm")
 SIZES = {  # hidden size, heads; 12 layers each
     "Ti/16": (192, 3),
     "S/16": (384, 6),
     "B/16": (768, 12),
 }
-MEAN = STD = (0.5, 0.5, 0.5)
+_MEAN = _STD = (0.5, 0.5, 0.5)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--variants", nargs="+", default=["Ti/16", "S/16", "B/16"], choices=SIZES)
@@ -36,7 +36,7 @@ def main():
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--num_workers", type=int, default=1)
     parser.add_argument("--mixed_precision", default="no", choices=["no", "bf16"])
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=_SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         silence_torchvision()
@@ -47,12 +47,12 @@ def main():
         compare(options, variant)
 
 
-def compare(options, variant: str):
+def compare(options: argparse.Namespace, variant: str) -> None:
     """Let the sides take turns and print a line for each."""
-    results: dict[str, list[dict]] = {side: [] for side in SIDES}
+    results: dict[str, list[dict]] = {side: [] for side in _SIDES}
     for _ in range(options.rounds):
-        for side in SIDES:
-            if (result := run_side(options, variant, side)) is not None:
+        for side in _SIDES:
+            if (result := _run_side(options, variant, side)) is not None:
                 results[side].append(result)
     for side, rounds in results.items():
         if rounds:
@@ -65,7 +65,7 @@ def compare(options, variant: str):
             )
 
 
-def run_side(options, variant: str, side: str) -> dict | None:
+def _run_side(options: argparse.Namespace, variant: str, side: str) -> dict | None:
     try:
         return run_apart(__file__, *sys.argv[1:], "--variants", variant, "--side", side)
     except Failed as error:
@@ -73,14 +73,14 @@ def run_side(options, variant: str, side: str) -> dict | None:
         return None
 
 
-class Clock:
+class _Clock:
     """Wall time per step, and CPU time of the training process alone, after two steps of warming up."""
 
-    def __init__(self, options):
+    def __init__(self, options: argparse.Namespace):
         self.steps = options.steps
         self.ticks: list[tuple[float, float]] = []
 
-    def tick(self):
+    def _tick(self):
         self.ticks.append((time.perf_counter(), time.process_time()))
 
     def result(self) -> dict[str, float]:
@@ -90,7 +90,7 @@ class Clock:
         return {**speeds, "peak_mib": peak_mib()}
 
 
-def train_with_hf_vit(options) -> dict:
+def _train_with_hf_vit(options: argparse.Namespace) -> dict:
     from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
     from hf_vit.models.configuration_hf_vit import HfViTConfig
     from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
@@ -116,23 +116,23 @@ def train_with_hf_vit(options) -> dict:
         transform = assembly.train_transform(settings, config)
         steps = range(options.steps + 2)
         loader = iter(train_loader(split, transform, 0, shares, steps, options.num_workers))
-        clock = Clock(options)
+        clock = _Clock(options)
         state.model.train()
         for step in steps:
             _, norm = optimizer_step(state, step, loader)
             float(norm)
-            clock.tick()
+            clock._tick()
         return clock.result()
 
 
-def train_with_transformers(options) -> dict:
+def _train_with_transformers(options: argparse.Namespace) -> dict:
     import datasets
     import torch
     from transformers import Trainer, TrainerCallback, TrainingArguments, ViTConfig, ViTForImageClassification
 
     hidden_size, heads = SIZES[options.variants[0]]
     data = datasets.load_dataset("imagefolder", data_dir=str(options.images), split="train")
-    transform = usual_transform()
+    transform = _usual_transform()
     data.set_transform(
         lambda rows: {
             "pixel_values": [transform(image.convert("RGB")) for image in rows["image"]],
@@ -145,11 +145,11 @@ def train_with_transformers(options) -> dict:
         intermediate_size=4 * hidden_size,
     )
     config.num_labels = data.features["label"].num_classes
-    clock = Clock(options)
+    clock = _Clock(options)
 
     class Tick(TrainerCallback):
         def on_step_end(self, *arguments, **keywords):
-            clock.tick()
+            clock._tick()
 
     with tempfile.TemporaryDirectory() as output:
         arguments = TrainingArguments(
@@ -174,7 +174,7 @@ def train_with_transformers(options) -> dict:
     return clock.result()
 
 
-def usual_transform():
+def _usual_transform():
     """torchvision's, where it can be imported; otherwise the same with Pillow."""
     try:
         from torchvision import transforms  # pyright: ignore[reportMissingImports] - a peer
@@ -184,14 +184,14 @@ def usual_transform():
                 transforms.RandomResizedCrop(224, scale=(0.05, 1.0)),
                 transforms.RandomHorizontalFlip(),
                 transforms.ToTensor(),
-                transforms.Normalize(MEAN, STD),
+                transforms.Normalize(_MEAN, _STD),
             ]
         )
     except (ImportError, RuntimeError):
-        return pillow_transform
+        return _pillow_transform
 
 
-def pillow_transform(image):
+def _pillow_transform(image):
     import random
 
     import numpy as np
@@ -208,7 +208,7 @@ def pillow_transform(image):
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div_(255).sub_(0.5).div_(0.5)
 
 
-def train_with_timm(options) -> dict:
+def _train_with_timm(options: argparse.Namespace) -> dict:
     import timm  # pyright: ignore[reportMissingImports] - a peer
     import timm.data  # pyright: ignore[reportMissingImports] - a peer
     import timm.optim  # pyright: ignore[reportMissingImports] - a peer
@@ -229,13 +229,13 @@ def train_with_timm(options) -> dict:
         scale=(0.05, 1.0),
         color_jitter=0,
         interpolation="bilinear",
-        mean=MEAN,
-        std=STD,
+        mean=_MEAN,
+        std=_STD,
         num_workers=options.num_workers,
         pin_memory=False,
     )
     optimizer = timm.optim.create_optimizer_v2(model, "momentum", lr=0.01, weight_decay=0, momentum=0.9)
-    clock = Clock(options)
+    clock = _Clock(options)
     while len(clock.ticks) < options.steps + 2:
         for images, labels in loader:
             with torch.autocast("cpu", torch.bfloat16, enabled=options.mixed_precision == "bf16"):
@@ -244,7 +244,7 @@ def train_with_timm(options) -> dict:
             loss.backward()
             timm.utils.dispatch_clip_grad(model.parameters(), 1.0)
             optimizer.step()
-            clock.tick()
+            clock._tick()
             if len(clock.ticks) == options.steps + 2:
                 break
     return clock.result()

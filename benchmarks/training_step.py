@@ -54,18 +54,18 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 # The first process
 
 
-def measure_all(options) -> Iterator[tuple[str, dict]]:
+def measure_all(options: argparse.Namespace) -> Iterator[tuple[str, dict]]:
     for variant in options.variants:
         name = f"{variant} {options.image_size} float32 x{options.batch_size}"
         report_progress(name)
         try:
             with tempfile.TemporaryDirectory() as folder:
-                yield name, measure_variant(variant, folder, options)
+                yield name, _measure_variant(variant, folder, options)
         except Failed as error:
             report_progress(f"{name} failed: {error}")
 
 
-def measure_variant(variant: str, folder: str, options) -> dict:
+def _measure_variant(variant: str, folder: str, options: argparse.Namespace) -> dict:
     settings = {"folder": folder, "variants": variant, "image_size": options.image_size}
     settings |= {"batch_size": options.batch_size, "threads": options.threads, "least": options.least}
     shared = [text for name, value in settings.items() for text in (f"--{name}", value)]
@@ -83,27 +83,27 @@ def measure_variant(variant: str, folder: str, options) -> dict:
 # The processes apart
 
 
-def prepare(options) -> dict:
+def prepare(options: argparse.Namespace) -> dict:
     from contestants import config_of, make_checkpoints
 
     make_checkpoints(config_of(options.variants[0], options.image_size), options.folder)
     return {}
 
 
-def time_steps(options) -> dict:
+def time_steps(options: argparse.Namespace) -> dict:
     models, left_out = {}, {}
     for name in options.contestants:
         try:
             models[name] = load(name, options.folder)
         except ImportError as error:
             left_out[name] = f"not installed ({error})"
-    steps = {name: make_step(model, options) for name, model in models.items()}
-    losses = compare({name: first_step(step, models[name]) for name, step in steps.items()})
+    steps = {name: _make_step(model, options) for name, model in models.items()}
+    losses = compare({name: _first_step(step, models[name]) for name, step in steps.items()})
     turns = common.take_turns(steps, options.seconds, options.least, warm_up=1)
     return {**common.stamp(), "turns": turns, "first_steps": losses, "left_out": left_out}
 
 
-def measure_memory(options) -> dict:
+def measure_memory(options: argparse.Namespace) -> dict:
     """In MiB: the peak of three steps, and how much of it was there before the model."""
     (name,) = options.contestants
     import_libraries(name)
@@ -112,7 +112,7 @@ def measure_memory(options) -> dict:
     if options.checkpointing:
         enable = getattr(model, "gradient_checkpointing_enable", None) or model.set_grad_checkpointing  # timm's
         enable()
-    step = make_step(model, options)
+    step = _make_step(model, options)
     for _ in range(3):
         step()
     return {"peak_mib": peak_mib(), "imports_mib": before}
@@ -134,7 +134,7 @@ def load(name: str, folder: Path) -> Any:
     return LOADERS[name](folder, torch.float32).train()
 
 
-def make_step(model, options) -> Callable[[], Any]:
+def _make_step(model, options: argparse.Namespace) -> Callable[[], Any]:
     """A function that makes one step and returns the loss."""
     import torch
     from contestants import logits_of
@@ -154,7 +154,7 @@ def make_step(model, options) -> Callable[[], Any]:
     return step
 
 
-def first_step(step: Callable[[], Any], model) -> dict[str, float]:
+def _first_step(step: Callable[[], Any], model) -> dict[str, float]:
     import torch
 
     loss = step().item()
@@ -179,12 +179,12 @@ def as_markdown(results: dict[str, dict]) -> str:
     aims = common.aims_table((name, result["turns"], AIMS) for name, result in results.items())
     sections = [common.machine_as_markdown(results), aims]
     for name, result in results.items():
-        sections.append(f"**{name}**\n\n{step_table(result, int(name.rpartition('x')[2]))}")
+        sections.append(f"**{name}**\n\n{_step_table(result, int(name.rpartition('x')[2]))}")
         sections += [f"{left} left out: {reason}." for left, reason in result["left_out"].items()]
     return "\n\n".join(sections)
 
 
-def step_table(result: dict, batch_size: int) -> str:
+def _step_table(result: dict, batch_size: int) -> str:
     rows = []
     for name, seconds in result["turns"].items():
         memory = result["memory"].get(name, {})

@@ -24,7 +24,7 @@ from hf_vit.analysis import count_compute
 from hf_vit.training import commands
 
 RECIPES = Path(__file__).parents[1] / "training" / "recipes"
-GRIDS = ((14, 14), (14, 28), (28, 28), (28, 56), (56, 56))
+_GRIDS = ((14, 14), (14, 28), (28, 28), (28, 56), (56, 56))
 
 
 def main(argv: list[str] | None = None):
@@ -33,28 +33,28 @@ def main(argv: list[str] | None = None):
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     options = parser.parse_args(argv)
     if options.what == "axial":
-        print_axial()
+        _print_axial()
     else:
-        {"positions": print_positions, "heads": print_heads}[options.what](options.seeds)
+        {"positions": _print_positions, "heads": _print_heads}[options.what](options.seeds)
 
 
-def print_positions(seeds: Sequence[int]):
+def _print_positions(seeds: Sequence[int]) -> None:
     print(f"| position embeddings | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | CPU seconds a run |")
     print("| --- " * (len(seeds) + 3) + "|")
     for row in levels("table8_digits.yaml", "positions"):
-        measured, seconds = accuracies("table8_digits.yaml", seeds, positions=row)
+        measured, seconds = _accuracies("table8_digits.yaml", seeds, positions=row)
         cells = [row, *map(percent, measured), percent(statistics.mean(measured)), f"{seconds:.0f}"]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def print_heads(seeds: Sequence[int]):
+def _print_heads(seeds: Sequence[int]) -> None:
     rates = levels("figure9_digits.yaml", "rate")
     print(f"| head | {' | '.join(f'learning rate {rate}' for rate in rates)} |")
     print("| --- " * (len(rates) + 1) + "|")
     for head in levels("figure9_digits.yaml", "head"):
         cells = []
         for rate in rates:
-            measured, _ = accuracies("figure9_digits.yaml", seeds, head=head, rate=rate)
+            measured, _ = _accuracies("figure9_digits.yaml", seeds, head=head, rate=rate)
             cells.append(f"{percent(statistics.mean(measured))} ({', '.join(map(percent, measured))})")
         print(f"| {head} | {' | '.join(cells)} |", flush=True)
 
@@ -63,7 +63,7 @@ def levels(recipe: str, group: str) -> list[str]:
     return list(map(str, yaml.safe_load((RECIPES / recipe).read_text())["options"][group]))
 
 
-def accuracies(recipe: str, seeds: Sequence[int], **select: str) -> tuple[list[float], float]:
+def _accuracies(recipe: str, seeds: Sequence[int], **select: str) -> tuple[list[float], float]:
     """On the held-out digits, one for each seed; and the CPU seconds of a run."""
     measured, start = [], time.process_time()
     for seed in seeds:
@@ -79,11 +79,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def print_axial():
+def _print_axial() -> None:
     """One block of each at width 768: of plain attention a layer, of axial attention two."""
     print("| patches | ViT: attention | Axial-ViT: attention | ViT: block | Axial-ViT: block |")
     print("| --- | --- | --- | --- | --- |")
-    for grid in GRIDS:
+    for grid in _GRIDS:
         plain, axial = multiply_adds(grid, "all", 1), multiply_adds(grid, "axial", 2)
         cells = [plain["attention"], axial["attention"], plain["block"], axial["block"]]
         print(f"| {grid[0]} x {grid[1]} | {' | '.join(f'{count / 1e9:.3f}' for count in cells)} |")

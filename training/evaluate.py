@@ -4,6 +4,9 @@
     python training/evaluate.py --model out --dataset DATASET --protocol few_shot --output_dir results
 
 Protocols: accuracy, real, objectnet, few_shot, linear_probe, knn and vtab; see hf_vit/evaluation.
+
+The page that says what happens, which `hf-vit` runs too, is `evaluate` in hf_vit/evaluation/commands.py:
+settings, accelerator, the protocol, what is written.
 """
 
 import sys
@@ -16,7 +19,7 @@ from hf_vit.evaluation.commands import evaluate
 from hf_vit.training.commands import main as run_command
 
 
-def main():
+def main() -> None:
     """What `accelerate launch --tpu` calls in each process."""
     run_command(evaluate)
 

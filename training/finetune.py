@@ -2,6 +2,10 @@
 
     accelerate launch training/finetune.py --recipe training/recipes/finetune_flowers.yaml \
         --model google/vit-base-patch16-224-in21k --dataset DATASET --output_dir out
+
+The page that says what happens, which `hf-vit` runs too, is `finetune` in hf_vit/training/commands.py:
+settings, accelerator, data, a pretrained model with a new head, training,
+what is written.
 """
 
 import sys
@@ -14,7 +18,7 @@ from hf_vit.training.commands import finetune
 from hf_vit.training.commands import main as run_command
 
 
-def main():
+def main() -> None:
     """What `accelerate launch --tpu` calls in each process."""
     run_command(finetune)
 

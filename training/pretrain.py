@@ -1,6 +1,10 @@
 """Train a Vision Transformer from random weights, with labels or by masked patch prediction.
 
 accelerate launch training/pretrain.py --recipe training/recipes/digits.yaml --output_dir out
+
+The page that says what happens, which `hf-vit` runs too, is `pretrain` in hf_vit/training/commands.py:
+settings, accelerator, data, a model with random weights, training, what is
+written.
 """
 
 import sys
@@ -13,7 +17,7 @@ from hf_vit.training.commands import main as run_command
 from hf_vit.training.commands import pretrain
 
 
-def main():
+def main() -> None:
     """What `accelerate launch --tpu` calls in each process."""
     run_command(pretrain)
 
