@@ -4,8 +4,8 @@
         --model google/vit-base-patch16-224-in21k --dataset DATASET --output_dir out
 
 The page that says what happens, which `hf-vit` runs too, is `finetune` in hf_vit/training/commands.py:
-settings, accelerator, data, a pretrained model with a new head, training,
-what is written.
+settings, accelerator, data, a pretrained model with a new head, training, what
+is written.
 """
 
 import sys

@@ -3,8 +3,7 @@
 accelerate launch training/pretrain.py --recipe training/recipes/digits.yaml --output_dir out
 
 The page that says what happens, which `hf-vit` runs too, is `pretrain` in hf_vit/training/commands.py:
-settings, accelerator, data, a model with random weights, training, what is
-written.
+settings, accelerator, data, a model with random weights, training, what is written.
 """
 
 import sys
