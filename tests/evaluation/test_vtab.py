@@ -6,6 +6,7 @@ import datasets
 import numpy as np
 import pytest
 import yaml
+from accelerate import Accelerator
 
 from hf_vit.evaluation import vtab, vtab_data
 from hf_vit.evaluation.commands import evaluate
@@ -21,6 +22,7 @@ from hf_vit.evaluation.vtab_targets import (
     smallnorb_elevation,
 )
 from hf_vit.training.recipes import read_recipe
+from hf_vit.training.settings import EvaluateSettings
 
 from ..launching import arguments
 from ..paths import ROOT
@@ -311,6 +313,20 @@ def test_the_runner_finishes_what_can_be_done_and_goes_on_later(tiny, root, tmp_
         evaluate(vtab_arguments(tiny, root, tmp_path, "EuroSAT", split="validation"))
     with pytest.raises(ValueError, match="there is no task Cats; there are Caltech101"):
         evaluate(vtab_arguments(tiny, root, tmp_path, "Cats"))
+
+
+def test_a_task_has_its_augmentation_at_any_size(tiny, tmp_path):
+    """Random crops in the proportion of 448 to 384, evaluation by a plain resize; what the user sets wins."""
+
+    def settings_of(name, **finetune):
+        settings = EvaluateSettings(model=str(tiny), protocol="vtab", output_dir=str(tmp_path), finetune=finetune)
+        return vtab.Runner(settings, Accelerator(), lambda *_: {}, read_table()).settings_of(TASKS[name])
+
+    pets, location = settings_of("Pets"), settings_of("dSpr-Loc", image_size=[48, 36])
+    assert (pets.crop, pets.flip, pets.image_size, pets.resize, pets.preset) == ("random", True, 384, [448, 448], "bit")
+    assert (location.crop, location.flip, location.resize, location.preset) == ("none", False, [56, 42], "bit")
+    changed = settings_of("sNORB-Azim", flip=True, resize=400, preset="timm")
+    assert (changed.crop, changed.flip, changed.resize, changed.preset) == ("random", True, 400, "timm")
 
 
 def test_settings_are_chosen_on_the_200(tiny, root, tmp_path, capsys):

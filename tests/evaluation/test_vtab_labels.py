@@ -13,13 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
+from hf_vit.evaluation.commands import evaluate
 from hf_vit.evaluation.vtab_data import read_table
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
-from hf_vit.training.commands import evaluate
 
-from .conftest import arguments
+from ..launching import arguments
 
 SIDE = 32
 ROWS, COLUMNS = np.mgrid[:SIDE, :SIDE]
@@ -75,7 +75,7 @@ def smallnorb(rng: np.random.Generator) -> dict[str, Any]:
         ball = disc(row - 8 * size * math.sin(angle) * math.sin(elevation), column + 8 * size * math.cos(angle), 2.5)
         pixels = (1 - ball) * pixels + ball * light * shade
     top = row - 14 * size * math.cos(elevation)
-    pixels[(ROWS >= top) & (ROWS <= row) & (abs(COLUMNS - column) < 1)] = light * 250
+    pixels[(abs(ROWS - (row + top) / 2) <= (row - top) / 2) & (abs(COLUMNS - column) < 1)] = light * 250
     return {"image": pixels, "azimuth": 2 * turn, "elevation": tilt}
 
 
