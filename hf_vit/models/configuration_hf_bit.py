@@ -73,6 +73,8 @@ class HfBiTConfig(HfVisionConfig):
         padding: of the convolutions: "fixed" (3 pixels around the image, 1 around every 3x3 convolution) or "same"
             (TensorFlow's, which depends on the size).
         pool_padding: what the max-pool after the root sees around the map: "zero", or "lowest" (nothing).
+        spatial_mixing: "convolution", or "axial_attention" in place of every 3x3 convolution (AxialResNet; "bottleneck"
+            alone). Its relative positions are for images of at most `image_size`.
 
     Raises:
         ValueError: for sizes that make no network, and for arguments that this class does not know.
@@ -90,6 +92,7 @@ class HfBiTConfig(HfVisionConfig):
     weight_standardization_form: Literal["variance", "std"] = "variance"
     padding: Literal["fixed", "same"] = "fixed"
     pool_padding: Literal["zero", "lowest"] = "zero"
+    spatial_mixing: Literal["convolution", "axial_attention"] = "convolution"
 
     def __post_init__(self, **kwargs):
         self.depths = list(self.depths)
@@ -144,6 +147,8 @@ class HfBiTConfig(HfVisionConfig):
             raise ValueError(
                 f"embedding_size ({self.embedding_size}) is not a multiple of {NUM_GROUPS}, the groups of its GroupNorm"
             )
+        if self.spatial_mixing == "axial_attention" and self.layer_type != "bottleneck":
+            raise ValueError(f"layer_type is {self.layer_type!r}; axial attention is for units of type 'bottleneck'")
         if self.num_channels < 1:
             raise ValueError(f"num_channels is {self.num_channels}; it must be at least 1")
         if len(as_pair(self.image_size)) != 2 or min(as_pair(self.image_size)) < 1:

@@ -17,7 +17,9 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .axial_attention import replace_convolutions
 from .configuration_hf_bit import HfBiTConfig, is_upstream_bit
+from .configuration_hf_vision import Size, as_pair
 from .pretrained import HfVisionPreTrainedModel, HfViTHead
 from .resnet_stem import GroupNorm, ResNetStage, ResNetStem, stem_numbers
 
@@ -33,9 +35,11 @@ numbers_of = stem_numbers  # the name by which conversion knows it
 
 def build_resnet(config: HfBiTConfig) -> ResNetStem:
     """Root and stages, without what follows them."""
-    return ResNetStem(
-        config.num_channels, config.embedding_size, config.depths, stem_numbers(config), config.layer_type
-    )
+    numbers = stem_numbers(config)
+    resnet = ResNetStem(config.num_channels, config.embedding_size, config.depths, numbers, config.layer_type)
+    if config.spatial_mixing == "axial_attention":
+        replace_convolutions(resnet, config.image_size, numbers)
+    return resnet
 
 
 class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
@@ -60,6 +64,18 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
     @property
     def _resnet(self) -> Any:
         return self.base_model.resnet
+
+    def set_image_size(self, image_size: Size) -> None:
+        """State another image size, an int or (height, width) in pixels.
+
+        Raises:
+            ValueError: the model has axial attention, whose positions depend on the size.
+        """
+        if self.config.spatial_mixing == "axial_attention" and as_pair(image_size) != as_pair(self.config.image_size):
+            raise ValueError(
+                f"cannot set image_size {image_size}: the positions of axial attention are for {self.config.image_size}"
+            )
+        super().set_image_size(image_size)
 
     def _images(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """The images in the dtype of the weights."""

@@ -1,0 +1,102 @@
+"""Axial attention on feature maps, in place of the 3x3 convolutions of a ResNet (AxialResNet, arXiv 2003.07853).
+
+Section D.6 of arXiv 2010.11929 compares with such a network, which follows csrhddlam/axial-deeplab. So do the formulas
+here; as in the paper's other ResNets, GroupNorm stands where that code has BatchNorm.
+"""
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .configuration_hf_vision import Size, as_pair
+from .resnet_stem import NUM_GROUPS, ResNetStem, StemNumbers
+
+NUM_HEADS = 8  # "groups" of axial-deeplab
+
+
+class AxialAttention(nn.Module):
+    """Attention along one axis of a feature map, with relative positions for queries, keys and values.
+
+    Along each line, with d = i - j:
+
+        logits[i, j] = norm(q_i . k_j) + norm(q_i . positions_q[d]) + norm(k_j . positions_k[-d])
+        output[i] = norm(sum_j p[i, j] v_j) + norm(sum_j p[i, j] positions_v[d]),  p = softmax of the logits over j
+
+    Queries and keys have half as many channels as values; heads share the positions.
+
+    Args:
+        channels: of the map, a multiple of 16.
+        span: the longest line, which fixes how many positions there are; shorter ones use those in the middle.
+        along_columns: attend along columns rather than along rows.
+    """
+
+    def __init__(self, channels: int, span: int, along_columns: bool, eps: float):
+        super().__init__()
+        self.span, self.along_columns = span, along_columns
+        self.sizes = [channels // NUM_HEADS // 2, channels // NUM_HEADS // 2, channels // NUM_HEADS]
+        self.qkv = nn.Conv2d(channels, 2 * channels, 1, bias=False)
+        self.positions = nn.Parameter(torch.empty(sum(self.sizes), 2 * span - 1))
+        self.norm_qkv = nn.GroupNorm(NUM_GROUPS, 2 * channels, eps)
+        self.norm_logits = nn.GroupNorm(3 * NUM_HEADS, 3 * NUM_HEADS, eps)
+        self.norm_output = nn.GroupNorm(NUM_GROUPS, 2 * channels, eps)
+
+    def initialize(self) -> None:
+        """Draw the positions as axial-deeplab does."""
+        init.normal_(self.positions, std=self.sizes[-1] ** -0.5)
+
+    def forward(self, feature_map: torch.Tensor) -> torch.Tensor:
+        """(batch, channels, rows, columns) -> the same.
+
+        Raises:
+            ValueError: the map's lines are longer than the span.
+        """
+        lines = feature_map.transpose(2, 3) if self.along_columns else feature_map  # (batch, channels, lines, length)
+        if lines.shape[3] > self.span:
+            raise ValueError(
+                f"a feature map of {feature_map.shape[2]} x {feature_map.shape[3]} is larger than what the relative "
+                f"positions of axial attention are for ({self.span}); build the model with a larger image_size"
+            )
+        qkv = self.norm_qkv(self.qkv(lines)).unflatten(1, (NUM_HEADS, -1))
+        query, key, value = qkv.split(self.sizes, dim=2)  # (batch, heads, head_dim, lines, length)
+        to_query, to_key, to_value = self._positions(lines.shape[3]).split(self.sizes)
+        logits = (
+            torch.einsum("bhcli,bhclj->bhlij", query, key),
+            torch.einsum("bhcli,cij->bhlij", query, to_query),
+            torch.einsum("bhclj,cji->bhlij", key, to_key),
+        )
+        summands = self.norm_logits(torch.cat(logits, dim=1)).unflatten(1, (3, NUM_HEADS))
+        probabilities = summands.sum(dim=1).softmax(dim=-1).to(value.dtype)  # (batch, heads, lines, length, length)
+        attended = (
+            torch.einsum("bhlij,bhclj->bhcli", probabilities, value),
+            torch.einsum("bhlij,cij->bhcli", probabilities, to_value),
+        )
+        output = self.norm_output(torch.stack(attended, dim=3).flatten(1, 3))  # two channels for each one of the map
+        output = output.unflatten(1, (-1, 2)).sum(dim=2)
+        return output.transpose(2, 3) if self.along_columns else output
+
+    def _positions(self, length: int) -> torch.Tensor:
+        """(channels, length, length): at [:, i, j] those of the distance i - j."""
+        place = torch.arange(length, device=self.positions.device)
+        return self.positions[:, place[:, None] - place[None, :] + self.span - 1]
+
+
+def replace_convolutions(resnet: ResNetStem, image_size: Size, numbers: StemNumbers) -> None:
+    """Put attention along columns, then along rows, in the place of every 3x3 convolution and its norm.
+
+    Where the convolution had a stride, an average follows, as in axial-deeplab.
+
+    Args:
+        resnet: of post-activation units.
+        image_size: in pixels, which says how long the lines of each stage are.
+    """
+    rows, columns = (-(-side // 4) for side in as_pair(image_size))
+    for stage in resnet.stages:
+        for unit in stage.layers:
+            channels, stride = unit.conv2.in_channels, unit.conv2.stride[0]
+            unit.conv2 = nn.Sequential(
+                AxialAttention(channels, rows, True, numbers.group_norm_eps),
+                AxialAttention(channels, columns, False, numbers.group_norm_eps),
+                nn.AvgPool2d(stride, ceil_mode=True) if stride > 1 else nn.Identity(),
+            )
+            unit.norm2 = nn.Identity()  # attention has normalised its output
+            rows, columns = -(-rows // stride), -(-columns // stride)
