@@ -204,7 +204,9 @@ def variants_of_the_paper(config: HfViTConfig) -> list[str]:
 
 
 def other_numbers(config: HfViTConfig | HfBiTConfig, numbers: Mapping[str, Any]) -> list[str]:
-    """The ResNet of a model, where it computes with other numbers than a format's."""
+    """The ResNet of a model, where it computes with other numbers than a format's, or with axial attention."""
+    if getattr(config, "spatial_mixing", "convolution") == "axial_attention":
+        return ["ResNet with axial attention (spatial_mixing)"]
     if all(getattr(config, field) == value for field, value in numbers.items()):
         return []
     return ["ResNet with " + ", ".join(f"{field} {getattr(config, field)}" for field in numbers)]

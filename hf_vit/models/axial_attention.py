@@ -4,6 +4,8 @@ Section D.6 of arXiv 2010.11929 compares with such a network, which follows csrh
 here; as in the paper's other ResNets, GroupNorm stands where that code has BatchNorm.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -91,7 +93,8 @@ def replace_convolutions(resnet: ResNetStem, image_size: Size, numbers: StemNumb
     """
     rows, columns = (-(-side // 4) for side in as_pair(image_size))
     for stage in resnet.stages:
-        for unit in stage.layers:
+        units: Any = stage.layers
+        for unit in units:
             channels, stride = unit.conv2.in_channels, unit.conv2.stride[0]
             unit.conv2 = nn.Sequential(
                 AxialAttention(channels, rows, True, numbers.group_norm_eps),

@@ -51,7 +51,7 @@ class TrainingSettings(DataSettings):
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
-    weight_decay: float = 0.0  # of matmul and convolution kernels only
+    weight_decay: float = 0.0  # of matmul and convolution kernels only; sgd adds it to the gradient (L2)
     weight_decay_convention: Literal["torch", "jax"] = "torch"  # torch multiplies it by the learning rate
     schedule: Literal["linear", "cosine", "polynomial", "constant", "rsqrt", "staircase"] = "cosine"
     decay_steps: list[int] = field(default_factory=list)  # after each of these, staircase divides by 10
@@ -110,8 +110,10 @@ class TrainingSettings(DataSettings):
         if self.steps is not None and self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be less than steps ({self.steps})")
         self._validate_schedule()
-        if self.optimizer == "sgd" and self.weight_decay:
-            raise ValueError(f"weight_decay ({self.weight_decay}) is for adamw; the original's sgd has none")
+        if self.optimizer == "sgd" and self.weight_decay and self.momentum_dtype == "bfloat16":
+            raise ValueError(
+                f"weight_decay ({self.weight_decay}) of sgd needs momentum_dtype float32: BiT's, not ViT's"
+            )
         if self.crop in ("random", "resmall") and self.resize is None:
             raise ValueError(f"crop {self.crop} cuts from a resized image: set resize")
         if self.crop == "resmall" and isinstance(self.resize, list):

@@ -8,6 +8,7 @@ from torch import nn
 from hf_vit import HfBiTConfig, HfBiTForImageClassification
 from hf_vit.conversion import ConversionError, export_jax, export_timm, export_transformers
 from hf_vit.models.axial_attention import AxialAttention
+from hf_vit.models.configuration_hf_bit import ORIGINALS
 from hf_vit.models.resnet_stem import StandardizedConv2d
 
 from ..models import tiny_bit
@@ -105,7 +106,7 @@ def test_smaller_images_use_the_positions_in_the_middle_and_larger_ones_are_refu
 
 
 def test_a_folder_of_it_loads_and_other_formats_refuse_it(tmp_path):
-    model = tiny_bit(**AXIAL)
+    model = tiny_bit(**{**ORIGINALS["bit"], **AXIAL})
     pixels = torch.randn(2, 3, *_size(model))
     model.save_pretrained(tmp_path / "model")
     again = HfBiTForImageClassification.from_pretrained(tmp_path / "model").eval()
@@ -113,7 +114,7 @@ def test_a_folder_of_it_loads_and_other_formats_refuse_it(tmp_path):
     with pytest.raises(ValueError, match="positions of axial attention"):
         again.set_image_size(512)
     for export in (export_jax, export_timm, export_transformers):
-        with pytest.raises(ConversionError):
+        with pytest.raises(ConversionError, match="no ResNet with axial attention"):
             export(model, tmp_path / export.__name__)
 
 

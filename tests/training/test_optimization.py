@@ -204,3 +204,23 @@ def test_moving_average():
 )
 def test_layers_of_learning_rate_decay(name, layer):
     assert layer_of(name, 8) == layer
+
+
+def test_weight_decay_of_sgd_is_l2_on_kernels(model):
+    """arXiv 1912.11370 pre-trains so; NumPy in float64: v = 0.9 v + (g + wd w); w = w - lr v."""
+    settings = settings_with(optimizer="sgd", weight_decay=0.3)
+    optimizer = build_optimizer(settings, model.double())
+    generator, kernels = np.random.default_rng(0), kernel_names(model)
+    expected = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+    velocity = {name: np.zeros_like(value) for name, value in expected.items()}
+    for rate in (0.1, 0.05, 0.02):
+        set_learning_rate(optimizer, rate)
+        for name, parameter in model.named_parameters():
+            gradient = generator.standard_normal(parameter.shape)
+            parameter.grad = torch.from_numpy(gradient)
+            decay = 0.3 * expected[name] if name in kernels else 0
+            velocity[name] = 0.9 * velocity[name] + gradient + decay
+            expected[name] = expected[name] - rate * velocity[name]
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(parameter.detach().numpy(), expected[name], atol=1e-12)

@@ -107,7 +107,10 @@ def test_a_recipe_wins_over_the_options_of_its_base(tmp_path):
         (["--optimizer", "lion"], "optimizer is 'lion'; it must be sgd or adamw"),
         (["--epochs", "3"], "set one of steps and epochs; they are 7 and 3.0"),
         (["--warmup_steps", "7"], r"warmup_steps \(7\) must be less than steps \(7\)"),
-        (["--weight_decay", "0.1"], r"weight_decay \(0.1\) is for adamw"),
+        (
+            ["--weight_decay", "0.1", "--momentum_dtype", "bfloat16"],
+            r"weight_decay \(0.1\) of sgd needs momentum_dtype float32",
+        ),
         (["--final_learning_rate", "0.5"], r"final_learning_rate \(0.5\) is above learning_rate \(0.03\)"),
         (["--linear_probe", "--lora_rank", "4"], "choose one"),
         (["--schedule", "staircase"], r"schedule is staircase and decay_steps \[\]: staircase needs steps"),
