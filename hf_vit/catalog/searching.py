@@ -48,7 +48,7 @@ def search(
     if index is None:
         found = [entry for entry in released() if _fits(entry, variant, adapted_to, resolution)]
         return [Found(entry.location, entry.facts["title"]) for entry in found][:limit]
-    rows = (row for row in read_index(index) if row["name"] == variant)
+    rows = (row for row in _read_index(index) if row["name"] == variant)
     if adapted_to is None and resolution is None:
         best = sorted({(float(row["final_val"]), row["filename"], row["ds"]) for row in rows}, reverse=True)
         return [Found(f"{AUGREG}/{file}.npz", f"pre-trained on {ds}: {value:.4f}") for value, file, ds in best[:limit]]
@@ -76,7 +76,7 @@ def _fits(entry: Released, variant: str, adapted_to: str | None, resolution: int
     )
 
 
-def read_index(index: str | os.PathLike) -> Iterator[dict[str, str]]:
+def _read_index(index: str | os.PathLike) -> Iterator[dict[str, str]]:
     """The rows of AugReg's index.csv: a path, or an address that is downloaded once.
 
     Raises:
@@ -110,7 +110,7 @@ def best_augreg(variant: str, index: str | os.PathLike | None = None) -> str:
         for entry in released():
             if entry.family == "augreg" and entry.variant == variant and "--" not in entry.name:
                 return entry.name
-    rows = [row for row in read_index(index or INDEX) if row["name"] == variant and row["ds"] == "i21k"]
+    rows = [row for row in _read_index(index or INDEX) if row["name"] == variant and row["ds"] == "i21k"]
     if not rows:
         raise ValueError(f"{index or INDEX} has no {variant} that was pre-trained on i21k")
     return max(rows, key=lambda row: float(row["final_val"]))["filename"]

@@ -141,7 +141,7 @@ def has_head(model: HfViTPreTrainedModel) -> bool:
     return model.base_model is not model
 
 
-def fits(num_patches: int, grid: tuple[int, int] | None) -> bool:
+def _fits(num_patches: int, grid: tuple[int, int] | None) -> bool:
     """Whether a table of positions has the given grid, or a square one."""
     return num_patches == (grid[0] * grid[1] if grid else math.isqrt(num_patches) ** 2)
 
@@ -155,7 +155,7 @@ def with_class_row(
     """
     table = arrays.get(positions)
     shape = checkpoint.shapes[table.name] if table else ()
-    if table is None or cls not in arrays or len(shape) != 3 or not fits(shape[1], grid):
+    if table is None or cls not in arrays or len(shape) != 3 or not _fits(shape[1], grid):
         return arrays
     return {**arrays, positions: table._replace(lacks_class_row=True)}
 
@@ -175,7 +175,7 @@ def image_size_of(
     """
     if num_patches is None:
         rows, columns = grid or (max(_DEFAULT_IMAGE_SIZE // size, 1) for size in pixels)
-    elif fits(num_patches, grid):
+    elif _fits(num_patches, grid):
         rows, columns = grid or (math.isqrt(num_patches), math.isqrt(num_patches))
     else:
         expected = f"the {grid[0]} x {grid[1]} of position_grid" if grid else "a square"

@@ -14,12 +14,12 @@ from .rules import ConversionError
 from .source import Source, Writing
 from .sources import SOURCES
 
-PROGRAMS: dict[str, Callable[..., None]] = {
+_PROGRAMS: dict[str, Callable[..., None]] = {
     "onnx": export_onnx,
     "torch-export": export_torch,
     "aot-inductor": export_aot_inductor,
 }
-FORMATS = (*dict.fromkeys(source.format for source in SOURCES if source.format), *PROGRAMS)
+FORMATS = (*dict.fromkeys(source.format for source in SOURCES if source.format), *_PROGRAMS)
 
 
 def export(
@@ -51,11 +51,11 @@ def export(
     if to not in FORMATS:
         raise ConversionError(f"unknown format {to!r}; known: {', '.join(FORMATS)}")
     refuse_existing(path, overwrite)
-    if to in PROGRAMS:
-        PROGRAMS[to](model, path, size, overwrite)
+    if to in _PROGRAMS:
+        _PROGRAMS[to](model, path, size, overwrite)
         return {}
     if size is not None:
-        raise ConversionError(f"a size can only be given for {', '.join(PROGRAMS)}; convert at that size instead")
+        raise ConversionError(f"a size can only be given for {', '.join(_PROGRAMS)}; convert at that size instead")
     source, dialect = _writer(model, to, dialect)
     return source.write(model, Path(path), Writing(dialect, processor, overwrite))
 

@@ -24,13 +24,13 @@ from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..models.modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
 from .rules import ConversionError
 
-DYNAMIC = "dynamic"
-MAX_PATCHES = 1024  # rows or columns, of a program with a dynamic size
-CLASSIFIERS = (HfViTForImageClassification, HfBiTForImageClassification)
-ENCODERS = (HfViTModel, HfBiTModel)
+_DYNAMIC = "dynamic"
+_MAX_PATCHES = 1024  # rows or columns, of a program with a dynamic size
+_CLASSIFIERS = (HfViTForImageClassification, HfBiTForImageClassification)
+_ENCODERS = (HfViTModel, HfBiTModel)
 
 
-class OneOutput(nn.Module):
+class _OneOutput(nn.Module):
     """A model whose forward takes the pixels alone and returns one tensor."""
 
     def __init__(self, model: HfViTPreTrainedModel):
@@ -63,7 +63,7 @@ def export_onnx(
     _require("onnx", "onnxscript")
     refuse_existing(path, overwrite)
     module, pixel_values, shapes = _prepare(model, size)
-    output = "logits" if isinstance(model, CLASSIFIERS) else "pooler_output"
+    output = "logits" if isinstance(model, _CLASSIFIERS) else "pooler_output"
     with _quiet():
         program: Any = torch.onnx.export(
             module,
@@ -114,14 +114,14 @@ def _prepare(
     model: HfViTPreTrainedModel, size: Size | str | None
 ) -> tuple[nn.Module, torch.Tensor, dict[str, dict[int, Any]]]:
     """What is exported: a copy of the model at that size, an example of its input, and which sizes are free."""
-    if not isinstance(model, (*ENCODERS, *CLASSIFIERS)):
+    if not isinstance(model, (*_ENCODERS, *_CLASSIFIERS)):
         raise ConversionError(f"{type(model).__name__} cannot be exported; export its encoder or its classifier")
     model = copy.deepcopy(model).eval()
     # with a bias, sdpa's output lies in memory otherwise than the exporter to ONNX assumes (torch 2.13)
     has_bias = getattr(model.config, "position_embedding_type", None) == "relative"
     model.set_attn_implementation("eager" if has_bias else "sdpa")
     shapes: dict[int, Any] = {0: Dim("batch", min=1)}
-    if size == DYNAMIC:
+    if size == _DYNAMIC:
         shapes |= _free_sizes(model.config)
     elif size is not None:
         # refuses a size that the patches do not divide, and any other text
@@ -129,21 +129,21 @@ def _prepare(
     # two of each that is free: 0 and 1 would be taken for constants
     height, width = as_pair(model.config.image_size)
     pixel_values = torch.zeros(2, model.config.num_channels, height, width, dtype=model.dtype)
-    return OneOutput(model).eval(), pixel_values, {"pixel_values": shapes}
+    return _OneOutput(model).eval(), pixel_values, {"pixel_values": shapes}
 
 
 def _free_sizes(config: HfViTConfig | HfBiTConfig) -> dict[int, Any]:
     if isinstance(config, HfBiTConfig):
         if config.padding == "same":
             raise ConversionError("'SAME' padding depends on the size of the image: state a size")
-        limits = {"min": config.stride + 1, "max": MAX_PATCHES * config.stride}  # two rows and columns at least
+        limits = {"min": config.stride + 1, "max": _MAX_PATCHES * config.stride}  # two rows and columns at least
         return {2: Dim("height", **limits), 3: Dim("width", **limits)}
     rows, columns = (patch * config.stride for patch in as_pair(config.patch_size))
     if config.position_embedding_type == "sincos2d":
         raise ConversionError("fixed sine-cosine positions are computed outside the program: state a size")
     return {
-        2: rows * Dim("rows", min=2, max=MAX_PATCHES),
-        3: columns * Dim("columns", min=2, max=MAX_PATCHES),
+        2: rows * Dim("rows", min=2, max=_MAX_PATCHES),
+        3: columns * Dim("columns", min=2, max=_MAX_PATCHES),
     }
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from .rules import ConversionError
 
 # Under what training scripts keep the weights, the better first: timm, DeiT, MAE, DINO, Lightning.
-CONTAINERS = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher", "student")
+_CONTAINERS = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher", "student")
 
 
 def is_torch_file(path: Path) -> bool:
@@ -39,7 +39,7 @@ def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
     contents = _read_safetensors(path) if _is_safetensors(path) else _read_pickle(path)
     if not isinstance(contents, dict):
         raise ConversionError(f"{path.name} holds a {type(contents).__name__}, not arrays by their names")
-    container = next((name for name in CONTAINERS if isinstance(contents.get(name), dict)), "")
+    container = next((name for name in _CONTAINERS if isinstance(contents.get(name), dict)), "")
     contents = contents[container] if container else contents
     arrays = {str(name): value for name, value in contents.items() if isinstance(value, torch.Tensor)}
     if not arrays:

@@ -49,6 +49,20 @@ class TorchSource(Source):
             fields = {"num_attention_heads": _num_heads({**fields, **overrides}, file), **fields}
         return {name: value for name, value in fields.items() if name not in overrides}
 
+    def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
+        """Those in the config.json, in words where it describes them.
+
+        A list, or an object from index to name that may leave some out (timm/models/_hub.py, save_config_for_hf).
+        """
+        settings = {**checkpoint.settings.get("pretrained_cfg", {}), **checkpoint.settings}
+        names = settings.get("label_names") or settings.get("labels")
+        if not names:
+            return None
+        if isinstance(names, dict):
+            names = [names.get(str(index), f"LABEL_{index}") for index in range(num_labels)]
+        descriptions = settings.get("label_descriptions") or {}
+        return [descriptions.get(name, name) for name in names]
+
     @abstractmethod
     def sizes(self, shapes: Shapes, grid: Grid, file: str) -> dict[str, Any]:
         """The fields of the configuration that the arrays show: all but the number of heads."""

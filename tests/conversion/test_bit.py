@@ -298,3 +298,12 @@ def test_cards_of_bit_say_what_it_is(big_transfer, tmp_path):
     card = render_folder_card(tmp_path / "folder")
     assert "BiT-R50x1 pre-trained on ImageNet-21k and fine-tuned on ImageNet-1k" in card
     assert "| units per stage | 1, 2, pre-activation (ResNet-v2) |" in card
+
+
+def test_names_of_classes_in_a_timm_folder_are_kept(tmp_path):
+    torch.manual_seed(0)
+    config = HfBiTConfig.from_variant("R50x1", weight_standardization_eps=1e-8, id2label={0: "cat", 1: "dog"})
+    model = HfBiTForImageClassification(config)
+    torch.nn.init.normal_(model.classifier.weight)
+    export_timm(model, tmp_path / "timm")
+    assert convert(tmp_path / "timm")[0].config.id2label == {0: "cat", 1: "dog"}

@@ -28,10 +28,10 @@ from ..source import Model, Naming, Request, Shapes, Source, Writing
 from .dialects import Dialect, dialect_name, recognise
 from .table import POSITIONS, rules_for, with_flat_norms
 
-BLOCK = "Transformer/encoderblock_0"
-QUERY, DENSE = f"{BLOCK}/MultiHeadDotProductAttention_1/query/kernel", f"{BLOCK}/MlpBlock_3/Dense_0/kernel"
-GROUP_NORM = re.compile(r"(^|/)(gn[^/]*|norm-pre-head)/scale$")
-STEM_NUMBERS = {name: value for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
+_BLOCK = "Transformer/encoderblock_0"
+_QUERY, _DENSE = f"{_BLOCK}/MultiHeadDotProductAttention_1/query/kernel", f"{_BLOCK}/MlpBlock_3/Dense_0/kernel"
+_GROUP_NORM = re.compile(r"(^|/)(gn[^/]*|norm-pre-head)/scale$")
+_STEM_NUMBERS = {name: value for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
 
 
 class Jax(Source):
@@ -41,7 +41,7 @@ class Jax(Source):
     models = (HfViTModel, HfViTForImageClassification)
     dialects = ("vit_jax", "flax", "big_vision")
     head = ("head/kernel", "head/bias")
-    required = {"embedding/kernel": 4, QUERY: 3, DENSE: 2}  # noqa: RUF012
+    required = {"embedding/kernel": 4, _QUERY: 3, _DENSE: 2}  # noqa: RUF012
     optional = {POSITIONS: 3, "pre_logits/kernel": 2, "head/kernel": 2, "conv_root/kernel": 4}  # noqa: RUF012
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
@@ -61,8 +61,8 @@ class Jax(Source):
         fields: dict[str, Any] = {
             "hidden_size": hidden_size,
             "num_hidden_layers": max(layers) + 1,
-            "num_attention_heads": shapes[QUERY][1],
-            "intermediate_size": shapes[DENSE][1],
+            "num_attention_heads": shapes[_QUERY][1],
+            "intermediate_size": shapes[_DENSE][1],
             "patch_size": one_or_pair(patch_rows, patch_columns),
             "num_channels": channels,
             "pooling": "map" if has_map else "cls" if has_cls else "mean",
@@ -115,7 +115,7 @@ class Jax(Source):
             lacking.append("LayerNorm after the pooling")
         if config.pool_patches_only and config.use_cls_token and config.pooling in ("mean", "map"):
             lacking.append("pooling that leaves out the class token")
-        return lacking + (other_numbers(config, STEM_NUMBERS) if is_hybrid else [])
+        return lacking + (other_numbers(config, _STEM_NUMBERS) if is_hybrid else [])
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
         rules = self.rules(model.config, has_head(model))
@@ -130,7 +130,7 @@ class Jax(Source):
 def flat_norms(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, bool]:
     """What the record says of GroupNorm arrays of shape (channels,), so that they are written back so."""
     is_flat = any(
-        GROUP_NORM.search(name) and len(checkpoint.shapes[stored.name]) == 1 for name, stored in arrays.items()
+        _GROUP_NORM.search(name) and len(checkpoint.shapes[stored.name]) == 1 for name, stored in arrays.items()
     )
     return {"flat_group_norm": True} if is_flat else {}
 

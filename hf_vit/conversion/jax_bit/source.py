@@ -22,7 +22,7 @@ from .table import NAMES, rules_for
 _PREFIXES = ("opt/target/", "params/", "")
 
 
-class JaxBit(Source):
+class _JaxBit(Source):
     """What one of the codes writes; the name of the root convolution tells them from each other.
 
     Args:
@@ -71,7 +71,7 @@ class JaxBit(Source):
         return {}
 
 
-class BigTransfer(JaxBit):
+class _BigTransfer(_JaxBit):
     """The released files: their names say the preprocessing, and the image size that no array shows."""
 
     def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, dict[str, Any]]:
@@ -87,6 +87,6 @@ def _plain(name: str) -> str:
     return re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", name)
 
 
-BIG_TRANSFER = BigTransfer("big_transfer", "big_transfer")
-BIT_PAPER = JaxBit("bit_paper", "big_vision")
-BIT = JaxBit("bit", "big_vision")
+BIG_TRANSFER = _BigTransfer("big_transfer", "big_transfer")
+BIT_PAPER = _JaxBit("bit_paper", "big_vision")
+BIT = _JaxBit("bit", "big_vision")

@@ -27,21 +27,6 @@ def preprocessing_of(pretrained_cfg: dict[str, Any]) -> dict[str, Any]:
     return {"preset": "timm"} | {name: value for name, value in found.items() if value is not None}
 
 
-def labels_of(settings: dict[str, Any], num_labels: int) -> list[str] | None:
-    """Names of the classes in a config.json, in words where it describes them; None without any.
-
-    A list, or an object from index to name that may leave some out (timm/models/_hub.py, save_config_for_hf).
-    """
-    settings = {**settings.get("pretrained_cfg", {}), **settings}
-    names = settings.get("label_names") or settings.get("labels")
-    if not names:
-        return None
-    if isinstance(names, dict):
-        names = [names.get(str(index), f"LABEL_{index}") for index in range(num_labels)]
-    descriptions = settings.get("label_descriptions") or {}
-    return [descriptions.get(name, name) for name in names]
-
-
 def description(
     config: HfViTConfig | HfBiTConfig, architecture: str, arguments: dict[str, Any], interpolation: str, crop_pct: float
 ) -> dict[str, Any]:

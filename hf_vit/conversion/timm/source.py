@@ -11,10 +11,10 @@ from ..processor import BICUBIC, IMAGENET
 from ..rules import ConversionError, Rule, count_units, to_theirs
 from ..source import Grid, Model, Naming, Request, Shapes, Writing
 from ..torch_source import TorchSource
-from .folder import description, labels_of, preprocessing_of, write
+from .folder import description, preprocessing_of, write
 from .table import POSITIONS, rules_for
 
-RESNET_ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
+_RESNET_ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
 # StdConv2dSame(eps=1e-8) and GroupNormAct of timm's ResNets, which have no argument for them
 RESNET_NUMBERS = {
     "group_norm_eps": 1e-5,
@@ -22,12 +22,12 @@ RESNET_NUMBERS = {
     "weight_standardization_form": "variance",
 }
 # the evaluations of DeiT, MAE and DINO: resize 256, centre crop 224
-FACEBOOK = {"preset": "timm", "resample": BICUBIC, "crop_pct": 224 / 256, **IMAGENET}
+_FACEBOOK = {"preset": "timm", "resample": BICUBIC, "crop_pct": 224 / 256, **IMAGENET}
 # What timm calls our activations and poolings.
-ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "quick_gelu": "quick_gelu"}
-POOLINGS = {"token": "cls", "avg": "mean", "map": "map", "": "none"}
+_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "quick_gelu": "quick_gelu"}
+_POOLINGS = {"token": "cls", "avg": "mean", "map": "map", "": "none"}
 # The architecture of timm with each stem; every other size is an argument.
-HYBRIDS = {
+_HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
     (3, 4, 9): "vit_base_r50_s16_224",
@@ -44,7 +44,7 @@ class Timm(TorchSource):
     beside = r"^(mask_token$|decoder_|decoder\.|head\.(mlp|last_layer)\.)"
     head = ("head.weight", "head.bias")
     required = {marker: 4, "blocks.0.mlp.fc1.weight": 2}  # noqa: RUF012
-    optional = {POSITIONS: 3, "pre_logits.fc.weight": 2, "head.weight": 2, **dict.fromkeys(RESNET_ROOTS, 4)}  # noqa: RUF012
+    optional = {POSITIONS: 3, "pre_logits.fc.weight": 2, "head.weight": 2, **dict.fromkeys(_RESNET_ROOTS, 4)}  # noqa: RUF012
     format = "timm"
     models = (HfViTModel, HfViTForImageClassification)
 
@@ -89,14 +89,14 @@ class Timm(TorchSource):
         arguments = settings.get("model_args") or {}
         fields: dict[str, Any] = {}
         if "act_layer" in arguments:
-            fields["hidden_act"] = ACTIVATIONS.get(arguments["act_layer"], arguments["act_layer"])
+            fields["hidden_act"] = _ACTIVATIONS.get(arguments["act_layer"], arguments["act_layer"])
         if "num_heads" in arguments:
             fields["num_attention_heads"] = arguments["num_heads"]
         if "global_pool" in settings:
-            if settings["global_pool"] not in POOLINGS:
-                known = ", ".join(POOLINGS)
+            if settings["global_pool"] not in _POOLINGS:
+                known = ", ".join(_POOLINGS)
                 raise ConversionError(f"its global_pool is {settings['global_pool']!r}; hf_vit has {known}")
-            fields["pooling"] = POOLINGS[settings["global_pool"]]
+            fields["pooling"] = _POOLINGS[settings["global_pool"]]
         return fields
 
     def rules(self, config: HfViTConfig, has_head: bool) -> list[Rule]:
@@ -105,11 +105,8 @@ class Timm(TorchSource):
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
         """By the name of the container: their scripts keep the weights under these, and timm under others."""
         if checkpoint.container in ("model", "teacher", "student"):
-            return FACEBOOK
+            return _FACEBOOK
         return preprocessing_of(checkpoint.settings.get("pretrained_cfg") or checkpoint.settings)
-
-    def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
-        return labels_of(checkpoint.settings, num_labels)
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
         config = model.config
@@ -118,27 +115,27 @@ class Timm(TorchSource):
             lacking.append("pre-logits layer (representation_size)")
         if config.position_embedding_type == "sincos2d":
             lacking.append("position embeddings of type sincos2d")
-        if config.hidden_act not in ACTIVATIONS.values():
+        if config.hidden_act not in _ACTIVATIONS.values():
             lacking.append(f"activation {config.hidden_act}")
         if config.pooling in ("mean", "map") and config.use_cls_token and not config.pool_patches_only:
             lacking.append("pooling that sees the class token as well")
         if config.pooling == "cls" and config.norm_after_pooling:
             lacking.append("LayerNorm of the class token alone")
-        if isinstance(config, HfViTHybridConfig) and tuple(config.stem_depths) not in HYBRIDS:
+        if isinstance(config, HfViTHybridConfig) and tuple(config.stem_depths) not in _HYBRIDS:
             lacking.append(f"ResNet of depths {list(config.stem_depths)}")
         return lacking
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
         config = model.config
         is_hybrid = isinstance(config, HfViTHybridConfig)
-        architecture = HYBRIDS[tuple(config.stem_depths)] if is_hybrid else "vit_base_patch16_224"
+        architecture = _HYBRIDS[tuple(config.stem_depths)] if is_hybrid else "vit_base_patch16_224"
         arrays = to_theirs(model.state_dict(), self.rules(config, has_head(model)))
         arguments = _model_arguments(config, has_head(model))
         return write(path, arrays, description(config, architecture, arguments, "bicubic", 0.9), options.overwrite)
 
 
 def _stem(shapes: Shapes) -> dict[str, Any]:
-    root = next((shapes[name] for name in RESNET_ROOTS if name in shapes), None)
+    root = next((shapes[name] for name in _RESNET_ROOTS if name in shapes), None)
     if root is None:
         return {}
     depths = count_units(shapes, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0)
@@ -156,9 +153,9 @@ def _model_arguments(config: HfViTConfig, has_head: bool) -> dict[str, Any]:
         "num_heads": config.num_attention_heads,
         "mlp_ratio": config.intermediate_size / config.hidden_size,
         "qkv_bias": config.qkv_bias,
-        "act_layer": _their_name(ACTIVATIONS, config.hidden_act),
+        "act_layer": _their_name(_ACTIVATIONS, config.hidden_act),
         "class_token": config.use_cls_token,
-        "global_pool": _their_name(POOLINGS, config.pooling),
+        "global_pool": _their_name(_POOLINGS, config.pooling),
         "fc_norm": config.norm_after_pooling,
     }
     if config.position_embedding_type == "none":

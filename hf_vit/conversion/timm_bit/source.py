@@ -9,18 +9,18 @@ from ..building import has_head, one_or_pair, other_numbers
 from ..checkpoint import Checkpoint
 from ..rules import ConversionError, Layout, Rule, as_is, count_units, resnet_units, table, to_theirs, weight_and_bias
 from ..source import Grid, Model, Shapes, Writing
-from ..timm.folder import description, labels_of, preprocessing_of, write
+from ..timm.folder import description, preprocessing_of, write
 from ..timm.source import RESNET_NUMBERS
 from ..timm.table import RESNET_PROJECTION, RESNET_UNIT, UNIT_NAME
 from ..torch_source import TorchSource
 
-ROOT = "stem.conv.weight"
-NUMBERS = {"layer_type": "preactivation", **RESNET_NUMBERS, "padding": "fixed", "pool_padding": "zero"}
-ARCHITECTURES: dict[tuple[tuple[int, ...], float], str] = {
+_ROOT = "stem.conv.weight"
+_NUMBERS = {"layer_type": "preactivation", **RESNET_NUMBERS, "padding": "fixed", "pool_padding": "zero"}
+_ARCHITECTURES: dict[tuple[tuple[int, ...], float], str] = {
     (DEPTHS[layers], factor): f"resnetv2_{layers}x{factor}_bit"
     for layers, factor in ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))
 }
-one_by_one = Layout(  # (out, in, 1, 1) -> (out, in): the head is a convolution
+_one_by_one = Layout(  # (out, in, 1, 1) -> (out, in): the head is a convolution
     lambda kernel: kernel.flatten(1), lambda weight: weight[:, :, None, None]
 )
 
@@ -31,19 +31,19 @@ class TimmBit(TorchSource):
     name = "timm_bit"
     marker = "stages.0.blocks.0.conv1.weight"
     head = ("head.fc.weight", "head.fc.bias")
-    required = {ROOT: 4, marker: 4, "norm.weight": 1}  # noqa: RUF012
+    required = {_ROOT: 4, marker: 4, "norm.weight": 1}  # noqa: RUF012
     optional = {"head.fc.weight": 4}  # noqa: RUF012
     format = "timm"
     models = (HfBiTModel, HfBiTForImageClassification)
 
     def sizes(self, shapes: Shapes, grid: Grid, file: str) -> dict[str, Any]:
-        width, channels, *_ = shapes[ROOT]
+        width, channels, *_ = shapes[_ROOT]
         fields = {
             "num_channels": channels,
             "embedding_size": width,
             "depths": count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0),
             # the rest is big_transfer's
-            "weight_standardization_eps": NUMBERS["weight_standardization_eps"],
+            "weight_standardization_eps": _NUMBERS["weight_standardization_eps"],
         }
         return {**fields, "num_labels": shapes["head.fc.weight"][0]} if "head.fc.weight" in shapes else fields
 
@@ -56,10 +56,13 @@ class TimmBit(TorchSource):
     def rules(self, config: HfBiTConfig, has_head: bool) -> list[Rule]:
         base = "bit." if has_head else ""
         resnet, projection = f"{base}resnet.", RESNET_PROJECTION[:1]  # without a norm
-        head = (Rule("head.fc.weight", "classifier.weight", one_by_one), Rule("head.fc.bias", "classifier.bias", as_is))
+        head = (
+            Rule("head.fc.weight", "classifier.weight", _one_by_one),
+            Rule("head.fc.bias", "classifier.bias", as_is),
+        )
         return table(
             [
-                ("", resnet, [Rule(ROOT, "convolution.weight", as_is)]),
+                ("", resnet, [Rule(_ROOT, "convolution.weight", as_is)]),
                 *resnet_units(config.depths, UNIT_NAME, 0, resnet, RESNET_UNIT, projection),
                 ("", base, weight_and_bias("norm", "norm")),
                 ("", "", head if has_head else ()),
@@ -70,12 +73,9 @@ class TimmBit(TorchSource):
         stated = checkpoint.settings.get("pretrained_cfg")
         return preprocessing_of(stated or {"crop_pct": 0.875, "interpolation": "bilinear"})
 
-    def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
-        return labels_of(checkpoint.settings, num_labels)
-
     def lacks(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
-        lacking = other_numbers(config, NUMBERS)
+        lacking = other_numbers(config, _NUMBERS)
         if not _architecture(config):
             lacking.append(f"BiT of depths {config.depths} with {config.embedding_size} channels")
         return lacking
@@ -89,4 +89,4 @@ class TimmBit(TorchSource):
 
 
 def _architecture(config: HfBiTConfig) -> str:
-    return ARCHITECTURES.get((tuple(config.depths), config.embedding_size / 64), "")
+    return _ARCHITECTURES.get((tuple(config.depths), config.embedding_size / 64), "")

@@ -10,13 +10,13 @@ from ..rules import Block, Rule, as_is, part, table, weight_and_bias
 from ..source import Grid, Shapes
 from ..torch_source import TorchSource
 
-POSITIONS = "encoder.pos_embedding"
-BLOCK = "encoder.layers.encoder_layer_"
+_POSITIONS = "encoder.pos_embedding"
+_BLOCK = "encoder.layers.encoder_layer_"
 
 _EMBEDDINGS = (
     Rule("class_token", "cls_token", as_is),
     *weight_and_bias("conv_proj", "patch_embeddings.projection"),
-    Rule(POSITIONS, "position_embeddings", as_is),
+    Rule(_POSITIONS, "position_embeddings", as_is),
 )
 # in_proj_weight and in_proj_bias hold query, key and value
 _ENCODER_BLOCK = (
@@ -39,7 +39,7 @@ class Torchvision(TorchSource):
     name = "torchvision"
     marker = "conv_proj.weight"
     head = ("heads.head.weight", "heads.head.bias")
-    required = {marker: 4, POSITIONS: 3, f"{BLOCK}0.mlp.0.weight": 2}  # noqa: RUF012
+    required = {marker: 4, _POSITIONS: 3, f"{_BLOCK}0.mlp.0.weight": 2}  # noqa: RUF012
     optional = {"heads.pre_logits.weight": 2, "heads.head.weight": 2}  # noqa: RUF012
 
     def canonical(self, name: str) -> str:
@@ -48,12 +48,12 @@ class Torchvision(TorchSource):
 
     def sizes(self, shapes: Shapes, grid: Grid, file: str) -> dict[str, Any]:
         hidden_size, channels, *pixels = shapes[self.marker]
-        layers = {int(name.removeprefix(BLOCK).split(".")[0]) for name in shapes if name.startswith(BLOCK)}
+        layers = {int(name.removeprefix(_BLOCK).split(".")[0]) for name in shapes if name.startswith(_BLOCK)}
         fields = {
             "hidden_size": hidden_size,
             "num_hidden_layers": max(layers) + 1,
-            "intermediate_size": shapes[f"{BLOCK}0.mlp.0.weight"][0],
-            "image_size": image_size_of(shapes[POSITIONS][1] - 1, pixels, grid, file),
+            "intermediate_size": shapes[f"{_BLOCK}0.mlp.0.weight"][0],
+            "image_size": image_size_of(shapes[_POSITIONS][1] - 1, pixels, grid, file),
             "patch_size": one_or_pair(*pixels),
             "num_channels": channels,
             "hidden_act": "gelu",
@@ -71,7 +71,7 @@ class Torchvision(TorchSource):
         base = "vit." if has_head else ""
         blocks: list[Block] = [("", f"{base}embeddings.", _EMBEDDINGS)]
         for index in range(config.num_hidden_layers):
-            blocks.append((f"{BLOCK}{index}.", f"{base}layers.{index}.", _ENCODER_BLOCK))
+            blocks.append((f"{_BLOCK}{index}.", f"{base}layers.{index}.", _ENCODER_BLOCK))
         blocks.append(("", base, weight_and_bias("encoder.ln", "layernorm")))
         if config.representation_size is not None:
             blocks.append(("", base, weight_and_bias("heads.pre_logits", "pooler.dense")))
