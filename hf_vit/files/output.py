@@ -1,20 +1,38 @@
-"""Files and folders that appear whole or not at all: written beside their place first, then renamed into it."""
+"""Files and folders that appear whole or not at all: written beside their place first, then renamed into it.
+
+They are written in a hidden workplace beside their place, which the process holds a lock on: the workplace of a process
+that was killed is cleared by the next one that writes to the same place, and the one of a living process never.
+"""
 
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from .contents import refuse_foreign
+
+try:
+    import fcntl
+except ImportError:  # Windows, where what a killed process left stays
+    fcntl = None
+
+_REPLACED = "replaced"  # in a workplace: what the new folder takes the place of
+
 
 def refuse_existing(path: str | os.PathLike, overwrite: bool) -> None:
-    """Raise FileExistsError if `path` exists and may not be overwritten."""
-    if Path(path).exists() and not overwrite:
+    """Raise FileExistsError if `path` exists and may not be overwritten, or is a folder that holds more than ours."""
+    if not os.path.lexists(path):
+        return
+    if not overwrite:
         raise FileExistsError(f"{path} exists; give --overwrite (overwrite=True) to replace it")
+    if os.path.isdir(path):
+        refuse_foreign(path)
 
 
 @contextmanager
@@ -29,7 +47,9 @@ def new_file(path: str | os.PathLike, overwrite: bool = False, flush: bool = Fal
         OSError: it cannot be written; there is no trace of it.
     """
     path = Path(path)
-    with _workplace(path, overwrite) as workplace:
+    if not overwrite:
+        refuse_existing(path, overwrite)
+    with _workplace(path) as workplace:
         file = workplace / path.name
         yield file
         _finish(file, workplace, flush)
@@ -46,17 +66,19 @@ def new_folder(path: str | os.PathLike, overwrite: bool = False, flush: bool = F
         flush: wait until it is on the disk, so that a power failure leaves no part of it under this name.
 
     Raises:
-        FileExistsError: `path` exists and may not be overwritten.
+        FileExistsError: `path` exists and may not be overwritten, or holds what this package did not write.
         OSError: it cannot be written; there is no trace of it, and what was at `path` still is.
     """
     path = Path(path)
-    with _workplace(path, overwrite) as workplace:
+    with _workplace(path) as workplace:
+        _refuse_to_replace(path, overwrite)
         folder = workplace / path.name
         folder.mkdir()
         yield folder
         for entry in (*folder.rglob("*"), folder):
             _finish(entry, workplace, flush)
-        _replace_folder(path, folder, workplace / "replaced")
+        _refuse_to_replace(path, overwrite)  # somebody may have put something there meanwhile
+        _replace_folder(path, folder, workplace / _REPLACED)
         if flush:
             _flush(path.parent)
 
@@ -72,7 +94,7 @@ def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
         OSError: they cannot be written; `folder` is as it was.
     """
     folder = Path(folder)
-    with _workplace(folder, overwrite=True) as workplace:
+    with _workplace(folder) as workplace:
         draft = workplace / folder.name
         draft.mkdir()
         yield draft
@@ -95,14 +117,22 @@ def write_json(path: str | os.PathLike, content: Any, *, sort_keys: bool = False
     write_text(path, json.dumps(content, indent=2, sort_keys=sort_keys) + "\n")
 
 
-@contextmanager
-def _workplace(path: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder beside `path`, on the same disk; it is gone afterwards, also after Ctrl+C."""
+def _refuse_to_replace(path: Path, overwrite: bool) -> None:
+    """Raise FileExistsError if a folder may not take the place of what is at `path`."""
     refuse_existing(path, overwrite)
+    if os.path.lexists(path) and not os.path.isdir(path):
+        refuse_foreign(path)
+
+
+@contextmanager
+def _workplace(path: Path) -> Iterator[Path]:
+    """A folder beside `path`, on the same disk; it is gone afterwards, also after Ctrl+C."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _clear_leftovers(path)
     workplace = path.with_name(f".{token_hex(4)}.incomplete.{path.name}")
+    lock = None
     try:
-        workplace.mkdir()
+        lock = _make_locked(workplace)
         yield workplace
     except Exception as error:
         if _is_about_writing(error, workplace):
@@ -110,6 +140,58 @@ def _workplace(path: Path, overwrite: bool) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _make_locked(workplace: Path) -> int | None:
+    """Make a folder and lock it, so that it is cleared by others only when this process has ended.
+
+    Returns:
+        What to close in the end; None where the system or the disk has no such locks.
+    """
+    while True:
+        workplace.mkdir(exist_ok=True)
+        try:
+            lock = _lock(workplace)
+        except (BlockingIOError, FileNotFoundError):  # another took it for a leftover just now
+            continue
+        if lock is None or workplace.exists():
+            return lock
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Take the lock of a folder, which ends with the process; None where there are none.
+
+    Raises:
+        BlockingIOError: another process has it.
+        FileNotFoundError: there is no such folder.
+    """
+    if fcntl is None:
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise
+        return None
+    return descriptor
+
+
+def _clear_leftovers(path: Path) -> None:
+    """Delete workplaces of dead processes that wrote to `path`; a folder that one had moved away comes back."""
+    pattern = re.compile(r"\.[0-9a-f]{8}\.incomplete\." + re.escape(path.name))
+    for leftover in filter(lambda entry: pattern.fullmatch(entry.name), path.parent.iterdir()):
+        with suppress(OSError):  # its process is alive
+            if leftover.is_symlink() or (lock := _lock(leftover)) is None:
+                continue
+            if (leftover / _REPLACED).is_dir() and not os.path.lexists(path):
+                (leftover / _REPLACED).rename(path)
+            shutil.rmtree(leftover, ignore_errors=True)
+            os.close(lock)
 
 
 def _is_about_writing(error: Exception, workplace: Path) -> bool:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from ..files.contents import refuse_foreign
 from ..files.output import new_model_files, write_text
 from ..models.configuration_hf_vit import as_pair
 from .allocation import keep_freed_memory
@@ -63,12 +64,14 @@ def prepare_output(settings: TrainingSettings, accelerator: Accelerator) -> None
 
     Raises:
         SettingsError: it holds another run, and the settings say neither `resume` nor `overwrite`.
+        FileExistsError: it is to be overwritten, and holds what is no part of a run.
     """
     output = output_of(settings)
     if accelerator.is_main_process:
         if output.exists() and any(output.iterdir()) and not settings.resume:
             if not settings.overwrite:
                 raise SettingsError(f"{output} is not empty: continue it with --resume, or delete it with --overwrite")
+            refuse_foreign(output)
             shutil.rmtree(output)
         output.mkdir(parents=True, exist_ok=True)
         if not settings.resume:

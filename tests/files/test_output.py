@@ -1,6 +1,9 @@
 """Files and folders appear whole or not at all: after an error, after Ctrl+C at any moment, for every reader."""
 
 import os
+import signal
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,7 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hf_vit.files.contents import MARK, refuse_foreign
 from hf_vit.files.output import new_file, new_folder, new_model_files, write_json, write_text
+
+TEXT = "best/config.json"  # a file of a folder of ours, in a folder of its own
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -23,20 +29,21 @@ def write_either(kind: str, path: Path, text: str, overwrite: bool = True) -> No
     else:
         with new_folder(path, overwrite, flush=True) as folder:
             assert folder.name == path.name
-            (folder / "inside").mkdir()
-            (folder / "inside" / "text").write_text(text)
+            (folder / "recipe.yaml").touch()
+            (folder / "best").mkdir()
+            (folder / TEXT).write_text(text)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_it_appears_and_is_replaced_on_demand_alone(kind, tmp_path):
     write_either(kind, tmp_path / "new" / "it", "old", overwrite=False)
-    name = {"file": "new/it", "folder": "new/it/inside/text"}[kind]
-    assert contents(tmp_path) == {name: "old"}
+    name, beside = {"file": ("new/it", {}), "folder": (f"new/it/{TEXT}", {"new/it/recipe.yaml": ""})}[kind]
+    assert contents(tmp_path) == {name: "old", **beside}
     with pytest.raises(FileExistsError, match="give --overwrite"):
         write_either(kind, tmp_path / "new" / "it", "new", overwrite=False)
-    assert contents(tmp_path) == {name: "old"}
+    assert contents(tmp_path) == {name: "old", **beside}
     write_either(kind, tmp_path / "new" / "it", "new")
-    assert contents(tmp_path) == {name: "new"}
+    assert contents(tmp_path) == {name: "new", **beside}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["it"]
 
 
@@ -44,8 +51,11 @@ def test_it_appears_and_is_replaced_on_demand_alone(kind, tmp_path):
 @pytest.mark.parametrize("new", [new_file, new_folder])
 @pytest.mark.parametrize("exists", [True, False])
 def test_after_an_error_or_an_interrupt_all_is_as_it_was(new, error, exists, tmp_path):
-    if exists:
+    if exists and new is new_folder:
+        write_either("folder", tmp_path / "it", "old")
+    elif exists:
         (tmp_path / "it").write_text("old")
+    before = contents(tmp_path)
 
     def fail():
         with new(tmp_path / "it", overwrite=True) as draft:
@@ -54,7 +64,7 @@ def test_after_an_error_or_an_interrupt_all_is_as_it_was(new, error, exists, tmp
 
     with pytest.raises(type(error)):
         fail()
-    assert contents(tmp_path) == ({"it": "old"} if exists else {})
+    assert contents(tmp_path) == before
     assert len(list(tmp_path.iterdir())) == exists
 
 
@@ -77,7 +87,7 @@ def test_an_interrupt_between_the_two_renames_leaves_the_old_folder_or_the_new(r
     monkeypatch.setattr(Path, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_either("folder", tmp_path / "it", "new")
-    assert contents(tmp_path) == {"it/inside/text": "new" if (rename, after) == (2, True) else "old"}
+    assert contents(tmp_path)[f"it/{TEXT}"] == ("new" if (rename, after) == (2, True) else "old")
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
 
 
@@ -150,3 +160,145 @@ def test_model_files_that_cannot_be_written_leave_the_folder_as_it_was(tmp_path)
         raise OSError(28, "No space left on device")
     assert (folder / "model.safetensors").read_text() == "new"
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def save(folder: Path, *names: str, config: str = '{"model_type": "hf_vit"}') -> Path:
+    """A folder with these files."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(config if name.endswith("config.json") else name)
+    return folder
+
+
+MODEL = ("config.json", "model.safetensors", "preprocessor_config.json", "conversion.json")
+RUN = (
+    *MODEL,
+    "recipe.yaml",
+    "metrics.json",
+    "best/model.safetensors",
+    "checkpoints/step_00000070/optimizer.safetensors",
+)
+TRACKED = ("training/events.out.tfevents.1.host", "training/171.2/hparams.yml", "features/0123/about.json", "knn.json")
+OURS = {
+    "model": MODEL,
+    "shards and code": (*MODEL, "model-00001-of-00002.safetensors", "model.safetensors.index.json", "attention.py"),
+    "run": (*RUN, *TRACKED),
+    "run that was killed": ("recipe.yaml", "checkpoints/.01234567.incomplete.step_00000071/step_00000071/state.json"),
+    "report": ("report.html", "filters.png", "01-cat.rollout.png", "102-cat.heads.png"),
+    "export": ("config.json", "model.safetensors", MARK),
+    "nothing": (),
+}
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_folder_of_ours_is_replaced(kind, tmp_path):
+    folder = save(tmp_path / "it", *OURS[kind], config='{"model_type": "vit"}' if kind == "export" else "{}")
+    folder.mkdir(exist_ok=True)
+    if kind not in ("export", "report"):
+        save(folder, *(name for name in OURS[kind] if name.endswith("config.json")))
+    if kind == "report":
+        (folder / "report.html").write_text("<footer>hf_vit 0.1</footer>")
+    write_either("folder", folder, "new")
+    assert contents(folder) == {"recipe.yaml": "", TEXT: "new"}
+
+
+@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("foreign", ["thesis.tex", "best/thesis.tex", "checkpoints/thesis", ".git/HEAD", "README.md"])
+def test_a_folder_that_holds_anything_else_stays_as_it_is_and_is_named(kind, foreign, tmp_path):
+    folder = save(tmp_path / "it", *OURS[kind], foreign)
+    before = contents(folder)
+    with pytest.raises(FileExistsError, match=rf"it: it holds {foreign}, which hf_vit did not write; nothing was"):
+        write_either("folder", folder, "new")
+    assert contents(tmp_path / "it") == before
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize(
+    "names", [("config.json",), ("metrics.json",), ("report.html",), ("model.safetensors", "config.json")]
+)
+def test_files_of_others_that_have_our_names_stay(names, tmp_path):
+    folder = save(tmp_path / "it", *names, config='{"model_type": "vit", "theme": "dark"}')
+    with pytest.raises(FileExistsError, match="nothing in it shows that hf_vit wrote"):
+        write_either("folder", folder, "new")
+    assert contents(folder).keys() == set(names)
+
+
+def test_links_and_files_are_not_taken_for_folders(tmp_path):
+    save(tmp_path / "real", *MODEL)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for name, kind in (("link", "a symbolic link"), ("file", "a file"), ("dangling", "a symbolic link")):
+        with pytest.raises(FileExistsError, match=f"{name}: it is {kind} "):
+            write_either("folder", tmp_path / name, "new")
+    (tmp_path / "real" / "best").symlink_to(save(tmp_path / "elsewhere", "config.json"))
+    with pytest.raises(FileExistsError, match="it holds best, which"):
+        write_either("folder", tmp_path / "real", "new")
+    assert contents(tmp_path / "elsewhere").keys() == {"config.json"}
+
+
+def test_what_comes_into_a_folder_while_it_is_being_replaced_stays(tmp_path):
+    folder = save(tmp_path / "it", *MODEL)
+    with pytest.raises(FileExistsError, match=r"it holds thesis\.tex"), new_folder(folder, overwrite=True):
+        (folder / "thesis.tex").write_text("all of it")
+    assert contents(folder)["thesis.tex"] == "all of it"
+
+
+def test_many_foreign_files_are_a_short_sentence(tmp_path):
+    save(tmp_path, *(f"chapter{number}.tex" for number in range(900)))
+    with pytest.raises(FileExistsError, match="and 895 more, which") as error:
+        refuse_foreign(tmp_path)
+    assert len(str(error.value)) < 300
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from hf_vit.files.output import new_folder
+with new_folder(sys.argv[1], overwrite=True) as folder:
+    (folder / "recipe.yaml").touch()
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def start_writer(path: Path) -> tuple[subprocess.Popen, Path]:
+    """A process that is writing a folder, and its workplace."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    with writer.stdout:
+        return writer, Path(writer.stdout.readline().strip()).parent
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_process_left_is_cleared_by_the_next_and_a_living_ones_is_not(kind, tmp_path):
+    (killed, left), (living, kept) = (start_writer(tmp_path / "it") for _ in range(2))
+    other = tmp_path / ".01234567.incomplete.another"
+    other.mkdir()
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    try:
+        assert left.is_dir()
+        write_either(kind, tmp_path / "it", "new")
+        assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "it", kept, other])
+        assert (kept / "it" / "recipe.yaml").exists()
+    finally:
+        living.kill()
+        living.wait()
+    if kind == "folder":
+        write_either(kind, tmp_path / "it", "newer")
+        assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "it", other])
+
+
+def test_a_folder_that_a_killed_process_had_moved_away_comes_back(tmp_path):
+    """Killed between the two renames."""
+    save(tmp_path / ".01234567.incomplete.it" / "replaced", "recipe.yaml", TEXT)
+    with pytest.raises(FileExistsError, match="give --overwrite"), new_folder(tmp_path / "it"):
+        pass
+    assert contents(tmp_path).keys() == {"it/recipe.yaml", f"it/{TEXT}"}
+
+
+def test_names_of_the_code_are_those_that_travel():
+    from hf_vit.files.contents import CODE
+
+    assert {"modeling_hf_vit.py", "image_processing_hf_vit.py", "resnet_stem.py"} <= set(CODE)

@@ -1,6 +1,5 @@
 """A folder of timm: weights, and a config.json that says how the model is built and evaluated."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from ...files.output import new_file, new_folder
+from ...files.contents import MARK
+from ...files.output import new_file, new_folder, write_json
 from ...models.configuration_hf_bit import HfBiTConfig
 from ...models.configuration_hf_vit import HfViTConfig, as_pair
 from ..processor import BICUBIC, BILINEAR
@@ -72,5 +72,6 @@ def write(
     else:
         with new_folder(path, overwrite) as folder:
             save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
-            (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n")
+            write_json(folder / "config.json", description)
+            (folder / MARK).touch()
     return description["model_args"]

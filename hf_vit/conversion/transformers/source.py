@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 
+from ...files.contents import MARK
 from ...files.output import new_folder
 from ...images.image_processing_hf_vit import HfViTImageProcessor
 from ...models.configuration_hf_bit import HfBiTConfig
@@ -82,7 +83,7 @@ class Transformers(Source):
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
         """By the preprocessor_config.json of the folder."""
         file = checkpoint.path.parent / "preprocessor_config.json"
-        stored = json.loads(file.read_text()) if file.is_file() else {}
+        stored = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if "Hybrid" in stored.get("image_processor_type", stored.get("feature_extractor_type", "")):
             # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
             stored = {"resample": BICUBIC, "do_center_crop": True, "crop_size": 224, **stored}
@@ -119,6 +120,7 @@ class Transformers(Source):
         theirs = their_model(model)
         with new_folder(path, options.overwrite) as folder:
             theirs.save_pretrained(folder)
+            (folder / MARK).touch()
             if options.processor is not None:
                 their_processor(model.config, options.processor).save_pretrained(folder)
         return {}

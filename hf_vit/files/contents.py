@@ -1,0 +1,100 @@
+"""What the folders of this package hold, so that nothing else in them is replaced, deleted or pushed.
+
+A folder is ours where something in it says so: a config.json of a model of ours, the recipe of a training run, a
+report, or the mark of an export. What else a folder of ours may hold is known by name.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+MARK = ".hf_vit"  # an empty file in folders of other packages' formats, which nothing else tells from theirs
+WEIGHTS = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
+DESCRIPTIONS = ("config.json", "preprocessor_config.json", "conversion.json")
+MANIFEST = "manifest.json"
+RESULTS = ("metrics.json", "card_data.json", "learning_curve.png", "recipe.yaml")  # of a training run
+
+CODE = tuple(
+    file.name for room in ("models", "images") for file in (Path(__file__).parents[1] / room).glob("[a-z]*.py")
+)
+
+_SAVED = (*WEIGHTS, *DESCRIPTIONS)
+_RUN = (
+    *RESULTS,
+    *(f"best/{name}" for name in _SAVED),
+    *(f"checkpoints/step_????????/{name}" for name in ("*.safetensors", "state.json", "checksums.json")),
+    *(".????????.incomplete.*", "checkpoints/.????????.incomplete.*"),  # what a run left that was killed
+    "training/*events.out.tfevents.*",  # TensorBoard's, through accelerate
+    "training/*hparams.yml",
+)
+_EVALUATION = (
+    *(f"{protocol}.json" for protocol in ("real", "objectnet", "few_shot", "linear_probe", "knn")),
+    *(f"features/*/{name}" for name in ("*.safetensors", "about.json")),
+)
+_CHECKPOINT = ("optimizer.safetensors", "average.safetensors", "state.json", "checksums.json")
+_REPORT = (
+    *("report.html", "attention_distance.png", "position_similarity.png", "filters.png"),
+    *(f"[0-9][0-9]*-*.{kind}.png" for kind in ("rollout", "flow", "heads")),
+)
+_KNOWN = (MARK, MANIFEST, *CODE, *_SAVED, *_RUN, *_EVALUATION, *_CHECKPOINT, *_REPORT)
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a name, or a path with slashes, is one of some patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def refuse_foreign(folder: str | os.PathLike) -> None:
+    """Check that everything in a folder was written by this package; an empty folder holds nothing else.
+
+    Raises:
+        FileExistsError: it is no folder, or holds something else; nothing was changed.
+    """
+    folder = Path(folder)
+    if folder.is_symlink() or not folder.is_dir():
+        kind = "a symbolic link" if folder.is_symlink() else "a file"
+        raise FileExistsError(f"cannot replace {folder}: it is {kind} (expected a folder); nothing was changed")
+    names = sorted(_names(folder))
+    if foreign := [name for name in names if _is_foreign(folder, name)]:
+        raise FileExistsError(
+            f"cannot replace {folder}: it holds {_listed(foreign)}, which hf_vit did not write; nothing was changed. "
+            "Move that away, or choose another folder"
+        )
+    if names and not _is_ours(folder, names):
+        raise FileExistsError(
+            f"cannot replace {folder}: nothing in it shows that hf_vit wrote {_listed(names)}; nothing was changed. "
+            "Delete the folder yourself, or choose another"
+        )
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Everything in a folder but folders, as paths with slashes; a link to a folder is not followed."""
+    for place, folders, files in os.walk(folder):
+        for name in (*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))):
+            yield Path(place, name).relative_to(folder).as_posix()
+
+
+def _is_foreign(folder: Path, name: str) -> bool:
+    return not matches(name, _KNOWN) or (folder / name).is_symlink()
+
+
+def _is_ours(folder: Path, names: list[str]) -> bool:
+    if MARK in names or "recipe.yaml" in names or {"state.json", "checksums.json"} <= set(names):
+        return True
+    if "report.html" in names:
+        return "hf_vit" in (folder / "report.html").read_text(encoding="utf-8", errors="replace")
+    return "config.json" in names and _is_config_of_ours(folder / "config.json")
+
+
+def _is_config_of_ours(file: Path) -> bool:
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["model_type"]).startswith("hf_")
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def _listed(names: list[str], most: int = 5) -> str:
+    """Some names, and how many more."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
