@@ -43,7 +43,7 @@ def main(folder: str, images: str, labels: str) -> None:
     inductor.freezing = True  # weights become constants of the compiled program, which may lay them out anew
     pixel_values, expected = _read_images(HfViTImageProcessor.from_pretrained(folder), images, labels)
     for name, config in {**CONFIGS, _COMPILED: CONFIGS["int8 dynamic"]}.items():
-        how = {} if config is None else {"quantization_config": TorchAoConfig(config)}
+        how: dict[str, Any] = {} if config is None else {"quantization_config": TorchAoConfig(config)}
         model: Any = HfViTForImageClassification.from_pretrained(folder, **how)
         size = _saved_size(model.eval())
         if name == _COMPILED:
