@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # what an editor knows of the public names; the same as in `_
     from . import analysis as analysis
     from . import conversion as conversion
     from .hub.pushing import push as push
+    from .hub.pushing import push_saved as push_saved
     from .hub.remote_code import add_code as add_code
     from .images.image_processing_hf_vit import HfViTImageProcessor as HfViTImageProcessor
     from .models.configuration_hf_bit import HfBiTConfig as HfBiTConfig
@@ -48,6 +49,7 @@ _HOME = {
     "HfBiTBackbone": _BIT_MODELING,
     "HfViTImageProcessor": ".images.image_processing_hf_vit",
     "push": ".hub.pushing",
+    "push_saved": ".hub.pushing",
     "add_code": ".hub.remote_code",
 }
 _MODULES = ("conversion", "analysis")

@@ -24,8 +24,6 @@ MAY_IMPORT = {
 MAY_IMPORT |= {command: {*MAY_IMPORT, "cli", "demo"} for command in ("cli", "demo")}
 # These travel to the Hub, as flat siblings; the others of models/ stay.
 STAY = {"models": {"auto", "loading", "prediction", "variants"}, "images": set()}
-# The one reach upward: `push_to_hub` of a model or processor writes the card of hf_vit where hf_vit is installed.
-LATE_IMPORTS = {"hf_vit.hub.pushing"}
 THIRD_PARTY = {"torch", "numpy", "PIL", "transformers", "huggingface_hub"}
 
 FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -63,9 +61,7 @@ def imports_of(name: str) -> frozenset[str]:
             found |= {
                 argument.value.removeprefix("hf_vit").lstrip(".")
                 for argument in node.args
-                if isinstance(argument, ast.Constant)
-                and str(argument.value).startswith("hf_vit")
-                and argument.value not in LATE_IMPORTS
+                if isinstance(argument, ast.Constant) and str(argument.value).startswith("hf_vit")
             }
     return frozenset(found)
 
@@ -107,7 +103,7 @@ def test_a_package_imports_and_reaches_only_what_the_table_gives_it(name):
     package = name.split("/")[0]
     allowed = MAY_IMPORT[package] | {package}
     if package not in ("cli", "demo"):  # which may ask hf_vit for its public names
-        assert packages_of(imports_of(name)) <= allowed | {"__version__"}
+        assert packages_of(imports_of(name)) <= allowed
     assert {file.split("/")[0] for file in reach_of(name) if "/" in file} <= allowed
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from .. import __version__
 from ..files.output import new_folder
+from ..files.versions import versions_of
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
@@ -96,7 +96,7 @@ def inspect(
             compute=compute,
             images=findings,
             weights=_WHOLE,
-            footer=f"hf_vit {__version__}; attention of images of {_size(model.config)} pixels",
+            footer=f"hf_vit {versions_of(['hf_vit'])['hf_vit']}; attention of images of {_size(model.config)} pixels",
         )
     return report.problems
 

@@ -1,10 +1,10 @@
 """`conversion.json`: what was read, beside the weights that came of it."""
 
 import json
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ..files.versions import versions_of
 from ..models.pretrained import CONVERSION_RECORD, HfViTPreTrainedModel
 
 _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")
@@ -12,14 +12,7 @@ _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")
 
 def package_versions() -> dict[str, str]:
     """The versions of what a conversion computes with."""
-    return {package: _version(package) for package in _PACKAGES}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    return versions_of(_PACKAGES)
 
 
 def record_of(model: HfViTPreTrainedModel) -> dict[str, Any]:

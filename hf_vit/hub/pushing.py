@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import httpx
 
-from .. import __version__
+from ..files.versions import versions_of
 from .card_check import check_card
 from .card_metadata import eval_results_file
 from .cards import CARD_SOURCES, render_card
@@ -172,8 +171,8 @@ def _push_files(
     files: _Files, target: _Target, card: _CardRequest, *, token: str | bool | None = None, dry_run: bool = False
 ) -> Pushed:
     """Commit files and their card; tries again where the Hub stumbles, or another pusher came in between."""
-    packages = {name: version(name) for name in ("torch", "transformers")}
-    api = HfApi(library_name="hf_vit", library_version=__version__, token=token, user_agent=packages)
+    packages = versions_of(("hf_vit", "torch", "transformers"))
+    api = HfApi(library_name="hf_vit", library_version=packages.pop("hf_vit"), token=token, user_agent=packages)
 
     def attempt() -> Pushed:
         full = target._replace(repo_id=_with_owner(api, target.repo_id))

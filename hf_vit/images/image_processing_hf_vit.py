@@ -1,8 +1,8 @@
 """Image processor of the Vision Transformer: any image in, the pixels its checkpoint was evaluated with out."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,13 +142,11 @@ class HfViTImageProcessor(BaseImageProcessor):
         return ["pixel_values", *masks]
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
-        """Push the processor with `hf_vit.hub.pushing.push_saved`, or as transformers does where there is no hf_vit."""
-        # The only reach upward from the files that travel: what pushes does not travel with them.
-        try:
-            pushing = import_module("hf_vit.hub.pushing")
-        except ModuleNotFoundError:
+        """Push the processor as `hf_vit.push` does; without hf_vit, as remote code, as transformers does."""
+        hf_vit = sys.modules.get("hf_vit")  # this file travels without what pushes, so it cannot import that
+        if hf_vit is None:
             return super().push_to_hub(repo_id, **kwargs)
-        return pushing.push_saved(self, repo_id, **kwargs)
+        return hf_vit.push_saved(self, repo_id, **kwargs)
 
     @torch.no_grad()
     def preprocess(self, images: Any, **kwargs: Any) -> BatchFeature:

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import re
-from importlib import import_module
+import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -149,13 +149,11 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             self.push_to_hub(repo_id, token=kwargs.get("token"), **hub_options)
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
-        """Push the model with `hf_vit.hub.pushing.push_saved`, or as transformers does where there is no hf_vit."""
-        # The only reach upward from the files that travel: what pushes does not travel with them.
-        try:
-            pushing = import_module("hf_vit.hub.pushing")
-        except ModuleNotFoundError:
+        """Push the model as `hf_vit.push` does, with a card; without hf_vit, as remote code, as transformers does."""
+        hf_vit = sys.modules.get("hf_vit")  # this file travels without what pushes, so it cannot import that
+        if hf_vit is None:
             return super().push_to_hub(repo_id, **kwargs)  # pyright: ignore[reportArgumentType] - a copied function
-        return pushing.push_saved(self, repo_id, **kwargs)
+        return hf_vit.push_saved(self, repo_id, **kwargs)
 
     def save_description(self, save_directory: str | os.PathLike) -> None:
         """Write what `save_pretrained` writes besides the weights."""

@@ -7,7 +7,6 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from ..files.versions import versions_of
 from .settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
@@ -129,5 +129,5 @@ def card_data(settings: TrainingSettings, metrics: dict[str, Any], accelerator: 
         "metrics": metrics,
         "processes": accelerator.num_processes,
         "device": f"{accelerator.device.type} {device}".strip(),
-        "versions": {name: version(name) for name in _PACKAGES},
+        "versions": versions_of(_PACKAGES),
     }

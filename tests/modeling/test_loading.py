@@ -85,7 +85,7 @@ def test_without_hf_vit_transformers_pushes(monkeypatch, kind):
         transformers.PreTrainedModel if kind == "model" else transformers.image_processing_base.ImageProcessingMixin
     )
     monkeypatch.setattr(theirs, "push_to_hub", lambda self, repo_id, **kwargs: (repo_id, kwargs))
-    monkeypatch.setitem(sys.modules, "hf_vit.hub.pushing", None)
+    monkeypatch.delitem(sys.modules, "hf_vit")
     assert saved.push_to_hub("alice/vit", private=True) == ("alice/vit", {"private": True})
 
 
