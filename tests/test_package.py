@@ -53,6 +53,7 @@ def test_help_of_the_command_needs_neither_torch_nor_transformers(console_script
     assert "heavy: []" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_command_inspects_a_folder(console_script, tmp_path):
     pytest.importorskip("matplotlib")
     save_tiny(tmp_path / "model")
@@ -61,6 +62,7 @@ def test_the_command_inspects_a_folder(console_script, tmp_path):
     assert (tmp_path / "report" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_script_may_be_called_as_the_command(tmp_path):
     save_tiny(tmp_path / "model")
     script = tmp_path / "hf-vit.py"

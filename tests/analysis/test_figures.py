@@ -35,6 +35,7 @@ def drawn():
     return draw_all()
 
 
+@pytest.mark.slow
 def test_no_text_is_cut_off(drawn):
     for name, figure in drawn.items():
         figure.draw_without_rendering()

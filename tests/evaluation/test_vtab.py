@@ -335,6 +335,7 @@ def test_settings_are_chosen_on_the_200(tiny, root, tmp_path, capsys):
     assert json.loads((tmp_path / "results" / "eurosat.json").read_text())["samples"] == 20
 
 
+@pytest.mark.slow
 def test_a_task_that_was_stopped_goes_on_from_its_checkpoint(tiny, root, tmp_path, capsys, monkeypatch):
     keep = vtab.Runner.keep
 

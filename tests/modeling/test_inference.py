@@ -145,6 +145,7 @@ def test_hooks_see_what_they_saw():
     torch.testing.assert_close(seen[0], seen[1], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compiled_without_graph_breaks(model):
     """Through every stage of torch's compiler before its code generation; products stay with oneDNN."""
     model.optimize_for_inference()

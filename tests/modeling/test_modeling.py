@@ -105,6 +105,7 @@ def test_saved_and_loaded(model, tmp_path):
     torch.testing.assert_close(loaded(images(model)).logits, model(images(model)).logits, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_compiles_without_graph_breaks(model):
     torch.compiler.reset()  # other tests compile the same code for other models
     compiled = torch.compile(model, fullgraph=True, backend="eager")
