@@ -39,7 +39,7 @@ def main() -> None:
 
 def _read_labels(images: Path, labels: Path) -> tuple[list[str], torch.Tensor]:
     found = {path.name: str(path) for path in images.rglob("*") if path.is_file()}
-    with open(labels) as file:
+    with open(labels, encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [found[row["file_name"]] for row in rows], torch.tensor([int(row["label"]) for row in rows])
 

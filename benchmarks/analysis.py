@@ -16,7 +16,7 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, analysis
 
 def memory() -> float:
     """What this process has now, in GB; on Linux."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
 
 
 def _most_memory() -> float:

@@ -126,7 +126,7 @@ def peak_mib() -> float:
     """The most memory that this process has had resident so far. Not `ru_maxrss` where there is better: on Linux, that
     of a new process begins with the memory of the one that started it."""
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     return int(status.split("VmHWM:")[1].split()[0]) / 2**10
@@ -146,7 +146,9 @@ class Failed(Exception):
 def run_apart(program: str | Path, *arguments: object) -> dict:
     """Run a Python program, and read the last line that it prints as JSON."""
     command = [sys.executable, str(program), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
     if done.returncode:
         raise Failed((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
     return json.loads(done.stdout.splitlines()[-1])
@@ -199,7 +201,7 @@ def _describe_machine() -> dict:
 
 def _processor() -> tuple[str, set[str]]:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine(), set()
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
@@ -272,21 +274,21 @@ def publish(
 def keep(path: Path, results: dict[str, dict]) -> dict[str, dict]:
     """Add results to a file; those measured on another machine, or with other versions, go."""
     machine = next(iter(results.values()))["machine"]
-    kept = json.loads(path.read_text()) if path.exists() else {}
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     kept = {name: result for name, result in kept.items() if result["machine"] == machine} | results
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return kept
 
 
 def update_section(page: Path, name: str, text: str) -> None:
     """Replace what stands between the two marks of a section, which a person has put where it belongs."""
     begin, end = f"<!-- {name}: made by the benchmark -->", f"<!-- end of {name} -->"
-    before, begins, rest = page.read_text().partition(begin)
+    before, begins, rest = page.read_text(encoding="utf-8").partition(begin)
     _, ends, after = rest.partition(end)
     if not begins or not ends:
         raise SystemExit(f"{page} has no section between {begin} and {end}")
-    page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}")
+    page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}", encoding="utf-8")
 
 
 def table(columns: list[str], rows: list[list[str]]) -> str:

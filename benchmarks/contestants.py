@@ -142,7 +142,7 @@ LOADERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def sizes_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "hf_vit" / "config.json").read_text())
+    return json.loads((folder / "hf_vit" / "config.json").read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     print(as_markdown(report))
     print(json.dumps(report))
     if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -107,7 +107,9 @@ def start(name: str, folder: Path, image_size: int) -> dict:
     imports, model = _LOADING[name]
     program = _PROGRAM.format(imports=imports, model=model)
     command = [sys.executable, "-c", program, str(common.HERE), str(folder / name), str(image_size)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
     if done.returncode:
         raise common.Failed((done.stderr.strip().splitlines() or ["no message"])[-1])
     return json.loads(done.stdout.splitlines()[-1])

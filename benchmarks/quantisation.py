@@ -71,7 +71,7 @@ def _compare_speed() -> None:
 
 
 def _read_images(processor, images: str, labels: str) -> tuple[torch.Tensor, torch.Tensor]:
-    with open(labels) as file:
+    with open(labels, encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     with zipfile.ZipFile(images) as archive:
         members = {Path(name).name: name for name in archive.namelist()}

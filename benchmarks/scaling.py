@@ -68,7 +68,7 @@ def main() -> None:
             metrics = train(ladder[name], settings | warmup, epochs, folder)
             rows.append(_row_of(name, ladder[name], data, epochs, metrics))
             report(rows, options.output_dir)
-    print((options.output_dir / "scaling.md").read_text())
+    print((options.output_dir / "scaling.md").read_text(encoding="utf-8"))
 
 
 def rungs(data: _Data) -> dict[str, dict]:
@@ -91,7 +91,7 @@ def rungs(data: _Data) -> dict[str, dict]:
 def train(fields: dict, settings: dict[str, str], epochs: float, folder: Path) -> dict:
     """Metrics of a run: those of an earlier one, of one that goes on, or of a new one."""
     if (folder / "metrics.json").exists():
-        return json.loads((folder / "metrics.json").read_text())
+        return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     settings = {**settings, "config": json.dumps(fields), "epochs": str(epochs), "report_to": "none"}
     settings |= {"output_dir": str(folder), "save_every": "200", "eval_every": str(10**9)}
     settings |= {"resume" if (folder / "checkpoints").is_dir() else "overwrite": "true"}
@@ -114,7 +114,7 @@ def _row_of(name: str, fields: dict, data: _Data, epochs: float, metrics: dict) 
 
 def report(rows: list[dict], output: Path) -> None:
     """Write the table and the picture of the runs so far."""
-    with (output / "runs.csv").open("w", newline="") as file:
+    with (output / "runs.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
@@ -124,7 +124,7 @@ def report(rows: list[dict], output: Path) -> None:
         million, billion = row["multiply_adds"] / 1e6, row["exaflops"] * 1e9
         cells = f"{million:.2f} million | {billion:,.1f} | {row['accuracy']:.2f} | {row['seconds']:.0f} |"
         lines.append(f"| {row['name']} | {row['epochs']:g} | {cells}")
-    (output / "scaling.md").write_text("\n".join(lines) + "\n")
+    (output / "scaling.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     runs = [Run(row["name"], row["family"], row["exaflops"], row["accuracy"]) for row in rows]
     plot_compute_accuracy(runs).savefig(output / "scaling.png", dpi=150)
 

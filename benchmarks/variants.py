@@ -60,7 +60,7 @@ def _print_heads(seeds: Sequence[int]) -> None:
 
 
 def levels(recipe: str, group: str) -> list[str]:
-    return list(map(str, yaml.safe_load((RECIPES / recipe).read_text())["options"][group]))
+    return list(map(str, yaml.safe_load((RECIPES / recipe).read_text(encoding="utf-8"))["options"][group]))
 
 
 def _accuracies(recipe: str, seeds: Sequence[int], **select: str) -> tuple[list[float], float]:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 
 from .models import SIZES
@@ -76,3 +78,15 @@ def history(folder: Path) -> list[dict]:
     """What the newest checkpoint says of the steps so far."""
     newest = max((folder / "checkpoints").glob("step_*"))
     return json.loads((newest / "state.json").read_text())["history"]
+
+
+def locale_environment(locale: str, folder: Path) -> dict[str, str]:
+    """The environment of a process in a locale that is not UTF-8; skips the test where it cannot be made."""
+    if locale != "C":
+        language, _, charset = locale.partition(".")
+        line = ["localedef", "-i", language, "-f", charset, str(folder / "locales" / locale)]
+        (folder / "locales").mkdir()
+        if shutil.which("localedef") is None or subprocess.run(line, capture_output=True).returncode:
+            pytest.skip(f"the locale {locale} cannot be made")
+    changes = {"LC_ALL": locale, "LOCPATH": str(folder / "locales"), "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    return {**environment(), **changes}

@@ -36,7 +36,7 @@ def released_facts() -> dict[str, Any]:
     """The content of released.yaml."""
     import yaml
 
-    return yaml.safe_load((files("hf_vit.catalog") / "released.yaml").read_text())
+    return yaml.safe_load((files("hf_vit.catalog") / "released.yaml").read_text(encoding="utf-8"))
 
 
 @cache

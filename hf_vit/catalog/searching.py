@@ -85,7 +85,7 @@ def _read_index(index: str | os.PathLike) -> Iterator[dict[str, str]]:
     path = Path(index)
     if "://" in str(index):
         path = fetch(str(index)).path
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
             raise ValueError(f"{index} is not the index of AugReg; it lacks {', '.join(missing)}")

@@ -106,7 +106,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        settings = json.loads(file.read_text())
+        settings = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConversionError(f"{file} is not JSON: {error}") from error
     return settings if isinstance(settings, dict) else {}

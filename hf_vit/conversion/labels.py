@@ -34,7 +34,7 @@ def _read_labels(source: str | Path) -> list[str]:
     if not path.is_file():
         raise ConversionError(f"labels {str(source)!r} are neither a file nor one of: {', '.join(BUILT_IN)}")
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if path.suffix != ".json":
             return [line.strip() for line in text.splitlines() if line.strip()]
         content = json.loads(text)

@@ -20,4 +20,4 @@ def record_of(model: HfViTPreTrainedModel) -> dict[str, Any]:
     if model.conversion_record is not None:
         return model.conversion_record
     path = Path(model.name_or_path or "") / CONVERSION_RECORD
-    return json.loads(path.read_text()) if model.name_or_path and path.is_file() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if model.name_or_path and path.is_file() else {}

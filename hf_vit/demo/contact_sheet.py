@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files.output import new_file
+
 COLUMNS, ROWS = 12, 8
 
 
@@ -33,7 +35,7 @@ def draw_contact_sheet(images: list, labels: np.ndarray, predictions: np.ndarray
         f"{len(labels)} held-out digits, accuracy {accuracy:.2%}; the wrong ones first, in red", fontsize=11
     )
     figure.tight_layout(pad=0.5, rect=(0, 0, 1, 0.97))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with new_file(path, overwrite=True) as file:
+        figure.savefig(file, dpi=120)
     pyplot.close(figure)
     return path

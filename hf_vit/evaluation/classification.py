@@ -71,7 +71,7 @@ def _run(
 
 def read_real_labels(place: str) -> list[list[int]]:
     """Read the ReaL labels of a file or an address: for each of the images, in order, the classes that are right."""
-    labels = json.loads(_local_file(place).read_text())
+    labels = json.loads(_local_file(place).read_text(encoding="utf-8"))
     if not isinstance(labels, list) or not all(isinstance(entry, list) for entry in labels):
         raise ValueError(f"{place} is no JSON list of lists of class numbers")
     return labels
@@ -114,7 +114,7 @@ def _validation_numbers(split: Split) -> list[int] | None:
 def read_objectnet_classes(place: str | None) -> dict[str, list[int]]:
     """Read ObjectNet's folder -> ImageNet's class numbers; by default the 113 folders of its authors."""
     file = files("hf_vit.evaluation") / "objectnet.yaml" if place is None else Path(place).expanduser()
-    classes = yaml.safe_load(file.read_text())
+    classes = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(classes, dict) or not all(isinstance(numbers, list) for numbers in classes.values()):
         raise ValueError(f"{place} is no mapping of folders to lists of class numbers")
     return classes

@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
-from ..files.output import new_file
+from ..files.output import new_file, write_text
 from ..models.configuration_hf_vit import as_pair
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named, require_same_labels
@@ -86,7 +86,7 @@ class Extractor:
         folder = Path(self.settings.output_dir) / "features" / hashlib.sha256(text.encode()).hexdigest()[:16]
         if self.accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "about.json").write_text(text + "\n")
+            write_text(folder / "about.json", text + "\n")
         return folder
 
     def _identity(self, name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import AutoImageProcessor
 
-from ..files.output import new_file, write_json
+from ..files.output import write_json, write_text
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.auto import register_auto_classes
 from ..models.configuration_hf_vit import as_pair
@@ -155,15 +155,14 @@ class Runner:
         file = self.result_file(task)
         if self.settings.overwrite or not file.exists():
             return None
-        result = json.loads(file.read_text())
+        result = json.loads(file.read_text(encoding="utf-8"))
         if result["made_with"] != self.made_with(task):
             raise ValueError(f"{file} is of another model or other settings: give another --output_dir or --overwrite")
         return result
 
     def keep(self, task: Task, result: dict[str, Any]):
         """Write a result; the checkpoints go."""
-        with new_file(self.result_file(task), overwrite=True) as file:
-            write_json(file, result)
+        write_json(self.result_file(task), result)
         folder = self.output / task.folder
         for unneeded in (folder / "checkpoints", folder / "best") if self.settings.keep_models else (folder,):
             shutil.rmtree(unneeded)
@@ -177,6 +176,6 @@ class Runner:
             self.output.mkdir(parents=True, exist_ok=True)
             write_json(self.output / "vtab.json", summary)
             columns = {Path(str(self.settings.model)).name: accuracies, **paper}
-            (self.output / "vtab.md").write_text(write_table(tasks, columns))
+            write_text(self.output / "vtab.md", write_table(tasks, columns))
             write_figure(tasks, summary, self.output / "vtab.png")
         return summary

@@ -69,7 +69,7 @@ def read_table() -> dict[str, Any]:
         "tasks"; "setting", which they share; "augmentation", the settings of each level; and "paper", the accuracies
         from 0 to 1 by model and task.
     """
-    table = yaml.safe_load((files("hf_vit.evaluation") / "vtab.yaml").read_text())
+    table = yaml.safe_load((files("hf_vit.evaluation") / "vtab.yaml").read_text(encoding="utf-8"))
     tasks = [Task(**row) for row in table["tasks"]]
     names = [task.name for task in tasks]
     shares = {model: [value / 100 for value in row] for model, row in table["paper"].items()}
@@ -102,7 +102,9 @@ def _read_lists(task: Task, folder: Path) -> TaskData:
     features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("int64")})
     splits = {}
     for name, file in _LISTS.items():
-        lines = [line.rsplit(maxsplit=1) for line in (folder / file).read_text().splitlines() if line.strip()]
+        lines = [
+            line.rsplit(maxsplit=1) for line in (folder / file).read_text(encoding="utf-8").splitlines() if line.strip()
+        ]
         if wrong := [line for line in lines if len(line) != 2 or not line[1].isdigit()]:
             raise ValueError(f"{folder / file} has the line {' '.join(wrong[0])!r}, which is no path and class number")
         columns = {"image": [str(folder / path) for path, _ in lines], "label": [int(number) for _, number in lines]}

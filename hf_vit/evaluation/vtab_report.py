@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..files.output import new_file
 from .vtab_data import Task
 
 _COLORS = {"natural": "tab:red", "specialized": "tab:green", "structured": "tab:blue"}  # as in Figure 2 of the paper
@@ -68,4 +69,5 @@ def write_figure(tasks: list[Task], summary: dict[str, Any], path: Path):
     axes.set_ylabel("accuracy (%)")
     axes.set_title(f"VTAB-1k: {100 * summary['mean']:.1f} % over {summary['tasks_done']} tasks")
     axes.legend(loc="lower left", fontsize=8)
-    figure.savefig(path, dpi=120)
+    with new_file(path, overwrite=True) as file:
+        figure.savefig(file, dpi=120)

@@ -232,13 +232,13 @@ class _Download:
 
     def _load(self) -> _Record | None:
         try:
-            return _Record(**json.loads(self.record_file.read_text()))
+            return _Record(**json.loads(self.record_file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None  # without it the download begins again
 
     def _save(self, record: _Record) -> None:
         temporary = self.record_file.with_name(f"{self.record_file.name}.incomplete")
-        temporary.write_text(json.dumps(asdict(record), indent=2) + "\n")
+        temporary.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
         os.replace(temporary, self.record_file)
 
 

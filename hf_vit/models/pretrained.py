@@ -165,7 +165,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
     def _save_record(self, save_directory: str | os.PathLike) -> None:
         if self.conversion_record is not None:
             text = json.dumps(self.conversion_record, indent=2)
-            (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n")
+            (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n", encoding="utf-8")
 
     def set_image_size(self, image_size: Size) -> None:
         """State another image size, an int or (height, width) in pixels; what depends on it follows, for good."""

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..files.download import sha256_of
-from ..files.output import new_folder
+from ..files.output import new_folder, write_text
 
 _Tensors = dict[str, torch.Tensor]
 
@@ -44,9 +44,9 @@ class Checkpoints:
         with new_folder(path, overwrite=True, flush=True) as draft:
             for group, tensors in groups.items():
                 save_file(tensors, draft / f"{group}.safetensors")
-            (draft / "state.json").write_text(json.dumps(state, indent=1))
+            write_text(draft / "state.json", json.dumps(state, indent=1))
             sums = {file.name: sha256_of(file) for file in sorted(draft.iterdir())}
-            (draft / "checksums.json").write_text(json.dumps(sums, indent=1))
+            write_text(draft / "checksums.json", json.dumps(sums, indent=1))
         for old in self.paths()[: -self.keep]:
             shutil.rmtree(old)
         return path
@@ -69,13 +69,13 @@ class Checkpoints:
 def read(path: Path) -> tuple[dict[str, _Tensors], dict[str, Any]]:
     """Load the tensors, by group and name, and the state of a checkpoint."""
     groups = {file.stem: load_file(file) for file in path.glob("*.safetensors")}
-    return groups, json.loads((path / "state.json").read_text())
+    return groups, json.loads((path / "state.json").read_text(encoding="utf-8"))
 
 
 def damage(path: Path) -> str | None:
     """Say what is wrong with a checkpoint; None for an intact one."""
     try:
-        sums = json.loads((path / "checksums.json").read_text())
+        sums = json.loads((path / "checksums.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return f"checksums.json: {error}"
     for name, expected in sums.items():

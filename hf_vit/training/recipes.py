@@ -121,7 +121,7 @@ def _level_of(group: str, levels: dict, level: Any, path: str | Path) -> dict[st
 def _read_layers(path: Path) -> list[dict[str, Any]]:
     """The recipe's base, the base of that, ...: the first to apply comes first."""
     try:
-        layer = yaml.safe_load(path.read_text()) or {}
+        layer = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
         raise SettingsError(f"there is no recipe {path}") from None
     except yaml.YAMLError as error:

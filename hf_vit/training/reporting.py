@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from ..files.output import new_file
 from ..files.versions import versions_of
 from .settings import TrainingSettings
 
@@ -112,7 +113,8 @@ def write_curve(history: list[dict], path: Path) -> None:
         axes.set_title(names[0].replace("_", " "))
         if axes.lines:
             axes.legend()
-    figure.savefig(path, dpi=120)
+    with new_file(path, overwrite=True) as file:
+        figure.savefig(file, dpi=120)
 
 
 def card_data(settings: TrainingSettings, metrics: dict[str, Any], accelerator: Accelerator) -> dict[str, Any]:
