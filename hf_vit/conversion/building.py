@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from ..files.safetensors_stream import write_safetensors
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from ..models.pretrained import HfViTPreTrainedModel
+from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.upstream import MODELS
 from .checkpoint import Checkpoint
 from .rules import ConversionError, Rule, check_names, check_shapes, check_values
@@ -77,7 +77,7 @@ def check_required(
             raise ConversionError(f"{file} has {name} with shape {shapes[name]}; it needs {ndim} axes")
 
 
-def empty_model(fields: dict[str, Any], has_head: bool) -> HfViTPreTrainedModel:
+def empty_model(fields: dict[str, Any], has_head: bool) -> HfVisionPreTrainedModel:
     """A model on the meta device.
 
     With `stem_depths` among the fields of its configuration it is a hybrid, with `depths` a ResNet.
@@ -90,7 +90,7 @@ def empty_model(fields: dict[str, Any], has_head: bool) -> HfViTPreTrainedModel:
 
 
 def fill(
-    model: HfViTPreTrainedModel,
+    model: HfVisionPreTrainedModel,
     rules: list[Rule],
     checkpoint: Checkpoint,
     arrays: Mapping[str, StoredArray],
@@ -136,7 +136,7 @@ def _convert_arrays(
         raise ConversionError(f"{checkpoint.path.name} cannot be used: {'; '.join(problems)}")
 
 
-def has_head(model: HfViTPreTrainedModel) -> bool:
+def has_head(model: HfVisionPreTrainedModel) -> bool:
     """Whether a model is more than the bare encoder."""
     return model.base_model is not model
 

@@ -9,7 +9,7 @@ from ..files.download import public_name, sha256_of
 from ..files.output import new_folder
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vit import Size, as_pair
-from ..models.pretrained import HfViTPreTrainedModel
+from ..models.pretrained import HfVisionPreTrainedModel
 from .building import has_head
 from .checkpoint import fetch_any, open_checkpoint
 from .labels import set_labels
@@ -28,7 +28,7 @@ def convert(
     preset: str | None = None,
     weights: Path | None = None,
     **overrides: Any,
-) -> tuple[HfViTPreTrainedModel, HfViTImageProcessor]:
+) -> tuple[HfVisionPreTrainedModel, HfViTImageProcessor]:
     """Convert a checkpoint of the original family, or of one of its ports.
 
     What it is, is seen from its content: the original's .npz (vit_jax, big_vision, big_transfer); .safetensors, .pth,
@@ -80,7 +80,7 @@ def convert(
 
 def convert_to_folder(
     source: str | Path, output: str | Path, *, image_size: Size | None = None, overwrite: bool = False, **options: Any
-) -> HfViTPreTrainedModel:
+) -> HfVisionPreTrainedModel:
     """`convert` and save: the weights of an .npz go from file to file, a few arrays at a time.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 from ..files.output import refuse_existing
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vit import Size
-from ..models.pretrained import HfViTPreTrainedModel
+from ..models.pretrained import HfVisionPreTrainedModel
 from .programs import export_aot_inductor, export_onnx, export_torch
 from .rules import ConversionError
 from .source import Source, Writing
@@ -23,7 +23,7 @@ FORMATS = (*dict.fromkeys(source.format for source in SOURCES if source.format),
 
 
 def export(
-    model: HfViTPreTrainedModel,
+    model: HfVisionPreTrainedModel,
     path: str | os.PathLike,
     to: str,
     *,
@@ -60,7 +60,7 @@ def export(
     return source.write(model, Path(path), Writing(dialect, processor, overwrite))
 
 
-def export_jax(model: HfViTPreTrainedModel, path: str | os.PathLike, dialect: str | None = None) -> None:
+def export_jax(model: HfVisionPreTrainedModel, path: str | os.PathLike, dialect: str | None = None) -> None:
     """Write a model as an .npz that the original code loads.
 
     What was converted from an .npz comes back bit by bit in the dialect that it was read in: every array of the model
@@ -80,7 +80,7 @@ def export_jax(model: HfViTPreTrainedModel, path: str | os.PathLike, dialect: st
     export(model, path, "jax", dialect=dialect, overwrite=True)
 
 
-def export_timm(model: HfViTPreTrainedModel, path: str | os.PathLike, overwrite: bool = False) -> dict[str, Any]:
+def export_timm(model: HfVisionPreTrainedModel, path: str | os.PathLike, overwrite: bool = False) -> dict[str, Any]:
     """Write a model as timm has it.
 
     A file holds the weights alone. A folder says too how the model is built, so that
@@ -103,7 +103,7 @@ def export_timm(model: HfViTPreTrainedModel, path: str | os.PathLike, overwrite:
 
 
 def export_transformers(
-    model: HfViTPreTrainedModel,
+    model: HfVisionPreTrainedModel,
     folder: str | os.PathLike,
     processor: HfViTImageProcessor | None = None,
     overwrite: bool = False,
@@ -126,7 +126,7 @@ def export_transformers(
     export(model, folder, "transformers", processor=processor, overwrite=overwrite)
 
 
-def _writer(model: HfViTPreTrainedModel, to: str, dialect: str | None) -> tuple[Source, str]:
+def _writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None) -> tuple[Source, str]:
     """The source that writes a model in a format, and its dialect ("" for a format without)."""
     takers = [source for source in SOURCES if source.format == to and isinstance(model, source.models)]
     if not takers:

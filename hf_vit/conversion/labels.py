@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 from ..catalog.class_names import BUILT_IN, built_in_class_names
-from ..models.pretrained import HfViTPreTrainedModel
+from ..models.pretrained import HfVisionPreTrainedModel
 from .rules import ConversionError
 
 
-def set_labels(model: HfViTPreTrainedModel, labels: str | Path | list[str]) -> None:
+def set_labels(model: HfVisionPreTrainedModel, labels: str | Path | list[str]) -> None:
     """Name the classes of a model.
 
     Args:

@@ -21,7 +21,8 @@ from ..files.output import new_file, refuse_existing
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
-from ..models.modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from ..models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+from ..models.pretrained import HfVisionPreTrainedModel
 from .rules import ConversionError
 
 _DYNAMIC = "dynamic"
@@ -33,7 +34,7 @@ _ENCODERS = (HfViTModel, HfBiTModel)
 class _OneOutput(nn.Module):
     """A model whose forward takes the pixels alone and returns one tensor."""
 
-    def __init__(self, model: HfViTPreTrainedModel):
+    def __init__(self, model: HfVisionPreTrainedModel):
         super().__init__()
         self.model = model
 
@@ -43,7 +44,7 @@ class _OneOutput(nn.Module):
 
 
 def export_onnx(
-    model: HfViTPreTrainedModel, path: str | os.PathLike, size: Size | str | None = None, overwrite: bool = False
+    model: HfVisionPreTrainedModel, path: str | os.PathLike, size: Size | str | None = None, overwrite: bool = False
 ) -> None:
     """Write a model as ONNX, for any batch size; needs the extra `export`.
 
@@ -83,7 +84,7 @@ def export_onnx(
 
 
 def export_torch(
-    model: HfViTPreTrainedModel, path: str | os.PathLike, size: Size | str | None = None, overwrite: bool = False
+    model: HfVisionPreTrainedModel, path: str | os.PathLike, size: Size | str | None = None, overwrite: bool = False
 ) -> None:
     """Write a model as a program of `torch.export`; `torch.export.load(path).module()` runs it.
 
@@ -97,7 +98,7 @@ def export_torch(
 
 
 def export_aot_inductor(
-    model: HfViTPreTrainedModel, path: str | os.PathLike, size: Size | str | None = None, overwrite: bool = False
+    model: HfVisionPreTrainedModel, path: str | os.PathLike, size: Size | str | None = None, overwrite: bool = False
 ) -> None:
     """Compile a model for this machine, ahead of time; `torch._inductor.aoti_load_package(path)` runs it.
 
@@ -111,7 +112,7 @@ def export_aot_inductor(
 
 
 def _prepare(
-    model: HfViTPreTrainedModel, size: Size | str | None
+    model: HfVisionPreTrainedModel, size: Size | str | None
 ) -> tuple[nn.Module, torch.Tensor, dict[str, dict[int, Any]]]:
     """What is exported: a copy of the model at that size, an example of its input, and which sizes are free."""
     if not isinstance(model, (*_ENCODERS, *_CLASSIFIERS)):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files.versions import versions_of
-from ..models.pretrained import CONVERSION_RECORD, HfViTPreTrainedModel
+from ..models.pretrained import CONVERSION_RECORD, HfVisionPreTrainedModel
 
 _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")
 
@@ -15,7 +15,7 @@ def package_versions() -> dict[str, str]:
     return versions_of(_PACKAGES)
 
 
-def record_of(model: HfViTPreTrainedModel) -> dict[str, Any]:
+def record_of(model: HfVisionPreTrainedModel) -> dict[str, Any]:
     """The record of a converted model, or of the folder that it was loaded from; empty where there is none."""
     if model.conversion_record is not None:
         return model.conversion_record

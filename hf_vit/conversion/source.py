@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..images.image_processing_hf_vit import HfViTImageProcessor
-from ..models.pretrained import HfViTPreTrainedModel
+from ..models.pretrained import HfVisionPreTrainedModel
 from .building import StoredArray, check_required, empty_model, fill, shapes_of, untrained_head
 from .checkpoint import Checkpoint
 from .rules import Rule
 
-Model = HfViTPreTrainedModel
+Model = HfVisionPreTrainedModel
 Shapes = Mapping[str, tuple[int, ...]]
 Grid = tuple[int, int] | None
 

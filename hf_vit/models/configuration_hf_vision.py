@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
@@ -58,6 +58,8 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
     image_size: Size = 224
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
+    if TYPE_CHECKING:
+        num_labels: int = 2  # transformers declares it as optional
 
     def __post_init__(self, **kwargs: Any):
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)

@@ -30,8 +30,6 @@ WEIGHT_NAMES = {
     r"classifier\.1\.": r"classifier.",
 }
 
-numbers_of = stem_numbers  # the name by which conversion knows it
-
 
 def build_resnet(config: HfBiTConfig) -> ResNetStem:
     """Root and stages, without what follows them."""
@@ -123,8 +121,7 @@ class HfBiTForImageClassification(HfBiTPreTrainedModel):
     def __init__(self, config: HfBiTConfig):
         super().__init__(config)
         self.bit = HfBiTModel(config)
-        num_labels: Any = config.num_labels  # transformers declares it as optional
-        self.classifier = HfViTHead(config.hidden_size, num_labels)
+        self.classifier = HfViTHead(config.hidden_size, config.num_labels)
         self.post_init()
 
     @can_return_tuple

@@ -208,8 +208,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
     def __init__(self, config: HfViTConfig):
         super().__init__(config)
         self.vit = HfViTModel(config)
-        num_labels: Any = config.num_labels  # transformers declares it as optional
-        self.classifier = HfViTHead(config.representation_size or config.hidden_size, num_labels)
+        self.classifier = HfViTHead(config.representation_size or config.hidden_size, config.num_labels)
         self.post_init()
 
     @can_return_tuple

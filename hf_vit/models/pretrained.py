@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from .inference import optimize, restore
 
 logger = logging.get_logger(__name__)
 
-Model = TypeVar("Model", bound="HfVisionPreTrainedModel")
+_Model = TypeVar("_Model", bound="HfVisionPreTrainedModel")
 
 CONVERSION_RECORD = "conversion.json"
 # Standard deviation of a normal distribution cut at two of its own: jax.nn.initializers corrects for it.
@@ -43,7 +43,8 @@ class HfViTHead(nn.Linear):
 class HfVisionPreTrainedModel(PreTrainedModel):
     """Base of the Vision Transformers, the hybrids and the ResNets."""
 
-    config: HfVisionConfig
+    if TYPE_CHECKING:
+        config: Any  # a subclass says which
     main_input_name = "pixel_values"
     input_modalities = ["image"]  # noqa: RUF012
     supports_gradient_checkpointing = True
@@ -67,12 +68,12 @@ class HfVisionPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(
-        cls: type[Model],
+        cls: type[_Model],
         pretrained_model_name_or_path: str | os.PathLike | None,
         *model_args: Any,
-        config: HfVisionConfig | None = None,
+        config: Any = None,
         **kwargs: Any,
-    ) -> Model:
+    ) -> _Model:
         """Load a model; nothing in it is random.
 
         Folders of transformers' own `vit`, `vit_mae`, `bit` and (of version 4) `vit-hybrid` load too, with their
@@ -212,9 +213,6 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             lecun_normal_(module.weight)
         elif isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
-
-
-HfViTPreTrainedModel = HfVisionPreTrainedModel  # the name by which conversion knows it
 
 
 def lecun_normal_(weight: torch.Tensor) -> None:

@@ -1,6 +1,6 @@
 """Folders of transformers' own `vit`, `vit_mae`, `vit-hybrid` or `bit`.
 
-The tables of names are in `upstream_vit` and `upstream_bit`; `from_pretrained` applies them.
+The tables of names are beside the models; `from_pretrained` applies them.
 """
 
 import json
@@ -13,14 +13,12 @@ import transformers
 from ...files.contents import MARK
 from ...files.output import new_folder
 from ...images.image_processing_hf_vit import HfViTImageProcessor
-from ...models.configuration_hf_bit import HfBiTConfig
-from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from ...models.configuration_hf_bit import HfBiTConfig, is_upstream_bit, translate_bit_settings
+from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, translate_settings
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ...models.upstream import is_of_transformers, model_class_for
-from ...models.upstream_bit import is_upstream_bit, translate_bit_settings
-from ...models.upstream_vit import translate_settings
 from ..building import has_head, other_numbers, variants_of_the_paper
 from ..checkpoint import Checkpoint
 from ..processor import BICUBIC
@@ -62,7 +60,7 @@ class Transformers(Source):
             if _rebuilds_whole_patches(settings):
                 model, info = _load_masked_image_model(folder, fields | request.overrides)
             else:
-                model, info = model_class_for(settings).from_pretrained(
+                model, info = model_class_for(settings).from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
                     folder, output_loading_info=True, dtype=torch.float32, **request.overrides
                 )
         except ValueError as error:

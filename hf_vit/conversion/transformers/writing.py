@@ -4,17 +4,22 @@ from typing import Any
 
 import transformers
 
+from ...models.configuration_hf_bit import SHARED_SETTINGS as BIT_SETTINGS
 from ...models.configuration_hf_bit import HfBiTConfig
-from ...models.configuration_hf_vit import HfViTConfig, as_pair
+from ...models.configuration_hf_vit import SHARED_SETTINGS, HfViTConfig, as_pair
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
-from ...models.pretrained import HfViTPreTrainedModel
-from ...models.upstream_bit import BEGINNINGS
-from ...models.upstream_bit import SHARED_SETTINGS as BIT_SETTINGS
-from ...models.upstream_vit import SHARED_SETTINGS
+from ...models.pretrained import HfVisionPreTrainedModel
 from ..building import has_head
 
+# Our names -> those of the classes of transformers' BiT in memory, by their beginnings.
+_BEGINNINGS = {
+    "resnet.stages.": "encoder.stages.",
+    "resnet.": "embedder.",
+    "classifier.": "classifier.1.",
+}
 
-def their_model(model: HfViTPreTrainedModel) -> transformers.PreTrainedModel:
+
+def their_model(model: HfVisionPreTrainedModel) -> transformers.PreTrainedModel:
     """The model of transformers that computes the same."""
     weights = model.state_dict()
     if isinstance(model.config, HfBiTConfig):
@@ -36,7 +41,7 @@ def their_model(model: HfViTPreTrainedModel) -> transformers.PreTrainedModel:
     return theirs
 
 
-def _their_config(model: HfViTPreTrainedModel, **settings: Any) -> transformers.ViTConfig:
+def _their_config(model: HfVisionPreTrainedModel, **settings: Any) -> transformers.ViTConfig:
     return transformers.ViTConfig(
         **{name: getattr(model.config, name) for name in SHARED_SETTINGS},
         **settings,
@@ -46,7 +51,7 @@ def _their_config(model: HfViTPreTrainedModel, **settings: Any) -> transformers.
     )
 
 
-def _their_bit(model: HfViTPreTrainedModel, config: HfBiTConfig) -> transformers.PreTrainedModel:
+def _their_bit(model: HfVisionPreTrainedModel, config: HfBiTConfig) -> transformers.PreTrainedModel:
     """width_factor stays 1, since transformers widens with it the stages alone."""
     is_same = config.padding == "same"
     return (transformers.BitForImageClassification if has_head(model) else transformers.BitModel)(
@@ -65,8 +70,8 @@ def _their_bit(model: HfViTPreTrainedModel, config: HfBiTConfig) -> transformers
 def _their_bit_name(name: str) -> str:
     prefix = "bit." if name.startswith("bit.") else ""
     own = name.removeprefix(prefix)
-    beginning = next((ours for ours in BEGINNINGS if own.startswith(ours)), "")
-    return prefix + BEGINNINGS.get(beginning, "") + own.removeprefix(beginning)
+    beginning = next((ours for ours in _BEGINNINGS if own.startswith(ours)), "")
+    return prefix + _BEGINNINGS.get(beginning, "") + own.removeprefix(beginning)
 
 
 def their_processor(config: HfViTConfig | HfBiTConfig, processor: Any) -> transformers.ViTImageProcessorPil:
