@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from ..files.safetensors_stream import write_safetensors
 from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.configuration_hf_vision import HfVisionConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.upstream import MODELS
@@ -203,7 +204,7 @@ def variants_of_the_paper(config: HfViTConfig) -> list[str]:
     return variants
 
 
-def other_numbers(config: HfViTConfig | HfBiTConfig, numbers: Mapping[str, Any]) -> list[str]:
+def other_numbers(config: HfVisionConfig, numbers: Mapping[str, Any]) -> list[str]:
     """The ResNet of a model, where it computes with other numbers than a format's, or with axial attention."""
     if getattr(config, "spatial_mixing", "convolution") == "axial_attention":
         return ["ResNet with axial attention (spatial_mixing)"]

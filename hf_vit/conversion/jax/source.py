@@ -95,7 +95,7 @@ class Jax(Source):
         return {"preset": "big_vision" if dialect["names"] == "big_vision" else preset_of_vit(checkpoint.location)}
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
-        config = model.config
+        config: Any = model.config
         lacking = variants_of_the_paper(config)
         is_hybrid = isinstance(config, HfViTHybridConfig)
         if dialect != "big_vision":
@@ -118,9 +118,10 @@ class Jax(Source):
         return lacking + (other_numbers(config, _STEM_NUMBERS) if is_hybrid else [])
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        rules = self.rules(model.config, has_head(model))
+        config: Any = model.config
+        rules = self.rules(config, has_head(model))
         arrays = arrays_of(model, rules, self.head)
-        if options.dialect == "big_vision" and model.config.use_cls_token:
+        if options.dialect == "big_vision" and config.use_cls_token:
             tables = [model.state_dict()[rule.ours] for rule in rules if rule.theirs == POSITIONS]
             arrays = _fold_class_row(arrays, tables[0][:, :1] if tables else None)
         write_npz(path, ((dialect_name(name, Dialect(options.dialect)), array) for name, array in arrays))

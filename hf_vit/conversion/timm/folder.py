@@ -9,8 +9,7 @@ from safetensors.torch import save_file
 
 from ...files.contents import MARK
 from ...files.output import new_file, new_folder, write_json
-from ...models.configuration_hf_bit import HfBiTConfig
-from ...models.configuration_hf_vit import HfViTConfig, as_pair
+from ...models.configuration_hf_vision import HfVisionConfig, as_pair
 from ..processor import BICUBIC, BILINEAR
 
 _RESAMPLING = {"bilinear": BILINEAR, "bicubic": BICUBIC}
@@ -28,7 +27,7 @@ def preprocessing_of(pretrained_cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def description(
-    config: HfViTConfig | HfBiTConfig, architecture: str, arguments: dict[str, Any], interpolation: str, crop_pct: float
+    config: HfVisionConfig, architecture: str, arguments: dict[str, Any], interpolation: str, crop_pct: float
 ) -> dict[str, Any]:
     """The config.json of a model.
 

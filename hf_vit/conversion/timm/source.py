@@ -109,7 +109,7 @@ class Timm(TorchSource):
         return preprocessing_of(checkpoint.settings.get("pretrained_cfg") or checkpoint.settings)
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
-        config = model.config
+        config: Any = model.config
         lacking = variants_of_the_paper(config)
         if config.representation_size is not None:
             lacking.append("pre-logits layer (representation_size)")
@@ -126,7 +126,7 @@ class Timm(TorchSource):
         return lacking
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        config = model.config
+        config: Any = model.config
         is_hybrid = isinstance(config, HfViTHybridConfig)
         architecture = _HYBRIDS[tuple(config.stem_depths)] if is_hybrid else "vit_base_patch16_224"
         arrays = to_theirs(model.state_dict(), self.rules(config, has_head(model)))

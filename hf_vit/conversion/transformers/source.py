@@ -92,7 +92,7 @@ class Transformers(Source):
         return {"preset": "transformers", **found}
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
-        config: HfViTConfig | HfBiTConfig = model.config
+        config: Any = model.config
         if isinstance(config, HfBiTConfig):
             has_padding = config.padding == "same" or config.layer_type == "preactivation"
             others = other_numbers(config, _BIT_NUMBERS)

@@ -6,7 +6,8 @@ import transformers
 
 from ...models.configuration_hf_bit import SHARED_SETTINGS as BIT_SETTINGS
 from ...models.configuration_hf_bit import HfBiTConfig
-from ...models.configuration_hf_vit import SHARED_SETTINGS, HfViTConfig, as_pair
+from ...models.configuration_hf_vision import HfVisionConfig, as_pair
+from ...models.configuration_hf_vit import SHARED_SETTINGS
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ...models.pretrained import HfVisionPreTrainedModel
 from ..building import has_head
@@ -74,7 +75,7 @@ def _their_bit_name(name: str) -> str:
     return prefix + _BEGINNINGS.get(beginning, "") + own.removeprefix(beginning)
 
 
-def their_processor(config: HfViTConfig | HfBiTConfig, processor: Any) -> transformers.ViTImageProcessorPil:
+def their_processor(config: HfVisionConfig, processor: Any) -> transformers.ViTImageProcessorPil:
     """Their image processor, with the size, mean and deviation of an `HfViTImageProcessor`."""
     height, width = as_pair(config.image_size)
     return transformers.ViTImageProcessorPil(  # the one that needs no torchvision; it is saved as ViTImageProcessor
