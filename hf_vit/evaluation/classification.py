@@ -16,6 +16,7 @@ from ..models.configuration_hf_vit import as_pair
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named
 from ..training.data import EvalSamples, Split
+from ..training.labels import match_to_model
 from ..training.measuring import predict, score
 from ..training.settings import EvaluateSettings
 
@@ -27,9 +28,13 @@ _RED_BORDER = 2  # pixels at each side of ObjectNet's images, which its authors'
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
     """Loss, top-1, top-5 and mean per-class accuracy; with `real_labels`, ReaL accuracy."""
     model, processor = _load(settings, accelerator)
-    split = models.align_labels(open_named(settings, settings.split or "test"), model.config)
+    split = open_named(settings, settings.split or "test")
+    split = match_to_model(split, model.config, str(settings.model), settings.label_map)
     real = None if settings.real_labels is None else _match_real_labels(read_real_labels(settings.real_labels), split)
-    return score(_run(settings, accelerator, model, processor, split), real)
+    predictions = _run(settings, accelerator, model, processor, split)
+    if real is None and (unlabelled := int((predictions["label"] < 0).sum())):
+        raise ValueError(f"{unlabelled} of {len(predictions['label'])} images have no label; choose another --split")
+    return score(predictions, real)
 
 
 def evaluate_real(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:

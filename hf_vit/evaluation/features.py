@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 from ..files.output import new_file, write_text
 from ..models.configuration_hf_vit import as_pair
 from ..training import models
-from ..training.assembly import evaluation_batches, open_named, require_same_labels
+from ..training.assembly import evaluation_batches, open_named
 from ..training.data import EvalSamples, Split
+from ..training.labels import match_to_split
 from ..training.measuring import collect, model_inputs
 from ..training.settings import EvaluateSettings
 
@@ -195,11 +196,11 @@ def open_train_and_test(settings: EvaluateSettings) -> tuple[Split, Split]:
         ValueError: when they do not.
     """
     train, test = (open_named(settings, name) for name in (settings.train_split, settings.split or "test"))
-    require_same_labels(train, test, settings.train_split, settings.split or "test")
     if train.multi_label:
         raise ValueError(f"{settings.protocol} needs one label per image; {settings.dataset} has several")
-    train.num_labels = test.num_labels = max(train.num_labels, test.num_labels)
-    return train, test
+    if train.label_names is None and test.label_names is None:
+        train.num_labels = test.num_labels = max(train.num_labels, test.num_labels)
+    return train, match_to_split(train, test, settings.train_split, settings.split or "test")
 
 
 def labels_of(split: Split) -> np.ndarray:

@@ -20,6 +20,7 @@ from .allocation import keep_freed_memory
 from .augmentation import TrainTransform
 from .checkpoints import Checkpoints
 from .data import EvalSamples, Shares, Split, eval_loader, open_split
+from .labels import match_to_split
 from .loop import Run
 from .measuring import empty_batch, predict, score
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
@@ -89,14 +90,7 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     if settings.eval_split is None:
         return split, None
     eval_split = open_named(settings, settings.eval_split, needs_labels)
-    require_same_labels(split, eval_split, settings.train_split, settings.eval_split)
-    return split, eval_split
-
-
-def require_same_labels(split: Split, other: Split, name: str, other_name: str) -> None:
-    """Raise ValueError when the labels of two splits, which have these names, differ."""
-    if split.label_names != other.label_names:
-        raise ValueError(f"{name} has the labels {split.label_names}, {other_name} {other.label_names}")
+    return split, match_to_split(split, eval_split, settings.train_split, settings.eval_split)
 
 
 def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> Split:

@@ -33,6 +33,7 @@ class Split:
     label_names: list[str] | None
     num_labels: int
     multi_label: bool = False
+    numbers: list[int] | None = None  # for each of the data's class numbers the one that counts; None: the same
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -43,10 +44,13 @@ class Split:
             return -1
         label = sample[self.label_column]
         if not self.multi_label:
-            return -1 if label is None else label
+            return -1 if label is None else self._renumber(label)
         indicators = np.zeros(self.num_labels, np.float32)
-        indicators[label] = 1
+        indicators[[self._renumber(number) for number in label]] = 1
         return indicators
+
+    def _renumber(self, label: int) -> int:
+        return label if self.numbers is None or label < 0 else self.numbers[label]
 
 
 def open_split(

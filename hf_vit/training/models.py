@@ -84,22 +84,6 @@ def _refuse_random_weights(info: dict[str, Any], name: str) -> None:
         raise ValueError(f"{name} lacks weights of the model, or has them in other shapes: {', '.join(wrong)}")
 
 
-def align_labels(split: Split, config: Any) -> Split:
-    """The split with its labels numbered as the model's are, by name.
-
-    Raises:
-        ValueError: the data have labels that the model cannot predict.
-    """
-    if split.num_labels > config.num_labels:
-        raise ValueError(f"the data have {split.num_labels} labels and the model predicts {config.num_labels}")
-    names = [config.id2label[number] for number in range(config.num_labels)]
-    if not split.label_names or split.multi_label or not set(split.label_names) <= set(names):
-        return split  # no names to go by: the numbers are taken as they are
-    if split.label_names != names[: split.num_labels]:
-        split.samples = split.samples.align_labels_with_mapping(dict(config.label2id), split.label_column)
-    return split
-
-
 def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = False) -> None:
     """One linear layer from the features, zero in every entry; no pre-logits layer, unless it is kept."""
     classifier: Any = model.classifier

@@ -200,6 +200,7 @@ class EvaluateSettings(DataSettings):
     split: str | None = None  # by default test; of real validation; of objectnet train
     overwrite: bool = False  # do not take up features and results that output_dir has
 
+    label_map: str | None = None  # YAML or JSON: the data's name of a class -> the model's name or number of it
     real_labels: str | None = None  # JSON list of lists of class numbers, one per image ("Are we done with ImageNet?")
     objectnet_classes: str | None = None  # YAML or JSON: ObjectNet's folder -> class numbers; by default the 113
 
@@ -226,6 +227,10 @@ class EvaluateSettings(DataSettings):
             raise ValueError("no model: set --model to a Hub name or a folder")
         if self.protocol == "vtab" and not self.output_dir and not self.print_config:
             raise ValueError("no place for the results of the tasks: set --output_dir")
+        if self.label_map and self.protocol not in ("accuracy", "real"):
+            raise ValueError(
+                f"label_map is for a classifier's own classes, which protocol {self.protocol} does not use"
+            )
         if self.protocol in ("few_shot", "linear_probe", "knn") and self.streaming:
             raise ValueError(f"{self.protocol} chooses images by their number, which a stream does not have")
         for name in ("shots", "l2_reg", "probe_l2", "neighbors"):

@@ -1,0 +1,224 @@
+"""Class numbers of data against those of a model or another split: matched by name, or refused with both lists."""
+
+import csv
+import json
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from hf_vit.catalog.class_names import built_in_class_names, imagenet_numbers
+from hf_vit.evaluation.commands import evaluate
+from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.loading import save_folder
+from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
+from hf_vit.training.commands import main
+from hf_vit.training.data import Split
+from hf_vit.training.labels import match_to_model, match_to_split, read_label_map
+
+from ..launching import arguments
+from ..models import save_tiny
+from ..photographs import draw_picture
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerator")
+
+COLORS = {"blue": (30, 60, 220), "green": (40, 200, 50), "red": (220, 40, 40), "grey": (128, 128, 128)}
+
+
+def split_of(names, count=None, samples=None, **fields) -> Split:
+    return Split(samples, "image", "label", names, len(names) if names else count, **fields)
+
+
+def config_of(names) -> HfViTConfig:
+    return HfViTConfig(num_labels=len(names), id2label=dict(enumerate(names)))
+
+
+def numbers(data, model, **options):
+    """What class numbers 0, 1, ... of the data become."""
+    split = match_to_model(split_of(data), config_of(model), "model", **options)
+    return [split.label({"label": number}) for number in range(len(data))]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """A model that tells three colours apart: the first patch's mean decides, by a head that was solved for it."""
+    folder = save_tiny(tmp_path_factory.mktemp("model") / "tiny", num_labels=4)
+    model = HfViTForImageClassification.from_pretrained(folder)
+    pixels, rng = [], np.random.default_rng(3)
+    processor = HfViTImageProcessor.from_pretrained(folder)
+    for color in COLORS.values():
+        pixels += [processor(draw_picture(color, rng), return_tensors="pt")["pixel_values"] for _ in range(8)]
+    with torch.no_grad():
+        features = model.vit(torch.cat(pixels)).pooler_output
+        features = torch.cat([features, torch.ones(len(features), 1)], dim=1).double()
+        targets = torch.eye(4).repeat_interleave(8, dim=0).double()
+        ridge = features.T @ features + 1e-6 * torch.eye(features.shape[1])
+        weights = torch.linalg.solve(ridge, features.T @ targets).float()
+        model.classifier.weight.copy_(weights[:-1].T)
+        model.classifier.bias.copy_(weights[-1])
+    model.config.id2label = dict(enumerate(COLORS))
+    model.config.label2id = {name: number for number, name in enumerate(COLORS)}
+    save_folder(folder, model, processor, overwrite=True)
+    return folder
+
+
+def write(folder, names, order=tuple(COLORS), count=3):
+    """A test split of pictures of the colours in `order`, whose classes have the names `names`; None: only numbers."""
+    rng, rows = np.random.default_rng(1), {"image": [], "label": []}
+    for number, color in enumerate(order):
+        rows["image"] += [draw_picture(COLORS[color], rng) for _ in range(count)]
+        rows["label"] += [number] * count
+    label = datasets.Value("int64") if names is None else datasets.ClassLabel(names=list(names))
+    features = datasets.Features({"image": datasets.Image(), "label": label})
+    folder.mkdir(parents=True, exist_ok=True)
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(folder / "test.parquet")
+    return folder
+
+
+def measure(model, data, **options):
+    return evaluate(arguments(model=model, dataset=data, num_workers=0, **options))["accuracy"]
+
+
+def test_equal_names_in_another_order_are_mapped(classifier, tmp_path):
+    order = ["red", "grey", "blue", "green"]
+    assert measure(classifier, write(tmp_path / "same", list(COLORS))) == 1.0
+    assert measure(classifier, write(tmp_path / "other", order, order)) == 1.0
+    assert measure(classifier, write(tmp_path / "fewer", order[:2], order[:2])) == 1.0
+
+
+def test_names_in_another_case_are_refused_with_pairs(classifier, tmp_path, capsys):
+    """By number, they would have scored whatever the order of the two alphabets makes of it."""
+    data = write(tmp_path, ["Red", "blue", "green", "Gr_ey"], ["red", "blue", "green", "grey"])
+    with pytest.raises(SystemExit) as exit_status:
+        main(evaluate, arguments(model=classifier, dataset=data, num_workers=0))
+    assert exit_status.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "error: the classes of the data (4: 'Red', 'blue', 'green', 'Gr_ey') are not those of" in error
+    assert "(4: 'blue', 'green', 'red', 'grey'), where no one class is called 'Red', 'Gr_ey'" in error
+    assert "nearly the same are 'Red' and 'red', 'Gr_ey' and 'grey'; state which is which with --label_map" in error
+
+
+def test_other_names_are_refused(classifier, tmp_path):
+    with pytest.raises(ValueError, match="no one class is called 'cat', 'dog', 'owl', 'yak'; state which is which"):
+        measure(classifier, write(tmp_path, ["cat", "dog", "owl", "yak"]))
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+def test_a_file_states_the_mapping(classifier, tmp_path, suffix):
+    data = write(tmp_path / "data", ["Rot", "blue", "green", "Grau"], ["red", "blue", "green", "grey"])
+    stated = {"Rot": "red", "Grau": 3}
+    text = json.dumps(stated) if suffix == "json" else "\ufeffRot: red\nGrau: 3\n"
+    (tmp_path / f"map.{suffix}").write_text(text, encoding="utf-8")
+    assert measure(classifier, data, label_map=tmp_path / f"map.{suffix}") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("- Rot\n", "is a list"),
+        ("{Rot: [1]}", "'Rot' leads to a list"),
+        ("{no: red}", "'False' is read as a bool; put names in quotes"),
+        ("{Rot: crimson}", "the label map leads from 'Rot' to 'crimson'; the model has 'blue', 'green', 'red'"),
+        ("{Rot: 3}", "the label map leads from 'Rot' to 3"),
+        ("{Blau: blue}", "the label map has 'Blau', and the data have 'Rot', 'blue', 'green'"),
+        ("{Rot: red", "is no YAML or JSON"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(tmp_path, content, message):
+    (tmp_path / "map.yaml").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        numbers(["Rot", "blue", "green"], ["blue", "green", "red"], label_map=str(tmp_path / "map.yaml"))
+
+
+def test_keys_that_are_numbers_are_names(tmp_path):
+    (tmp_path / "map.yaml").write_text("0: cat\n7: 0\n")
+    assert read_label_map(str(tmp_path / "map.yaml")) == {"0": "cat", "7": 0}
+
+
+def test_a_label_map_is_for_a_classifier(classifier, tmp_path):
+    with pytest.raises(ValueError, match="label_map is for a classifier's own classes; protocol knn has none"):
+        measure(classifier, tmp_path, protocol="knn", label_map="map.yaml")
+
+
+def test_data_without_names_are_numbers_and_said(classifier, tmp_path, caplog):
+    assert measure(classifier, write(tmp_path, None)) == 1.0
+    assert "the data does not name its classes: class numbers 0 to 3 are taken as they are" in caplog.text
+
+
+def test_a_model_without_names_is_said(caplog):
+    assert numbers(["cat", "dog"], ["LABEL_0", "LABEL_1", "LABEL_2"]) == [0, 1]
+    assert "model does not name its classes: class numbers 0 to 1 are taken as they are" in caplog.text
+    with pytest.raises(ValueError, match="the data has 3 labels and model has 2"):
+        numbers(["cat", "dog", "owl"], ["LABEL_0", "LABEL_1"])
+
+
+def test_folders_called_by_numbers_are_sorted_as_text(caplog):
+    """0, 1, 10, 11, 2, ...: the tenth folder is not class 10."""
+    names = sorted(str(number) for number in range(12))
+    for model in ([f"LABEL_{number}" for number in range(12)], list("abcdefghijkl")):
+        assert numbers(names, model) == [int(name) for name in names]
+    assert "names its classes by numbers" in caplog.text
+    with pytest.raises(ValueError, match="which are no numbers of 2 classes"):
+        numbers(["1", "2"], ["LABEL_0", "LABEL_1"])
+
+
+def test_a_name_that_two_classes_have_is_refused():
+    assert numbers(["crane", "crane", "kite"], ["crane", "crane", "kite"]) == [0, 1, 2]
+    with pytest.raises(ValueError, match="no one class is called 'crane'"):
+        numbers(["kite", "crane"], ["crane", "crane", "kite"])
+
+
+def test_unlabelled_images_are_refused(classifier, tmp_path):
+    """A test split whose labels are withheld, which are -1."""
+    data = datasets.Dataset.from_parquet(str(write(tmp_path / "data", list(COLORS)) / "test.parquet"))
+    hidden = data.map(lambda row: {"label": -1})
+    hidden.to_parquet(tmp_path / "data" / "test.parquet")
+    with pytest.raises(ValueError, match="12 of 12 images have no label"):
+        measure(classifier, tmp_path / "data")
+
+
+def test_several_labels_are_mapped_too():
+    split = match_to_model(split_of(["b", "a"], multi_label=True), config_of(["a", "x", "b"]), "model")
+    assert split.label({"label": [0, 1]}).tolist() == [1, 0, 1]
+    assert split.label({"label": [0]}).tolist() == [0, 0, 1]
+
+
+def test_wnids_are_those_of_imagenet(shared):
+    """The table of the class's number, wnid and name."""
+    with (shared / "data" / "labels" / "imagenet1k_classes.csv").open(encoding="utf-8") as file:
+        wnids = [row["wnid"] for row in csv.DictReader(file)]
+    assert imagenet_numbers(wnids) == list(range(1000))
+
+
+def test_wnids_meet_classes_in_words():
+    words = built_in_class_names("imagenet1k")
+    few = ["n03000684", "n01440764", "n02102040"]  # chain saw, tench, English springer, in the order of no sorting
+    assert [words[number] for number in numbers(few, words)] == ["chain saw", "tench", "English springer"]
+    assert numbers(few, [f"LABEL_{number}" for number in range(1000)]) == numbers(few, words)
+    assert numbers(few, ["n02102040", "n01440764", "n03000684"]) == [2, 1, 0]
+    with pytest.raises(ValueError, match="no one class is called 'n03000684'"):
+        numbers(few, words[:999])
+
+
+def test_imagenet_in_other_words_is_the_same_in_the_same_order_alone():
+    words = built_in_class_names("imagenet1k")
+    synonyms = [f"{name.split(' (')[0].upper()}, another name" for name in words]
+    assert numbers(synonyms, words) == list(range(1000))
+    swapped = [synonyms[1], synonyms[0], *synonyms[2:]]
+    with pytest.raises(ValueError, match="are not those of model"):
+        numbers(swapped, words)
+
+
+def test_splits_are_matched_by_name():
+    train = split_of(["a", "b", "c"])
+    test = match_to_split(train, split_of(["c", "a"]), "train", "test")
+    assert [test.label({"label": number}) for number in (0, 1, -1)] == [2, 0, -1]
+    assert test.num_labels == 3
+    with pytest.raises(ValueError, match=r"the classes of test \(2: 'A', 'b'\) are not those of train .*'A' and 'a'"):
+        match_to_split(train, split_of(["A", "b"]), "train", "test")
+    with pytest.raises(ValueError, match="test has 5 labels and train has 3"):
+        match_to_split(split_of(None, 3), split_of(None, 5), "train", "test")
+    with pytest.raises(ValueError, match="train has several labels per image, test has one"):
+        match_to_split(split_of(["a"], multi_label=True), split_of(["a"]), "train", "test")
