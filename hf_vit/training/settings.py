@@ -228,9 +228,7 @@ class EvaluateSettings(DataSettings):
         if self.protocol == "vtab" and not self.output_dir and not self.print_config:
             raise ValueError("no place for the results of the tasks: set --output_dir")
         if self.label_map and self.protocol not in ("accuracy", "real"):
-            raise ValueError(
-                f"label_map is for a classifier's own classes, which protocol {self.protocol} does not use"
-            )
+            raise ValueError(f"label_map is for a classifier's own classes, which protocol {self.protocol} lacks")
         if self.protocol in ("few_shot", "linear_probe", "knn") and self.streaming:
             raise ValueError(f"{self.protocol} chooses images by their number, which a stream does not have")
         for name in ("shots", "l2_reg", "probe_l2", "neighbors"):

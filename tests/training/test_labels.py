@@ -138,7 +138,7 @@ def test_keys_that_are_numbers_are_names(tmp_path):
 
 
 def test_a_label_map_is_for_a_classifier(classifier, tmp_path):
-    with pytest.raises(ValueError, match="label_map is for a classifier's own classes; protocol knn has none"):
+    with pytest.raises(ValueError, match="label_map is for a classifier's own classes, which protocol knn lacks"):
         measure(classifier, tmp_path, protocol="knn", label_map="map.yaml")
 
 
