@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
@@ -156,10 +155,7 @@ def _shapes_of(model: PreTrainedConfig | nn.Module, image_size: Size | None, att
     """The model and an image as shapes without numbers, and a place where such can run."""
     config: Any = model if isinstance(model, PreTrainedConfig) else model.config
     size = as_pair(config.image_size if image_size is None else image_size)
-    try:
-        config = type(config).from_dict({**config.to_dict(), "image_size": size}, attn_implementation=attention)
-    except StrictDataclassError as error:  # the sentence of our own validation is its cause
-        raise ValueError(str(error.__cause__)) from error
+    config = type(config).from_dict({**config.to_dict(), "image_size": size}, attn_implementation=attention)
     with FakeTensorMode(), no_init_weights():
         yield _build(model, config).eval(), torch.empty(1, config.num_channels, *size)
 

@@ -1,17 +1,24 @@
 """Find a checkpoint: in released.yaml, or in AugReg's index of 51,509 fine-tuned files."""
 
 import csv
+import math
 import os
+import re
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
 from ..files.download import fetch
+from ..files.messages import shorten
+from ..files.reading import read_text
 from .augreg import ADAPTED_TO, AUGREG, AUGREG_MODELS, INDEX, parse_augreg
 from .released import Released, released, variants
 
 COLUMNS = ("name", "ds", "final_val", "adapt_ds", "adapt_resolution", "adapt_final_val", "adapt_final_test",
            "filename", "adapt_filename")  # fmt: skip
+_FILE = re.compile(r"[\w.+-]*")  # a name in the index, without folders; of a model that was only pre-trained empty
+_PLACE = "(place)"  # where rows keep the file and line that they are from
 
 
 class Found(NamedTuple):
@@ -50,18 +57,18 @@ def search(
         return [Found(entry.location, entry.facts["title"]) for entry in found][:limit]
     rows = (row for row in _read_index(index) if row["name"] == variant)
     if adapted_to is None and resolution is None:
-        best = sorted({(float(row["final_val"]), row["filename"], row["ds"]) for row in rows}, reverse=True)
+        best = sorted({(_number(row, "final_val"), row["filename"], row["ds"]) for row in rows}, reverse=True)
         return [Found(f"{AUGREG}/{file}.npz", f"pre-trained on {ds}: {value:.4f}") for value, file, ds in best[:limit]]
     chosen = [
         row for row in rows
-        if adapted_to in (None, row["adapt_ds"]) and resolution in (None, int(float(row["adapt_resolution"])))
+        if adapted_to in (None, row["adapt_ds"]) and resolution in (None, int(_number(row, "adapt_resolution")))
     ]  # fmt: skip
-    chosen.sort(key=lambda row: float(row["adapt_final_val"]), reverse=True)
+    chosen.sort(key=lambda row: _number(row, "adapt_final_val"), reverse=True)
     return [
         Found(
             f"{AUGREG}/{row['adapt_filename']}.npz",
-            f"{row['adapt_ds']}: validation {float(row['adapt_final_val']):.4f}, "
-            f"test {float(row['adapt_final_test']):.4f}",
+            f"{row['adapt_ds']}: validation {_number(row, 'adapt_final_val'):.4f}, "
+            f"test {_number(row, 'adapt_final_test'):.4f}",
         )
         for row in chosen[:limit]
     ]
@@ -80,16 +87,39 @@ def _read_index(index: str | os.PathLike) -> Iterator[dict[str, str]]:
     """The rows of AugReg's index.csv: a path, or an address that is downloaded once.
 
     Raises:
-        ValueError: it lacks a column.
+        ValueError: it lacks a column, or has a row that is none; the message names the line.
     """
     path = Path(index)
     if "://" in str(index):
         path = fetch(str(index)).path
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
+    reader = csv.DictReader(StringIO(read_text(path), newline=""), strict=True)
+    try:
         if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
             raise ValueError(f"{index} is not the index of AugReg; it lacks {', '.join(missing)}")
-        yield from reader
+        for row in reader:
+            place = f"{index}, line {reader.line_num}"
+            if None in row or None in row.values():
+                raise ValueError(f"{place}: there are more or fewer values than columns")
+            if odd := [row[column] for column in ("filename", "adapt_filename") if not _FILE.fullmatch(row[column])]:
+                raise ValueError(f"{place}: {shorten(odd[0])} is not the name of a file")
+            yield {**row, _PLACE: place}
+    except csv.Error as error:
+        raise ValueError(f"{index} cannot be read: {error}") from None
+
+
+def _number(row: dict[str, str], column: str) -> float:
+    """A number of a row.
+
+    Raises:
+        ValueError: it is none, or not finite; the message names the line.
+    """
+    try:
+        number = float(row[column])
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{row[_PLACE]}: {column} is {shorten(row[column])}; it must be a number")
+    return number
 
 
 def best_augreg(variant: str, index: str | os.PathLike | None = None) -> str:
@@ -113,7 +143,7 @@ def best_augreg(variant: str, index: str | os.PathLike | None = None) -> str:
     rows = [row for row in _read_index(index or INDEX) if row["name"] == variant and row["ds"] == "i21k"]
     if not rows:
         raise ValueError(f"{index or INDEX} has no {variant} that was pre-trained on i21k")
-    return max(rows, key=lambda row: float(row["final_val"]))["filename"]
+    return max(rows, key=lambda row: _number(row, "final_val"))["filename"]
 
 
 def address_of(source: str, index: str | os.PathLike | None = None) -> str:

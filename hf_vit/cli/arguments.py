@@ -31,12 +31,11 @@ def load_or_convert(folder: str, image_size: int | tuple[int, int] | None = None
         folder: of `save_pretrained`, or a name on the Hub.
         image_size: an int or (height, width) in pixels; by default the stored one.
     """
-    from transformers.configuration_utils import PreTrainedConfig
-
     from ..conversion import convert
+    from ..models.configuration_checks import read_settings
     from ..models.loading import load
     from ..models.upstream import is_of_transformers
 
-    if is_of_transformers(PreTrainedConfig.get_config_dict(folder)[0]):
+    if is_of_transformers(read_settings(folder)):
         return convert(folder, image_size=image_size)
     return load(folder, image_size=image_size)

@@ -1,9 +1,9 @@
 """The program `hf-vit`."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
+from ..files.messages import ends_in_one_sentence
 from . import analysis, catalog, conversion, demo, hub, prediction, training
 
 _SUBJECTS = (conversion, prediction, training, hub, catalog, analysis, demo)  # in the order of --help
@@ -17,13 +17,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(settings)}")
     arguments.settings = settings
     try:
-        arguments.run(arguments)
-    except (ValueError, OSError, ImportError) as error:  # ImportError: an extra is not installed
-        print(f"hf-vit {arguments.command}: {_one_sentence(error)}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"hf-vit {arguments.command}: interrupted; nothing half-written was left", file=sys.stderr)
-        return 130
+        with ends_in_one_sentence(f"hf-vit {arguments.command}"):
+            arguments.run(arguments)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
 
 
@@ -35,10 +32,3 @@ def build_parser() -> argparse.ArgumentParser:
     for subject in _SUBJECTS:
         subject.add_commands(commands)
     return parser
-
-
-def _one_sentence(error: BaseException) -> str:
-    """What is wrong, without the names of the validators that found it."""
-    while type(error).__name__.startswith("StrictDataclass") and error.__cause__ is not None:
-        error = error.__cause__
-    return " ".join(str(error).split())

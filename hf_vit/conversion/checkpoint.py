@@ -1,6 +1,5 @@
 """A checkpoint at hand: fetched, its file open, its arrays unread; whose it is nobody knows yet."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,9 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from ..files.download import Fetched, SourceError, fetch
+from ..files.messages import shorten
 from ..files.npz import NpzReader
+from ..files.reading import read_json_object
 from ..models.upstream import is_of_transformers
 from .rules import ConversionError
 from .torch_files import is_torch_file, read_arrays
@@ -106,10 +107,12 @@ def _read_settings(path: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = read_json_object(file)
     except ValueError as error:
-        raise ConversionError(f"{file} is not JSON: {error}") from error
-    return settings if isinstance(settings, dict) else {}
+        raise ConversionError(str(error)) from error
+    if not isinstance(settings.get("model_type", ""), str):
+        raise ConversionError(f"{file} has the model_type {shorten(settings['model_type'])} (expected a name)")
+    return settings
 
 
 def _checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:

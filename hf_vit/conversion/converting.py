@@ -8,6 +8,7 @@ from ..catalog import address_of
 from ..files.download import public_name, sha256_of
 from ..files.output import new_folder
 from ..images.image_processing_hf_vit import HfViTImageProcessor
+from ..models.configuration_checks import wrong_types_refused
 from ..models.configuration_hf_vit import Size, as_pair
 from ..models.pretrained import HfVisionPreTrainedModel
 from .building import has_head
@@ -65,13 +66,15 @@ def convert(
         its_source, naming = recognise(checkpoint, request)
         model, record = its_source.read(checkpoint, naming, request)
         record = {"source": public_name(fetched), "file": checkpoint.path.name, "sha256": sha256.result(), **record}
-    preprocessing = {"preset": preset} if preset else its_source.preprocessing(checkpoint, naming.dialect)
+    with wrong_types_refused(f"the preprocessing beside {checkpoint.path.name}"):
+        preprocessing = {"preset": preset} if preset else its_source.preprocessing(checkpoint, naming.dialect)
     if image_size is not None:
         model.set_image_size(image_size)
         record["image_size"] = image_size
         preprocessing = {name: value for name, value in preprocessing.items() if name not in ("size", "crop_size")}
     if labels is None and has_head(model):
-        labels = its_source.labels(checkpoint, model.config.num_labels or 0)
+        with wrong_types_refused(f"the config.json beside {checkpoint.path.name}"):
+            labels = its_source.labels(checkpoint, model.config.num_labels or 0)
     if labels is not None:
         set_labels(model, labels)
     model.conversion_record = {**record, "preset": preprocessing["preset"], "versions": package_versions()}

@@ -1,9 +1,12 @@
 """Names of classes: read, and given to a model."""
 
-import json
 from pathlib import Path
+from typing import Any
+from unicodedata import category
 
 from ..catalog.class_names import BUILT_IN, built_in_class_names
+from ..files.messages import shorten
+from ..files.reading import read_json, read_text
 from ..models.pretrained import HfVisionPreTrainedModel
 from .rules import ConversionError
 
@@ -20,6 +23,7 @@ def set_labels(model: HfVisionPreTrainedModel, labels: str | Path | list[str]) -
     if not hasattr(model, "classifier"):
         raise ConversionError("the checkpoint has no trained head, so labels cannot be given to its classes")
     names = labels if isinstance(labels, list) else _read_labels(labels)
+    _check_names(names)
     if len(names) != model.config.num_labels:
         raise ConversionError(f"{len(names)} labels are given, but the head has {model.config.num_labels} classes")
     model.config.id2label = dict(enumerate(names))
@@ -34,10 +38,27 @@ def _read_labels(source: str | Path) -> list[str]:
     if not path.is_file():
         raise ConversionError(f"labels {str(source)!r} are neither a file nor one of: {', '.join(BUILT_IN)}")
     try:
-        text = path.read_text(encoding="utf-8")
         if path.suffix != ".json":
-            return [line.strip() for line in text.splitlines() if line.strip()]
-        content = json.loads(text)
-        return [content[str(index)] for index in range(len(content))] if isinstance(content, dict) else list(content)
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError) as error:
+            return [line.strip() for line in read_text(path).splitlines() if line.strip()]
+        content = read_json(path)
+    except ValueError as error:
         raise ConversionError(f"{path} does not hold names of classes: {error}") from error
+    if isinstance(content, dict):
+        missing = [index for index in range(len(content)) if str(index) not in content]
+        if missing:
+            raise ConversionError(f"{path} does not hold names of classes: there is none for {missing[0]}")
+        return [content[str(index)] for index in range(len(content))]
+    if not isinstance(content, list):
+        raise ConversionError(f"{path} does not hold names of classes, but a {type(content).__name__}")
+    return content
+
+
+def _check_names(names: list[Any]) -> None:
+    """Check that every name is text that can be shown and written.
+
+    Raises:
+        ConversionError: names the first that is not.
+    """
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not name.strip() or any(category(letter) in ("Cc", "Cs") for letter in name):
+            raise ConversionError(f"the name of class {index} is {shorten(name)}; it must be text on one line")

@@ -2,6 +2,7 @@
 
 import argparse
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 from .rules import ConversionError
 
+_BLOCK_SIZE = 1 << 20  # bytes
 # Under what training scripts keep the weights, the better first: timm, DeiT, MAE, DINO, Lightning.
 _CONTAINERS = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher", "student")
 
@@ -61,11 +63,44 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
 def _read_pickle(path: Path) -> Any:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # the settings of DINO's script; holds no code
-            return torch.load(path, map_location="cpu", weights_only=True)
+        with (
+            ThreadPoolExecutor(1) as executor,
+            torch.serialization.safe_globals([argparse.Namespace]),  # the settings of DINO's script; holds no code
+        ):
+            problem = executor.submit(_damage, path)
+            contents = torch.load(path, map_location="cpu", weights_only=True)
+            if problem.result():
+                raise ValueError(problem.result())
+            return contents
     except UnpicklingError as error:
         raise ConversionError(f"{path.name} holds more than arrays, and hf_vit runs no code of a checkpoint") from error
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError):
-            raise
-        raise ConversionError(f"{path.name} is damaged: {str(error).splitlines()[0]}") from error
+    except (FileNotFoundError, PermissionError, MemoryError):
+        raise
+    except Exception as error:  # damaged pickles raise anything: RuntimeError, EOFError, KeyError, TypeError, ...
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConversionError(f"{path.name} is damaged: {reason}") from error
+
+
+def _damage(path: Path) -> str | None:
+    """Say which part of a .pth is not what its checksum says; PyTorch does not look.
+
+    None for an intact file, for one of PyTorch before 1.6, which has no checksums, and for one written without
+    (`torch.serialization.set_crc32_options(False)`), in which none is right.
+    """
+    if not zipfile.is_zipfile(path):
+        return None
+    wrong, right = [], []
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            (right if _is_whole(archive, member) else wrong).append(member.filename)
+    return f"the checksum of {wrong[0]} is wrong" if wrong and right else None
+
+
+def _is_whole(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bool:
+    try:
+        with archive.open(member) as stream:
+            while stream.read(_BLOCK_SIZE):
+                pass
+    except zipfile.BadZipFile:
+        return False
+    return True

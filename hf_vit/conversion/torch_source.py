@@ -4,6 +4,7 @@ import re
 from abc import abstractmethod
 from typing import Any
 
+from ..models.configuration_checks import wrong_types_refused
 from .building import StoredArray
 from .checkpoint import Checkpoint
 from .rules import ConversionError
@@ -43,7 +44,9 @@ class TorchSource(Source):
         return name
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
-        file, overrides, stated = checkpoint.path.name, request.overrides, self.stated(checkpoint.settings)
+        file, overrides = checkpoint.path.name, request.overrides
+        with wrong_types_refused(f"the config.json beside {file}"):
+            stated = self.stated(checkpoint.settings)
         fields = {**self.sizes(shapes, request.position_grid, file), **stated}
         if "hidden_size" in fields:
             fields = {"num_attention_heads": _num_heads({**fields, **overrides}, file), **fields}

@@ -1,6 +1,5 @@
 """A classifier's own predictions: accuracy on its labels, ImageNet's ReaL labels, and ObjectNet."""
 
-import json
 import re
 from functools import partial
 from importlib.resources import files
@@ -8,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import yaml
 from accelerate import Accelerator
 from PIL.Image import Image
 
+from ..files.reading import parse_yaml, read_json, read_yaml
 from ..models.configuration_hf_vit import as_pair
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named
@@ -76,7 +75,7 @@ def _run(
 
 def read_real_labels(place: str) -> list[list[int]]:
     """Read the ReaL labels of a file or an address: for each of the images, in order, the classes that are right."""
-    labels = json.loads(_local_file(place).read_text(encoding="utf-8"))
+    labels = read_json(_local_file(place))
     if not isinstance(labels, list) or not all(isinstance(entry, list) for entry in labels):
         raise ValueError(f"{place} is no JSON list of lists of class numbers")
     return labels
@@ -119,7 +118,7 @@ def _validation_numbers(split: Split) -> list[int] | None:
 def read_objectnet_classes(place: str | None) -> dict[str, list[int]]:
     """Read ObjectNet's folder -> ImageNet's class numbers; by default the 113 folders of its authors."""
     file = files("hf_vit.evaluation") / "objectnet.yaml" if place is None else Path(place).expanduser()
-    classes = yaml.safe_load(file.read_text(encoding="utf-8"))
+    classes = parse_yaml(file.read_text(encoding="utf-8"), str(file)) if place is None else read_yaml(str(file))
     if not isinstance(classes, dict) or not all(isinstance(numbers, list) for numbers in classes.values()):
         raise ValueError(f"{place} is no mapping of folders to lists of class numbers")
     return classes

@@ -1,8 +1,11 @@
 """The settings of the image processor: which presets there are, and what else changes when one setting does."""
 
+import math
+import reprlib
 from copy import deepcopy
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
+from .image_limits import MAX_CHANNELS, MAX_OUTPUT_PIXELS, MAX_OUTPUT_VALUES, MAX_PATCHES
 from .image_resizing import AREA, BICUBIC, BILINEAR, KERNELS
 
 # How each preset resizes; where it then crops, crop / resized side (below 384 pixels, from 384 pixels on).
@@ -82,6 +85,8 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
     check_choices(changes)
 
     preset, crop_pct = changes.get("preset", settings["preset"]), changes.pop("crop_pct", None)
+    if crop_pct is not None and not 0.01 <= crop_pct <= 100:
+        raise ValueError(f"crop_pct is {crop_pct}; it must be at least 0.01 and at most 100")
     image_size = resulting_size(settings)
     sizes_follow = "preset" in changes or crop_pct is not None
     if is_image_size(preset, changes):
@@ -145,13 +150,22 @@ def follow_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[s
 
 def complete_size(name: str, size: Any) -> dict[str, int]:
     """224, (224, 320) or a dictionary -> {"height", "width"} or {"shortest_edge"}."""
-    if isinstance(size, int | list | tuple):
+    given = size
+    if isinstance(size, int) or (isinstance(size, list | tuple) and len(size) == 2):
         size = dict(zip(("height", "width"), as_pair(size), strict=True))
-    size = dict(size)
+    try:
+        size = dict(size)
+    except (TypeError, ValueError):
+        size = {}
     shapes = [{"height", "width"}, {"shortest_edge"}] if name == "size" else [{"height", "width"}]
-    if set(size) not in shapes or not all(isinstance(side, int) and side > 0 for side in size.values()):
+    if set(size) not in shapes or not all(type(side) is int and side > 0 for side in size.values()):
         expected = " or ".join("{" + ", ".join(sorted(shape)) + "}" for shape in shapes)
-        raise ValueError(f"{name} is {size}; it must be positive pixels: an int, (height, width) or {expected}")
+        raise ValueError(
+            f"{name} is {reprlib.repr(given)}; it must be positive pixels: an int, (height, width) or {expected}"
+        )
+    height, width = size.get("height", size.get("shortest_edge")), size.get("width", size.get("shortest_edge"))
+    if height * width > MAX_OUTPUT_PIXELS:
+        raise ValueError(f"{name} is {reprlib.repr(given)}; it must be at most {MAX_OUTPUT_PIXELS:,} pixels")
     return size
 
 
@@ -161,10 +175,19 @@ def as_pair(size: int | list[int] | tuple[int, ...]) -> tuple[int, int]:
     return height, width
 
 
+def describe_type(kind: Any) -> str:
+    """A type in words: "int | None" -> "int"."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    names = (kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)).replace("typing.", "")
+    return names.removesuffix(" | None")
+
+
 def check_choices(changes: dict[str, Any]):
     for name, choices in CHOICES.items():
         if name in changes and changes[name] not in choices:
-            raise ValueError(f"{name} is {changes[name]!r}; it must be one of {', '.join(map(str, choices))}")
+            known = ", ".join(map(str, choices))
+            raise ValueError(f"{name} is {reprlib.repr(changes[name])}; it must be one of {known}")
     for name in ("do_pad", "pad_size"):
         if changes.get(name):
             raise ValueError(f"{name} is {changes[name]}, but images are not padded here")
@@ -179,12 +202,42 @@ def check_settings(settings: dict[str, Any]):
             raise ValueError(f"{name} has {len(value)} entries for {channels} channels: {list(value)}")
     if settings["image_std"] == 0 or (isinstance(settings["image_std"], list | tuple) and 0 in settings["image_std"]):
         raise ValueError(f"image_std is {settings['image_std']}; it must not be 0")
-    patch_height, patch_width = as_pair(settings["patch_size"])
-    positive = {"patch height": patch_height, "patch width": patch_width}
-    positive |= {name: settings[name] for name in ("max_num_patches", "num_channels")}
-    for name, value in positive.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
+    check_finite(settings)
+    check_counts(settings)
+
+
+def check_finite(settings: dict[str, Any]):
+    """Refuse numbers that are NaN or infinite, and a background that is no colour."""
+    for name in ("rescale_factor", "image_mean", "image_std"):
+        value = settings[name]
+        if not all(math.isfinite(number) for number in (value if isinstance(value, list | tuple) else [value])):
+            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be finite")
+    background = settings["background"]
+    if len(background) != 3 or not all(0 <= level <= 255 for level in background):
+        raise ValueError(f"background is {reprlib.repr(background)}; it must be red, green and blue from 0 to 255")
+
+
+def check_counts(settings: dict[str, Any]):
+    """Refuse numbers of patches and channels that are none, or more than memory should be taken for."""
+    patch_size, channels, patches = (settings[name] for name in ("patch_size", "num_channels", "max_num_patches"))
+    if not isinstance(patch_size, int) and len(patch_size) != 2:
+        raise ValueError(f"patch_size is {reprlib.repr(patch_size)}; it must be an int or (height, width)")
+    patch_height, patch_width = as_pair(patch_size)
+    limits = {
+        "patch height": (patch_height, MAX_OUTPUT_PIXELS),
+        "patch width": (patch_width, MAX_OUTPUT_PIXELS),
+        "max_num_patches": (patches, MAX_PATCHES),
+        "num_channels": (channels, MAX_CHANNELS),
+    }
+    for name, (value, highest) in limits.items():
+        if value is not None and not 1 <= value <= highest:
+            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be at least 1 and at most {highest:,}")
+    size = resulting_size(settings)
+    values = size["height"] * size["width"]
+    if settings["preset"] == "native":
+        values = max(values, patch_height * patch_width * (patches or 1))
+    if values * (channels or 1) > MAX_OUTPUT_VALUES:
+        raise ValueError(f"an image would have {values * (channels or 1):,} values; at most {MAX_OUTPUT_VALUES:,}")
 
 
 def check_resize(resample: int | str, antialias: bool, output: str):

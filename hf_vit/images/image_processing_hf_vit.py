@@ -1,5 +1,6 @@
 """Image processor of the Vision Transformer: any image in, the pixels its checkpoint was evaluated with out."""
 
+import reprlib
 import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
@@ -8,13 +9,14 @@ from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import validate_typed_dict
+from huggingface_hub.errors import StrictDataclassError
 from torch.nn.functional import pad
 from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils import logging
 
-from .image_presets import as_pair, check_choices, first_settings, override_settings
+from .image_presets import as_pair, check_choices, describe_type, first_settings, override_settings
 from .image_reading import ImageReadingError, count_images, list_images, name_image, read_image
 from .image_resizing import KERNELS, Filter, Window, center_window, cut, fit_grid, pad_to, resize, shortest_edge_size
 
@@ -107,10 +109,19 @@ class HfViTImageProcessor(BaseImageProcessor):
 
     def update(self, **changes: Any):
         """Change settings for good; those that depend on them follow, as in a call."""
-        validate_typed_dict(self.valid_kwargs, changes)  # pyright: ignore[reportArgumentType]
+        self._check_types(changes)
         for name, value in override_settings(self.settings(), changes).items():
             if name not in CALL_KEYS:
                 setattr(self, name, value)
+
+    def _check_types(self, changes: dict[str, Any]) -> None:
+        """Raise ValueError for a setting of a wrong type."""
+        try:
+            validate_typed_dict(self.valid_kwargs, changes)  # pyright: ignore[reportArgumentType]
+        except StrictDataclassError as error:
+            name = next((name for name in changes if f"field '{name}'" in str(error)), "a setting")
+            kind = self.valid_kwargs.__annotations__.get(name)
+            raise ValueError(f"{name} is {reprlib.repr(changes.get(name))}; expected {describe_type(kind)}") from error
 
     def settings(self) -> dict[str, Any]:
         """Every setting, by name."""
@@ -121,7 +132,7 @@ class HfViTImageProcessor(BaseImageProcessor):
         call = {name: kwargs.pop(name, None) for name in CALL_KEYS}
         check_choices(call)
         if kwargs:
-            validate_typed_dict(self.valid_kwargs, kwargs)  # pyright: ignore[reportArgumentType]
+            self._check_types(kwargs)
         settings = SimpleNamespace(**override_settings(self.settings(), kwargs), **call)
         if settings.backend == "pillow" and settings.device is not None and torch.device(settings.device).type != "cpu":
             raise ValueError(f'backend="pillow" computes on the CPU, not on {settings.device}')
@@ -132,6 +143,8 @@ class HfViTImageProcessor(BaseImageProcessor):
         """As in the base class, but settings in `kwargs` change others along, as in a call."""
         changes = {name: value for name, value in kwargs.items() if name in cls.valid_kwargs.__annotations__}
         rest = {name: value for name, value in kwargs.items() if name not in changes}
+        if odd := [name for name in FILE_KEYS[:3] if not isinstance(image_processor_dict.get(name), str | None)]:
+            raise ValueError(f"{odd[0]} is {reprlib.repr(image_processor_dict[odd[0]])}; expected text")
         result = super().from_dict(image_processor_dict, **rest)
         (result[0] if isinstance(result, tuple) else result).update(**changes)
         return result

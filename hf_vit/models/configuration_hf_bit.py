@@ -3,13 +3,20 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from huggingface_hub.dataclasses import strict
-
+from .configuration_checks import (
+    MAX_WIDTH,
+    check_amounts,
+    check_counts,
+    check_depths,
+    check_parameters,
+    check_sizes,
+    resnet_weights,
+    strict,
+)
 from .configuration_hf_vision import (
     TRANSFORMERS_BIT,
     HfVisionConfig,
     Size,
-    as_pair,
     refuse_unknown,
     shared_settings,
 )
@@ -141,18 +148,19 @@ class HfBiTConfig(HfVisionConfig):
 
     def validate_architecture(self):
         """Called by `@strict` after construction, and by the model, since fields can be set later."""
+        check_depths(self, "depths")
+        check_counts(self, MAX_WIDTH, "embedding_size", "num_channels")
+        check_sizes(self, "image_size")
+        check_amounts(self, "group_norm_eps", "weight_standardization_eps")
         if not self.depths or min(self.depths) < 1:
             raise ValueError(f"depths is {_listed(self.depths)}; there must be stages, of at least 1 unit each")
-        if self.embedding_size < 1 or self.embedding_size % NUM_GROUPS:
+        if self.embedding_size % NUM_GROUPS:
             raise ValueError(
                 f"embedding_size ({self.embedding_size}) is not a multiple of {NUM_GROUPS}, the groups of its GroupNorm"
             )
         if self.spatial_mixing == "axial_attention" and self.layer_type != "bottleneck":
             raise ValueError(f"layer_type is {self.layer_type!r}; axial attention is for units of type 'bottleneck'")
-        if self.num_channels < 1:
-            raise ValueError(f"num_channels is {self.num_channels}; it must be at least 1")
-        if len(as_pair(self.image_size)) != 2 or min(as_pair(self.image_size)) < 1:
-            raise ValueError(f"image_size is {self.image_size}; it must be an int or (height, width), at least 1")
+        check_parameters(resnet_weights(self.depths, self.embedding_size, self.num_channels))
 
 
 def _listed(depths: Sequence[int]) -> str:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 
+from .configuration_checks import check_general, read_settings, wrong_types_refused
+
 Size = int | list[int] | tuple[int, int]
 
 # What transformers passes to a config besides the fields that the class declares.
@@ -65,6 +67,8 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
         if unknown := sorted(kwargs.keys() - KNOWN_EXTRAS):
             raise ValueError(f"{type(self).__name__} does not know {', '.join(unknown)}")
+        check_general(kwargs, self)
+        self.validate_architecture()  # before anything is made of these numbers
         super().__post_init__(**kwargs)
         self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
 
@@ -79,10 +83,11 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
         """
         settings = kwargs.pop("stored_settings", None)
         if settings is None:
-            settings, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        else:
-            kwargs = {name: value for name, value in kwargs.items() if name not in _WHERE}
-        return cls.in_our_words(settings, str(pretrained_model_name_or_path)), kwargs
+            where = {name: value for name, value in kwargs.items() if name in _WHERE}
+            settings = read_settings(pretrained_model_name_or_path, **where)
+        kwargs = {name: value for name, value in kwargs.items() if name not in _WHERE}
+        with wrong_types_refused(f"the config.json of {pretrained_model_name_or_path}"):
+            return cls.in_our_words(settings, str(pretrained_model_name_or_path)), kwargs
 
     @classmethod
     def in_our_words(cls, settings: dict[str, Any], folder: str) -> dict[str, Any]:

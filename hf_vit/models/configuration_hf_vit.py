@@ -3,8 +3,20 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
 
+from .configuration_checks import (
+    MAX_LAYERS,
+    MAX_TOKENS,
+    MAX_WIDTH,
+    check_amounts,
+    check_counts,
+    check_depths,
+    check_parameters,
+    check_sizes,
+    resnet_weights,
+    strict,
+)
 from .configuration_hf_vision import (
     TRANSFORMERS_BIT,
     HfVisionConfig,
@@ -232,12 +244,13 @@ class HfViTConfig(HfVisionConfig):
 
     def validate_architecture(self):
         """Called by `@strict` after construction, and by the model, since fields can be set later."""
-        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_channels"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("image_size", "patch_size"):
-            if len(as_pair(getattr(self, name))) != 2 or min(as_pair(getattr(self, name))) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be an int or (height, width), at least 1")
+        check_counts(self, MAX_WIDTH, "hidden_size", "num_attention_heads", "intermediate_size", "num_channels")
+        check_counts(self, MAX_WIDTH, "representation_size")
+        check_counts(self, MAX_LAYERS, "num_hidden_layers")
+        check_sizes(self, "image_size", "patch_size")
+        check_amounts(self, "layer_norm_eps", "initializer_range")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act is {self.hidden_act[:50]!r}; known: {', '.join(sorted(ACT2FN))}")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size ({self.hidden_size}) is not a multiple of "
@@ -247,7 +260,24 @@ class HfViTConfig(HfVisionConfig):
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0 and less than 1")
-        self.grid_of(*as_pair(self.image_size))
+        rows, columns = self.grid_size
+        if rows * columns > MAX_TOKENS:
+            raise ValueError(f"image_size {self.image_size} makes {rows * columns:,} patches; at most {MAX_TOKENS:,}")
+        check_parameters(self._count_weights(rows * columns))
+
+    def _count_weights(self, num_patches: int) -> int:
+        """Numbers in the matrices and tables of the encoder; biases, norms and the head are left out."""
+        width, layers = self.hidden_size, self.num_hidden_layers
+        rows, columns = as_pair(self.patch_size)
+        block = 4 * width * width + 2 * width * self.intermediate_size
+        tables = layers if self.position_embedding_placement == "every_layer" else 1
+        tables = 2 * layers if self.position_embedding_type == "relative" else tables
+        pooler = block if self.pooling == "map" else 0
+        inputs = self._count_stem() or self.num_channels * rows * columns * width
+        return layers * block + pooler + inputs + tables * num_patches * width + width * (self.representation_size or 0)
+
+    def _count_stem(self) -> int:
+        return 0
 
     def _validate_positions(self):
         kind, placement = self.position_embedding_type, self.position_embedding_placement
@@ -305,11 +335,20 @@ class HfViTHybridConfig(HfViTConfig):
         return stem_stride(self.stem_depths)
 
     def validate_architecture(self):
+        check_depths(self, "stem_depths")
+        check_counts(self, MAX_WIDTH, "stem_width")
+        check_amounts(self, "group_norm_eps", "weight_standardization_eps")
         if any(depth < 1 for depth in self.stem_depths):
             raise ValueError(f"stem_depths is {self.stem_depths}; every stage must have at least 1 unit")
-        if self.stem_width < 1 or self.stem_width % 32:
+        if self.stem_width % 32:
             raise ValueError(f"stem_width ({self.stem_width}) is not a multiple of 32, the groups of its GroupNorm")
         super().validate_architecture()
+
+    def _count_stem(self) -> int:
+        rows, columns = as_pair(self.patch_size)
+        channels = 4 * self.stem_width * 2 ** (len(self.stem_depths) - 1) if self.stem_depths else self.stem_width
+        stem = resnet_weights(self.stem_depths, self.stem_width, self.num_channels)
+        return stem + channels * rows * columns * self.hidden_size
 
 
 # What the ViTs of transformers call their settings. `vit` and `vit_mae` are models of transformers 5; `vit-hybrid` was

@@ -4,11 +4,14 @@ import os
 from typing import Any
 
 from transformers import AutoImageProcessor
-from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import IMAGE_PROCESSOR_NAME
+from transformers.utils.hub import cached_file
 
 from ..files.output import new_folder
+from ..files.reading import read_json_object
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from .auto import AUTO_MODELS
+from .configuration_checks import read_settings, wrong_types_refused
 from .configuration_hf_vision import Size, as_pair
 from .pretrained import HfVisionPreTrainedModel
 from .upstream import is_of_transformers, model_class_for
@@ -52,7 +55,7 @@ def load_model(
     Raises:
         ValueError: the folder holds a model of another package.
     """
-    stored, _ = PreTrainedConfig.get_config_dict(folder)
+    stored = read_settings(folder)
     if is_of_transformers(stored):
         model_class = model_class_for(stored)
     elif (name := (stored.get("architectures") or ["nothing"])[0]) in _CLASSES:
@@ -64,11 +67,24 @@ def load_model(
 
 
 def load_processor(folder: str | os.PathLike) -> Any:
-    """Load the image processor of a folder or a name on the Hub, whoever's it is; None where there is none."""
-    try:
-        return AutoImageProcessor.from_pretrained(folder)
-    except OSError:
-        return None
+    """Load the image processor of a folder or a name on the Hub, whoever's it is; None where there is none.
+
+    Raises:
+        ValueError: its preprocessor_config.json is damaged, or has values of a wrong type.
+    """
+    file = cached_file(
+        str(folder),
+        IMAGE_PROCESSOR_NAME,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if file is not None:
+        read_json_object(file)
+    with wrong_types_refused(f"the {IMAGE_PROCESSOR_NAME} of {folder}"):
+        try:
+            return AutoImageProcessor.from_pretrained(folder)
+        except OSError:
+            return None
 
 
 def set_processor_size(processor: Any, image_size: Size) -> None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.configuration_utils import PreTrainedConfig
 from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
+from .configuration_checks import read_settings, wrong_types_refused
 from .configuration_hf_vision import HfVisionConfig, Size, as_pair
 from .inference import optimize, restore
 
@@ -94,8 +94,9 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         stored_size: Any = None if config is None else config.image_size
         if name is not None:  # else the weights come as `state_dict=`
             where = {key: kwargs[key] for key in _WHERE if key in kwargs}
-            settings, _ = PreTrainedConfig.get_config_dict(name, **where)
-            stored_size = config_class.in_our_words(settings, str(name)).get("image_size", config_class.image_size)
+            settings = read_settings(name, **where)
+            with wrong_types_refused(f"the config.json of {name}"):
+                stored_size = config_class.in_our_words(settings, str(name)).get("image_size", config_class.image_size)
         image_size = kwargs.pop("image_size", stored_size if config is None else config.image_size)
         if config is not None:
             config = copy.deepcopy(config)

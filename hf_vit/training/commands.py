@@ -1,7 +1,6 @@
 """`finetune` and `pretrain` from beginning to end: the page behind `training/*.py` and `hf-vit train`."""
 
 import logging
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ from accelerate import Accelerator
 from accelerate.utils.memory import should_reduce_batch_size
 from transformers import PreTrainedModel
 
+from ..files.messages import ends_in_one_sentence
 from ..files.output import write_json
 from ..files.progress import silence_progress_bars
 from . import models
@@ -25,7 +25,7 @@ from .assembly import (
 from .data import Shares, Split, train_loader
 from .loop import TrainingStopped, resume, train
 from .optimization import freeze_parameters
-from .recipes import SettingsError, dump, parse_settings
+from .recipes import dump, parse_settings
 from .reporting import card_data, write_curve
 from .settings import DataSettings, FinetuneSettings, PretrainSettings, TrainingSettings
 
@@ -134,11 +134,8 @@ def show(settings: DataSettings) -> dict[str, Any]:
 
 
 def main(command: Callable[[list[str] | None], dict[str, Any]], argv: list[str] | None = None) -> None:
-    """Run a command; an error that the user can mend is one sentence and exit status 2."""
+    """Run a command; an error that the user can mend is one sentence and exit status 2, Ctrl+C one and 130."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     silence_progress_bars()
-    try:
+    with ends_in_one_sentence("error", TrainingStopped):
         command(argv)
-    except (SettingsError, ValueError, TrainingStopped, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None

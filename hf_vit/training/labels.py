@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..catalog.class_names import imagenet_numbers
+from ..files.reading import read_yaml
 from .data import Split
 
 _SHOWN = 5  # names of each list in a message
@@ -63,10 +62,7 @@ def read_label_map(place: str) -> dict[str, str | int]:
     Raises:
         ValueError: it is no mapping of names to names or class numbers.
     """
-    try:
-        content = yaml.safe_load(Path(place).expanduser().read_text(encoding="utf-8-sig"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{place} is no YAML or JSON: {' '.join(str(error).split())[:200]}") from None
+    content = read_yaml(Path(place).expanduser())
     if not isinstance(content, dict):
         raise ValueError(f"{place} is a {type(content).__name__} (expected a mapping: the data's name -> the model's)")
     for key, value in content.items():

@@ -11,6 +11,7 @@ does not, each with its reason. tests/training/test_recipe_audit.py holds both a
 
 import argparse
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Iterable
@@ -18,6 +19,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import yaml
+
+from ..files.messages import shorten
+from ..files.reading import parse_yaml, read_yaml
 
 _Settings = TypeVar("_Settings")
 _STRUCTURE = ("base", "options", "select", "cites", "differs")
@@ -66,8 +70,8 @@ class _SettingsParser(argparse.ArgumentParser):
 
 def _parse_text(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return parse_yaml(text, "the command line")
+    except ValueError:
         return text
 
 
@@ -82,7 +86,7 @@ def read_recipe(path: str | Path, select: dict[str, str] | None = None) -> dict[
 
     What a recipe says itself wins over its base and the options of its base; its options win over what it says.
     """
-    layers = _read_layers(Path(path))
+    layers = _read_layers(Path(path), ())
     selected = _select_levels(layers, select or {}, path)
     values: dict[str, Any] = {}
     for layer in layers:
@@ -103,7 +107,7 @@ def _select_levels(layers: list[dict[str, Any]], select: dict[str, str], path: s
     selected, implied = defaults | select, {}
     groups = {group for layer in layers for group in layer.get("options", {})}
     if unknown := sorted(selected.keys() - groups):
-        raise SettingsError(f"{path} has no options called {unknown[0]!r}; it has {_listing(sorted(groups))}")
+        raise SettingsError(f"{path} has no options called {shorten(unknown[0])}; it has {_listing(sorted(groups))}")
     for layer in layers:
         for group, levels in layer.get("options", {}).items():
             if group in selected:
@@ -114,21 +118,60 @@ def _select_levels(layers: list[dict[str, Any]], select: dict[str, str], path: s
 def _level_of(group: str, levels: dict, level: Any, path: str | Path) -> dict[str, Any]:
     by_name = {str(name): fields for name, fields in levels.items()}
     if str(level) not in by_name:
-        raise SettingsError(f"{group} in {path} has no level {level!r}; it has {_listing(by_name)}")
+        raise SettingsError(f"{group} in {path} has no level {shorten(level)}; it has {_listing(by_name)}")
     return by_name[str(level)]
 
 
-def _read_layers(path: Path) -> list[dict[str, Any]]:
-    """The recipe's base, the base of that, ...: the first to apply comes first."""
+def _read_layers(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
+    """The recipe's base, the base of that, ...: the first to apply comes first.
+
+    Args:
+        above: the recipes that it is the base of.
+    """
+    if path.resolve() in above:
+        raise SettingsError(f"{path} is its own base, by way of {' and '.join(recipe.name for recipe in above)}")
     try:
-        layer = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        layer = read_yaml(path) or {}
     except FileNotFoundError:
         raise SettingsError(f"there is no recipe {path}") from None
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    _check_structure(layer, path)
+    return [*(_read_layers(path.parent / layer["base"], (*above, path.resolve())) if "base" in layer else []), layer]
+
+
+def _check_structure(layer: Any, path: Path) -> None:
+    """Check what makes a recipe one of a family: names of settings, `base`, `options` and `select`.
+
+    Raises:
+        SettingsError: names what is of another type.
+    """
     if not isinstance(layer, dict):
         raise SettingsError(f"{path} holds a {type(layer).__name__}, not settings with values")
-    return [*(_read_layers(path.parent / layer["base"]) if "base" in layer else []), layer]
+    if odd := [name for name in layer if not isinstance(name, str)]:
+        raise SettingsError(f"{path} has a setting called {shorten(odd[0])}; names are text")
+    if not isinstance(layer.get("base", ""), str):
+        raise SettingsError(f"base in {path} is {shorten(layer['base'])}; it must be the name of a recipe beside it")
+    _check_selection(layer, str(path))
+    groups = layer.get("options", {})
+    if not isinstance(groups, dict) or not all(isinstance(levels, dict) for levels in groups.values()):
+        raise SettingsError(f"options in {path} are {shorten(groups)}; they must be groups of levels")
+    for group, levels in groups.items():
+        for level, fields in levels.items():
+            place = f"level {shorten(level)} of {shorten(group)} in {path}"
+            if not isinstance(group, str) or not isinstance(fields, dict):
+                raise SettingsError(f"{place} is {shorten(fields)}; it must be settings with values")
+            if odd := [name for name in fields if not isinstance(name, str)]:
+                raise SettingsError(f"{place} has a setting called {shorten(odd[0])}; names are text")
+            _check_selection(fields, place)
+
+
+def _check_selection(fields: dict[str, Any], place: str) -> None:
+    select = fields.get("select", {})
+    if not isinstance(select, dict) or not all(
+        isinstance(group, str) and isinstance(level, str | int | float) for group, level in select.items()
+    ):
+        raise SettingsError(f"select in {place} is {shorten(select)}; it must be groups, each with the name of a level")
 
 
 def merge(values: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +191,8 @@ def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
     """
     fields = {field.name: field.type for field in dataclasses.fields(settings_class)}  # pyright: ignore[reportArgumentType]
     if unknown := sorted(values.keys() - fields.keys()):
-        raise SettingsError(f"{settings_class.__name__} has no setting called {', '.join(unknown)}")
+        listed = ", ".join(shorten(name).strip("'") for name in unknown[:10])
+        raise SettingsError(f"{settings_class.__name__} has no setting called {listed}")
     settings = settings_class(**{name: convert(name, value, fields[name]) for name, value in values.items()})
     try:
         settings.validate()  # pyright: ignore[reportAttributeAccessIssue]
@@ -162,9 +206,9 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     for option in _alternatives(kind):
         try:
             return _convert_to(value, option)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             continue
-    raise SettingsError(f"{name} is {value!r}; it must be {_describe(kind)}")
+    raise SettingsError(f"{name} is {shorten(value)}; it must be {_describe(kind)}")
 
 
 def _convert_to(value: Any, kind: Any) -> Any:
@@ -191,7 +235,7 @@ def _convert_to(value: Any, kind: Any) -> Any:
     elif kind is str:
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             return str(value)
-    elif not isinstance(value, bool) and kind(value) == float(value):  # int or float
+    elif not isinstance(value, bool) and kind(value) == float(value) and math.isfinite(float(value)):  # int or float
         return kind(value)
     raise TypeError
 
@@ -213,7 +257,7 @@ def _describe(kind: Any) -> str:
 
 
 def _listing(names: Iterable[str]) -> str:
-    return ", ".join(map(str, names)) or "none"
+    return ", ".join(shorten(str(name)).strip("'") for name in list(names)[:50]) or "none"
 
 
 def dump(settings: Any) -> str:

@@ -123,7 +123,7 @@ def test_a_file_states_the_mapping(classifier, tmp_path, suffix):
         ("{Rot: crimson}", "the label map leads from 'Rot' to 'crimson'; the model has 'blue', 'green', 'red'"),
         ("{Rot: 3}", "the label map leads from 'Rot' to 3"),
         ("{Blau: blue}", "the label map has 'Blau', and the data have 'Rot', 'blue', 'green'"),
-        ("{Rot: red", "is no YAML or JSON"),
+        ("{Rot: red", "is not YAML"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(tmp_path, content, message):

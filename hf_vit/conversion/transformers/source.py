@@ -3,7 +3,6 @@
 The tables of names are beside the models; `from_pretrained` applies them.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,9 @@ import transformers
 
 from ...files.contents import MARK
 from ...files.output import new_folder
+from ...files.reading import read_json_object
 from ...images.image_processing_hf_vit import HfViTImageProcessor
+from ...models.configuration_checks import wrong_types_refused
 from ...models.configuration_hf_bit import HfBiTConfig, is_upstream_bit, translate_bit_settings
 from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, translate_settings
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
@@ -56,7 +57,8 @@ class Transformers(Source):
     def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, dict[str, Any]]:
         folder, settings = checkpoint.path.parent, checkpoint.settings
         try:
-            fields = translate_bit_settings(settings) if is_upstream_bit(settings) else translate_settings(settings)
+            with wrong_types_refused(f"the config.json of {folder}"):
+                fields = translate_bit_settings(settings) if is_upstream_bit(settings) else translate_settings(settings)
             if _rebuilds_whole_patches(settings):
                 model, info = _load_masked_image_model(folder, fields | request.overrides)
             else:
@@ -81,7 +83,7 @@ class Transformers(Source):
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
         """By the preprocessor_config.json of the folder."""
         file = checkpoint.path.parent / "preprocessor_config.json"
-        stored = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        stored = read_json_object(file) if file.is_file() else {}
         if "Hybrid" in stored.get("image_processor_type", stored.get("feature_extractor_type", "")):
             # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
             stored = {"resample": BICUBIC, "do_center_crop": True, "crop_size": 224, **stored}

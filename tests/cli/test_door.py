@@ -1,0 +1,231 @@
+"""Values of a wrong type, wherever they come in: one sentence on standard error and exit status 2."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit.cli import main
+from hf_vit.training import commands
+from hf_vit.training.commands import pretrain
+
+from ..models import save_tiny
+from ..paths import GOLDENS, PEERS, RECIPES, ROOT
+
+CONFIGURATIONS = [
+    ({"num_attention_heads": "x"}, "num_attention_heads is 'x'; expected int"),
+    ({"hidden_size": 10**9}, "hidden_size is 1000000000; it must be at least 1 and at most"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be"),
+    ({"hidden_size": 50_000, "intermediate_size": 100_000}, "these settings make a model of about 60"),
+    ({"image_size": [100_000, 120_000]}, "image_size is [100000, 120000]; it must be at most"),
+    ({"image_size": [20, 36, 1]}, "image_size is [20, 36, 1]; it must be an int or (height, width)"),
+    ({"image_size": "x"}, "image_size is 'x'; expected int"),
+    ({"architectures": 3}, "has the architectures 3"),
+    ({"model_type": 5}, "has the model_type 5"),
+    ({"id2label": [1]}, "id2label has the class numbers [1]; they must be 0 to 0"),
+    ({"id2label": {"a": "b"}}, "id2label has the class numbers ['a']"),
+    ({"id2label": None, "num_labels": 10**10}, "num_labels is 10000000000; it must be an int from 0 to"),
+    ({"dtype": "load"}, "dtype is 'load'; it must be a dtype of torch"),
+    ({"hidden_act": "foo"}, "hidden_act is 'foo'; known: gelu"),
+    ({"quantization_config": 4}, "quantization_config is 4"),
+    ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan; it must be at least 0 and finite"),
+    ("[" * 100_000, "has values of a wrong type (RecursionError"),
+    ("[1]", "has values of a wrong type"),
+]
+PROCESSORS = [
+    ({"size": "x"}, "size is 'x'"),
+    ({"size": {"height": 10**6, "width": 10**5}}, "size is {'height': 1000000, 'width': 100000}; it must be at most"),
+    ({"size": {"height": True, "width": 3}}, "size is"),
+    ({"image_mean": ["a"]}, "image_mean is ['a']; expected float"),
+    ({"image_std": [float("inf")] * 3}, "image_std is [inf, inf, inf]; it must be finite"),
+    ({"background": [1, 2]}, "background is [1, 2]; it must be red, green and blue"),
+    ({"preset": ["vit_jax"]}, "preset is ['vit_jax']"),
+    ({"crop_pct": 1e-30, "preset": "timm"}, "crop_pct is 1e-30; it must be at least 0.01"),
+    (
+        {"preset": "native", "max_num_patches": 10**9},
+        "max_num_patches is 1000000000; it must be",
+    ),
+    ({"patch_size": [1, 2, 3]}, "patch_size is [1, 2, 3]; it must be an int or (height, width)"),
+    ({"image_processor_type": 5}, "has values of a wrong type"),
+    ("[1]", "holds a list (expected an object"),
+    ("{", "is not JSON"),
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    Image.new("RGB", (40, 40)).save(folder / "picture.png")
+    return save_tiny(folder / "model")
+
+
+def predict_with(whole, tmp_path, capfd, file, change):
+    """Run `hf-vit predict` on a folder with one file changed; return what it says."""
+    folder = shutil.copytree(whole, tmp_path / "folder")
+    content = change if isinstance(change, str) else json.dumps(json.loads((folder / file).read_text()) | change)
+    (folder / file).write_text(content)
+    status = main(["predict", str(folder), str(whole.parent / "picture.png")])
+    return status, capfd.readouterr().err.strip().splitlines()
+
+
+@pytest.mark.parametrize(("change", "message"), CONFIGURATIONS, ids=lambda value: str(value)[:40])
+def test_a_config_json_of_wrong_values(whole, tmp_path, capfd, change, message):
+    status, lines = predict_with(whole, tmp_path, capfd, "config.json", change)
+    assert status == 2
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+@pytest.mark.parametrize(("change", "message"), PROCESSORS, ids=lambda value: str(value)[:40])
+def test_a_preprocessor_config_json_of_wrong_values(whole, tmp_path, capfd, change, message):
+    status, lines = predict_with(whole, tmp_path, capfd, "preprocessor_config.json", change)
+    assert status == 2
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("num_attention_heads=x", "num_attention_heads is 'x'; expected int"),
+        ("pooling=[1]", "pooling is [1]; expected one of 'cls'"),
+        ("hidden_act=3", "hidden_act is 3; expected str"),
+        ("layer_norm_eps=NaN", "layer_norm_eps is nan"),
+    ],
+)
+def test_a_field_on_the_command_line_of_a_wrong_type(tmp_path, capfd, setting, message):
+    source = GOLDENS / "vit_token.npz"
+    assert main(["convert", str(source), str(tmp_path / "out"), "--set", setting]) == 2
+    said = capfd.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+ALIASES = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 8)}]\n" for before, name in zip("abcdef", "bcdefg", strict=True)
+)
+RECIPES_OF_WRONG_VALUES = [
+    ("base: recipe.yaml\n", "recipe.yaml is its own base"),
+    ("base: [1]\n", "base in .*recipe.yaml is \\[1\\]; it must be the name of a recipe"),
+    ("options: 3\n", "options in .* are 3; they must be groups of levels"),
+    ("options: {a: {b: 3}}\n", "level 'b' of 'a' in .* is 3; it must be settings"),
+    ("select: [a]\n", "select in .* is \\['a'\\]; it must be groups"),
+    ("1: 2\n", "has a setting called 1; names are text"),
+    (ALIASES + "learning_rate: *g\n", "is not YAML: it has an alias"),
+    ("[" * 5_000, "is not YAML"),
+    ("batch_size: " + "9" * 5_000, "is not YAML"),
+    ("epochs: .inf\n", "epochs is inf; it must be float"),
+    ("epochs: .nan\n", "epochs is nan; it must be float"),
+    ("batch_size: .inf\n", "batch_size is inf; it must be int"),
+    ("learning_rate: {a: b}\n", "learning_rate is {'a': 'b'}; it must be float"),
+    ("learning_rate: [" + "x, " * 100_000 + "]\n", "learning_rate is \\['x', 'x', 'x', .*; it must be float"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), RECIPES_OF_WRONG_VALUES, ids=lambda value: value[:30])
+def test_a_recipe_of_wrong_values(tmp_path, capfd, text, message):
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(pretrain, ["--recipe", str(tmp_path / "recipe.yaml"), "--print_config"])
+    said = capfd.readouterr().err
+    assert re.search(message, said)
+    assert said.count("\n") == 1
+    assert len(said) < 2_000
+
+
+def test_bases_that_name_each_other(tmp_path):
+    (tmp_path / "a.yaml").write_text("base: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("base: a.yaml\n")
+    with pytest.raises(ValueError, match=r"a\.yaml is its own base, by way of a\.yaml and b\.yaml"):
+        pretrain(["--recipe", str(tmp_path / "a.yaml"), "--print_config"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("labels.json", b'"abc"', "does not hold names of classes, but a str"),
+        ("labels.json", b"[1, 2, 3, 4, 5]", "the name of class 0 is 1; it must be text"),
+        ("labels.json", b'["a", null, "c", "d", "e"]', "the name of class 1 is None"),
+        ("labels.json", rb'["a", "b\nc", "c", "d", "e"]', r"the name of class 1 is 'b\nc'"),
+        ("labels.json", rb'["\ud800", "b", "c", "d", "e"]', r"the name of class 0 is '\ud800'"),
+        ("labels.json", b'{"0": "a", "2": "b"}', "there is none for 1"),
+        ("labels.txt", b"\xff\xfea\x00", "is not UTF-8 text (byte 0)"),
+        ("labels.txt", b"a\0\nb\nc\nd\ne\n", r"the name of class 0 is 'a\x00'"),
+        ("labels.json", b"[" * 100_000, "nested more than"),
+    ],
+)
+def test_labels_that_are_no_text(tmp_path, capfd, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    source = str(GOLDENS / "vit_token.npz")
+    assert main(["convert", source, str(tmp_path / "out"), "--labels", str(tmp_path / name)]) == 2
+    said = capfd.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_labels_with_a_byte_order_mark(tmp_path):
+    from hf_vit.conversion import convert
+
+    count = int(np.load(GOLDENS / "vit_token.npz")["head/bias"].shape[0])
+    (tmp_path / "labels.txt").write_bytes(b"\xef\xbb\xbf" + "\n".join(f"Käse {n}" for n in range(count)).encode())
+    model, _ = convert(GOLDENS / "vit_token.npz", labels=tmp_path / "labels.txt")
+    assert model.config.id2label[0] == "Käse 0"
+
+
+def test_a_pth_of_which_a_bit_has_flipped(tmp_path, capfd):
+    """The archive's checksum shows it, but torch.load does not look."""
+    content = bytearray((PEERS / "deit.pth").read_bytes())
+    weights = torch.load(PEERS / "deit.pth", weights_only=True)
+    weights = weights.get("model", weights)
+    largest = max(weights.values(), key=torch.Tensor.numel)
+    content[content.index(largest.numpy().tobytes()) + 101] ^= 1
+    (tmp_path / "flipped.pth").write_bytes(content)
+    torch.load(tmp_path / "flipped.pth", weights_only=True)
+    assert main(["convert", str(tmp_path / "flipped.pth"), str(tmp_path / "out")]) == 2
+    assert "flipped.pth is damaged: the checksum of" in capfd.readouterr().err
+
+
+def test_a_pth_without_checksums_is_read(tmp_path):
+    from hf_vit.conversion import convert
+
+    contents = torch.load(PEERS / "deit.pth", weights_only=True)
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(contents, tmp_path / "without.pth")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    model, _ = convert(tmp_path / "without.pth", num_attention_heads=2, position_grid=(5, 9))
+    assert model.config.num_attention_heads == 2
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_training_script_in_one_sentence(tmp_path):
+    command = [sys.executable, "training/pretrain.py", "--recipe", str(RECIPES / "digits.yaml"), "--steps", "100000"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
+    process = subprocess.Popen(
+        [*command, "--output_dir", str(tmp_path / "out")],
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "out" / "recipe.yaml").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.count("error: interrupted; nothing half-written was left\n") == 1
+    assert "Traceback" not in said
