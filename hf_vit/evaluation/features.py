@@ -21,6 +21,7 @@ from ..models.configuration_hf_vit import as_pair
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named
 from ..training.data import EvalSamples, Split
+from ..training.identity import identify_data, identify_model
 from ..training.labels import match_to_split
 from ..training.measuring import collect, model_inputs
 from ..training.settings import EvaluateSettings
@@ -55,6 +56,7 @@ class Extractor:
         model, processor = models.load_encoder(settings.model, settings.image_size)
         self.processor = models.with_preset(processor, settings.preset, model.config)
         self.config = model.config
+        self.model_identity = identify_model(settings.model) if settings.output_dir else {}
         _check_choice(settings, model)
         if settings.compile:
             model.compile()
@@ -67,7 +69,7 @@ class Extractor:
             ValueError: features are not finite, or no image can be read.
         """
         wanted = np.arange(len(split)) if wanted is None else np.unique(wanted)
-        folder = self._folder_of(name)
+        folder = self._folder_of(split, name)
         pieces = list(_read_pieces(folder, self.settings.overwrite))
         known = np.concatenate([piece["index"].numpy() for piece in pieces]) if pieces else np.array([], int)
         self.accelerator.wait_for_everyone()  # before the first process writes more of them
@@ -80,22 +82,23 @@ class Extractor:
             pieces.append(piece)
         return _assemble(pieces, wanted, name)
 
-    def _folder_of(self, name: str) -> Path | None:
+    def _folder_of(self, split: Split, name: str) -> Path | None:
         if not self.settings.output_dir:
             return None
-        text = json.dumps(self._identity(name), sort_keys=True, default=str)
+        text = json.dumps(self._identity(split, name), sort_keys=True, default=str)
         folder = Path(self.settings.output_dir) / "features" / hashlib.sha256(text.encode()).hexdigest()[:16]
         if self.accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / "about.json", text + "\n")
         return folder
 
-    def _identity(self, name: str) -> dict[str, Any]:
+    def _identity(self, split: Split, name: str) -> dict[str, Any]:
         """Everything that features depend on."""
         chosen = ("dataset", "dataset_config", "image_column", "label_column", "image_size", "mixed_precision")
         chosen += ("features", "feature_layer")
         return {
-            "model": models.identify(str(self.settings.model)),
+            "model": self.model_identity,
+            "data": identify_data(split, self.settings),
             "processor": self.processor.to_dict(),
             "split": name,
             **{setting: getattr(self.settings, setting) for setting in chosen},

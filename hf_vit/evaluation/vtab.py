@@ -20,16 +20,25 @@ from ..files.output import write_json, write_text
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.auto import register_auto_classes
 from ..models.configuration_hf_vit import as_pair
-from ..training import models
 from ..training.data import Split
-from ..training.loop import FREE_ON_RESUME, TrainingStopped
+from ..training.identity import identify_data, identify_model
+from ..training.loop import FREE_ON_RESUME, TrainingStopped, with_new_defaults
 from ..training.recipes import build, merge
 from ..training.settings import EvaluateSettings, FinetuneSettings
-from .vtab_data import Task, join, open_task, read_table
+from .vtab_data import Task, TaskData, join, open_task, read_table
 from .vtab_report import summarise, write_figure, write_table
 
 _Finetune = Callable[[FinetuneSettings, Accelerator, Split, Split], dict[str, Any]]
 _SHARED = ("num_workers", "eval_batch_size", "mixed_precision", "compile", "seed")  # of both kinds of settings
+
+_PARTS = {  # of what a result is made with
+    "model": "another model or version of the code",
+    "dataset": "another data set",
+    "split": "another split",
+    "train": "other training data",
+    "test": "other test data",
+    "finetune": "other settings",
+}
 
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator, finetune: _Finetune) -> dict[str, Any]:
@@ -75,6 +84,14 @@ def _takes_presets(model: str) -> bool:
     return isinstance(AutoImageProcessor.from_pretrained(model), HfViTImageProcessor)
 
 
+def _refuse_differences(file: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Refuse a result that was not made with what is there now."""
+    earlier = with_new_defaults(saved["finetune"], FinetuneSettings)
+    saved = {**saved, "finetune": {name: earlier.get(name) for name in current["finetune"]}}
+    if changed := [_PARTS[name] for name in current if saved.get(name) != current[name]]:
+        raise ValueError(f"{file} is of {' and '.join(changed)}: give another --output_dir or --overwrite")
+
+
 class Runner:
     """Runs tasks, each in a folder of its own, and keeps their results.
 
@@ -91,7 +108,7 @@ class Runner:
             del self.common["preset"]  # it measures with the resize that it has
         self.output = Path(str(settings.output_dir))
         self.origin = {
-            "model": models.identify(str(settings.model)),
+            "model": identify_model(str(settings.model)),
             "dataset": settings.dataset,
             "split": settings.split or "test",
         }
@@ -100,10 +117,7 @@ class Runner:
         """Fine-tune on a task and measure the model, which goes unless it is to be kept."""
         started = time.perf_counter()
         data = open_task(task, str(self.settings.dataset))
-        if self.settings.split == "validation":
-            train, test = data.train, data.validation
-        else:
-            train, test = join(data.train, data.validation), data.test
+        train, test = self._splits_of(data)
         self.accelerator.print(f"{task.name}: {len(train)} examples to train on, {len(test)} to measure on")
         metrics = self.finetune(self.settings_of(task), self.accelerator, train, test)
         self.accelerator.free_memory()
@@ -112,7 +126,7 @@ class Runner:
             **{name: metrics[name] for name in ("accuracy", "samples", "skipped")},
             "examples": "listed" if data.listed else "drawn",
             "seconds": time.perf_counter() - started,
-            "made_with": self.made_with(task),
+            "made_with": self.made_with(task, data),
         }
         if self.accelerator.is_main_process:
             self.keep(task, result)
@@ -136,11 +150,18 @@ class Runner:
         resume = (folder / "checkpoints").is_dir() and not self.settings.overwrite
         return build(FinetuneSettings, {**values, "resume": resume, "overwrite": not resume})
 
-    def made_with(self, task: Task) -> dict[str, Any]:
+    def _splits_of(self, data: TaskData) -> tuple[Split, Split]:
+        """What is trained on, and what is measured on."""
+        if self.settings.split == "validation":
+            return data.train, data.validation
+        return join(data.train, data.validation), data.test
+
+    def made_with(self, task: Task, data: TaskData) -> dict[str, Any]:
         """Return all that a result depends on."""
         free = {*FREE_ON_RESUME, "model"}
         values = {name: value for name, value in asdict(self.settings_of(task)).items() if name not in free}
-        return {**self.origin, "finetune": values}
+        train, test = (identify_data(split, self.settings) for split in self._splits_of(data))
+        return {**self.origin, "train": train, "test": test, "finetune": values}
 
     def result_file(self, task: Task) -> Path:
         """File that keeps the result of a task."""
@@ -150,14 +171,19 @@ class Runner:
         """Return the result of an earlier run, if there is one.
 
         Raises:
-            ValueError: it is of another model or other settings.
+            ValueError: it is of another model, other data or other settings.
         """
         file = self.result_file(task)
         if self.settings.overwrite or not file.exists():
             return None
         result = json.loads(file.read_text(encoding="utf-8"))
-        if result["made_with"] != self.made_with(task):
-            raise ValueError(f"{file} is of another model or other settings: give another --output_dir or --overwrite")
+        try:
+            data = open_task(task, str(self.settings.dataset))
+        except ValueError as error:
+            self.accelerator.print(f"{error}; the result in {file} is taken without a look at its data")
+            return result
+        current = self.made_with(task, data)
+        _refuse_differences(file, result["made_with"], json.loads(json.dumps(current)))
         return result
 
     def keep(self, task: Task, result: dict[str, Any]):

@@ -13,6 +13,7 @@ from accelerate.utils import DistributedType, set_seed
 from . import checkpoints
 from .checkpoints import Checkpoints
 from .data import Shares
+from .identity import describe
 from .objectives import Objective
 from .optimization import MovingAverage, set_learning_rate
 from .reporting import Report
@@ -49,6 +50,7 @@ class Run:
     skipped: int = 0  # unreadable images on all processes
     history: list[dict[str, float]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    identity: dict[str, Any] = field(default_factory=dict)  # of "data", and of the "model" that training began from
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -227,6 +229,7 @@ def _state_of(run: Run) -> dict[str, Any]:
         "num_steps": run.num_steps,
         "shares": {"processes": run.shares.processes, "per_device_batch_size": run.shares.per_device},
         "settings": asdict(run.settings),
+        "identity": run.identity,
         "scaler": scaler.state_dict() if scaler is not None else None,
         "history": run.history,
     }
@@ -236,7 +239,7 @@ def resume(run: Run) -> None:
     """Restore the run from its newest intact checkpoint; without one it starts from the beginning.
 
     Raises:
-        ValueError: when the settings differ, naming each difference.
+        ValueError: when settings, data or the model to begin from differ, naming each difference.
     """
     if run.accelerator.distributed_type == DistributedType.DEEPSPEED:
         raise ValueError("DeepSpeed keeps the optimiser's state to itself; resume needs another launcher template")
@@ -249,7 +252,9 @@ def resume(run: Run) -> None:
         )
         return
     groups, state = checkpoints.read(path)
-    _refuse_differences(state, _state_of(run))
+    _refuse_differences(state, _state_of(run), type(run.settings))
+    if "identity" not in state:
+        run.accelerator.print(f"{path} does not say which data it was trained on: they are taken to be the same.")
     model = run.accelerator.unwrap_model(run.model)
     checkpoints.restore_model(model, groups["model"])
     checkpoints.restore_optimizer(model, run.optimizer.optimizer, groups["optimizer"])
@@ -262,12 +267,19 @@ def resume(run: Run) -> None:
     run.accelerator.print(f"Resuming from {path} at step {run.step} of {run.num_steps}.")
 
 
-def _refuse_differences(saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """A run resumes with the settings it had, or not at all."""
+def with_new_defaults(saved: dict[str, Any], settings_class: type[TrainingSettings]) -> dict[str, Any]:
+    """Settings that were saved, with the defaults of those that did not exist then."""
+    defaults = settings_class()
+    return {**{name: value for name, value in asdict(defaults).items() if name not in FREE_ON_RESUME}, **saved}
+
+
+def _refuse_differences(saved: dict[str, Any], current: dict[str, Any], settings_class: type[TrainingSettings]) -> None:
+    """A run resumes with the settings and on the data it had, or not at all."""
+    before = with_new_defaults(saved["settings"], settings_class)
     differences = [
-        f"{name} was {saved['settings'].get(name)} and is {value}"
+        f"{name} was {before.get(name)} and is {value}"
         for name, value in current["settings"].items()
-        if name not in FREE_ON_RESUME and saved["settings"].get(name) != value
+        if name not in FREE_ON_RESUME and before.get(name) != value
     ]
     differences += [
         f"{name} was {saved['shares'][name]} and is {value}"
@@ -278,3 +290,10 @@ def _refuse_differences(saved: dict[str, Any], current: dict[str, Any]) -> None:
         differences.append(f"the number of steps was {saved['num_steps']} and is {current['num_steps']}")
     if differences:
         raise ValueError(f"cannot resume with other settings: {'; '.join(differences)}")
+    changed = [
+        f"the {what} was {describe(identity)} and is {describe(current['identity'][what])}"
+        for what, identity in saved.get("identity", {}).items()
+        if identity != current["identity"].get(what)
+    ]
+    if changed:
+        raise ValueError(f"cannot resume with what has changed: {'; '.join(changed)}")

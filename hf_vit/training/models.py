@@ -1,13 +1,11 @@
 """The models that are trained: loaded with a new head, or built from a configuration; and their image processors."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, PreTrainedModel
 
-from ..files.download import sha256_of
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.auto import register_auto_classes
 from ..models.configuration_hf_bit import HfBiTConfig
@@ -179,12 +177,6 @@ def load_encoder(name: str, image_size: Size | None = None) -> tuple[PreTrainedM
     model, processor, info = _load(HfViTModel if theirs else AutoModel, name, image_size)
     _refuse_random_weights(info, name)
     return model, processor
-
-
-def identify(name: str) -> dict[str, Any]:
-    """What tells a model from another one: the sha256 of its weights if they are in a folder, else its name."""
-    digests = {file.name: sha256_of(file) for file in sorted(Path(name).glob("*.safetensors"))}
-    return {"weights": digests} if digests else {"name": name}
 
 
 def with_preset(processor: Any, preset: str | None, config: Any) -> Any:

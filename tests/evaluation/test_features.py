@@ -12,7 +12,6 @@ from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
-from hf_vit.training import models
 from hf_vit.training.recipes import parse_settings
 from hf_vit.training.settings import EvaluateSettings
 
@@ -150,11 +149,3 @@ def test_a_model_without_a_head_has_features(tiny, colors, tmp_path):
     HfViTImageProcessor.from_pretrained(tiny).save_pretrained(tmp_path)
     bare, whole = (extract(extractor_of(folder, colors)).values for folder in (tmp_path, tiny))
     assert torch.equal(bare, whole)
-
-
-def test_a_model_is_known_by_its_weights(tiny, tmp_path):
-    save_tiny(tmp_path / "same", patch_size=4, representation_size=10)
-    save_tiny(tmp_path / "other", patch_size=4, representation_size=9)
-    assert models.identify(str(tiny)) == models.identify(str(tmp_path / "same"))
-    assert models.identify(str(tiny)) != models.identify(str(tmp_path / "other"))
-    assert models.identify("google/vit-base-patch16-224") == {"name": "google/vit-base-patch16-224"}

@@ -1,6 +1,7 @@
 """VTAB-1k on stand-ins of the right form for each kind of task; the targets by hand."""
 
 import json
+import shutil
 
 import datasets
 import numpy as np
@@ -25,6 +26,7 @@ from hf_vit.training.recipes import read_recipe
 from hf_vit.training.settings import EvaluateSettings
 
 from ..launching import arguments
+from ..models import save_tiny
 from ..paths import ROOT
 from ..photographs import draw_picture
 
@@ -309,7 +311,7 @@ def test_the_runner_finishes_what_can_be_done_and_goes_on_later(tiny, root, tmp_
     assert table[0].split(" | ")[2] == tiny.name
     assert "| EuroSAT | specialized | 100.0 | 96.7 | 96.5 | 95.6 |" in table
     assert (tmp_path / "vtab.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="is of another model or other settings"):
+    with pytest.raises(ValueError, match="is of another split and other training data and other test data"):
         evaluate(vtab_arguments(tiny, root, tmp_path, "EuroSAT", split="validation"))
     with pytest.raises(ValueError, match="there is no task Cats; there are Caltech101"):
         evaluate(vtab_arguments(tiny, root, tmp_path, "Cats"))
@@ -368,3 +370,31 @@ def test_every_row_of_the_table_is_understood():
     for task in TASKS.values():
         assert task.target is None or task.target in vtab_data.TARGETS
         assert task.splits.keys() <= {"train", "validation", "test"}
+
+
+def test_a_result_of_other_data_or_another_model_is_refused(root, tmp_path, capsys):
+    """Of images that were replaced, and of a config.json that was edited beside the same weights."""
+    model, data = save_tiny(tmp_path / "model"), tmp_path / "data"
+    shutil.copytree(root / "eurosat", data / "eurosat")
+    settings = vtab_arguments(model, data, tmp_path / "out", "EuroSAT")
+    report = evaluate(settings)
+    assert evaluate(settings) == report
+    rivers = sorted((data / "eurosat" / "train" / "river").iterdir())
+    before = [file.read_bytes() for file in rivers]
+    for file in rivers:
+        shutil.copyfile(data / "eurosat" / "train" / "forest" / file.name, file)
+    with pytest.raises(
+        ValueError, match=r"eurosat.json is of other training data: give another --output_dir or --over"
+    ):
+        evaluate(settings)
+    for file, content in zip(rivers, before, strict=True):
+        file.write_bytes(content)
+    config = (model / "config.json").read_text(encoding="utf-8")
+    edited = {**json.loads(config), "hidden_act": "relu"}
+    (model / "config.json").write_text(json.dumps(edited), encoding="utf-8")
+    with pytest.raises(ValueError, match="is of another model or version of the code"):
+        evaluate(settings)
+    (model / "config.json").write_text(config, encoding="utf-8")
+    (data / "eurosat").rename(data / "elsewhere")
+    assert evaluate(settings) == report
+    assert "is taken without a look at its data" in capsys.readouterr().out

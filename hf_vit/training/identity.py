@@ -1,0 +1,123 @@
+"""Identities of models and data: what cached features, results and checkpoints were made with."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import datasets
+from transformers.utils.hub import cached_file, extract_commit_hash
+
+from ..files.download import sha256_of
+from ..files.versions import versions_of
+from .data import Split
+from .settings import DataSettings
+from .sources import files_of_stream
+
+_MOST_BYTES = 2**30  # of images whose content is read for their identity: some seconds
+_MODEL_FILES = (
+    "*.safetensors",
+    "*.bin",
+    "*.index.json",
+    "config.json",
+    "*processor_config.json",
+    "adapter_config.json",
+)
+
+
+def identify_model(name: str) -> dict[str, Any]:
+    """Identity of a model: the sha256 of its weights, configuration and processor, or its commit on the Hub; and code.
+
+    Raises:
+        ValueError: it is on the Hub, and its commit cannot be told.
+    """
+    code = versions_of(("hf_vit", "transformers"))
+    folder = Path(name)
+    if folder.is_dir():
+        files = sorted({file for pattern in _MODEL_FILES for file in folder.glob(pattern)})
+        return {"files": {file.name: sha256_of(file) for file in files}, "code": code}
+    commit = extract_commit_hash(cached_file(name, "config.json"), None)
+    if commit is None:
+        raise ValueError(f"cannot tell which commit of {name} is loaded; pass a folder of it")
+    return {"name": name, "commit": commit, "code": code}
+
+
+def identify_data(split: Split, settings: DataSettings) -> dict[str, Any]:
+    """Identity of images and labels: the sha256 of their content, or of what says that it has not changed.
+
+    Up to 1 GiB of images are read. Of more, the fingerprint of `datasets` counts, which follows the commit of a data
+    set on the Hub and the files of a local one, and size and time of change of every image file; of a stream, the
+    commit, or the size and time, of each file.
+    """
+    meaning = {"names": split.label_names, "numbers": split.numbers, "labels": split.num_labels}
+    meaning |= {"image_column": split.image_column, "label_column": split.label_column}
+    if isinstance(split.samples, datasets.IterableDataset):
+        return {"stream": _digest([meaning, files_of_stream(str(settings.dataset), settings.dataset_config)])}
+    images = len(split)
+    content = _hash_content(split)
+    if content is not None:
+        return {"content": _digest([meaning, content]), "images": images}
+    return {"fingerprint": _digest([meaning, split.samples._fingerprint, _hash_times(split)]), "images": images}
+
+
+def describe(identity: dict[str, Any]) -> str:
+    """A few words for a message."""
+    words = {name: _digest(value) if isinstance(value, dict) else str(value) for name, value in identity.items()}
+    return ", ".join(f"{name} {word[:12]}" for name, word in words.items())
+
+
+def _hash_content(split: Split) -> str | None:
+    """sha256 over the bytes of every image and its label, in order; None when there are too many bytes."""
+    digest, size = hashlib.sha256(), 0
+    columns = [column for column in (split.image_column, split.label_column) if column is not None]
+    for batch in split.samples.select_columns(columns).iter(256):
+        labels = batch[split.label_column] if split.label_column is not None else [None] * len(batch[columns[0]])
+        for image, label in zip(batch[split.image_column], labels, strict=True):
+            size += _size_of(image)
+            if size > _MOST_BYTES:
+                return None
+            content = _content_of(image)
+            digest.update(f"{len(content)} {json.dumps(label, sort_keys=True, default=str)} ".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def _hash_times(split: Split) -> str:
+    """sha256 over size and time of change of every image file; of nothing where images lie in tables."""
+    digest = hashlib.sha256()
+    if split.samples[0][split.image_column]["bytes"] is None:
+        for batch in split.samples.select_columns([split.image_column]).iter(4096):
+            for image in batch[split.image_column]:
+                digest.update(f"{_stat_of(image)}".encode())
+    return digest.hexdigest()
+
+
+def _size_of(image: dict[str, Any] | None) -> int:
+    """Bytes of an undecoded image; 0 where the file cannot be read."""
+    if image is None or image["bytes"] is not None:
+        return len(image["bytes"]) if image else 0
+    return _stat_of(image)[0]
+
+
+def _stat_of(image: dict[str, Any]) -> tuple[int, int]:
+    """Size and time of change of an image file; zeros where it cannot be read."""
+    try:
+        found = os.stat(image["path"])
+    except (OSError, TypeError, ValueError):
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+def _content_of(image: dict[str, Any] | None) -> bytes:
+    """The file of an undecoded image, as `data.decode` finds it; empty where it cannot be read."""
+    if image is None or image["bytes"] is not None:
+        return image["bytes"] if image else b""
+    try:
+        return Path(image["path"]).read_bytes()
+    except (OSError, TypeError, ValueError):
+        return b""
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

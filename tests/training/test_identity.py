@@ -1,0 +1,190 @@
+"""Identities of models and data, and what uses them: features, results of VTAB, and resumed runs."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from huggingface_hub import constants
+
+from hf_vit.evaluation.commands import evaluate
+from hf_vit.training import identity as module
+from hf_vit.training.assembly import open_named
+from hf_vit.training.commands import finetune, pretrain
+from hf_vit.training.identity import identify_data, identify_model
+from hf_vit.training.loop import FREE_ON_RESUME, with_new_defaults
+from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
+
+from ..launching import DIGITS, arguments
+from ..models import save_tiny
+from ..photographs import draw_picture
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerator")
+
+COLORS = {"blue": (30, 60, 220), "green": (40, 200, 50), "red": (220, 40, 40)}
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return save_tiny(tmp_path / "tiny", patch_size=4, representation_size=10)
+
+
+@pytest.fixture
+def colors(tmp_path):
+    """Pictures of three colours, 8 of each to learn from and 4 to measure on."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 8), ("test", 4)):
+        for name, color in COLORS.items():
+            folder = tmp_path / "colors" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                draw_picture(color, rng).save(folder / f"{number}.bmp")
+    return tmp_path / "colors"
+
+
+def edit_config(folder, **fields):
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **fields}), encoding="utf-8")
+
+
+def replace_in_silence(folder, like):
+    """Pictures of another colour in the place of those of a class: same names, sizes and times."""
+    for file in folder.iterdir():
+        before = file.stat()
+        shutil.copyfile(like / file.name, file)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert file.stat().st_size == before.st_size
+
+
+def data_of(dataset, **changes):
+    settings = EvaluateSettings(dataset=str(dataset), **changes)
+    return identify_data(open_named(settings, "train"), settings)
+
+
+def test_a_model_is_known_by_weights_config_processor_and_code(tiny, tmp_path, monkeypatch):
+    first = identify_model(str(tiny))
+    shutil.copytree(tiny, tmp_path / "same")
+    (tmp_path / "same" / "metrics.json").write_text("{}")
+    assert identify_model(str(tmp_path / "same")) == first
+    edit_config(tmp_path / "same", hidden_act="relu")
+    other = save_tiny(tmp_path / "other", patch_size=4, representation_size=9)
+    shutil.copytree(tiny, tmp_path / "resized")
+    processor = tmp_path / "resized" / "preprocessor_config.json"
+    processor.write_text(processor.read_text().replace("vit_jax", "timm"))
+    found = [identify_model(str(folder)) for folder in (tmp_path / "same", other, tmp_path / "resized")]
+    monkeypatch.setattr(module, "versions_of", lambda packages: dict.fromkeys(packages, "99"))
+    found.append(identify_model(str(tiny)))
+    assert all(identity != first for identity in found)
+
+
+def test_a_model_on_the_hub_is_known_by_its_commit(tiny, tmp_path, monkeypatch):
+    """In a cache as huggingface_hub lays it out."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "cache" / "models--alice--tiny"
+    (repository / "refs").mkdir(parents=True)
+    for commit in ("a" * 40, "b" * 40):
+        shutil.copytree(tiny, repository / "snapshots" / commit)
+        (repository / "refs" / "main").write_text(commit)
+        identity = identify_model("alice/tiny")
+        assert (identity["name"], identity["commit"]) == ("alice/tiny", commit)
+
+
+def test_data_are_known_by_their_content(colors, tmp_path):
+    first = data_of(colors)
+    shutil.copytree(colors, tmp_path / "moved")
+    assert data_of(tmp_path / "moved") == first
+    replace_in_silence(colors / "train" / "red", colors / "train" / "green")
+    assert data_of(colors) != first
+    (tmp_path / "moved" / "train" / "red").rename(tmp_path / "moved" / "train" / "rose")
+    assert data_of(tmp_path / "moved") != first
+
+
+def test_big_data_are_known_by_their_files(colors, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_BYTES", 10)
+    first = data_of(colors)
+    assert ("fingerprint" in first, data_of(colors)) == (True, first)
+    os.utime(colors / "train" / "red" / "3.bmp", (1, 1))
+    assert data_of(colors) != first
+
+
+def test_a_stream_is_known_by_its_files(colors):
+    first = data_of(colors, streaming=True)
+    assert ("stream" in first, data_of(colors, streaming=True)) == (True, first)
+    os.utime(colors / "train" / "red" / "3.bmp", (1, 1))
+    assert data_of(colors, streaming=True) != first
+
+
+@pytest.mark.parametrize("change", ["heads", "training images"])
+def test_features_of_something_else_are_computed_anew(tiny, colors, tmp_path, change):
+    """As if nothing had been kept: another model with the same weights, other images in files of the same names."""
+    settings = {"model": tiny, "dataset": colors, "num_workers": 0, "protocol": "linear_probe", "probe_l2": "0.1"}
+    before = evaluate(arguments(**settings, output_dir=tmp_path / "out"))
+    if change == "heads":
+        edit_config(tiny, num_attention_heads=7, hidden_act="relu")
+    else:
+        replace_in_silence(colors / "train" / "red", colors / "train" / "green")
+    after = evaluate(arguments(**settings, output_dir=tmp_path / "out"))
+    assert after == evaluate(arguments(**settings))
+    assert after["loss"] != before["loss"]
+
+
+def finetune_colors(colors, tiny, output, **changes):
+    settings = {"model": tiny, "dataset": colors, "steps": 2, "batch_size": 4, "save_every": 2, "num_workers": 0}
+    return finetune(arguments(**settings, report_to="none", output_dir=output, **changes))
+
+
+def test_a_run_whose_data_changed_is_not_resumed(tiny, colors, tmp_path):
+    finetune_colors(colors, tiny, tmp_path / "out")
+    finetune_colors(colors, tiny, tmp_path / "out", resume="true")
+    replace_in_silence(colors / "train" / "red", colors / "train" / "green")
+    sentence = (
+        r"cannot resume with what has changed: the data was content \w{12}, images 24 and is content \w{12}, .* 24$"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        finetune_colors(colors, tiny, tmp_path / "out", resume="true")
+
+
+def test_a_run_whose_model_changed_is_not_resumed(tiny, colors, tmp_path):
+    finetune_colors(colors, tiny, tmp_path / "out")
+    edit_config(tiny, hidden_act="relu")
+    with pytest.raises(
+        ValueError, match=r"cannot resume with what has changed: the model was files \w{12} and is files \w{12}$"
+    ):
+        finetune_colors(colors, tiny, tmp_path / "out", resume="true")
+
+
+def edit_state(output, edit):
+    """Change what the newest checkpoint says, with its checksum."""
+    from hf_vit.files.download import sha256_of
+
+    checkpoint = sorted((output / "checkpoints").iterdir())[-1]
+    state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    edit(state)
+    (checkpoint / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    sums = json.loads((checkpoint / "checksums.json").read_text(encoding="utf-8"))
+    sums["state.json"] = sha256_of(checkpoint / "state.json")
+    (checkpoint / "checksums.json").write_text(json.dumps(sums), encoding="utf-8")
+
+
+def test_a_run_of_an_earlier_version_is_resumed(tmp_path, capsys):
+    """It knows neither identities nor a setting that came later, which has its default, or is refused."""
+    settings = {**DIGITS, "steps": 2, "warmup_steps": 0, "save_every": 2, "num_workers": 0, "output_dir": tmp_path}
+    pretrain(arguments(**settings))
+
+    def age(state):
+        del state["identity"], state["settings"]["head"], state["settings"]["cooldown_steps"]
+
+    edit_state(tmp_path, age)
+    pretrain(arguments(**settings, resume="true"))
+    assert "does not say which data it was trained on: they are taken to be the same" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="cooldown_steps was 0 and is 1"):
+        pretrain(arguments(**settings, resume="true", cooldown_steps=1))
+
+
+@pytest.mark.parametrize("settings_class", [FinetuneSettings, PretrainSettings])
+def test_new_settings_have_their_defaults(settings_class):
+    settings = with_new_defaults({"steps": 7}, settings_class)
+    assert (settings["steps"], settings["batch_size"]) == (7, 512)
+    assert not FREE_ON_RESUME & settings.keys()
