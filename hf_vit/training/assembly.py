@@ -20,7 +20,6 @@ from .allocation import keep_freed_memory
 from .augmentation import TrainTransform
 from .checkpoints import Checkpoints
 from .data import EvalSamples, Shares, Split, eval_loader, open_split
-from .identity import identify_data, identify_model
 from .labels import match_to_split
 from .loop import Run
 from .measuring import empty_batch, predict, score
@@ -29,7 +28,7 @@ from .optimization import MovingAverage, build_optimizer
 from .recipes import SettingsError, dump
 from .reporting import choose_trackers
 from .schedules import build_schedule
-from .settings import DataSettings, FinetuneSettings, PretrainSettings, TrainingSettings
+from .settings import DataSettings, PretrainSettings, TrainingSettings
 from .sources import load_split
 
 
@@ -120,19 +119,9 @@ def prepare_run(
     objective = _make_objective(settings, normalizer, model.config)
     checkpoints = Checkpoints(output_of(settings) / "checkpoints", settings.keep_checkpoints)
     state = Run(settings, accelerator, prepared, optimizer, schedule, num_steps, shares, objective, checkpoints)
-    state.identity = _identify(settings, split)
     if settings.ema_decay is not None:
         state.average = MovingAverage(state.parameters, settings.ema_decay)
     return state
-
-
-def _identify(settings: TrainingSettings, split: Split) -> dict[str, Any]:
-    """What a run was made from and a resumed one must be made from too, whatever the version of the code."""
-    identity = {"data": identify_data(split, settings)}
-    if isinstance(settings, FinetuneSettings):
-        model = identify_model(str(settings.model))
-        identity["model"] = {name: value for name, value in model.items() if name != "code"}
-    return identity
 
 
 def _make_objective(settings: TrainingSettings, normalizer: Normalizer, config: Any) -> Objective:

@@ -23,6 +23,7 @@ from .assembly import (
     train_transform,
 )
 from .data import Shares, Split, train_loader
+from .identity import identify_run
 from .loop import TrainingStopped, resume, train
 from .optimization import freeze_parameters
 from .recipes import dump, parse_settings
@@ -107,6 +108,7 @@ def _train_and_save(
     shares = Shares(settings.batch_size, per_device, accelerator.num_processes, accelerator.process_index)
     accelerator.gradient_accumulation_steps = shares.accumulation
     state = prepare_run(settings, accelerator, model, processor, split, shares)
+    state.identity = identify_run(settings, split)
     if settings.resume:
         resume(state)
     steps = range(state.step, state.num_steps)

@@ -12,7 +12,7 @@ from transformers.utils.hub import cached_file, extract_commit_hash
 from ..files.download import sha256_of
 from ..files.versions import versions_of
 from .data import Split
-from .settings import DataSettings
+from .settings import DataSettings, FinetuneSettings, TrainingSettings
 from .sources import files_of_stream
 
 _MOST_BYTES = 2**30  # of images whose content is read for their identity: some seconds
@@ -59,6 +59,15 @@ def identify_data(split: Split, settings: DataSettings) -> dict[str, Any]:
     if content is not None:
         return {"content": _digest([meaning, content]), "images": images}
     return {"fingerprint": _digest([meaning, split.samples._fingerprint, _hash_times(split)]), "images": images}
+
+
+def identify_run(settings: TrainingSettings, split: Split) -> dict[str, Any]:
+    """What a run was made from and a resumed one must be made from too, whatever the version of the code."""
+    identity = {"data": identify_data(split, settings)}
+    if isinstance(settings, FinetuneSettings):
+        model = identify_model(str(settings.model))
+        identity["model"] = {name: value for name, value in model.items() if name != "code"}
+    return identity
 
 
 def describe(identity: dict[str, Any]) -> str:
