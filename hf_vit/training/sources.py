@@ -39,7 +39,7 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
 def files_of_stream(name: str, config: str | None = None) -> dict[str, Any]:
     """The files of a data set on the Hub or in a folder, each with its commit, or its size and time of change."""
     builder = datasets.load_dataset_builder(**_reader_of(name), name=config)
-    files = {str(split): places for split, places in (builder.config.data_files or {}).items()}
+    files: dict[str, Any] = {str(split): places for split, places in (builder.config.data_files or {}).items()}
     local = {place: Path(place).stat() for places in files.values() for place in places if Path(place).is_file()}
     return {
         "files": {split: [str(place) for place in places] for split, places in files.items()},
