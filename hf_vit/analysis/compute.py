@@ -106,24 +106,13 @@ def count_compute(
 
 def count_multiply_adds(model: PreTrainedConfig | nn.Module, image_size: Size | None = None) -> int:
     """`count_compute(...).multiply_adds`, without the rest."""
-    with _shapes_of(model, image_size) as (shapes, one):
-        return _count_flops(shapes, one, output_hidden_states=True)[type(shapes).__name__] // FLOPS_PER_MULTIPLY_ADD
+    return count_with_padding(model, image_size)[0]
 
 
-def parts_of_logits(model: PreTrainedConfig | nn.Module, part_of: Callable[[str], str]) -> list[Part]:
-    """Parts of what the logits need, in the order of the model.
+def count_with_padding(model: PreTrainedConfig | nn.Module, image_size: Size | None = None) -> tuple[int, int]:
+    """Multiply-adds, and how many of them standardised convolutions spend on the zeros around a map.
 
-    Args:
-        part_of: the name of a module, such as "vit.layers.0.mlp.fc1" -> the name of its part.
-    """
-    with _shapes_of(model, None) as (shapes, one):
-        return _parts(shapes, _count_flops(shapes, one), part_of)
-
-
-def count_on_padding(model: PreTrainedConfig | nn.Module, image_size: Size | None = None) -> int:
-    """Multiply-adds of standardised convolutions with the zeros around a map, which are part of `multiply_adds`.
-
-    Torch's counter counts them, that of XLA does not, and the paper's exaFLOPs of ResNets seem to be without.
+    Torch's counter counts the latter too, that of XLA does not, and the paper's exaFLOPs of ResNets seem to be without.
     """
     on_padding = []
 
@@ -135,12 +124,22 @@ def count_on_padding(model: PreTrainedConfig | nn.Module, image_size: Size | Non
         padded = output.shape[-2] * output.shape[-1] * convolution.kernel_size[0] ** 2 - taps[0] * taps[1]
         on_padding.append(convolution.in_channels * convolution.out_channels * padded)
 
-    with _shapes_of(model, image_size) as (shapes, one):
+    with _shapes_of(model, image_size) as (shapes, one), torch.no_grad():
         for module in shapes.modules():
             if isinstance(module, StandardizedConv2d):
                 module.register_forward_hook(look)
-        shapes(one)
-    return sum(on_padding)
+        flops = _count_flops(shapes, one, output_hidden_states=True)[type(shapes).__name__]
+    return flops // FLOPS_PER_MULTIPLY_ADD, sum(on_padding)
+
+
+def parts_of_logits(model: PreTrainedConfig | nn.Module, part_of: Callable[[str], str]) -> list[Part]:
+    """Parts of what the logits need, in the order of the model.
+
+    Args:
+        part_of: the name of a module, such as "vit.layers.0.mlp.fc1" -> the name of its part.
+    """
+    with _shapes_of(model, None) as (shapes, one):
+        return _parts(shapes, _count_flops(shapes, one), part_of)
 
 
 def _taps(size: int, outputs: int, kernel_size: int, stride: int, padding: str) -> int:
@@ -157,14 +156,8 @@ def _shapes_of(model: PreTrainedConfig | nn.Module, image_size: Size | None, att
     size = as_pair(config.image_size if image_size is None else image_size)
     config = type(config).from_dict({**config.to_dict(), "image_size": size}, attn_implementation=attention)
     with FakeTensorMode(), no_init_weights():
-        yield _build(model, config).eval(), torch.empty(1, config.num_channels, *size)
-
-
-def _build(model: PreTrainedConfig | nn.Module, config: PreTrainedConfig) -> Any:
-    """The same model anew, without weights."""
-    if isinstance(model, nn.Module):
-        return type(model)(config)
-    return AutoModelForImageClassification.from_config(config)
+        build: Any = type(model) if isinstance(model, nn.Module) else AutoModelForImageClassification.from_config
+        yield build(config).eval(), torch.empty(1, config.num_channels, *size)
 
 
 def _count_flops(model: Any, images: torch.Tensor, **options: bool) -> dict[str, int]:

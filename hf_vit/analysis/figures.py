@@ -49,7 +49,7 @@ def plot_attention_maps(image: np.ndarray, maps: np.ndarray, title: str = "") ->
         image: as in `plot_attention_rollout`.
         maps: (heads, rows, columns), such as `attention_maps(...)[0, -1]`.
     """
-    columns = min(len(maps), 4 if len(maps) > 4 else len(maps))
+    columns = min(4, len(maps))
     rows = -(-len(maps) // columns)
     size = 2.5
     figure = _figure(columns * size * _aspect(image) + 1.0, rows * (size + 0.3) + 0.5)
@@ -191,13 +191,10 @@ def _name_points(figure: "Figure", axes, runs: Sequence[Run]) -> None:
 def _figure(width: float, height: float) -> "Figure":
     """Without pyplot, which would keep every figure and open windows."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("drawing needs matplotlib: pip install 'hf_vit[analysis]'") from error
-    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
 
 
 def _heat(axes, values: np.ndarray, image: np.ndarray, scale: np.ndarray | None = None, **options):

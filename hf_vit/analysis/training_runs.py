@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..models.variants import VARIANTS, config_of_variant
-from .compute import FLOPS_PER_MULTIPLY_ADD, count_multiply_adds, count_on_padding
+from .compute import FLOPS_PER_MULTIPLY_ADD, count_with_padding
 
 # A step costs three forwards: one, and a backward of twice its cost. With this the exaFLOPs of the paper come out.
 _FORWARDS_PER_STEP = 3
@@ -71,14 +71,18 @@ def table_rows(number: int) -> list[dict[str, Any]]:
 
     Returns:
         For each row `model`, `dataset`, `epochs`, `source`, what the table prints by column, and in exaFLOPs `computed`
-        and `computed_without_padding` (see `count_on_padding`), which are None for a model that is not of this package
-        or was trained otherwise.
+        and `computed_without_padding` (see `count_with_padding`), which are None for a model that is none of this
+        package or was trained otherwise.
     """
+    return [{**row, **_computed(row)} for row in _printed_rows(number)]
+
+
+def _printed_rows(number: int) -> list[dict[str, Any]]:
     table, rows = published()[f"table_{number}"], []
     for row in table["rows"]:
         row = {"dataset": table.get("dataset"), "epochs": None, "source": table["source"], **row}
         printed = dict(zip(table["columns"], row.pop("printed"), strict=True))
-        rows.append({**row, **printed, **_computed(row)})
+        rows.append({**row, **printed})
     return rows
 
 
@@ -95,14 +99,13 @@ def _computed(row: Mapping[str, Any]) -> dict[str, float | None]:
 @cache
 def _count(model: str, classes: int) -> tuple[int, int]:
     """Multiply-adds of an image, with and without those on padding."""
-    config = config_of_variant(model, num_labels=classes)
-    multiply_adds = count_multiply_adds(config)
-    return multiply_adds, multiply_adds - count_on_padding(config)
+    multiply_adds, on_padding = count_with_padding(config_of_variant(model, num_labels=classes))
+    return multiply_adds, multiply_adds - on_padding
 
 
 def published_runs(metric: str = "ImageNet") -> list[Run]:
     """Table 6 as the runs of Figure 5."""
-    return [Run(row["model"], _family_of(row["model"]), row["exaFLOPs"], row[metric]) for row in table_rows(6)]
+    return [Run(row["model"], _family_of(row["model"]), row["exaFLOPs"], row[metric]) for row in _printed_rows(6)]
 
 
 def _family_of(model: str) -> str:
