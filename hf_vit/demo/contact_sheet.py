@@ -11,13 +11,11 @@ COLUMNS, ROWS = 12, 8
 
 def draw_contact_sheet(images: list, labels: np.ndarray, predictions: np.ndarray, path: Path) -> Path:
     """Draw every wrong image, framed in red with the right label, then right ones while there is room."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     order = np.argsort(labels == predictions, kind="stable")[: COLUMNS * ROWS]
-    figure, axes = pyplot.subplots(ROWS, COLUMNS, figsize=(COLUMNS * 0.9, ROWS * 1.05 + 0.5))
+    figure = Figure(figsize=(COLUMNS * 0.9, ROWS * 1.05 + 0.5))
+    axes = figure.subplots(ROWS, COLUMNS)
     for axis in axes.flat:
         axis.axis("off")
     for axis, index in zip(axes.flat, order, strict=False):
@@ -37,5 +35,4 @@ def draw_contact_sheet(images: list, labels: np.ndarray, predictions: np.ndarray
     figure.tight_layout(pad=0.5, rect=(0, 0, 1, 0.97))
     with new_file(path, overwrite=True) as file:
         figure.savefig(file, dpi=120)
-    pyplot.close(figure)
     return path

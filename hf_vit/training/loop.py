@@ -83,7 +83,7 @@ def train(
     for step in range(run.step, run.num_steps):
         window.add(step, *optimizer_step(run, step, batches))
         run.step = step + 1
-        report.step()
+        report.bar.update()
         last = run.step == run.num_steps
         evaluates, saves = last or run.step % eval_every == 0, last or run.step % save_every == 0
         if evaluates or saves or run.step % settings.log_every == 0:
@@ -92,7 +92,7 @@ def train(
             _evaluate_and_keep(run, report, evaluate, keep_best)
         if saves:
             _save(run)
-    report.close()
+    report.bar.close()
     return report
 
 
@@ -275,19 +275,12 @@ def with_new_defaults(saved: dict[str, Any], settings_class: type[TrainingSettin
 
 def _refuse_differences(saved: dict[str, Any], current: dict[str, Any], settings_class: type[TrainingSettings]) -> None:
     """A run resumes with the settings and on the data it had, or not at all."""
-    before = with_new_defaults(saved["settings"], settings_class)
+    before = _fixed({**saved, "settings": with_new_defaults(saved["settings"], settings_class)})
     differences = [
         f"{name} was {before.get(name)} and is {value}"
-        for name, value in current["settings"].items()
-        if name not in FREE_ON_RESUME and before.get(name) != value
+        for name, value in _fixed(current).items()
+        if before.get(name) != value
     ]
-    differences += [
-        f"{name} was {saved['shares'][name]} and is {value}"
-        for name, value in current["shares"].items()
-        if saved["shares"][name] != value
-    ]
-    if saved["num_steps"] != current["num_steps"]:
-        differences.append(f"the number of steps was {saved['num_steps']} and is {current['num_steps']}")
     if differences:
         raise ValueError(f"cannot resume with other settings: {'; '.join(differences)}")
     changed = [
@@ -297,3 +290,9 @@ def _refuse_differences(saved: dict[str, Any], current: dict[str, Any], settings
     ]
     if changed:
         raise ValueError(f"cannot resume with what has changed: {'; '.join(changed)}")
+
+
+def _fixed(state: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint and the run that resumes it must agree on."""
+    settings = {name: value for name, value in state["settings"].items() if name not in FREE_ON_RESUME}
+    return {**settings, **state["shares"], "the number of steps": state["num_steps"]}

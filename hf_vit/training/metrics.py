@@ -7,23 +7,28 @@ import datasets
 import evaluate
 import numpy as np
 
-_RANKED = datasets.Features(
-    {"predictions": datasets.List(datasets.Value("int32")), "references": datasets.Value("int32")}
-)
-_RANKED_SETS = datasets.Features(
-    {"predictions": datasets.List(datasets.Value("int32")), "references": datasets.List(datasets.Value("int32"))}
-)
+_CLASS = datasets.Value("int32")
 
 
-class TopKAccuracy(evaluate.Metric):
+class _RankedMetric(evaluate.Metric):
+    """A metric of ranked predictions, and of the kind of reference that `reference` names."""
+
+    reference: datasets.Value | datasets.List = _CLASS
+
+    def __init__(self, **kwargs):
+        super().__init__(keep_in_memory=True, **kwargs)
+
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.List(_CLASS), "references": self.reference})
+        return evaluate.MetricInfo(description=self.__doc__ or "", citation="", features=features)
+
+
+class TopKAccuracy(_RankedMetric):
     """Share of samples whose label is among the first k predictions, for each k."""
 
     def __init__(self, ks: tuple[int, ...] = (1, 5), **kwargs):
         self.ks = ks
-        super().__init__(keep_in_memory=True, **kwargs)
-
-    def _info(self):
-        return evaluate.MetricInfo(description=self.__doc__ or "", citation="", features=_RANKED)
+        super().__init__(**kwargs)
 
     def _compute(self, predictions, references):
         ranked, labels = np.asarray(predictions), np.asarray(references)
@@ -35,14 +40,8 @@ def _name_of(k: int) -> str:
     return "accuracy" if k == 1 else f"top{k}_accuracy"
 
 
-class MeanPerClassAccuracy(evaluate.Metric):
+class MeanPerClassAccuracy(_RankedMetric):
     """The accuracy within each class, averaged over the classes that occur (Oxford Pets, Flowers, Caltech-101)."""
-
-    def __init__(self, **kwargs):
-        super().__init__(keep_in_memory=True, **kwargs)
-
-    def _info(self):
-        return evaluate.MetricInfo(description=self.__doc__ or "", citation="", features=_RANKED)
 
     def _compute(self, predictions, references):
         labels = np.asarray(references)
@@ -52,18 +51,13 @@ class MeanPerClassAccuracy(evaluate.Metric):
         return {"mean_per_class_accuracy": float(per_class.mean())}
 
 
-class SetTopKAccuracy(evaluate.Metric):
+class SetTopKAccuracy(TopKAccuracy):
     """Share of samples that have one of their labels among the first k predictions, for each k.
 
     Samples without any label do not count.
     """
 
-    def __init__(self, ks: tuple[int, ...] = (1, 5), **kwargs):
-        self.ks = ks
-        super().__init__(keep_in_memory=True, **kwargs)
-
-    def _info(self):
-        return evaluate.MetricInfo(description=self.__doc__ or "", citation="", features=_RANKED_SETS)
+    reference = datasets.List(_CLASS)
 
     def _compute(self, predictions, references):
         pairs = [(ranked, set(labels)) for ranked, labels in zip(predictions, references, strict=True) if len(labels)]

@@ -26,13 +26,9 @@ class Mixer:
         if not self.mixup_alpha and not self.cutmix_alpha:
             return pixel_values, targets
         if not self.cutmix_alpha or (self.mixup_alpha and rng.random() < 0.5):
-            return mixup(pixel_values, targets, _mixing_weight(self.mixup_alpha, rng))
+            weight = rng.beta(self.mixup_alpha, self.mixup_alpha)
+            return mixup(pixel_values, targets, max(weight, 1 - weight))
         return cutmix(pixel_values, targets, rng.beta(self.cutmix_alpha, self.cutmix_alpha), rng)
-
-
-def _mixing_weight(alpha: float, rng: np.random.Generator) -> float:
-    weight = rng.beta(alpha, alpha)
-    return max(weight, 1 - weight)
 
 
 def mixup(pixel_values: torch.Tensor, targets: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:

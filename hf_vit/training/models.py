@@ -11,8 +11,7 @@ from ..models.auto import register_auto_classes
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
 from ..models.loading import set_processor_size
-from ..models.modeling_hf_bit import HfBiTForImageClassification
-from ..models.modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification, HfViTModel
+from ..models.modeling_hf_vit import HfViTModel
 from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..models.variants import config_of_variant
 from .data import Split
@@ -22,12 +21,6 @@ _DROPOUT_FIELDS = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
     "drop_path": "drop_path_rate",
-}
-
-_CLASSIFIERS = {
-    HfViTConfig: HfViTForImageClassification,
-    HfViTHybridConfig: HfViTHybridForImageClassification,
-    HfBiTConfig: HfBiTForImageClassification,
 }
 
 
@@ -110,6 +103,7 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
     Raises:
         ValueError: the settings contradict each other.
     """
+    register_auto_classes()
     config = build_config(settings)
     torch.manual_seed(settings.seed)
     if settings.objective == "masked_patch_prediction":
@@ -118,7 +112,7 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
         config.patch_target = settings.target
         return HfViTForMaskedPatchPrediction(config), _new_processor(config, settings.preset)
     _name_labels(config, split)
-    return _CLASSIFIERS[type(config)](config), _new_processor(config, settings.preset)
+    return AutoModelForImageClassification.from_config(config), _new_processor(config, settings.preset)
 
 
 def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
@@ -127,24 +121,20 @@ def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
     Raises:
         ValueError: a ResNet is to have dropout, or a head with a hidden layer.
     """
-    config = _build_config(settings)
-    if settings.head == "mlp":
-        if isinstance(config, HfBiTConfig):
-            raise ValueError(f"head is mlp, and {settings.variant or 'a BiT ResNet'} has a linear one: set head linear")
-        config.representation_size = config.hidden_size
-    return config
-
-
-def _build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
-    """The same without the head's hidden layer."""
     fields: dict[str, Any] = dict(settings.config)
     if settings.image_size is not None:
         fields["image_size"] = settings.image_size
     if settings.variant:
         rates = _dropout_fields(settings, type(config_of_variant(settings.variant)))
-        return config_of_variant(settings.variant, **{**fields, **rates})
-    config_class = HfViTHybridConfig if "stem_depths" in fields else HfBiTConfig if "depths" in fields else HfViTConfig
-    return config_class(**{**fields, **_dropout_fields(settings, config_class)})
+        config = config_of_variant(settings.variant, **{**fields, **rates})
+    else:
+        kind = HfViTHybridConfig if "stem_depths" in fields else HfBiTConfig if "depths" in fields else HfViTConfig
+        config = kind(**{**fields, **_dropout_fields(settings, kind)})
+    if settings.head == "mlp":
+        if isinstance(config, HfBiTConfig):
+            raise ValueError(f"head is mlp, and {settings.variant or 'a BiT ResNet'} has a linear one: set head linear")
+        config.representation_size = config.hidden_size
+    return config
 
 
 def _new_processor(config: HfViTConfig | HfBiTConfig, preset: str | None = None) -> HfViTImageProcessor:

@@ -1,27 +1,20 @@
-"""What one forward of training computes: the loss of each sample, and whether it counts as right."""
+"""What one forward of training computes: the loss of each sample, and whether it counts as right.
 
-from typing import Any, Protocol
+An objective takes the model, a batch and the generator of the step, and returns (loss, correct), each (batch,).
+"""
+
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from ..models.modeling_masked_patch_prediction import Corruption, sample_corruption
+from ..models.modeling_masked_patch_prediction import LEVELS, Corruption, sample_corruption
 from .losses import cross_entropy, is_correct, make_targets
-from .measuring import PADDING, gather, padded
+from .measuring import collect
 from .mixing import Mixer
 from .settings import PretrainSettings, TrainingSettings
-
-
-class Objective(Protocol):
-    """The loss of each sample of a batch, and whether the model is right about it."""
-
-    def __call__(
-        self, model: torch.nn.Module, batch: dict[str, torch.Tensor], rng: np.random.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(loss, correct), each (batch,)"""
-        ...
 
 
 class Normalizer:
@@ -70,7 +63,6 @@ class MaskedPatches:
         corruption = sample_corruption(len(pixel_values), rows * columns, *self.shares, generator=generator)
         return model(pixel_values, Corruption(*(tensor.to(pixel_values.device) for tensor in corruption)))
 
-    @torch.no_grad()
     def evaluate(
         self, accelerator: Accelerator, model: torch.nn.Module, loader: DataLoader, empty: dict[str, torch.Tensor]
     ) -> dict[str, float]:
@@ -78,30 +70,28 @@ class MaskedPatches:
 
         "histogram_entropy" is what a predictor scores that knows how often each colour occurs and no more.
         """
-        model.eval()
         generator = torch.Generator().manual_seed(accelerator.process_index)
-        rows: list[torch.Tensor] = []
-        counts = torch.zeros(0)
-        for batch in padded(loader, empty):
-            index = gather(accelerator, batch["index"].to(accelerator.device))
-            if bool((index == PADDING).all()):
-                break
-            outputs = self._predict(model, batch["image"].to(accelerator.device), generator)
-            scores = torch.stack([outputs.loss_per_image, outputs.accuracy_per_image], dim=1)
-            valid = gather(accelerator, batch["valid"].to(accelerator.device))
-            rows.append(gather(accelerator, scores)[(index >= 0) & valid])
-            counts = _add_counts(counts, gather(accelerator, outputs.targets)[(index >= 0) & valid])
-        loss, accuracy = torch.cat(rows).mean(dim=0).tolist()
-        results = {"loss": loss, "patch_accuracy": accuracy, "samples": len(torch.cat(rows))}
-        return {**results, "histogram_entropy": _entropy(counts)} if len(counts) else results
+        colors = LEVELS ** getattr(model, "module", model).config.num_channels
+        counts = torch.zeros(colors, dtype=torch.long, device=accelerator.device)
+
+        def compute(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            outputs = self._predict(model, batch["image"], generator)
+            if not outputs.targets.is_floating_point():  # class numbers, not pixels
+                read = outputs.targets[(batch["index"] >= 0) & batch["valid"]]
+                counts.add_(torch.bincount(read.flatten(), minlength=len(counts)))
+            return {"loss": outputs.loss_per_image, "accuracy": outputs.accuracy_per_image}
+
+        scores = collect(accelerator, model, loader, empty, compute)
+        counts = torch.as_tensor(accelerator.reduce(counts, "sum"))
+        results = {
+            "loss": float(scores["loss"].mean()),
+            "patch_accuracy": float(scores["accuracy"].mean()),
+            "samples": len(scores["index"]),
+        }
+        return {**results, "histogram_entropy": _entropy(counts)} if counts.any() else results
 
 
-def _add_counts(counts: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """How often each class occurs; targets that are no classes are not counted."""
-    if targets.is_floating_point():
-        return counts
-    new = torch.bincount(targets.flatten().cpu(), minlength=len(counts))
-    return new + torch.nn.functional.pad(counts, (0, len(new) - len(counts)))
+Objective: TypeAlias = Classification | MaskedPatches
 
 
 def _entropy(counts: torch.Tensor) -> float:

@@ -56,10 +56,6 @@ class Report:
         if self.tracking:
             self._safely(accelerator.init_trackers, "training", config=_loggable(settings))
 
-    def step(self) -> None:
-        """Move the bar by one optimiser step."""
-        self.bar.update()
-
     def log(self, step: int, values: dict[str, float]) -> None:
         """Record values after `step` optimiser steps."""
         seconds = time.perf_counter() - self.started
@@ -84,10 +80,6 @@ class Report:
             self.tracking = False
             logger.warning(f"The tracker failed ({error}); training goes on without it.")
 
-    def close(self) -> None:
-        """End the bar."""
-        self.bar.close()
-
 
 def _loggable(settings: TrainingSettings) -> dict[str, int | float | str | bool]:
     """TensorBoard takes nothing else."""
@@ -98,11 +90,9 @@ def write_curve(history: list[dict], path: Path) -> None:
     """Draw the learning curve, where matplotlib is installed."""
     if not find_spec("matplotlib"):
         return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.5), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = (("loss", "eval_loss"), ("accuracy", "eval_accuracy"), ("learning_rate",))
     for axes, names in zip(figure.subplots(1, 3), panels, strict=True):
         for name in names:

@@ -9,8 +9,6 @@ import datasets
 import numpy as np
 from datasets.exceptions import DatasetGenerationError
 
-_IDX_SPLITS = {"train": "train", "t10k": "test", "test": "test"}
-
 
 def load_split(name: str, split: str, config: str | None = None, streaming: bool = False) -> Any:
     """Open one split of a data set: a `datasets.Dataset`, or an `IterableDataset` when streaming.
@@ -124,7 +122,7 @@ def _load_idx_folder(folder: Path) -> dict[str, datasets.Dataset]:
         if len(images) != len(labels):
             raise ValueError(f"{file} has {len(images)} images and {len(labels)} labels")
         names = [str(number) for number in range(int(labels.max()) + 1)]
-        splits[_IDX_SPLITS.get(stem, stem)] = _from_arrays(images, labels, names)
+        splits["test" if stem == "t10k" else stem] = _from_arrays(images, labels, names)
     return splits
 
 
