@@ -71,8 +71,8 @@ class MaskedPatches:
         "histogram_entropy" is what a predictor scores that knows how often each colour occurs and no more.
         """
         generator = torch.Generator().manual_seed(accelerator.process_index)
-        colors = LEVELS ** getattr(model, "module", model).config.num_channels
-        counts = torch.zeros(colors, dtype=torch.long, device=accelerator.device)
+        config: Any = getattr(model, "module", model).config
+        counts = torch.zeros(LEVELS**config.num_channels, dtype=torch.long, device=accelerator.device)
 
         def compute(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             outputs = self._predict(model, batch["image"], generator)
