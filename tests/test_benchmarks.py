@@ -12,8 +12,7 @@ from transformers import AutoModelForImageClassification
 
 import hf_vit
 from hf_vit import HfViTConfig
-from hf_vit.analysis.compute import count_compute, count_multiply_adds
-from hf_vit.analysis.training_runs import read_runs
+from hf_vit.analysis.compute import count_compute
 
 from .models import SIZES
 from .paths import ROOT
@@ -52,32 +51,6 @@ def test_the_checkpoint_of_the_conversion_benchmark_converts(tmp_path, monkeypat
     config = hf_vit.conversion.convert(tmp_path / "tiny.npz")[0].config
     assert (config.num_hidden_layers, config.hidden_size, config.num_labels) == (2, 14, 11)
     assert (config.pooling, config.image_size) == ("cls", 12)
-
-
-# Scaling
-
-
-@pytest.mark.slow
-def test_the_ladder_of_the_scaling_benchmark_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    scaling = load_benchmark("scaling")
-    assert len(scaling.rungs(scaling.DATA["digits"])) == 7
-    arguments = ["scaling.py", "--epochs", "0.5", "--output_dir", str(tmp_path), "--rungs"]
-    monkeypatch.setattr("sys.argv", [*arguments, "16x1/4"])
-    scaling.main()
-    monkeypatch.setattr("sys.argv", [*arguments, "R+16x1/1", "16x1/4"])
-    scaling.main()
-    assert capsys.readouterr().out.count("| 16x1/4 | 0.5 | 0.06 million |") == 2
-    runs = read_runs(tmp_path / "runs.csv")
-    assert [(run.name, run.family) for run in runs] == [("R+16x1/1", "Hybrid"), ("16x1/4", "ViT")]
-    assert runs[1].exaflops == pytest.approx(6 * count_multiply_adds(vit_16x1()) * 0.5 * 1437 / 1e18)
-    assert len(list(tmp_path.glob("*-epochs/metrics.json"))) == 2
-    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
-
-
-def vit_16x1():
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 32}
-    return hf_vit.HfViTConfig(**sizes, image_size=16, patch_size=4, num_labels=10)
 
 
 # What they share
@@ -305,23 +278,3 @@ def test_the_row_of_a_model_at_the_floor():
     result["turns"] = {"hf_vit optimised": [0.5]}
     row = floor.floor_row("tiny", result, rate=40, bandwidth=26)
     assert row == ["tiny", "250.0", "500.0", "2.00", "0", "2000.0"]  # 10 multiply-adds, and 26 numbers of 2 bytes
-
-
-# Variants
-
-
-def test_multiply_adds_of_axial_attention_are_linear_in_rows_plus_columns():
-    benchmark = load_benchmark("variants")
-    for rows, columns in ((2, 3), (5, 4)):
-        tokens, width = rows * columns, 768
-        plain = benchmark.multiply_adds((rows, columns), "all", 1)
-        axial = benchmark.multiply_adds((rows, columns), "axial", 2)
-        assert plain["attention"] == 2 * tokens * tokens * width
-        assert axial["attention"] == 2 * tokens * (rows + columns) * width
-        assert axial["block"] - axial["attention"] == 2 * (plain["block"] - plain["attention"])
-
-
-def test_the_rows_that_the_benchmark_of_variants_trains_are_those_of_its_recipes():
-    benchmark = load_benchmark("variants")
-    assert benchmark.levels("table8_digits.yaml", "positions")[-1] == "relative"
-    assert benchmark.levels("figure9_digits.yaml", "rate")[:2] == ["0.001", "0.003"]

@@ -11,6 +11,8 @@ from .figures import (
     plot_attention_rollout,
     plot_compute_accuracy,
     plot_embedding_filters,
+    plot_levels,
+    plot_lines,
     plot_position_similarity,
 )
 from .flow import attention_flow
@@ -34,6 +36,8 @@ __all__ = [
     "plot_attention_rollout",
     "plot_compute_accuracy",
     "plot_embedding_filters",
+    "plot_levels",
+    "plot_lines",
     "plot_position_similarity",
     "position_similarity",
     "published_runs",

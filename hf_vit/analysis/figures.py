@@ -3,7 +3,8 @@
 Save one with `figure.savefig("name.png")`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,8 @@ _DPI = 110
 _HEADS, _MEAN = "#4878a8", "#c44e2b"
 _FAMILIES = {"ViT": ("#2a6f97", "o"), "Hybrid": ("#2f9e6e", "D"), "ResNet": ("#8a8f98", "s")}
 _OTHERS = ("#c44e2b", "#7b4fa3", "#b8860b", "#d0648a")
+_LINES = ("#2a6f97", "#c44e2b", "#2f9e6e", "#7b4fa3", "#b8860b", "#d0648a")
+_MOST_TICKS = 7
 _SIDES = ((5, 4), (5, -4), (-5, 4), (-5, -4))  # where the name of a point may stand, in points from it
 _CLIPPED = 98  # percentile where the scale of an overlay ends
 MOST_TILES = 7  # position maps in a row or column, as in the paper
@@ -165,6 +168,59 @@ def plot_compute_accuracy(runs: Sequence[Run], accuracy: str = "accuracy [%]") -
     axes.xaxis.set_major_formatter(lambda compute, _: f"{compute:g}")
     _plain(axes)
     _name_points(figure, axes, runs)
+    return figure
+
+
+def plot_lines(
+    lines: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, title: str, logarithmic: str = "x"
+) -> "Figure":
+    """Named lines through measured points, such as accuracy against learning rates (Figures 4, 8 and 12 of the paper).
+
+    Args:
+        lines: name -> (x, y) in the order in which they are connected.
+        logarithmic: the axes with a logarithmic scale, a subset of "xy".
+    """
+    figure = _figure(7.2, 4.6)
+    axes = figure.subplots()
+    for (name, points), color, marker in zip(lines.items(), cycle(_LINES), cycle("osD^v"), strict=False):
+        axes.plot(*zip(*points, strict=True), marker=marker, color=color, lw=1.6, ms=6, label=name)
+    ticks = sorted({x for points in lines.values() for x, _ in points})
+    if "x" in logarithmic:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        if len(ticks) <= _MOST_TICKS:  # the places that were measured rather than powers of ten
+            axes.set_xticks(ticks)
+            axes.set_xticks([], minor=True)
+        elif ticks[-1] < 100 * ticks[0]:
+            axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "25" else "")
+    if "y" in logarithmic:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_title(title, fontsize=11)
+    axes.legend(frameon=False, fontsize=9)
+    _plain(axes)
+    return figure
+
+
+def plot_levels(levels: Mapping[str, Sequence[float]], label: str, title: str) -> "Figure":
+    """A row for each level of an option: every measurement as a point, and their mean.
+
+    Args:
+        levels: name -> values, one for each seed.
+    """
+    figure = _figure(6.4, 0.42 * len(levels) + 1.3)
+    axes = figure.subplots()
+    for row, values in enumerate(levels.values()):
+        axes.plot(values, [row] * len(values), "o", color=_HEADS, alpha=0.75, ms=7, label=None if row else "a seed")
+        axes.plot(np.mean(values), row, "|", color=_MEAN, ms=16, mew=2.2, label=None if row else "mean")
+    axes.set_yticks(range(len(levels)), list(levels))
+    axes.set_ylim(len(levels) - 0.4, -0.6)
+    axes.set_xlabel(label)
+    axes.set_title(title, fontsize=11)
+    axes.legend(frameon=False, fontsize=9)
+    _plain(axes)
     return figure
 
 

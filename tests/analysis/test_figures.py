@@ -25,6 +25,15 @@ def draw_all() -> dict:
         "positions in a row": analysis.plot_position_similarity(similarity[:1, :, :1]),
         "filters": analysis.plot_embedding_filters(GENERATOR.standard_normal((28, 3, 16, 16))),
         "filters of grey images": analysis.plot_embedding_filters(GENERATOR.standard_normal((3, 1, 4, 6))),
+        "lines": analysis.plot_lines(
+            {"one": [(1e-3, 5.0), (0.01, 9.0)], "other": [(0.3, 2.0)]}, "rate", "%", "A title"
+        ),
+        "lines over many places": analysis.plot_lines(
+            {"a": [(2.0**k, 3.0**k) for k in range(9)]}, "images", "images a second", "A title", "xy"
+        ),
+        "levels": analysis.plot_levels(
+            {"a long name of a level": [90.0, 95.0], "b": [50.0]}, "accuracy [%]", "A title"
+        ),
         "compute": analysis.plot_compute_accuracy(runs),
         "compute of the paper": analysis.plot_compute_accuracy(analysis.published_runs()),
     }
@@ -108,3 +117,23 @@ def test_the_scale_ends_where_a_few_patches_stand_out():
     attention[0, 0] = 1000
     over = analysis.plot_attention_rollout(COLOUR, attention).axes[1].images[1]
     assert over.get_clim()[1] < 1
+
+
+def test_lines_go_through_their_points_and_the_axis_names_the_places_that_were_measured():
+    lines = {"adam": [(0.001, 90.0), (0.003, 95.0)], "sgd": [(0.03, 80.0), (0.1, 85.0)]}
+    figure = analysis.plot_lines(lines, "learning rate", "accuracy [%]", "A title")
+    (axes,) = figure.axes
+    drawn = {line.get_label(): [tuple(point) for point in line.get_xydata()] for line in axes.get_lines()}
+    assert drawn == lines
+    figure.draw_without_rendering()
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.001", "0.003", "0.03", "0.1"]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+
+
+def test_levels_show_every_seed_and_the_mean():
+    levels = {"none": [89.0, 90.5], "1d": [96.5, 97.0]}
+    (axes,) = analysis.plot_levels(levels, "accuracy [%]", "A title").axes
+    points, means = axes.get_lines()[::2], axes.get_lines()[1::2]
+    assert [line.get_xdata().tolist() for line in points] == [*levels.values()]
+    np.testing.assert_allclose([line.get_xdata()[0] for line in means], [np.mean(value) for value in levels.values()])
+    assert [label.get_text() for label in axes.get_yticklabels()] == [*levels]

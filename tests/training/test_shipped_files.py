@@ -164,10 +164,10 @@ def test_table_8(row, positions):
     assert model.num_parameters() == WITHOUT_POSITIONS + positions - (1000 - classes) * 769
 
 
-def test_table_8_has_the_same_rows_on_digits():
-    assert options("table8_digits.yaml") == options("table8_jft.yaml")
+def test_table_8_has_the_same_rows_on_small_images():
+    assert options("table8_small.yaml") == options("table8_jft.yaml")
     assert options("table8_jft.yaml")["positions"].keys() == TABLE_8.keys()
-    config = build_config(resolve("table8_digits.yaml", positions="2d-shared"))
+    config = build_config(resolve("table8_small.yaml", positions="2d-shared"))
     assert (config.position_embedding_type, config.hidden_size) == ("learned2d", 64)
 
 
@@ -181,8 +181,71 @@ def test_figure_9():
         settings = resolve("figure9_jft.yaml", head=head)
         config = build_config(settings)
         assert (config.pooling, config.representation_size, settings.learning_rate) == (pooling, width, rate)
-    settings = resolve("figure9_digits.yaml", head="mean", rate="0.01")
+    settings = resolve("figure9_small.yaml", head="mean", rate="0.01")
     assert (build_config(settings).pooling, settings.learning_rate) == ("mean", 0.01)
+
+
+@pytest.mark.parametrize(("data", "weight_decay"), [("i1k", 0.3), ("i21k", 0.03)])
+def test_figure_3_starts_at_the_best_of_table_3(data, weight_decay):
+    settings = resolve("figure3_i1k.yaml" if data == "i1k" else "figure3_i21k.yaml")
+    assert settings == resolve(f"paper_{data}.yaml")
+    assert (settings.weight_decay, settings.dropout, settings.label_smoothing) == (weight_decay, 0.1, 0)
+    swept = options(f"figure3_{data}.yaml")
+    assert [*swept] == ["weight_decay", "dropout", "label_smoothing"]
+    assert swept == options("figure3_small.yaml")
+
+
+def test_figure_4():
+    """Section 4.3: random subsets of 9, 30 and 90 million images, and the same settings for all."""
+    sizes = {"9M": 9e6, "30M": 30e6, "90M": 90e6}
+    for images, size in sizes.items():
+        assert resolve("figure4_jft.yaml", images=images).train_split == f"train[:{size:.0f}]"
+    settings = resolve("figure4_jft.yaml", network="L/16")
+    assert (settings.train_split, settings.learning_rate, settings.epochs) == ("train", 4e-4, None)
+    assert settings.steps == int(7 * 303e6 / settings.batch_size)
+    half = build_config(resolve("figure4_jft.yaml", network="b/32"))
+    whole = build_config(resolve("figure4_jft.yaml", network="B/32"))
+    assert (2 * half.hidden_size, 2 * half.intermediate_size) == (whole.hidden_size, whole.intermediate_size)
+    assert half.representation_size == half.hidden_size
+    assert isinstance(build_config(resolve("figure4_jft.yaml", network="R152x2")), HfBiTConfig)
+
+
+def test_table_7():
+    """SGD as section 3.3 of arXiv 1912.11370 has it: rate 0.03 for 256 images, decay after these of its 40 epochs."""
+    for model in ("R50x1", "R152x2"):
+        assert resolve("table7_jft.yaml", model=model) == resolve("paper_jft.yaml", model=model)
+        settings = resolve("table7_jft.yaml", optimizer="sgd", model=model)
+        assert (settings.optimizer, settings.momentum, settings.weight_decay) == ("sgd", 0.9, 1e-4)
+        assert settings.learning_rate == pytest.approx(0.03 * settings.batch_size / 256)
+        assert settings.warmup_steps == 5000
+        shares = [step * settings.batch_size / (7 * 303e6) for step in settings.decay_steps]
+        assert shares == pytest.approx([10 / 40, 23 / 40, 30 / 40, 37 / 40], abs=1e-5)
+
+
+def test_figure_8_changes_one_dimension_of_the_base():
+    """Section D.2: 8 layers, width 1024, MLP 2048, patch 32; depth up to 64."""
+    fields = {"depth": "num_hidden_layers", "width": "hidden_size", "MLP": "intermediate_size", "patch": "patch_size"}
+    base = build_config(resolve("figure8_jft.yaml"))
+    assert isinstance(base, HfViTConfig)
+    assert [getattr(base, field) for field in fields.values()] == [8, 1024, 2048, 32]
+    assert base.representation_size == 1024
+    for change in set(options("figure8_jft.yaml")["change"]) - {"none"}:
+        dimension, value = change.split("-")
+        config = build_config(resolve("figure8_jft.yaml", change=change))
+        values = {field: getattr(config, field) for field in fields.values()}
+        assert values == {field: getattr(base, field) for field in fields.values()} | {fields[dimension]: int(value)}
+        assert config.hidden_size // config.num_attention_heads == 64
+        assert config.image_size % config.patch_size == 0
+    assert (
+        max(map(int, (name.split("-")[1] for name in options("figure8_jft.yaml")["change"] if "depth" in name))) == 64
+    )
+
+
+def test_axial_resnet():
+    settings = resolve("axial_resnet_jft.yaml")
+    config = build_config(settings)
+    assert (settings.variant, settings.epochs, settings.learning_rate) == ("R50x1", 7, 1e-3)
+    assert (config.spatial_mixing, config.depths, config.embedding_size) == ("axial_attention", [3, 4, 6, 3], 64)
 
 
 @pytest.mark.parametrize("name", ["B/32", "B/16"])
