@@ -80,14 +80,10 @@ def run_trials(recipe: str, trials: Sequence[Trial], setup: Setup, measure: Meas
 
 def _train(arguments: Sequence[str], folder: Path, file: Path) -> dict[str, Any]:
     """The result of an earlier run with the same settings, of one that goes on, or of a new one; `file` keeps it."""
-    settings, recipe, result = (
-        parse_settings(PretrainSettings, list(arguments)),
-        folder / "recipe.yaml",
-        folder / "result.json",
-    )
+    settings, recipe = parse_settings(PretrainSettings, list(arguments)), folder / "recipe.yaml"
     is_same = recipe.exists() and recipe.read_text(encoding="utf-8") == dump(settings)
-    if is_same and result.exists():
-        return json.loads(result.read_text(encoding="utf-8"))
+    if is_same and file.exists():
+        return json.loads(file.read_text(encoding="utf-8"))
     goes_on = is_same and (folder / "checkpoints").is_dir()
     start = time.process_time()
     with redirect_stdout(sys.stderr):
