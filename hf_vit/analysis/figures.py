@@ -4,7 +4,7 @@ Save one with `figure.savefig("name.png")`.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -144,12 +144,14 @@ def plot_embedding_filters(filters: np.ndarray) -> "Figure":
 
 
 def plot_compute_accuracy(runs: Sequence[Run], accuracy: str = "accuracy [%]") -> "Figure":
-    """Accuracy against the compute of training (Figure 5 of arXiv 2010.11929).
+    """Accuracy against the compute of training (Figure 5 of arXiv 2010.11929); of small runs in gigaFLOPs.
 
     Args:
         runs: from `read_runs`, `published_runs` or made by hand.
         accuracy: what the vertical axis shows.
     """
+    scale, unit = (1e9, "gigaFLOPs") if max(run.exaflops for run in runs) < 1e-3 else (1, "exaFLOPs")
+    runs = [run._replace(exaflops=scale * run.exaflops) for run in runs]
     figure = _figure(7.2, 4.6)
     axes = figure.subplots()
     families = list(dict.fromkeys(run.family for run in runs))
@@ -159,13 +161,12 @@ def plot_compute_accuracy(runs: Sequence[Run], accuracy: str = "accuracy [%]") -
         members = sorted((run for run in runs if run.family == family), key=lambda run: run.exaflops)
         compute, score = [run.exaflops for run in members], [run.accuracy for run in members]
         axes.plot(compute, score, marker=marker, color=color, lw=0, ms=6, label=family)
-    axes.set_xscale("log")
+    _logarithmic_x(axes, [run.exaflops for run in runs])
     axes.margins(x=0.12, y=0.1)
-    axes.set_xlabel("training compute [exaFLOPs]")
+    axes.set_xlabel(f"training compute [{unit}]")
     axes.set_ylabel(accuracy)
     axes.legend(frameon=False, loc="lower right")
     axes.set_title("Accuracy against the compute of training", fontsize=11)
-    axes.xaxis.set_major_formatter(lambda compute, _: f"{compute:g}")
     _plain(axes)
     _name_points(figure, axes, runs)
     return figure
@@ -184,15 +185,8 @@ def plot_lines(
     axes = figure.subplots()
     for (name, points), color, marker in zip(lines.items(), cycle(_LINES), cycle("osD^v"), strict=False):
         axes.plot(*zip(*points, strict=True), marker=marker, color=color, lw=1.6, ms=6, label=name)
-    ticks = sorted({x for points in lines.values() for x, _ in points})
     if "x" in logarithmic:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-        if len(ticks) <= _MOST_TICKS:  # the places that were measured rather than powers of ten
-            axes.set_xticks(ticks)
-            axes.set_xticks([], minor=True)
-        elif ticks[-1] < 100 * ticks[0]:
-            axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "25" else "")
+        _logarithmic_x(axes, [x for points in lines.values() for x, _ in points])
     if "y" in logarithmic:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
@@ -222,6 +216,20 @@ def plot_levels(levels: Mapping[str, Sequence[float]], label: str, title: str) -
     axes.legend(frameon=False, fontsize=9)
     _plain(axes)
     return figure
+
+
+def _logarithmic_x(axes, values: Sequence[float]) -> None:
+    """Name few places as they were measured; of many, powers of ten, and 2 and 5 between them where there is room."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:.4g}")
+    axes.xaxis.set_minor_formatter(lambda _, __: "")
+    places = sorted(set(values))
+    nearest = min((high / low for low, high in pairwise(places)), default=1)
+    if nearest > (places[-1] / places[0]) ** (1 / _MOST_TICKS) * 0.999:
+        axes.set_xticks(places)
+        axes.set_xticks([], minor=True)
+    elif places[-1] < 100 * places[0]:
+        axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "25" else "")
 
 
 def _name_points(figure: "Figure", axes, runs: Sequence[Run]) -> None:
