@@ -14,7 +14,8 @@ from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndNoAttention,
     ImageClassifierOutputWithNoAttention,
 )
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.processing_utils import Unpack  # pyright: ignore[reportAttributeAccessIssue] - is there
+from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .axial_attention import replace_convolutions
@@ -94,7 +95,9 @@ class HfBiTModel(HfBiTPreTrainedModel):
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
-    def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPoolingAndNoAttention:
+    def forward(
+        self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]
+    ) -> BaseModelOutputWithPoolingAndNoAttention:
         """Run the network.
 
         Args:
@@ -126,7 +129,7 @@ class HfBiTForImageClassification(HfBiTPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any
+        self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> ImageClassifierOutputWithNoAttention:
         """Classify; arguments as in `HfBiTModel.forward`.
 
@@ -160,7 +163,7 @@ class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
     @can_return_tuple
     @filter_output_hidden_states
     @capture_outputs(tie_last_hidden_states=False)
-    def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> BackboneOutput:
+    def forward(self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
         """
         Returns:
             `feature_maps`: (batch, channels, rows, columns) for every name in `out_features`.

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.processing_utils import Unpack  # pyright: ignore[reportAttributeAccessIssue] - is there
+from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention import HfViTAttention
@@ -166,7 +167,7 @@ class HfViTModel(HfViTEncoder):
         pixel_attention_mask: torch.Tensor | None = None,
         spatial_shapes: torch.Tensor | None = None,
         only_pooled: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """Run the encoder.
 
@@ -218,7 +219,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
         labels: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
         """Classify; arguments as in `HfViTModel.forward`.
 
@@ -247,7 +248,7 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
     @can_return_tuple
     @filter_output_hidden_states
     @capture_outputs(tie_last_hidden_states=False)
-    def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> BackboneOutput:
+    def forward(self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
         """
         Returns:
             `feature_maps`: (batch, hidden_size, rows, columns) for every name in `out_features`.

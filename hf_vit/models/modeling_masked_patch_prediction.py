@@ -5,13 +5,14 @@ share of each image's patches is corrupted, and the "random other patch" comes f
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.utils.generic import ModelOutput, merge_with_config_defaults
+from transformers.processing_utils import Unpack  # pyright: ignore[reportAttributeAccessIssue] - is there
+from transformers.utils.generic import ModelOutput, TransformersKwargs, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vision import as_pair
@@ -106,7 +107,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         self,
         pixel_values: torch.Tensor,
         corruption: Corruption | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedPatchPredictionOutput:
         """Corrupt patch embeddings, encode, and compare predictions with the pixels.
 

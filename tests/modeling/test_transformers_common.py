@@ -159,7 +159,7 @@ class Models(Common, modeling.ModelTesterMixin):
         """As we document; and the common test passes where they are not."""
         with pytest.raises(ValueError, match=r"does not fit its configuration: .* is missing"):
             common_test()
-        with mock.patch.object(pretrained, "_check_loading"):
+        with mock.patch.object(pretrained.HfVisionPreTrainedModel, "_check_loading"):
             common_test()
 
 
