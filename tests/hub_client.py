@@ -91,10 +91,14 @@ def commits_of(hub, repository: str, revision: str = "main") -> list[dict]:
     return list(repo.history(repo.resolve(revision)))
 
 
+def read_file(hub, repository: str, name: str, revision: str = "main") -> bytes:
+    """Of a model."""
+    return Repo(hub, "model", repository).read(commits_of(hub, repository, revision)[0]["files"][name])
+
+
 def readme_of(hub, repository: str, revision: str = "main") -> str:
     """Of a model."""
-    repo = Repo(hub, "model", repository)
-    return repo.read(commits_of(hub, repository, revision)[0]["files"]["README.md"]).decode()
+    return read_file(hub, repository, "README.md", revision).decode()
 
 
 def serve() -> None:
@@ -130,6 +134,8 @@ def run(command: str | list[str], token: str, folder: str) -> None:
             from hf_vit.cli import main
 
             status = main(command)
+    except SystemExit as end:
+        status = end.code
     except BaseException:
         traceback.print_exc()
         status = 1

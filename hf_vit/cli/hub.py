@@ -1,4 +1,4 @@
-"""`hf-vit push` and `hf-vit card`."""
+"""`hf-vit push`, `hf-vit verify` and `hf-vit card`."""
 
 import argparse
 from pathlib import Path
@@ -8,8 +8,9 @@ from .arguments import Commands, add_command
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `push` and `card`."""
+    """Add `push`, `verify` and `card`."""
     _add_push(commands)
+    _add_verify(commands)
     _add_card(commands)
 
 
@@ -54,6 +55,25 @@ def _push(arguments: argparse.Namespace) -> None:
         print("nothing was pushed: this was a dry run")
     else:
         print(f"pushed: {pushed.commit.pr_url or pushed.commit.commit_url}")
+
+
+def _add_verify(commands: Commands) -> None:
+    command = add_command(commands, "verify", _verify, "hash the files of a downloaded folder and compare its manifest")
+    command.add_argument(
+        "folder", type=Path, help="a folder with the manifest.json of a push, such as `hf download` makes"
+    )
+
+
+def _verify(arguments: argparse.Namespace) -> None:
+    from ..models.manifest import MANIFEST, check_files
+
+    manifest = arguments.folder / MANIFEST
+    if not manifest.is_file():
+        raise ValueError(f"{arguments.folder} holds no {MANIFEST}, which `hf-vit push` writes")
+    checked = check_files(manifest, thorough=True)
+    if not checked:
+        raise ValueError(f"{manifest} is not the manifest of a push, or lists nothing that is here")
+    print(f"{len(checked)} files are those that were pushed: {', '.join(checked)}")
 
 
 def _add_card(commands: Commands) -> None:

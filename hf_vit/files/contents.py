@@ -11,18 +11,19 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 MARK = ".hf_vit"  # an empty file in folders of other packages' formats, which nothing else tells from theirs
-WEIGHTS = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
-DESCRIPTIONS = ("config.json", "preprocessor_config.json", "conversion.json")
-MANIFEST = "manifest.json"
-RESULTS = ("metrics.json", "card_data.json", "learning_curve.png", "recipe.yaml")  # of a training run
+_WEIGHTS = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
+_DESCRIPTIONS = ("config.json", "preprocessor_config.json", "conversion.json")
+_RESULTS = ("metrics.json", "card_data.json", "learning_curve.png", "recipe.yaml")  # of a training run
 
 CODE = tuple(
     file.name for room in ("models", "images") for file in (Path(__file__).parents[1] / room).glob("[a-z]*.py")
 )
 
-_SAVED = (*WEIGHTS, *DESCRIPTIONS)
+_SAVED = (*_WEIGHTS, *_DESCRIPTIONS)
+# What of a folder goes to the Hub, and nothing else.
+PUSHED = (*_SAVED, *_RESULTS, *CODE, "README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "*.onnx", "*.onnx.data")
 _RUN = (
-    *RESULTS,
+    *_RESULTS,
     *(f"best/{name}" for name in _SAVED),
     *(f"checkpoints/step_????????/{name}" for name in ("*.safetensors", "state.json", "checksums.json")),
     *(".????????.incomplete.*", "checkpoints/.????????.incomplete.*"),  # what a run left that was killed
@@ -38,7 +39,7 @@ _REPORT = (
     *("report.html", "attention_distance.png", "position_similarity.png", "filters.png"),
     *(f"[0-9][0-9]*-*.{kind}.png" for kind in ("rollout", "flow", "heads")),
 )
-_KNOWN = (MARK, MANIFEST, *CODE, *_SAVED, *_RUN, *_EVALUATION, *_CHECKPOINT, *_REPORT)
+_KNOWN = (MARK, *CODE, *_SAVED, *_RUN, *_EVALUATION, *_CHECKPOINT, *_REPORT)
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -59,12 +60,12 @@ def refuse_foreign(folder: str | os.PathLike) -> None:
     names = sorted(_names(folder))
     if foreign := [name for name in names if _is_foreign(folder, name)]:
         raise FileExistsError(
-            f"cannot replace {folder}: it holds {_listed(foreign)}, which hf_vit did not write; nothing was changed. "
+            f"cannot replace {folder}: it holds {in_words(foreign)}, which hf_vit did not write; nothing was changed. "
             "Move that away, or choose another folder"
         )
     if names and not _is_ours(folder, names):
         raise FileExistsError(
-            f"cannot replace {folder}: nothing in it shows that hf_vit wrote {_listed(names)}; nothing was changed. "
+            f"cannot replace {folder}: nothing in it shows that hf_vit wrote {in_words(names)}; nothing was changed. "
             "Delete the folder yourself, or choose another"
         )
 
@@ -95,6 +96,6 @@ def _is_config_of_ours(file: Path) -> bool:
         return False
 
 
-def _listed(names: list[str], most: int = 5) -> str:
+def in_words(names: list[str], most: int = 5) -> str:
     """Some names, and how many more."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,6 +1,6 @@
 """Pushing to the Hub: weights, configuration, processor, card and results in one commit, or nothing."""
 
-import fnmatch
+import hashlib
 import logging
 import os
 import re
@@ -22,7 +22,10 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import httpx
 
+from ..files.contents import MARK, PUSHED, in_words, matches
+from ..files.download import sha256_of
 from ..files.versions import versions_of
+from ..models.manifest import MANIFEST, manifest_text, read_manifest
 from .card_check import check_card
 from .card_metadata import eval_results_file
 from .cards import CARD_SOURCES, render_card
@@ -30,14 +33,15 @@ from .remote_code import add_code
 
 _logger = logging.getLogger(__name__)
 
-# Of a folder, what does not go to the Hub: pickles, notes of a training run that only it can use, hidden files.
-_LEFT_OUT = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.lock", ".*", "state.json", "checksums.json")
 _RESULTS, _OUR_RESULTS = ".eval_results/*.yaml", ".eval_results/hf_vit.yaml"
+_NOT_SAID = (MARK, MANIFEST, ".eval_results", ".gitattributes")  # of what is left out
+_NOT_LISTED = ("README.md", ".eval_results/*")  # in the manifest: people edit them on the Hub
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 _ATTEMPTS = 4
 _RETRY_WAIT = 1.0  # seconds before the second attempt; doubled before each further one
 
 _Files = dict[str, Path | bytes]  # name in the repository -> file on disk, or content
+_Listed = dict[str, dict[str, Any]]  # name in the repository -> its entry in the manifest
 
 
 class PushError(OSError):
@@ -70,12 +74,14 @@ class Pushed(NamedTuple):
     commit: None for a dry run.
     files, deleted: names in the repository; `files` with their sizes in bytes.
     problems: what the card lacks, a sentence each.
+    left_out: what else the folder holds, which is no part of a model.
     """
 
     commit: CommitInfo | None
     files: dict[str, int]
     deleted: list[str]
     problems: list[str]
+    left_out: tuple[str, ...] = ()
 
 
 class _CardRequest(NamedTuple):
@@ -110,6 +116,8 @@ def push(
 ) -> Pushed:
     """Push a folder of `save_pretrained` to the Hub in one commit.
 
+    Of the folder goes what belongs to a model (weights, configuration, processor, README, results, code, ONNX), and
+    nothing else; with it a manifest of their hashes, which is checked when the model is loaded.
     The card is rendered from what the folder says (see `hf_vit.hub.cards`); text that somebody wrote into the README of
     the repository, or else of the folder, stays. Weights of an earlier push that this one replaces are deleted.
     Whatever goes wrong, nothing was committed, and running it again goes on with what is not uploaded yet.
@@ -127,34 +135,43 @@ def push(
         token: instead of the one of `hf auth login` or HF_TOKEN; False for none.
 
     Raises:
-        ValueError: the folder holds no model of hf_vit, or the repository is not as private as asked for.
+        ValueError: the folder holds no model of hf_vit, or a symbolic link in its place; or the repository is not as
+            private as asked for.
         PushError: the card is incomplete; the Hub cannot be reached, refuses, or breaks off; one sentence says why.
     """
     target = _Target(repo_id, private, revision, create_pr, message)
-    files = _with_code(_files_of(Path(folder))) if code else _files_of(Path(folder))
+    files, left_out = _files_of(Path(folder))
+    if left_out:
+        _logger.warning(f"Not pushed, since no part of a model: {in_words(left_out)}.")
     card = _CardRequest(license, tags or [], allow_incomplete_card)
-    return _push_files(files, target, card, token=token, dry_run=dry_run)
+    pushed = _push_files(_with_code(files) if code else files, target, card, token=token, dry_run=dry_run)
+    return pushed._replace(left_out=tuple(left_out))
 
 
-def _files_of(folder: Path) -> _Files:
-    """What of a folder goes to the Hub.
+def _files_of(folder: Path) -> tuple[_Files, list[str]]:
+    """What of a folder goes to the Hub, and the names of what does not.
 
     Raises:
-        ValueError: the folder holds no configuration or no weights.
+        ValueError: the folder holds no configuration or no weights, or links to something in their place.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; give one that save_pretrained, convert or training wrote")
-    files: _Files = {
-        file.name: file
-        for file in sorted(folder.iterdir())
-        if file.is_file() and not any(fnmatch.fnmatch(file.name, pattern) for pattern in _LEFT_OUT)
-    }
-    files |= {file.relative_to(folder).as_posix(): file for file in sorted(folder.glob(_RESULTS))}
+    entries = sorted(folder.iterdir())
+    chosen = [entry for entry in entries if matches(entry.name, PUSHED)]
+    chosen += sorted(folder.glob(_RESULTS))
+    for entry in (*chosen, folder / ".eval_results"):
+        if entry.is_symlink():
+            raise ValueError(
+                f"cannot push {entry}: it is a symbolic link (to {os.readlink(entry)}); nothing was pushed. "
+                "Put the file itself there, such as with `cp -rL`"
+            )
+    files: _Files = {entry.relative_to(folder).as_posix(): entry for entry in chosen if entry.is_file()}
+    left_out = [entry.name for entry in entries if entry.name not in files and entry.name not in _NOT_SAID]
     weights = [name for name in files if _WEIGHTS.fullmatch(name)]
     if "config.json" not in files or not weights:
         missing = "config.json" if "config.json" not in files else "*.safetensors"
         raise ValueError(f"{folder} holds no {missing}; give a folder that save_pretrained, convert or training wrote")
-    return files
+    return files, left_out
 
 
 def _with_code(files: _Files) -> _Files:
@@ -174,15 +191,17 @@ def _push_files(
     packages = versions_of(("hf_vit", "torch", "transformers"))
     api = HfApi(library_name="hf_vit", library_version=packages.pop("hf_vit"), token=token, user_agent=packages)
 
+    listed = {name: _entry_of(content) for name, content in files.items() if not matches(name, _NOT_LISTED)}
+
     def attempt() -> Pushed:
         full = target._replace(repo_id=_with_owner(api, target.repo_id))
         exists = _check_repository(api, full)
         if dry_run:
-            return _plan(api, files, _look_up(api, full), full, card)[0]
+            return _plan(api, files, listed, _look_up(api, full), full, card)[0]
         if not exists:  # or an empty repository would stay behind
-            _check_card(_plan(api, files, _Remote(None, []), full, card)[0], full, card)
+            _check_card(_plan(api, files, listed, _Remote(None, []), full, card)[0], full, card)
         _make_place(api, full, exists)
-        return _commit(api, files, full, card)
+        return _commit(api, files, listed, full, card)
 
     with _failures_explained(api, target):
         return _again_while_it_may_help(attempt)
@@ -223,9 +242,9 @@ def _look_up(api: HfApi, target: _Target) -> _Remote:
     return _Remote(info.sha, [sibling.rfilename for sibling in info.siblings or []])
 
 
-def _commit(api: HfApi, files: _Files, target: _Target, card: _CardRequest) -> Pushed:
+def _commit(api: HfApi, files: _Files, listed: _Listed, target: _Target, card: _CardRequest) -> Pushed:
     remote = _look_up(api, target)
-    pushed, operations = _plan(api, files, remote, target, card)
+    pushed, operations = _plan(api, files, listed, remote, target, card)
     _check_card(pushed, target, card)
     commit = api.create_commit(
         target.repo_id,
@@ -240,7 +259,7 @@ def _commit(api: HfApi, files: _Files, target: _Target, card: _CardRequest) -> P
 
 
 def _plan(
-    api: HfApi, files: _Files, remote: _Remote, target: _Target, card: _CardRequest
+    api: HfApi, files: _Files, listed: _Listed, remote: _Remote, target: _Target, card: _CardRequest
 ) -> tuple[Pushed, list[CommitOperationAdd | CommitOperationDelete]]:
     texts = {name: text for name in CARD_SOURCES if (text := _text(api, files, remote, target, name)) is not None}
     problems: list[str] = []
@@ -254,10 +273,30 @@ def _plan(
     outdated = []
     if any(_WEIGHTS.fullmatch(name) for name in files):
         outdated = [name for name in remote.names if _WEIGHTS.fullmatch(name) and name not in files]
+    if (manifest := _manifest(api, listed, remote, target, outdated)) is not None:
+        files = {**files, MANIFEST: manifest.encode()}
     operations = [CommitOperationAdd(name, content) for name, content in files.items()]
     operations += [CommitOperationDelete(name) for name in outdated]
     sizes = {name: len(data) if isinstance(data, bytes) else data.stat().st_size for name, data in files.items()}
     return Pushed(None, sizes, outdated, problems), operations
+
+
+def _entry_of(content: Path | bytes) -> dict[str, Any]:
+    """What the manifest says of a file."""
+    if isinstance(content, bytes):
+        return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {"size": content.stat().st_size, "sha256": sha256_of(content)}
+
+
+def _manifest(api: HfApi, listed: _Listed, remote: _Remote, target: _Target, outdated: list[str]) -> str | None:
+    """The manifest after a push: files that stay are listed as before; None where another program has that name."""
+    earlier: _Listed = {}
+    if (text := _text(api, {}, remote, target, MANIFEST)) is not None:
+        found = read_manifest(text)
+        if found is None:
+            return None
+        earlier = {name: entry for name, entry in found.items() if name in remote.names and name not in outdated}
+    return manifest_text({**earlier, **listed})
 
 
 def _check_card(pushed: Pushed, target: _Target, card: _CardRequest) -> None:
@@ -298,7 +337,8 @@ def _again_while_it_may_help(attempt: Callable[[], Pushed]) -> Pushed:
 @contextmanager
 def _failures_explained(api: HfApi, target: _Target) -> Iterator[None]:
     try:
-        yield
+        with _uploads_unwrapped(target):
+            yield
     except LocalTokenNotFoundError as error:
         raise PushError(f"{target.repo_id}: {_no_token(api)}") from error
     except HfHubHTTPError as error:
@@ -309,6 +349,22 @@ def _failures_explained(api: HfApi, target: _Target) -> Iterator[None]:
         raise PushError(
             f"{target.repo_id}: the connection to {api.endpoint} failed ({error or type(error).__name__}); nothing was "
             "committed, and the same command goes on with what is not uploaded yet"
+        ) from error
+
+
+@contextmanager
+def _uploads_unwrapped(target: _Target) -> Iterator[None]:
+    """huggingface_hub wraps what failed while a file was uploaded, after trying again by itself."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__cause__, (HfHubHTTPError, httpx.TransportError, OSError)):
+            raise error.__cause__ from None
+        if type(error) is not RuntimeError:
+            raise
+        raise PushError(
+            f"{target.repo_id}: {' '.join(str(error).split())}; nothing was committed, and the same command goes on "
+            "with what is not uploaded yet"
         ) from error
 
 

@@ -125,7 +125,7 @@ def check_general(settings: dict[str, Any], fields: Any) -> None:
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_LABELS):
         raise ValueError(f"num_labels is {reprlib.repr(count)}; it must be an int from 0 to {MAX_LABELS:,}")
     for name in ("dtype", "torch_dtype"):
-        value = settings.get(name, getattr(fields, name, None))
+        value = settings.get(name, vars(fields).get(name))  # transformers warns of the attribute torch_dtype
         if isinstance(value, torch.dtype) or value is None:
             continue
         if not isinstance(value, str) or not isinstance(getattr(torch, value, None), torch.dtype):

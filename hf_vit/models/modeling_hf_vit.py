@@ -73,8 +73,9 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
         """Resample the position embeddings to another image size, an int or (height, width) in pixels, for good."""
         config, new_grid = self.config, self.config.grid_of(*as_pair(image_size))
         embeddings: Any = self.base_model.embeddings
-        if isinstance(embeddings.position_embeddings, nn.Parameter):
-            embeddings.position_embeddings = nn.Parameter(embeddings.resample(embeddings.position_embeddings, new_grid))
+        table = embeddings.position_embeddings
+        if isinstance(table, nn.Parameter):
+            embeddings.position_embeddings = nn.Parameter(embeddings.resample(table, new_grid), table.requires_grad)
         for module in self.modules():
             if isinstance(module, PositionTables):
                 module.resample(new_grid)

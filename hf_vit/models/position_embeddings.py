@@ -183,7 +183,7 @@ class LearnedPositions(PositionTables):
 
     @torch.no_grad()
     def resample(self, grid: Grid) -> None:
-        self.table = nn.Parameter(self(grid))
+        self.table = nn.Parameter(self(grid), self.table.requires_grad)
 
 
 class LearnedPositions2D(PositionTables):
@@ -217,7 +217,8 @@ class LearnedPositions2D(PositionTables):
 
     @torch.no_grad()
     def resample(self, grid: Grid) -> None:
-        self.y, self.x = map(nn.Parameter, self.axes(grid))
+        y, x = self.axes(grid)
+        self.y, self.x = nn.Parameter(y, self.y.requires_grad), nn.Parameter(x, self.x.requires_grad)
 
 
 class RelativePositions(PositionTables):
@@ -257,7 +258,7 @@ class RelativePositions(PositionTables):
 
     @torch.no_grad()
     def resample(self, grid: Grid) -> None:
-        self.table = nn.Parameter(self.on(grid))
+        self.table = nn.Parameter(self.on(grid), self.table.requires_grad)
 
 
 def build_tables(config: HfViTConfig, count: int) -> PositionTables:

@@ -19,6 +19,7 @@ from transformers.utils import logging
 from .configuration_checks import read_settings, wrong_types_refused
 from .configuration_hf_vision import HfVisionConfig, Size, as_pair
 from .inference import optimize, restore
+from .manifest import check_pushed, drop_manifest
 
 logger = logging.get_logger(__name__)
 
@@ -86,7 +87,8 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             The model, in evaluation mode; with `output_loading_info=True` a tuple of it and of what did not fit.
 
         Raises:
-            ValueError: anything else is missing, left over or of another shape.
+            ValueError: anything else is missing, left over or of another shape; or a file is not the one that was
+                pushed, see `hf_vit.models.manifest`. `verify=True` hashes all files, whatever is known of them.
         """
         name = pretrained_model_name_or_path
         config_class: Any = cls.config_class
@@ -105,9 +107,14 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             kwargs["stored_settings"] = settings  # so that config.json is not read again
         if upstream_names := cls.upstream_names(settings):
             kwargs["key_mapping"] = {**upstream_names, **kwargs.get("key_mapping", {})}
+        verify = kwargs.pop("verify", False)
+        if name is not None and not kwargs.get("force_download"):
+            check_pushed(name, settings, kwargs, thorough=verify)
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs.setdefault("ignore_mismatched_sizes", True)
         result: Any = super().from_pretrained(name, *model_args, config=config, output_loading_info=True, **kwargs)
+        if name is not None:  # once more, for what was downloaded just now
+            check_pushed(name, settings, kwargs)
         model, info = result
         if upstream_names:
             model._settle_upstream(info)
@@ -165,6 +172,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         self._save_record(save_directory)
 
     def _save_record(self, save_directory: str | os.PathLike) -> None:
+        drop_manifest(save_directory)
         if self.conversion_record is not None:
             text = json.dumps(self.conversion_record, indent=2)
             (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n", encoding="utf-8")

@@ -28,6 +28,7 @@ IN_DRAFTS = {
     "hf_vit/files/download.py": "a part of a download, and the record of it",
     "hf_vit/files/safetensors_stream.py": "into the draft of a folder",
     "hf_vit/analysis/report.py": "into the draft of a folder",
+    "hf_vit/models/manifest.py": "a note in a cache, renamed into its place",
     "hf_vit/models/pretrained.py": "save_pretrained, which writes file by file; save_folder is what appears whole",
 }
 

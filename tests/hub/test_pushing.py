@@ -1,17 +1,22 @@
 """Pushing, over HTTP: a Hub on this machine, and every client in a process of its own with a fresh cache."""
 
+import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
+import pytest
 import torch
 import yaml
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.hub.cards import BEGIN, split_readme
 
-from ..hub_client import commits_of, readme_of
+from ..hub_client import commits_of, read_file, readme_of
+from ..launching import locale_environment
 from ..models import TINY, save_tiny
 
 MIT = ("--license", "mit")
@@ -52,7 +57,7 @@ def test_pushed_and_loaded_in_a_fresh_cache(hub, client, folder, tmp_path):
         token=None,
     )
     assert loaded.splitlines()[-1] == str(
-        [".gitattributes", "README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
+        [".gitattributes", "README.md", "config.json", "manifest.json", "model.safetensors", "preprocessor_config.json"]
     )
 
 
@@ -200,13 +205,13 @@ def test_two_pushers_at_once(hub, client, tmp_path):
     pushers = []
     for number in range(2):
         save_tiny(tmp_path / f"from{number}", seed=number)
-        (tmp_path / f"from{number}" / f"notes{number}.txt").write_text("mine")
+        (tmp_path / f"from{number}" / f"model{number}.onnx").write_text("mine")
         pushers.append(client.start(push(tmp_path / f"from{number}", "acme/vit", *MIT)))
     for pusher in pushers:
         output, error = pusher.wait()
         assert pusher.status == 0, output + error
     files = commits_of(hub, "acme/vit")[0]["files"]
-    assert {"notes0.txt", "notes1.txt", "README.md", "model.safetensors"} <= set(files)
+    assert {"model0.onnx", "model1.onnx", "README.md", "model.safetensors"} <= set(files)
     assert len(commits_of(hub, "acme/vit")) == 3
 
 
@@ -253,3 +258,144 @@ def test_an_incomplete_card_is_refused_unless_it_is_allowed(hub, client, folder)
     """
     client(code)
     assert "model.safetensors" in commits_of(hub, "alice/other")[0]["files"]
+
+
+SECRETS = ("id_rsa", "token.txt", ".env", "settings.py", "notes.md", "training_args.bin", "model.ckpt", "state.json")
+
+
+def test_only_what_belongs_to_a_model_is_pushed_and_the_rest_is_named(hub, client, folder):
+    for name in (*SECRETS, ".git/config", "best/model.safetensors"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("secret")
+    for name in ("conversion.json", "metrics.json"):
+        (folder / name).write_text("{}")
+    for name in ("recipe.yaml", "learning_curve.png", "vit.onnx", "modeling_hf_vit.py", ".hf_vit"):
+        (folder / name).write_text("part of it")
+    code = f"""
+        import contextlib, io
+        from hf_vit.cli import main
+        error = io.StringIO()
+        with contextlib.redirect_stderr(error):
+            assert main(["push", {str(folder)!r}, "alice/vit", "--license", "mit"]) == 0
+        lines = [line for line in error.getvalue().splitlines() if "Not pushed" in line]
+        print(lines)
+    """
+    said = client(code).splitlines()[-1]
+    assert said.startswith("['Not pushed, since no part of a model: .env, .git, best, id_rsa, model.ckpt and 5 more.")
+    ours = {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+        "conversion.json",
+        "metrics.json",
+    }
+    ours |= {"recipe.yaml", "learning_curve.png", "vit.onnx", "modeling_hf_vit.py", "manifest.json", ".gitattributes"}
+    assert set(commits_of(hub, "alice/vit")[0]["files"]) == ours
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "metrics.json", "token.txt", ".eval_results"])
+def test_links_are_never_followed(name, hub, client, folder, tmp_path):
+    secret = tmp_path / "secret"
+    (secret if name != ".eval_results" else secret / "a.yaml").parent.mkdir(exist_ok=True)
+    (secret if name != ".eval_results" else secret / "a.yaml").write_text("secret")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    if name == "token.txt":
+        client(push(folder, "alice/vit", *MIT))
+        assert name not in commits_of(hub, "alice/vit")[0]["files"]
+        return
+    error = client(push(folder, "alice/vit", *MIT), status=2)
+    assert f"hf-vit push: cannot push {folder / name}: it is a symbolic link (to {secret}); nothing was pushed" in error
+    assert not hub.requests
+
+
+def test_the_manifest_lists_what_was_pushed_and_follows_later_pushes(hub, client, folder):
+    def manifest():
+        return json.loads(read_file(hub, "alice/vit", "manifest.json"))["files"]
+
+    client(push(folder, "alice/vit", *MIT))
+    assert manifest().keys() == {"config.json", "model.safetensors", "preprocessor_config.json"}
+    for name, entry in manifest().items():
+        content = (folder / name).read_bytes()
+        assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    weights = manifest()["model.safetensors"]
+    client(
+        f"""
+        from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+        processor = HfViTImageProcessor.from_pretrained({str(folder)!r}, image_mean=0.25)
+        processor.push_to_hub("alice/vit")
+        """
+    )
+    pushed = read_file(hub, "alice/vit", "preprocessor_config.json")
+    assert manifest()["preprocessor_config.json"]["sha256"] == hashlib.sha256(pushed).hexdigest()
+    assert manifest()["model.safetensors"] == weights
+    client(
+        f"""
+        from hf_vit import HfViTForImageClassification
+        model = HfViTForImageClassification.from_pretrained({str(folder)!r})
+        model.push_to_hub("alice/vit", max_shard_size="4KB")
+        assert len(HfViTForImageClassification.from_pretrained("alice/vit").state_dict()) == len(model.state_dict())
+        """
+    )
+    assert "model.safetensors" not in manifest()
+    assert "model.safetensors.index.json" in manifest()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_download_that_was_damaged_is_refused_until_it_is_downloaded_anew(name, hub, client, folder):
+    client(push(folder, "alice/vit", *MIT))
+    said = client(
+        f"""
+        from huggingface_hub import snapshot_download
+        from pathlib import Path
+        from hf_vit import HfViTForImageClassification as Model
+
+        Model.from_pretrained("alice/vit")
+        file = Path(snapshot_download("alice/vit", local_files_only=True), {name!r}).resolve()
+        content = bytearray(file.read_bytes())
+        content[-20] ^= 1
+        file.write_bytes(content)
+        try:
+            Model.from_pretrained("alice/vit")
+        except ValueError as error:
+            print(error)
+        Model.from_pretrained("alice/vit", force_download=True)
+        Model.from_pretrained("alice/vit", verify=True)
+        """
+    )
+    assert f"{name} is not the file that was pushed (sha256 " in said or "not a valid JSON" in said
+
+
+def test_an_upload_that_fails_for_good_is_one_sentence(hub, client, folder):
+    hub.fail(".*", "PUT", status=500, times=10**6)
+    code = f"""
+        import time
+        time.sleep = lambda seconds: None
+        from hf_vit.cli import main
+        raise SystemExit(main(["push", {str(folder)!r}, "alice/vit", "--license", "mit"]))
+    """
+    error = client(code, status=2)
+    said = [line for line in error.splitlines() if line.startswith("hf-vit push: ")]
+    assert said == [
+        "hf-vit push: alice/vit: the Hub failed; nothing was committed, and the same command goes on where it stopped "
+        "(injected fault)"
+    ]
+    assert "Traceback" not in error
+    assert list(commits_of(hub, "alice/vit")[0]["files"]) == [".gitattributes"]
+
+
+def test_umlauts_survive_two_pushes_in_another_locale(hub, folder, tmp_path):
+    environment = {**locale_environment("de_DE.ISO-8859-1", tmp_path), **hub.env("hf_alice", tmp_path / "home")}
+    environment.pop("HF_HUB_OFFLINE", None)
+    (folder / "README.md").write_bytes("---\nlicense: mit\n---\n# Für Käthe ł\n".encode())
+    (folder / "card_data.json").write_bytes(
+        '{"command": "finetune.py --dataset Blüten", "metrics": {"accuracy": 1}}'.encode()
+    )
+    for _ in range(2):
+        line = [sys.executable, "-m", "hf_vit.cli", "push", str(folder), "alice/vit"]
+        done = subprocess.run(line, env=environment, capture_output=True, encoding="utf-8", errors="replace")
+        assert done.returncode == 0, done.stderr
+    readme = readme_of(hub, "alice/vit")
+    assert readme.count("# Für Käthe ł") == 1
+    assert "--dataset Blüten" in readme

@@ -173,3 +173,13 @@ def test_attention_mask_as_transformers_takes_it(attention):
     expected = model(pixel_values, attention_mask=mask).logits
     torch.testing.assert_close(model(changed, attention_mask=mask).logits, expected, rtol=0, atol=1e-5)
     assert isinstance(model.vit, HfViTModel)
+
+
+@pytest.mark.parametrize("positions", ["cls", "learned2d", "every layer", "shared by layers", "relative"])
+@pytest.mark.parametrize("trains", [True, False])
+def test_frozen_position_embeddings_stay_frozen_at_another_size(positions, trains):
+    model = tiny(**VARIANTS[positions]).requires_grad_(trains)
+    before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    model.set_image_size((24, 48))
+    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
+    assert set(before.values()) == {trains}

@@ -1,0 +1,160 @@
+"""The manifest of a pushed folder: the size and the sha256 of its files, checked when a model is loaded.
+
+Small files are hashed at every load. Weights are hashed at the first, and again when their size, date or inode differs
+from what was found then: hashing takes longer than loading.
+"""
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from huggingface_hub import cached_assets_path
+from transformers.utils.hub import cached_file
+
+MANIFEST = "manifest.json"
+_FORMAT = "hf_vit manifest, version 1"  # other programs have files of this name too
+_WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")
+_SMALL = 1 << 20  # bytes
+_BLOCK = 1 << 20  # bytes
+
+
+def manifest_text(files: dict[str, dict[str, Any]]) -> str:
+    """The text of a manifest.
+
+    Args:
+        files: name -> {"size": bytes, "sha256": hexadecimal}.
+    """
+    return json.dumps({"format": _FORMAT, "files": dict(sorted(files.items()))}, indent=2) + "\n"
+
+
+def read_manifest(text: str) -> dict[str, dict[str, Any]] | None:
+    """The files that a manifest lists, as in `manifest_text`; None for a text that is no manifest of ours."""
+    try:
+        content = json.loads(text)
+        if content["format"] != _FORMAT:
+            return None
+        return {
+            str(name): {"size": int(of["size"]), "sha256": str(of["sha256"])} for name, of in content["files"].items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def check_pushed(
+    name: str | os.PathLike, settings: dict[str, Any], where: dict[str, Any], thorough: bool = False
+) -> None:
+    """Check those files of a folder or repository that are on this machine, where it has a manifest.
+
+    Args:
+        settings: the content of config.json, with the commit it was found in.
+        where: arguments of `from_pretrained`, such as `revision`.
+        thorough: as in `check_files`.
+
+    Raises:
+        ValueError: one is not the file that was pushed.
+    """
+    try:
+        file = cached_file(
+            os.fspath(name),
+            MANIFEST,
+            _commit_hash=settings.get("_commit_hash"),
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            **{option: where[option] for option in _WHERE if option in where},
+        )
+    except OSError:
+        return
+    if file is not None:
+        check_files(Path(file), thorough)
+
+
+def drop_manifest(folder: str | os.PathLike) -> None:
+    """Delete the manifest of a folder whose files are about to change."""
+    file = Path(folder) / MANIFEST
+    if file.is_file() and read_manifest(file.read_text(encoding="utf-8", errors="replace")) is not None:
+        file.unlink()
+
+
+def check_files(manifest: Path, thorough: bool = False) -> list[str]:
+    """Check the files beside a manifest against it; those that are not there need not be.
+
+    Args:
+        thorough: hash weights too that have not changed since they were last hashed.
+
+    Returns:
+        Names of the files that were checked.
+
+    Raises:
+        ValueError: one is not the file that was pushed.
+    """
+    listed = read_manifest(manifest.read_text(encoding="utf-8", errors="replace"))
+    if listed is None:
+        return []
+    memory = _Memory(manifest)
+    checked = []
+    for name, expected in listed.items():
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"{manifest} lists {name!r}, which is no file beside it")
+        file = manifest.parent / name
+        if not file.is_file():
+            continue
+        checked.append(name)
+        size = file.stat().st_size
+        if size != expected["size"]:
+            raise ValueError(_sentence(file, f"{size} bytes, expected {expected['size']}"))
+        if not thorough and size > _SMALL and memory.knows(name, file, expected["sha256"]):
+            continue
+        if (found := _sha256_of(file)) != expected["sha256"]:
+            raise ValueError(_sentence(file, f"sha256 {found[:16]}..., expected {expected['sha256'][:16]}..."))
+        if size > _SMALL:
+            memory.keep(name, file, found)
+    return checked
+
+
+def _sentence(file: Path, difference: str) -> str:
+    return (
+        f"{file} is not the file that was pushed ({difference}); download it anew with force_download=True, "
+        f"or delete {MANIFEST} beside it if you changed it yourself"
+    )
+
+
+def _sha256_of(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class _Memory:
+    """Which weights have been hashed: their size, date and inode then, in the assets cache of Hugging Face."""
+
+    def __init__(self, manifest: Path):
+        self._file: Path | None = None
+        self._known: dict[str, Any] = {}
+        with suppress(OSError, ValueError, TypeError):
+            folder = cached_assets_path("hf_vit", "verified")
+            self._file = folder / f"{hashlib.sha256(os.fsencode(manifest.absolute())).hexdigest()[:32]}.json"
+            self._known = dict(json.loads(self._file.read_text(encoding="utf-8")))
+
+    def knows(self, name: str, file: Path, sha256: str) -> bool:
+        """Whether the file had this hash, and has not changed since."""
+        return self._known.get(name) == [*_state_of(file), sha256]
+
+    def keep(self, name: str, file: Path, sha256: str) -> None:
+        """Remember a file; where nothing may be written it is hashed again the next time."""
+        self._known[name] = [*_state_of(file), sha256]
+        if self._file is not None:
+            draft = self._file.with_suffix(f".{os.getpid()}")
+            with suppress(OSError):
+                draft.write_text(json.dumps(self._known), encoding="utf-8")
+                os.replace(draft, self._file)
+
+
+def _state_of(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
