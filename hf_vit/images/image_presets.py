@@ -28,7 +28,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "native": {"resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
 }
 # What every preset determines besides.
-PIXELS_IN_MINUS_ONE_TO_ONE = {
+_PIXELS_IN_MINUS_ONE_TO_ONE = {
     "do_resize": True,
     "do_rescale": True,
     "rescale_factor": 1 / 255,
@@ -38,7 +38,7 @@ PIXELS_IN_MINUS_ONE_TO_ONE = {
     "num_channels": 3,
 }
 # What no preset determines.
-DEFAULTS = {
+_DEFAULTS = {
     "size": {"height": 224, "width": 224},
     "do_center_crop": False,
     "crop_size": None,
@@ -51,7 +51,7 @@ DEFAULTS = {
     "backend": "auto",
     "on_error": "raise",
 }
-CHOICES = {
+_CHOICES = {
     "preset": tuple(PRESETS),
     "resample": (*range(6), AREA),
     "resize_output": ("float", "truncated", "rounded"),
@@ -66,7 +66,7 @@ CHOICES = {
 
 def first_settings() -> dict[str, Any]:
     """Every setting, as the preset "vit_jax" has it at 224 pixels."""
-    return deepcopy({"preset": "vit_jax", **PRESETS["vit_jax"], **PIXELS_IN_MINUS_ONE_TO_ONE, **DEFAULTS})
+    return deepcopy({"preset": "vit_jax", **PRESETS["vit_jax"], **_PIXELS_IN_MINUS_ONE_TO_ONE, **_DEFAULTS})
 
 
 def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -81,52 +81,52 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
     changes = {name: deepcopy(value) for name, value in changes.items() if value is not None}
     if not changes:
         return settings
-    changes |= {name: complete_size(name, changes[name]) for name in ("size", "crop_size") if name in changes}
+    changes |= {name: _complete_size(name, changes[name]) for name in ("size", "crop_size") if name in changes}
     check_choices(changes)
 
     preset, crop_pct = changes.get("preset", settings["preset"]), changes.pop("crop_pct", None)
     if crop_pct is not None and not 0.01 <= crop_pct <= 100:
         raise ValueError(f"crop_pct is {crop_pct}; it must be at least 0.01 and at most 100")
-    image_size = resulting_size(settings)
+    image_size = _resulting_size(settings)
     sizes_follow = "preset" in changes or crop_pct is not None
-    if is_image_size(preset, changes):
+    if _is_image_size(preset, changes):
         image_size, sizes_follow = changes.pop("size"), True
     if "preset" in changes:
-        settings = {**settings, **deepcopy(PIXELS_IN_MINUS_ONE_TO_ONE), **resize_settings(preset)}
+        settings = {**settings, **deepcopy(_PIXELS_IN_MINUS_ONE_TO_ONE), **_resize_settings(preset)}
     if sizes_follow:
-        settings = {**settings, **sizes_of_preset(preset, image_size, crop_pct)}
-    settings = {**settings, **changes, **follow_channels(settings, changes)}
-    if preset == "native" and "max_num_patches" not in changes and needs_patch_count(settings, changes):
-        settings["max_num_patches"] = count_patches(resulting_size(settings), as_pair(settings["patch_size"]))
-    check_settings(settings)
+        settings = {**settings, **_sizes_of_preset(preset, image_size, crop_pct)}
+    settings = {**settings, **changes, **_follow_channels(settings, changes)}
+    if preset == "native" and "max_num_patches" not in changes and _needs_patch_count(settings, changes):
+        settings["max_num_patches"] = _count_patches(_resulting_size(settings), as_pair(settings["patch_size"]))
+    _check_settings(settings)
     return settings
 
 
-def resulting_size(settings: dict[str, Any]) -> dict[str, int]:
+def _resulting_size(settings: dict[str, Any]) -> dict[str, int]:
     """Height and width of the resulting image."""
     size = settings["crop_size"] if settings["do_center_crop"] else settings["size"]
     return size if "height" in size else {"height": size["shortest_edge"], "width": size["shortest_edge"]}
 
 
-def needs_patch_count(settings: dict[str, Any], changes: dict[str, Any]) -> bool:
+def _needs_patch_count(settings: dict[str, Any], changes: dict[str, Any]) -> bool:
     return settings["max_num_patches"] is None or not changes.keys().isdisjoint({"size", "patch_size"})
 
 
-def count_patches(size: dict[str, int], patch_size: tuple[int, int]) -> int:
+def _count_patches(size: dict[str, int], patch_size: tuple[int, int]) -> int:
     return max(1, size["height"] // patch_size[0]) * max(1, size["width"] // patch_size[1])
 
 
-def resize_settings(preset: str) -> dict[str, Any]:
+def _resize_settings(preset: str) -> dict[str, Any]:
     return {name: value for name, value in PRESETS[preset].items() if name != "crop_pct"}
 
 
-def is_image_size(preset: str, changes: dict[str, Any]) -> bool:
+def _is_image_size(preset: str, changes: dict[str, Any]) -> bool:
     """Whether the size in `changes` is that of the resulting image, and not the one to resize to."""
     crops = "crop_pct" in PRESETS[preset] and changes.get("do_center_crop", True)
     return crops and "height" in changes.get("size", {}) and "crop_size" not in changes
 
 
-def sizes_of_preset(preset: str, image_size: dict[str, int], crop_pct: float | None) -> dict[str, Any]:
+def _sizes_of_preset(preset: str, image_size: dict[str, int], crop_pct: float | None) -> dict[str, Any]:
     """Sizes of the resize and of the crop with which a preset arrives at an image size."""
     if "crop_pct" not in PRESETS[preset]:
         return {"size": image_size, "do_center_crop": False}
@@ -136,7 +136,7 @@ def sizes_of_preset(preset: str, image_size: dict[str, int], crop_pct: float | N
     return {"size": {"shortest_edge": resized}, "do_center_crop": True, "crop_size": image_size}
 
 
-def follow_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def _follow_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Mean and deviation for another number of channels, or the number of channels for another mean."""
     values = {name: changes.get(name, settings[name]) for name in ("image_mean", "image_std")}
     if "num_channels" in changes:
@@ -148,7 +148,7 @@ def follow_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[s
     return {}
 
 
-def complete_size(name: str, size: Any) -> dict[str, int]:
+def _complete_size(name: str, size: Any) -> dict[str, int]:
     """224, (224, 320) or a dictionary -> {"height", "width"} or {"shortest_edge"}."""
     given = size
     if isinstance(size, int) or (isinstance(size, list | tuple) and len(size) == 2):
@@ -183,8 +183,9 @@ def describe_type(kind: Any) -> str:
     return names.removesuffix(" | None")
 
 
-def check_choices(changes: dict[str, Any]):
-    for name, choices in CHOICES.items():
+def check_choices(changes: dict[str, Any]) -> None:
+    """Raise ValueError where a setting is not one of its choices, or asks for padding."""
+    for name, choices in _CHOICES.items():
         if name in changes and changes[name] not in choices:
             known = ", ".join(map(str, choices))
             raise ValueError(f"{name} is {reprlib.repr(changes[name])}; it must be one of {known}")
@@ -193,20 +194,20 @@ def check_choices(changes: dict[str, Any]):
             raise ValueError(f"{name} is {changes[name]}, but images are not padded here")
 
 
-def check_settings(settings: dict[str, Any]):
+def _check_settings(settings: dict[str, Any]) -> None:
     """Refuse settings that contradict each other, or that no image can be processed with."""
-    check_resize(settings["resample"], settings["antialias"], settings["resize_output"])
+    _check_resize(settings["resample"], settings["antialias"], settings["resize_output"])
     for name in ("image_mean", "image_std"):
         value, channels = settings[name], settings["num_channels"]
         if isinstance(value, list | tuple) and channels is not None and len(value) != channels:
             raise ValueError(f"{name} has {len(value)} entries for {channels} channels: {list(value)}")
     if settings["image_std"] == 0 or (isinstance(settings["image_std"], list | tuple) and 0 in settings["image_std"]):
         raise ValueError(f"image_std is {settings['image_std']}; it must not be 0")
-    check_finite(settings)
+    _check_finite(settings)
     check_counts(settings)
 
 
-def check_finite(settings: dict[str, Any]):
+def _check_finite(settings: dict[str, Any]):
     """Refuse numbers that are NaN or infinite, and a background that is no colour."""
     for name in ("rescale_factor", "image_mean", "image_std"):
         value = settings[name]
@@ -232,7 +233,7 @@ def check_counts(settings: dict[str, Any]):
     for name, (value, highest) in limits.items():
         if value is not None and not 1 <= value <= highest:
             raise ValueError(f"{name} is {reprlib.repr(value)}; it must be at least 1 and at most {highest:,}")
-    size = resulting_size(settings)
+    size = _resulting_size(settings)
     values = size["height"] * size["width"]
     if settings["preset"] == "native":
         values = max(values, patch_height * patch_width * (patches or 1))
@@ -240,7 +241,7 @@ def check_counts(settings: dict[str, Any]):
         raise ValueError(f"an image would have {values * (channels or 1):,} values; at most {MAX_OUTPUT_VALUES:,}")
 
 
-def check_resize(resample: int | str, antialias: bool, output: str):
+def _check_resize(resample: int | str, antialias: bool, output: str) -> None:
     if output == "rounded":
         exists = antialias and resample != AREA
     else:

@@ -23,10 +23,10 @@ from .image_resizing import KERNELS, Filter, Window, center_window, cut, fit_gri
 logger = logging.get_logger(__name__)
 
 # Keys of a preprocessor_config.json that are no settings, besides those that begin with an underscore.
-FILE_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class", "auto_map")
-SETTINGS = tuple(first_settings())
+_FILE_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class", "auto_map")
+_SETTINGS = tuple(first_settings())
 # Arguments of a call that are not settings of the processor.
-CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
+_CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
 
 
 class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
@@ -99,7 +99,7 @@ class HfViTImageProcessor(BaseImageProcessor):
     preset: str
 
     def __init__(self, preset: str = "vit_jax", **kwargs: Any):
-        about_file = {name: value for name, value in kwargs.items() if name in FILE_KEYS or name.startswith("_")}
+        about_file = {name: value for name, value in kwargs.items() if name in _FILE_KEYS or name.startswith("_")}
         super().__init__(**about_file)
         vars(self).update(first_settings())
         changes = {name: value for name, value in kwargs.items() if name not in about_file}
@@ -107,11 +107,11 @@ class HfViTImageProcessor(BaseImageProcessor):
             raise ValueError(f"{type(self).__name__} does not know {', '.join(unknown)}")
         self.update(preset=preset, **changes)
 
-    def update(self, **changes: Any):
+    def update(self, **changes: Any) -> None:
         """Change settings for good; those that depend on them follow, as in a call."""
         self._check_types(changes)
         for name, value in override_settings(self.settings(), changes).items():
-            if name not in CALL_KEYS:
+            if name not in _CALL_KEYS:
                 setattr(self, name, value)
 
     def _check_types(self, changes: dict[str, Any]) -> None:
@@ -125,11 +125,11 @@ class HfViTImageProcessor(BaseImageProcessor):
 
     def settings(self) -> dict[str, Any]:
         """Every setting, by name."""
-        return {name: getattr(self, name) for name in SETTINGS}
+        return {name: getattr(self, name) for name in _SETTINGS}
 
     def settings_of_call(self, **kwargs: Any) -> SimpleNamespace:
         """Every setting as changed for one call, and the arguments of the call."""
-        call = {name: kwargs.pop(name, None) for name in CALL_KEYS}
+        call = {name: kwargs.pop(name, None) for name in _CALL_KEYS}
         check_choices(call)
         if kwargs:
             self._check_types(kwargs)
@@ -139,11 +139,11 @@ class HfViTImageProcessor(BaseImageProcessor):
         return settings
 
     @classmethod
-    def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any):
+    def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any) -> Any:
         """As in the base class, but settings in `kwargs` change others along, as in a call."""
         changes = {name: value for name, value in kwargs.items() if name in cls.valid_kwargs.__annotations__}
         rest = {name: value for name, value in kwargs.items() if name not in changes}
-        if odd := [name for name in FILE_KEYS[:3] if not isinstance(image_processor_dict.get(name), str | None)]:
+        if odd := [name for name in _FILE_KEYS[:3] if not isinstance(image_processor_dict.get(name), str | None)]:
             raise ValueError(f"{odd[0]} is {reprlib.repr(image_processor_dict[odd[0]])}; expected text")
         result = super().from_dict(image_processor_dict, **rest)
         (result[0] if isinstance(result, tuple) else result).update(**changes)
@@ -183,8 +183,8 @@ class HfViTImageProcessor(BaseImageProcessor):
         images, errors = list_images(images, settings.device), {}
         if not images:
             raise ValueError("there are no images to process")
-        collate = collate_patches if settings.preset == "native" else collate_images
-        features = BatchFeature(collate(process_images(images, settings, errors), count_images(images), settings))
+        collate = _collate_patches if settings.preset == "native" else _collate_images
+        features = BatchFeature(collate(_process_images(images, settings, errors), count_images(images), settings))
         if len(errors) == len(images):
             raise ImageReadingError(f"none of {len(errors)} images can be read: {next(iter(errors.values()))}")
         if errors:
@@ -193,11 +193,11 @@ class HfViTImageProcessor(BaseImageProcessor):
         return features
 
 
-def process_images(images: list[Any], settings: SimpleNamespace, errors: dict[int, str]) -> Iterator[torch.Tensor]:
+def _process_images(images: list[Any], settings: SimpleNamespace, errors: dict[int, str]) -> Iterator[torch.Tensor]:
     """Pixel values (channels, height, width) of each image; what was wrong with those left out goes into `errors`."""
     for index, image in enumerate(images):
         try:
-            result = process_image(image, settings, name_image(image, index))
+            result = _process_image(image, settings, name_image(image, index))
         except ImageReadingError as error:
             if settings.on_error == "raise":
                 raise
@@ -206,37 +206,38 @@ def process_images(images: list[Any], settings: SimpleNamespace, errors: dict[in
             yield from result if result.ndim == 4 else [result]
 
 
-def process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
+def _process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
     """One image, or a batch of equal ones, from bytes to pixel values."""
     levels = read(image, settings, name)  # (..., channels, any height, any width), uint8 or float32 from 0 to 255
-    levels = resize_and_crop(levels, settings)  # (..., channels, height, width)
+    levels = _resize_and_crop(levels, settings)  # (..., channels, height, width)
     return normalize(levels, settings, name)  # float32
 
 
 def read(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
+    """Levels (..., channels, height, width) of whatever a user calls an image, where they are to be resized."""
     return read_image(
         image,
         num_channels=settings.num_channels if settings.do_convert_rgb else None,
         background=settings.background,
         input_data_format=settings.input_data_format,
         keep_float=not settings.do_rescale,
-        reduce_to=partial(resized_size, settings=settings) if settings.reduced_decoding else None,
+        reduce_to=partial(_resized_size, settings=settings) if settings.reduced_decoding else None,
         name=name,
     ).to(device="cpu" if settings.backend == "pillow" else settings.device)
 
 
-def resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.Tensor:
+def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.Tensor:
     """Resize the part of the image that the crop leaves."""
-    size = resized_size(*levels.shape[-2:], settings=settings)
-    window = crop_window(size, settings)
+    size = _resized_size(*levels.shape[-2:], settings=settings)
+    window = _crop_window(size, settings)
     if settings.do_resize:
-        levels = resize(levels, size, window, choose_filter(levels, size, settings))
+        levels = resize(levels, size, window, _choose_filter(levels, size, settings))
     else:
         levels = cut(levels, window)
     return pad_to(levels, **settings.crop_size) if settings.do_center_crop else levels
 
 
-def resized_size(height: int, width: int, settings: SimpleNamespace) -> tuple[int, int]:
+def _resized_size(height: int, width: int, settings: SimpleNamespace) -> tuple[int, int]:
     """(height, width) of an image after the resize."""
     if not settings.do_resize:
         return height, width
@@ -246,22 +247,22 @@ def resized_size(height: int, width: int, settings: SimpleNamespace) -> tuple[in
         return rows * patch_height, columns * patch_width
     if "height" in settings.size:
         return settings.size["height"], settings.size["width"]
-    return shortest_edge_size(height, width, settings.size["shortest_edge"], truncate=follows_torchvision(settings))
+    return shortest_edge_size(height, width, settings.size["shortest_edge"], truncate=_follows_torchvision(settings))
 
 
-def crop_window(size: tuple[int, int], settings: SimpleNamespace) -> Window:
+def _crop_window(size: tuple[int, int], settings: SimpleNamespace) -> Window:
     if not settings.do_center_crop:
         return range(size[0]), range(size[1])
     crop_size = settings.crop_size["height"], settings.crop_size["width"]
-    return center_window(size, crop_size, round_half=follows_torchvision(settings))
+    return center_window(size, crop_size, round_half=_follows_torchvision(settings))
 
 
-def follows_torchvision(settings: SimpleNamespace) -> bool:
+def _follows_torchvision(settings: SimpleNamespace) -> bool:
     """Whether sizes and offsets are rounded as those who resize with Pillow do, or as those with TensorFlow."""
     return settings.resize_output == "rounded"
 
 
-def choose_filter(levels: torch.Tensor, size: tuple[int, int], settings: SimpleNamespace) -> Filter:
+def _choose_filter(levels: torch.Tensor, size: tuple[int, int], settings: SimpleNamespace) -> Filter:
     # Floating-point images that are taken as they are have no levels to round to.
     output = "float" if levels.is_floating_point() and not settings.do_rescale else settings.resize_output
     many_taps = levels.shape[-2] * levels.shape[-1] > 4 * size[0] * size[1]
@@ -274,21 +275,21 @@ def normalize(levels: torch.Tensor, settings: SimpleNamespace, name: str) -> tor
     """(level * rescale_factor - mean) / std, as one multiplication and one addition."""
     factor = settings.rescale_factor if settings.do_rescale else 1
     mean, std = (settings.image_mean, settings.image_std) if settings.do_normalize else (0, 1)
-    scale, offset = scale_and_offset(factor, as_tuple(mean), as_tuple(std), levels.device)
+    scale, offset = _scale_and_offset(factor, _as_tuple(mean), _as_tuple(std), levels.device)
     if len(scale) not in (1, levels.shape[-3]):
         raise ImageReadingError(f"{name} has {levels.shape[-3]} channels, but image_mean has {len(scale)} entries")
     return torch.empty(levels.shape, device=levels.device).copy_(levels).mul_(scale).add_(offset)
 
 
 @lru_cache(maxsize=64)
-def scale_and_offset(
+def _scale_and_offset(
     factor: float, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
     return (factor / stds).float().to(device), (-means / stds).float().to(device)
 
 
-def as_tuple(values: float | list[float] | tuple[float, ...]) -> tuple[float, ...]:
+def _as_tuple(values: float | list[float] | tuple[float, ...]) -> tuple[float, ...]:
     return tuple(values) if isinstance(values, list | tuple) else (values,)
 
 
@@ -296,13 +297,13 @@ def as_tuple(values: float | list[float] | tuple[float, ...]) -> tuple[float, ..
 # in transformers.
 
 
-def collate_images(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
+def _collate_images(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
     if settings.data_format == "channels_last":
         images = (image.movedim(-3, -1) for image in images)
     return {"pixel_values": stack(images, length, settings.return_tensors)}
 
 
-def collate_patches(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
+def _collate_patches(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
     """Images of different sizes in one batch: see `HfViTImageProcessor.preprocess`."""
     patch_size, patches, grids = as_pair(settings.patch_size), [], []
     for image in images:
@@ -313,7 +314,7 @@ def collate_patches(images: Iterator[torch.Tensor], length: int, settings: Simpl
     longest = max(map(len, patches), default=0)
     if longest > settings.max_num_patches:
         raise ValueError(f"an image has {longest} patches, more than max_num_patches, {settings.max_num_patches}")
-    stacked, mask = pad_patches(patches, longest if settings.padding == "longest" else settings.max_num_patches)
+    stacked, mask = _pad_patches(patches, longest if settings.padding == "longest" else settings.max_num_patches)
     features = {"pixel_values": stacked, "pixel_attention_mask": mask, "spatial_shapes": grids}
     return {name: stack(iter(value), length, settings.return_tensors) for name, value in features.items()}
 
@@ -346,7 +347,7 @@ def patchify(images: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:
     return patches.flatten(-3).flatten(-3, -2)
 
 
-def pad_patches(patches: Sequence[torch.Tensor], length: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _pad_patches(patches: Sequence[torch.Tensor], length: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Give several images the same number of patches.
 
     Args:

@@ -26,12 +26,12 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-ORIENTATION = 0x0112  # the EXIF tag
-DOWNLOAD_SECONDS = 60
-EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "RGBA": "RGBA", "RGBa": "RGBA"}
-DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+_ORIENTATION = 0x0112  # the EXIF tag
+_DOWNLOAD_SECONDS = 60
+_EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "RGBA": "RGBA", "RGBa": "RGBA"}
+_DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 # A channel axis of an array may have one of these lengths, besides the number of channels asked for.
-CHANNEL_COUNTS = (1, 2, 3, 4)
+_CHANNEL_COUNTS = (1, 2, 3, 4)
 
 
 class ImageReadingError(ValueError):
@@ -43,7 +43,7 @@ def list_images(images: Any, device: Any = None) -> list[Any]:
     faster; on the CPU many small ones are, that stay in its cache."""
     if isinstance(images, list | tuple):
         images = [image for item in images for image in list_images(item, device)]
-        return [torch.stack(images)] if can_stack(images) else images
+        return [torch.stack(images)] if _can_stack(images) else images
     if isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4:
         on_cpu = torch.device(device or getattr(images, "device", "cpu")).type == "cpu"
         return list(images) if on_cpu else [images]
@@ -55,7 +55,7 @@ def count_images(images: list[Any]) -> int:
     return sum(len(image) if getattr(image, "ndim", 0) == 4 else 1 for image in images)
 
 
-def can_stack(images: list[Any]) -> bool:
+def _can_stack(images: list[Any]) -> bool:
     """Whether these are equal images on one accelerator."""
     if len(images) < 2 or not all(isinstance(image, torch.Tensor) and image.ndim == 3 for image in images):
         return False
@@ -102,27 +102,27 @@ def read_image(
         ImageReadingError: what cannot be read, is not an image, or has other channels than asked for.
     """
     if isinstance(image, np.ndarray | torch.Tensor):
-        levels = levels_of_array(image, num_channels, input_data_format, keep_float, name)
+        levels = _levels_of_array(image, num_channels, input_data_format, keep_float, name)
     else:
-        levels = levels_of_array(decode(image, reduce_to, name), None, "channels_last", False, name)
+        levels = _levels_of_array(decode(image, reduce_to, name), None, "channels_last", False, name)
     if 0 in levels.shape:
         raise ImageReadingError(f"{name} is empty: its shape is {tuple(image.shape)}")
-    return levels if num_channels is None else convert_channels(levels, num_channels, background, name)
+    return levels if num_channels is None else _convert_channels(levels, num_channels, background, name)
 
 
 def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, name: str) -> np.ndarray:
     """Pixels of an image file, or PIL image, upright: (height, width) or (height, width, channels)."""
     try:
         if isinstance(image, Image.Image):
-            return pixels_of_pillow(image)
-        with Image.open(open_source(image)) as file:
+            return _pixels_of_pillow(image)
+        with Image.open(_open_source(image)) as file:
             if getattr(file, "is_animated", False) and file.format != "MPO":  # MPO: a photograph and its preview
                 logger.warning_once(f"{file.format} images with several frames: the first frame is used")
             if reduce_to is not None:
                 width, height = turn(file.size, file)
                 height, width = reduce_to(height, width)
                 file.draft(None, turn((width, height), file))
-            return pixels_of_pillow(file)
+            return _pixels_of_pillow(file)
     except Image.UnidentifiedImageError as error:
         raise ImageReadingError(f"{name} is not an image in a format that Pillow reads") from error
     except Exception as error:  # decoders of damaged files raise anything: OSError, SyntaxError, struct.error, ...
@@ -130,14 +130,14 @@ def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, 
         raise ImageReadingError(f"{name} cannot be read: {reason}") from error
 
 
-def open_source(image: Any) -> Any:
+def _open_source(image: Any) -> Any:
     """What `PIL.Image.open` takes: a path or an open file."""
     if isinstance(image, dict):
         image = image.get("bytes") or image.get("path")
     if isinstance(image, bytes | bytearray | memoryview):
         return io.BytesIO(image)
     if isinstance(image, str) and image.startswith(("http://", "https://")):
-        response = get_session().get(image, timeout=DOWNLOAD_SECONDS, follow_redirects=True)
+        response = get_session().get(image, timeout=_DOWNLOAD_SECONDS, follow_redirects=True)
         hf_raise_for_status(response)
         return io.BytesIO(response.content)
     if isinstance(image, str) and image.startswith("data:"):
@@ -149,18 +149,18 @@ def open_source(image: Any) -> Any:
     raise TypeError(f"expected a path, URL, bytes, PIL image, NumPy array or tensor, got {type(image).__name__}")
 
 
-def pixels_of_pillow(image: Image.Image) -> np.ndarray:
-    """Pixels of a PIL image, upright, in a mode that `levels_of_array` and `convert_channels` know."""
-    if image.getexif().get(ORIENTATION, 1) != 1:
+def _pixels_of_pillow(image: Image.Image) -> np.ndarray:
+    """Pixels of a PIL image, upright, in a mode that `_levels_of_array` and `_convert_channels` know."""
+    if image.getexif().get(_ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
-    if image.mode in DEEP_MODES:
+    if image.mode in _DEEP_MODES:
         pixels = np.array(image)
-        return pixels if image.mode == "F" else sixteen_bits(pixels)
-    mode = "RGBA" if "transparency" in image.info else EIGHT_BIT_MODES.get(image.mode, "RGB")
+        return pixels if image.mode == "F" else _sixteen_bits(pixels)
+    mode = "RGBA" if "transparency" in image.info else _EIGHT_BIT_MODES.get(image.mode, "RGB")
     return np.array(image if image.mode == mode else image.convert(mode))
 
 
-def sixteen_bits(pixels: np.ndarray) -> np.ndarray:
+def _sixteen_bits(pixels: np.ndarray) -> np.ndarray:
     if pixels.min() < 0 or pixels.max() > 65535:
         raise ValueError(f"its integers go from {pixels.min()} to {pixels.max()}, expected 16 bits (0 to 65535)")
     return pixels.astype(np.uint16)
@@ -169,10 +169,10 @@ def sixteen_bits(pixels: np.ndarray) -> np.ndarray:
 def turn(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:
     """(width, height) in the file -> upright, or the other way round."""
     width, height = size
-    return (width, height) if image.getexif().get(ORIENTATION, 1) < 5 else (height, width)
+    return (width, height) if image.getexif().get(_ORIENTATION, 1) < 5 else (height, width)
 
 
-def levels_of_array(
+def _levels_of_array(
     array: np.ndarray | torch.Tensor, num_channels: int | None, data_format: str | None, keep_float: bool, name: str
 ) -> torch.Tensor:
     """Levels (..., channels, height, width) of an array or tensor."""
@@ -180,15 +180,15 @@ def levels_of_array(
         raise ImageReadingError(f"{name} has dtype {array.dtype}, which is no image")
     if array.ndim not in (2, 3, 4):
         raise ImageReadingError(f"{name} has {array.ndim} dimensions (shape {tuple(array.shape)}), expected 2, 3 or 4")
-    tensor = array if isinstance(array, torch.Tensor) else tensor_of(array)
+    tensor = array if isinstance(array, torch.Tensor) else _tensor_of(array)
     if tensor.ndim == 2:
-        return to_levels(tensor[None], keep_float, name)
-    if (data_format or infer_data_format(array, num_channels, name)) == "channels_last":
+        return _to_levels(tensor[None], keep_float, name)
+    if (data_format or _infer_data_format(array, num_channels, name)) == "channels_last":
         tensor = tensor.movedim(-1, -3)
-    return to_levels(tensor, keep_float, name)
+    return _to_levels(tensor, keep_float, name)
 
 
-def tensor_of(array: np.ndarray) -> torch.Tensor:
+def _tensor_of(array: np.ndarray) -> torch.Tensor:
     """The array's memory where PyTorch can use it, else a copy."""
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
@@ -197,7 +197,7 @@ def tensor_of(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array if usable else array.copy())
 
 
-def to_levels(tensor: torch.Tensor, keep_float: bool, name: str) -> torch.Tensor:
+def _to_levels(tensor: torch.Tensor, keep_float: bool, name: str) -> torch.Tensor:
     """Values of any type -> levels, by the table at the top."""
     if tensor.dtype == torch.uint8:
         return tensor
@@ -207,15 +207,15 @@ def to_levels(tensor: torch.Tensor, keep_float: bool, name: str) -> torch.Tensor
         return tensor.float() / 257
     if not tensor.is_floating_point():
         tensor = tensor.long()  # PyTorch does little with the longer unsigned integers
-        check_range(tensor, 255, "integer images are in [0, 255] (or uint16)", name)
+        _check_range(tensor, 255, "integer images are in [0, 255] (or uint16)", name)
         return tensor.to(torch.uint8)
     if keep_float:
         return tensor.float()
-    check_range(tensor, 1, "floating-point images are in [0, 1] (divide by 255, or pass uint8)", name)
+    _check_range(tensor, 1, "floating-point images are in [0, 1] (divide by 255, or pass uint8)", name)
     return (tensor.float() * 65535).round() / 257  # 16 bits, so that k / 255 becomes exactly k
 
 
-def infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | None, name: str) -> str:
+def _infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | None, name: str) -> str:
     """Where the channels are: the axis that has `num_channels`, and if both or none have, the custom of the library."""
     first, last = array.shape[-3], array.shape[-1]
     if (first == num_channels) != (last == num_channels):
@@ -224,7 +224,7 @@ def infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | None
     if isinstance(array, torch.Tensor):
         candidates = {"channels_first": first, "channels_last": last}
     for data_format, length in candidates.items():
-        if length in CHANNEL_COUNTS or length == num_channels:
+        if length in _CHANNEL_COUNTS or length == num_channels:
             return data_format
     raise ImageReadingError(
         f"{name} has shape {tuple(array.shape)}, of which neither the first nor the last axis can be the channels; "
@@ -232,13 +232,13 @@ def infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | None
     )
 
 
-def check_range(tensor: torch.Tensor, highest: int, expected: str, name: str):
+def _check_range(tensor: torch.Tensor, highest: int, expected: str, name: str):
     low, high = (value.item() for value in tensor.aminmax()) if tensor.numel() else (0, 0)
     if not (low >= 0 and high <= highest):  # also true for NaN
         raise ImageReadingError(f"{name} has values from {low:g} to {high:g}; {expected}")
 
 
-def convert_channels(
+def _convert_channels(
     levels: torch.Tensor, num_channels: int, background: tuple[int, ...] | list[int], name: str
 ) -> torch.Tensor:
     """(..., channels, height, width) -> (..., num_channels, height, width): grey repeated, alpha composited."""
@@ -251,7 +251,7 @@ def convert_channels(
         if channels == 2:
             levels = levels[..., [0, 0, 0, 1], :, :]
         colour = levels if channels == 3 else composite(levels, background)
-        return colour if num_channels == 3 else luma(colour)
+        return colour if num_channels == 3 else _luma(colour)
     raise ImageReadingError(f"{name} has {channels} channels, expected {num_channels}")
 
 
@@ -263,7 +263,7 @@ def composite(levels: torch.Tensor, background: tuple[int, ...] | list[int]) -> 
     return blended if levels.is_floating_point() else blended.round().to(torch.uint8)
 
 
-def luma(levels: torch.Tensor) -> torch.Tensor:
+def _luma(levels: torch.Tensor) -> torch.Tensor:
     """ITU-R 601 brightness, in the fixed-point arithmetic of Pillow's `convert("L")`."""
     if levels.is_floating_point():
         weights = torch.tensor([0.299, 0.587, 0.114], device=levels.device)

@@ -17,12 +17,12 @@ from torch.nn.functional import pad
 
 AREA = "area"  # TensorFlow's area resize; Pillow's box filter is another one
 BILINEAR, BICUBIC = Image.Resampling.BILINEAR.value, Image.Resampling.BICUBIC.value
-PILLOW_BITS = 32 - 8 - 2  # of a weight in Pillow: room for 8 bits of level, a sum above 1 and the sign
+_PILLOW_BITS = 32 - 8 - 2  # of a weight in Pillow: room for 8 bits of level, a sum above 1 and the sign
 
-BLOCK = 128  # rows of a large image that are summed up at a time, so as to stay in the cache of a CPU
+_BLOCK = 128  # rows of a large image that are summed up at a time, so as to stay in the cache of a CPU
 
 Window = tuple[range, range]  # rows and columns of an image
-Taps = list[tuple[torch.Tensor, torch.Tensor]]  # numbers of values, and their weights, to be summed up in this order
+_Taps = list[tuple[torch.Tensor, torch.Tensor]]  # numbers of values, and their weights, to be summed up in this order
 
 
 class Filter(NamedTuple):
@@ -53,14 +53,14 @@ def resize(levels: torch.Tensor, size: tuple[int, int], window: Window, how: Fil
     """
     if how.output == "rounded":
         levels = levels.round().to(torch.uint8) if levels.is_floating_point() else levels
-        resize_rounded = resize_with_pillow if how.use_pillow else resize_like_pillow
+        resize_rounded = _resize_with_pillow if how.use_pillow else _resize_like_pillow
         return resize_rounded(levels, size, window, how.resample)
     if how.resample == AREA:
-        resized = resize_area(levels, size, window)
+        resized = _resize_area(levels, size, window)
     elif how.antialias:
-        resized = resize_antialiased(levels, size, window, how.resample)
+        resized = _resize_antialiased(levels, size, window, how.resample)
     else:
-        resized = resize_bilinear(levels, size, window)
+        resized = _resize_bilinear(levels, size, window)
     return resized if how.output == "float" else resized.to(torch.uint8)
 
 
@@ -125,57 +125,57 @@ def pad_to(levels: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return pad(levels, (across // 2, across - across // 2, down // 2, down - down // 2))
 
 
-# The four resizes. Each works on rows of values: see `rows_of_values`.
+# The four resizes. Each works on rows of values: see `_rows_of_values`.
 
 
-def resize_bilinear(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
+def _resize_bilinear(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
     """TensorFlow's bilinear resize without antialiasing: float32, not rounded. Blends in its order, left with right
     before top with bottom, since the result may be truncated."""
-    rows, values = rows_of_values(levels)
-    used, above, below, down = bilinear_rows(levels.shape[-2], size[0], window[0], levels.device)
-    left, right, across = bilinear_taps(levels.shape[-1], size[1], window[1], values, levels.device)
-    rows = take_rows(rows, used).float()
-    rows = blend(take_columns(rows, left), take_columns(rows, right), across)
-    rows = blend(take_rows(rows, above), take_rows(rows, below), down[:, None])
-    return images_of_values(rows, values)
+    rows, values = _rows_of_values(levels)
+    used, above, below, down = _bilinear_rows(levels.shape[-2], size[0], window[0], levels.device)
+    left, right, across = _bilinear_taps(levels.shape[-1], size[1], window[1], values, levels.device)
+    rows = _take_rows(rows, used).float()
+    rows = blend(_take_columns(rows, left), _take_columns(rows, right), across)
+    rows = blend(_take_rows(rows, above), _take_rows(rows, below), down[:, None])
+    return _images_of_values(rows, values)
 
 
-def resize_area(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
+def _resize_area(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
     """TensorFlow's area resize: float32, not rounded. Sums in its order, since the result may be truncated."""
-    rows, values = rows_of_values(levels)
-    rows = sum_columns(rows, area_taps(levels.shape[-1], size[1], window[1], values, levels.device))
-    rows = sum_rows(rows, area_taps(levels.shape[-2], size[0], window[0], 1, levels.device))
+    rows, values = _rows_of_values(levels)
+    rows = _sum_columns(rows, _area_taps(levels.shape[-1], size[1], window[1], values, levels.device))
+    rows = _sum_rows(rows, _area_taps(levels.shape[-2], size[0], window[0], 1, levels.device))
     scales = [np.float32(old) / np.float32(new) for old, new in zip(levels.shape[-2:], size, strict=True)]
-    return images_of_values(rows.mul_(float(np.float32(1) / (scales[0] * scales[1]))), values)
+    return _images_of_values(rows.mul_(float(np.float32(1) / (scales[0] * scales[1]))), values)
 
 
-def resize_antialiased(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
+def _resize_antialiased(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
     """TensorFlow's resize with antialiasing, to 0.001 levels: float32, not rounded."""
-    rows, values = rows_of_values(levels)
-    across = filter_taps(resample, levels.shape[-1], size[1], window[1], values, levels.device)
-    down = filter_taps(resample, levels.shape[-2], size[0], window[0], 1, levels.device)
-    return images_of_values(sum_rows(sum_columns(rows, across), down), values)
+    rows, values = _rows_of_values(levels)
+    across = _filter_taps(resample, levels.shape[-1], size[1], window[1], values, levels.device)
+    down = _filter_taps(resample, levels.shape[-2], size[0], window[0], 1, levels.device)
+    return _images_of_values(_sum_rows(_sum_columns(rows, across), down), values)
 
 
-def resize_like_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
+def _resize_like_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
     """`PIL.Image.resize` of uint8, in its fixed-point arithmetic; the same to the last bit."""
-    rows, values = rows_of_values(levels)
+    rows, values = _rows_of_values(levels)
     old_height, old_width = levels.shape[-2:]
-    across = pillow_taps(resample, old_width, size[1], window[1], values, levels.device)
-    down = pillow_taps(resample, old_height, size[0], window[0], 1, levels.device)
+    across = _pillow_taps(resample, old_width, size[1], window[1], values, levels.device)
+    down = _pillow_taps(resample, old_height, size[0], window[0], 1, levels.device)
     if old_height > 100 * old_width and size[0] < old_height:  # Pillow, from 12.2 on, saves time on such columns
-        rows = round_sums(sum_columns(round_sums(sum_rows(rows, down)), across))
+        rows = _round_sums(_sum_columns(_round_sums(_sum_rows(rows, down)), across))
     else:
-        rows = round_sums(sum_rows(round_sums(sum_columns(rows, across)), down))
-    return images_of_values(rows.to(torch.uint8), values)
+        rows = _round_sums(_sum_rows(_round_sums(_sum_columns(rows, across)), down))
+    return _images_of_values(rows.to(torch.uint8), values)
 
 
-def resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
+def _resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
     """The window of `PIL.Image.resize` of uint8."""
     if levels.ndim > 3:
-        return torch.stack([resize_with_pillow(image, size, window, resample) for image in levels])
+        return torch.stack([_resize_with_pillow(image, size, window, resample) for image in levels])
     if levels.shape[0] not in (1, 3):  # Pillow would take 2 and 4 channels for colour and alpha
-        return torch.cat([resize_with_pillow(channel[None], size, window, resample) for channel in levels])
+        return torch.cat([_resize_with_pillow(channel[None], size, window, resample) for channel in levels])
     pixels = levels.movedim(0, -1).cpu().numpy()
     image = Image.fromarray(pixels.squeeze(-1) if levels.shape[0] == 1 else pixels)
     rows, columns = window
@@ -187,7 +187,7 @@ def resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Wind
 
 
 @lru_cache(maxsize=512)
-def bilinear_taps(old: int, new: int, part: range, values: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _bilinear_taps(old: int, new: int, part: range, values: int, device: torch.device) -> tuple[torch.Tensor, ...]:
     """The two neighbours, and the weight of the second: `tf.image.resize(method="bilinear")`, in its float32
     arithmetic. Pixels have half-pixel centres and `values` values each, see `spread`."""
     scale = np.float32(old) / np.float32(new)
@@ -198,15 +198,15 @@ def bilinear_taps(old: int, new: int, part: range, values: int, device: torch.de
 
 
 @lru_cache(maxsize=512)
-def bilinear_rows(old: int, new: int, part: range, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _bilinear_rows(old: int, new: int, part: range, device: torch.device) -> tuple[torch.Tensor, ...]:
     """The same for rows, after all but those that are used were left out: which are used, then the taps among them."""
-    first, second, weight = bilinear_taps(old, new, part, 1, torch.device("cpu"))
+    first, second, weight = _bilinear_taps(old, new, part, 1, torch.device("cpu"))
     used, places = torch.cat([first, second]).unique(return_inverse=True)
     return tuple(tensor.to(device) for tensor in (used, places[: len(part)], places[len(part) :], weight))
 
 
 @lru_cache(maxsize=512)
-def area_taps(old: int, new: int, part: range, values: int, device: torch.device) -> Taps:
+def _area_taps(old: int, new: int, part: range, values: int, device: torch.device) -> _Taps:
     """How much of each pixel is covered: `tf.image.resize(method="area")`, in its float32 arithmetic."""
     scale = np.float32(old) / np.float32(new)
     start = np.arange(part.start, part.stop, dtype=np.float32)[:, None] * scale
@@ -215,25 +215,25 @@ def area_taps(old: int, new: int, part: range, values: int, device: torch.device
     left = first + np.arange((last - first).max(), dtype=np.float32)
     covered = np.minimum(left + 1, end) - np.maximum(left, start)
     covered = np.where((left < start) & (left + 1 > end), scale, covered)
-    return to_taps(np.minimum(left, old - 1), np.where(left < last, covered, np.float32(0)), values, device)
+    return _to_taps(np.minimum(left, old - 1), np.where(left < last, covered, np.float32(0)), values, device)
 
 
 @lru_cache(maxsize=512)
-def filter_taps(resample: int, old: int, new: int, part: range, values: int, device: torch.device) -> Taps:
+def _filter_taps(resample: int, old: int, new: int, part: range, values: int, device: torch.device) -> _Taps:
     """Weights of an antialiasing filter, in float32."""
-    numbers, weights = filter_weights(resample, old, new, part)
-    return to_taps(numbers, weights.astype(np.float32), values, device)
+    numbers, weights = _filter_weights(resample, old, new, part)
+    return _to_taps(numbers, weights.astype(np.float32), values, device)
 
 
 @lru_cache(maxsize=512)
-def pillow_taps(resample: int, old: int, new: int, part: range, values: int, device: torch.device) -> Taps:
-    """Weights of a filter of Pillow, in its fixed-point format: int32 of `PILLOW_BITS` bits."""
-    numbers, weights = filter_weights(resample, old, new, part)
-    scaled = weights * 2.0**PILLOW_BITS
-    return to_taps(numbers, np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int32), values, device)
+def _pillow_taps(resample: int, old: int, new: int, part: range, values: int, device: torch.device) -> _Taps:
+    """Weights of a filter of Pillow, in its fixed-point format: int32 of `_PILLOW_BITS` bits."""
+    numbers, weights = _filter_weights(resample, old, new, part)
+    scaled = weights * 2.0**_PILLOW_BITS
+    return _to_taps(numbers, np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int32), values, device)
 
 
-def filter_weights(resample: int, old: int, new: int, part: range) -> tuple[np.ndarray, np.ndarray]:
+def _filter_weights(resample: int, old: int, new: int, part: range) -> tuple[np.ndarray, np.ndarray]:
     """Pixels (part, taps) and weights of a filter that widens with the ratio of a reduction, as Pillow computes it
     (`precompute_coeffs` in its Resample.c)."""
     if resample not in KERNELS:
@@ -265,7 +265,7 @@ KERNELS: dict[int, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
 }
 
 
-def to_taps(numbers: np.ndarray, weights: np.ndarray, values: int, device: torch.device) -> Taps:
+def _to_taps(numbers: np.ndarray, weights: np.ndarray, values: int, device: torch.device) -> _Taps:
     """Arrays (part, taps) of pixels and their weights -> one pair of tensors for each tap."""
     return [
         (spread(number, values).to(device), torch.from_numpy(np.tile(weight, values)).to(device))
@@ -282,7 +282,7 @@ def spread(pixels: np.ndarray, values: int) -> torch.Tensor:
 # Sums over rows of values
 
 
-def rows_of_values(levels: torch.Tensor) -> tuple[torch.Tensor, int]:
+def _rows_of_values(levels: torch.Tensor) -> tuple[torch.Tensor, int]:
     """(..., channels, height, width) -> (..., height, width * values), values: the channels of a pixel stay together
     where they do so in memory, as in a decoded image; else each channel has rows of its own."""
     if levels.shape[-3] > 1 and levels.stride(-3) == 1:
@@ -290,7 +290,7 @@ def rows_of_values(levels: torch.Tensor) -> tuple[torch.Tensor, int]:
     return levels, 1
 
 
-def images_of_values(rows: torch.Tensor, values: int) -> torch.Tensor:
+def _images_of_values(rows: torch.Tensor, values: int) -> torch.Tensor:
     """(..., height, values * width), as `spread` orders them -> (..., channels, height, width)."""
     return rows if values == 1 else rows.unflatten(-1, (values, -1)).movedim(-2, -3)
 
@@ -300,31 +300,31 @@ def blend(first: torch.Tensor, second: torch.Tensor, weight: torch.Tensor) -> to
     return second.sub_(first).mul_(weight).add_(first)
 
 
-def sum_columns(rows: torch.Tensor, taps: Taps) -> torch.Tensor:
+def _sum_columns(rows: torch.Tensor, taps: _Taps) -> torch.Tensor:
     dtype = taps[0][1].dtype
-    large = rows.device.type == "cpu" and rows.shape[-2] > 4 * BLOCK
+    large = rows.device.type == "cpu" and rows.shape[-2] > 4 * _BLOCK
     sums = [
-        reduce(torch.Tensor.add_, (take_columns(block, numbers).mul_(weights) for numbers, weights in taps))
-        for block in (block.to(dtype) for block in (rows.split(BLOCK, dim=-2) if large else [rows]))
+        reduce(torch.Tensor.add_, (_take_columns(block, numbers).mul_(weights) for numbers, weights in taps))
+        for block in (block.to(dtype) for block in (rows.split(_BLOCK, dim=-2) if large else [rows]))
     ]
     return torch.cat(sums, dim=-2) if large else sums[0]
 
 
-def sum_rows(rows: torch.Tensor, taps: Taps) -> torch.Tensor:
-    terms = (take_rows(rows, numbers).to(weights.dtype).mul_(weights[:, None]) for numbers, weights in taps)
+def _sum_rows(rows: torch.Tensor, taps: _Taps) -> torch.Tensor:
+    terms = (_take_rows(rows, numbers).to(weights.dtype).mul_(weights[:, None]) for numbers, weights in taps)
     return reduce(torch.Tensor.add_, terms)
 
 
-def round_sums(sums: torch.Tensor) -> torch.Tensor:
+def _round_sums(sums: torch.Tensor) -> torch.Tensor:
     """From Pillow's fixed-point format to levels."""
-    return sums.add_(1 << (PILLOW_BITS - 1)).bitwise_right_shift_(PILLOW_BITS).clamp_(0, 255)
+    return sums.add_(1 << (_PILLOW_BITS - 1)).bitwise_right_shift_(_PILLOW_BITS).clamp_(0, 255)
 
 
-def take_rows(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def _take_rows(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     return rows.index_select(-2, numbers)
 
 
-def take_columns(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def _take_columns(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """`rows.index_select(-1, numbers)`, of a matrix of float32 since PyTorch is several times faster there."""
     matrix = rows.reshape(-1, rows.shape[-1]).view(torch.float32)  # bits are copied as they are, also of int32
     return matrix.index_select(1, numbers).view(rows.dtype).view(*rows.shape[:-1], -1)

@@ -11,7 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .configuration_hf_vit import HfViTConfig
 from .position_embeddings import Grid, RelativePositions
 
-TAKE_A_BIAS = ("eager", "sdpa")  # attention implementations to which logits can be added
+_TAKE_A_BIAS = ("eager", "sdpa")  # attention implementations to which logits can be added
 LOGITS_PER_THREAD = 2**19  # of a block of heads, so that they stay in the cache of a core
 
 
@@ -66,7 +66,7 @@ def blocked_attention_forward(
     return torch.cat(attended).view(query.shape).transpose(1, 2), None
 
 
-def prefers_blocks(query: torch.Tensor) -> bool:
+def _prefers_blocks(query: torch.Tensor) -> bool:
     """Whether `blocked_attention_forward` is the faster one; compiled graphs keep torch's kernel."""
     is_cpu_bfloat16 = query.device.type == "cpu" and query.dtype == torch.bfloat16
     return is_cpu_bfloat16 and not torch.compiler.is_compiling() and has_bfloat16_products()
@@ -117,7 +117,7 @@ class HfViTAttention(nn.Module):
     def implementation(self, query: torch.Tensor, is_plain: bool) -> Callable:
         """The configured one, or in place of torch's kernel a faster one; `is_plain`: without mask and dropout."""
         name = self.config._attn_implementation or "eager"
-        if name == "sdpa" and is_plain and prefers_blocks(query):
+        if name == "sdpa" and is_plain and _prefers_blocks(query):
             return blocked_attention_forward
         return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
 
@@ -149,12 +149,12 @@ class HfViTRelativeAttention(HfViTAttention):
     ) -> torch.Tensor | None:
         """The logits of the second attention, (batch, heads, queries, tokens), with the mask."""
         implementation = self.config._attn_implementation
-        if implementation not in TAKE_A_BIAS:
+        if implementation not in _TAKE_A_BIAS:
             raise ValueError(
                 f"relative positions add to logits, which {implementation} attention cannot: set eager or sdpa"
             )
         assert grid is not None
-        bias = relative_logits(query * self.scaling, self.positions(grid)[: query.shape[2]])
+        bias = _relative_logits(query * self.scaling, self.positions(grid)[: query.shape[2]])
         if attention_mask is None:
             return bias
         if attention_mask.dtype == torch.bool:
@@ -162,7 +162,7 @@ class HfViTRelativeAttention(HfViTAttention):
         return bias + attention_mask
 
 
-def relative_logits(query: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+def _relative_logits(query: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
     """(batch, heads, queries, head_dim) with (queries, keys, head_dim) -> (batch, heads, queries, keys)
 
     A product of matrices for each query, in which batch and heads are rows: no copy of the embeddings for each image.

@@ -146,7 +146,7 @@ class HfBiTConfig(HfVisionConfig):
         """Image pixels per pixel of the last map."""
         return 2 ** (len(self.depths) + 1)
 
-    def validate_architecture(self):
+    def validate_architecture(self) -> None:
         """Called by `@strict` after construction, and by the model, since fields can be set later."""
         check_depths(self, "depths")
         check_counts(self, MAX_WIDTH, "embedding_size", "num_channels")
@@ -177,8 +177,8 @@ SHARED_SETTINGS: dict[str, Any] = {
     "layer_type": "preactivation",
 }
 # What is computed in one way here, with the defaults there.
-FIXED_SETTINGS: dict[str, Any] = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32, "drop_path_rate": 0.0}
-HIDDEN_SIZES = [256, 512, 1024, 2048]
+_FIXED_SETTINGS: dict[str, Any] = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32, "drop_path_rate": 0.0}
+_HIDDEN_SIZES = [256, 512, 1024, 2048]
 
 
 def is_upstream_bit(settings: dict[str, Any]) -> bool:
@@ -193,9 +193,9 @@ def translate_bit_settings(settings: dict[str, Any]) -> dict[str, Any]:
         ValueError: a setting that makes it another architecture than ours.
     """
     ours = shared_settings(settings, SHARED_SETTINGS)
-    wrong = {name: settings[name] for name, value in FIXED_SETTINGS.items() if settings.get(name, value) != value}
+    wrong = {name: settings[name] for name, value in _FIXED_SETTINGS.items() if settings.get(name, value) != value}
     factor = settings.get("width_factor", 1)
-    sizes = [size * factor for size in settings.get("hidden_sizes", HIDDEN_SIZES)]
+    sizes = [size * factor for size in settings.get("hidden_sizes", _HIDDEN_SIZES)]
     if sizes != [4 * ours["embedding_size"] * 2**stage for stage in range(len(ours["depths"]))]:
         wrong |= {"embedding_size": ours["embedding_size"], "hidden_sizes": sizes}
     padding = (str(settings.get("global_padding")).upper(), bool(settings.get("embedding_dynamic_padding")))

@@ -12,7 +12,7 @@ from .configuration_checks import check_general, read_settings, wrong_types_refu
 Size = int | list[int] | tuple[int, int]
 
 # What transformers passes to a config besides the fields that the class declares.
-KNOWN_EXTRAS = frozenset(
+_KNOWN_EXTRAS = frozenset(
     "_attn_implementation _commit_hash _name_or_path attn_implementation auto_map experts_implementation model_type "
     "name_or_path num_labels output_attentions quantization_config tie_last_hidden_states tie_word_embeddings "
     "torch_dtype use_cache".split()
@@ -65,7 +65,7 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any):
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
-        if unknown := sorted(kwargs.keys() - KNOWN_EXTRAS):
+        if unknown := sorted(kwargs.keys() - _KNOWN_EXTRAS):
             raise ValueError(f"{type(self).__name__} does not know {', '.join(unknown)}")
         check_general(kwargs, self)
         self.validate_architecture()  # before anything is made of these numbers

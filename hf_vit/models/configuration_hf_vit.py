@@ -27,7 +27,7 @@ from .configuration_hf_vision import (
 )
 
 # The released models (Table 1 of arXiv 2010.11929 and of 2106.10270; vit_jax/configs/models.py).
-WIDTHS = {
+_WIDTHS = {
     #      layers, hidden, MLP, heads
     "Ti": (12, 192, 768, 3),
     "S": (12, 384, 1536, 6),
@@ -166,7 +166,7 @@ class HfViTConfig(HfVisionConfig):
         """
         refuse_unknown("variant", name, VARIANTS)
         width, patch_size, stem_depths = VARIANTS[name]
-        layers, hidden_size, intermediate_size, heads = WIDTHS[width]
+        layers, hidden_size, intermediate_size, heads = _WIDTHS[width]
         fields: dict[str, Any] = {
             "num_hidden_layers": layers,
             "hidden_size": hidden_size,
@@ -186,7 +186,7 @@ class HfViTConfig(HfVisionConfig):
         return bool(self._output_attentions)
 
     @output_attentions.setter
-    def output_attentions(self, value: bool):
+    def output_attentions(self, value: bool) -> None:
         self._output_attentions = value
 
     @property
@@ -242,7 +242,7 @@ class HfViTConfig(HfVisionConfig):
             grid.append(map_pixels // patch)
         return grid[0], grid[1]
 
-    def validate_architecture(self):
+    def validate_architecture(self) -> None:
         """Called by `@strict` after construction, and by the model, since fields can be set later."""
         check_counts(self, MAX_WIDTH, "hidden_size", "num_attention_heads", "intermediate_size", "num_channels")
         check_counts(self, MAX_WIDTH, "representation_size")
@@ -334,7 +334,7 @@ class HfViTHybridConfig(HfViTConfig):
     def stride(self) -> int:
         return stem_stride(self.stem_depths)
 
-    def validate_architecture(self):
+    def validate_architecture(self) -> None:
         check_depths(self, "stem_depths")
         check_counts(self, MAX_WIDTH, "stem_width")
         check_amounts(self, "group_norm_eps", "weight_standardization_eps")
@@ -370,17 +370,17 @@ SHARED_SETTINGS: dict[str, Any] = {
     "num_channels": 3,
     "qkv_bias": True,
 }
-HYBRID_SETTINGS = {**SHARED_SETTINGS, "patch_size": 1}  # transformers 4.57, ViTHybridConfig
-MODEL_TYPES = {"vit": SHARED_SETTINGS, "vit_mae": SHARED_SETTINGS, "vit-hybrid": HYBRID_SETTINGS}
+_HYBRID_SETTINGS = {**SHARED_SETTINGS, "patch_size": 1}  # transformers 4.57, ViTHybridConfig
+_MODEL_TYPES = {"vit": SHARED_SETTINGS, "vit_mae": SHARED_SETTINGS, "vit-hybrid": _HYBRID_SETTINGS}
 
 # BitConfig of a hybrid: the only values with which the backbone is the stem of the original.
 BIT_SETTINGS = {"layer_type": "bottleneck", "num_groups": 32, "width_factor": 1, "output_stride": 32}
-BIT_DEFAULTS = {"layer_type": "preactivation", "embedding_size": 64, "depths": [3, 4, 6, 3]}
+_BIT_DEFAULTS = {"layer_type": "preactivation", "embedding_size": 64, "depths": [3, 4, 6, 3]}
 
 
 def is_upstream(settings: dict[str, Any]) -> bool:
     """Whether a config.json is one of transformers' own ViTs."""
-    return settings.get("model_type") in MODEL_TYPES
+    return settings.get("model_type") in _MODEL_TYPES
 
 
 def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -389,7 +389,7 @@ def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a setting that makes it another architecture than ours.
     """
-    ours = shared_settings(settings, MODEL_TYPES[settings["model_type"]])
+    ours = shared_settings(settings, _MODEL_TYPES[settings["model_type"]])
     ours |= {"pooling": "cls", "position_interpolation": "bicubic_aliased"}
     if settings.get("architectures") == ["ViTModel"]:
         if settings.get("pooler_act", "tanh") != "tanh":
@@ -401,7 +401,7 @@ def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
-    bit = {**BIT_DEFAULTS, **bit}
+    bit = {**_BIT_DEFAULTS, **bit}
     wrong = {name: bit[name] for name, value in BIT_SETTINGS.items() if bit.get(name, value) != value}
     if str(bit.get("global_padding")).upper() != "SAME":
         wrong["global_padding"] = bit.get("global_padding")

@@ -17,7 +17,7 @@ from .position_embeddings import (
 )
 from .resnet_stem import ResNetStem, stem_numbers
 
-CACHED_GRIDS = 16
+_CACHED_GRIDS = 16
 
 
 class HfViTPatchEmbeddings(nn.Module):
@@ -70,7 +70,7 @@ class HfViTEmbeddings(nn.Module):
             (batch, tokens, hidden_size)
         """
         if spatial_shapes is not None:
-            refuse_several_shapes(self.config)
+            _refuse_several_shapes(self.config)
             return self.as_tokens(*self.as_padded_patches(pixel_values, spatial_shapes))
         patches = self.as_patches(pixel_values)
         return self.as_tokens(patches, self.positions_on(self.config.grid_of(*pixel_values.shape[-2:]), patches))
@@ -131,7 +131,7 @@ class HfViTEmbeddings(nn.Module):
         version = None if stored is None or stored.is_inference() else (stored.data_ptr(), stored._version)
         key = (grid, like.dtype, like.device, version)
         if key not in self._tables:
-            if len(self._tables) == CACHED_GRIDS:
+            if len(self._tables) == _CACHED_GRIDS:
                 self._tables.clear()
             self._tables[key] = self._make_positions(stored, grid, like)
         return self._tables[key]
@@ -153,7 +153,7 @@ class HfViTEmbeddings(nn.Module):
         return torch.zeros(1, self.config.num_prefix_tokens + grid[0] * grid[1], self.config.hidden_size)
 
 
-def refuse_several_shapes(config: HfViTConfig) -> None:
+def _refuse_several_shapes(config: HfViTConfig) -> None:
     """Raise ValueError where positions are not only those of tokens, before any image has a shape of its own."""
     if config.needs_one_grid:
         raise ValueError(

@@ -23,10 +23,10 @@ from .resnet_stem import StandardizedConv2d
 
 DTYPES = (torch.float32, torch.bfloat16)
 OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
-ROUNDS = 5  # of the race between two products
+_ROUNDS = 5  # of the race between two products
 # torch 2.6 cannot tell a compilation from an export, which is to have torch's own operators alone.
-is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
-GELU_FORM = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}  # names of transformers, and of oneDNN
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+_GELU_FORM = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}  # names of transformers, and of oneDNN
 
 
 def has_onednn() -> bool:
@@ -34,7 +34,7 @@ def has_onednn() -> bool:
 
 
 @functools.cache
-def register_operator() -> None:
+def _register_operator() -> None:
     """`torch.ops.hf_vit.onednn_linear`: the product as torch's compiler takes it.
 
     Its own rules for the operator are about frozen weights alone. Not done at import, since it takes 40 ms.
@@ -51,7 +51,7 @@ def register_operator() -> None:
         return tokens.new_empty(*tokens.shape[:-1], weight.shape[0])
 
 
-class ForwardFromCopy:
+class _ForwardFromCopy:
     """A forward that reads a copy of its module's weight where it can, and otherwise is the module's own."""
 
     def __init__(self, module: Any):  # an nn.Module with a weight; torch types its attributes as Tensor | Module
@@ -62,7 +62,7 @@ class ForwardFromCopy:
     def applies_to(self, inputs: torch.Tensor) -> bool:
         weight = self.module.weight
         is_plain = inputs.dtype == weight.dtype and inputs.device == weight.device and type(inputs) is torch.Tensor
-        is_other_work = torch.is_grad_enabled() or is_exporting() or torch.is_autocast_enabled("cpu")
+        is_other_work = torch.is_grad_enabled() or _is_exporting() or torch.is_autocast_enabled("cpu")
         return is_plain and not is_other_work
 
     def copy(self, inputs: torch.Tensor) -> Any:
@@ -80,12 +80,12 @@ class ForwardFromCopy:
         return type(self), (self.module,)  # what is packed can neither be copied nor pickled, but made again
 
 
-class PackedLinear(ForwardFromCopy):
+class PackedLinear(_ForwardFromCopy):
     """The product with a weight in the layout that oneDNN reads fastest."""
 
     def __init__(self, module: Any):
         super().__init__(module)
-        register_operator()
+        _register_operator()
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         if self.applies_to(tokens):
@@ -118,13 +118,13 @@ class PackedMLP:
         is_watched = mlp.fc1._forward_hooks or mlp.fc1._forward_pre_hooks or mlp.activation._forward_hooks
         if mlp.training or is_watched or not isinstance(first, PackedLinear) or not first.applies_to(hidden_states):
             return type(mlp).forward(mlp, hidden_states)
-        return mlp.fc2(first.product(hidden_states, "gelu", GELU_FORM[mlp.hidden_act]))
+        return mlp.fc2(first.product(hidden_states, "gelu", _GELU_FORM[mlp.hidden_act]))
 
     def __reduce__(self):
         return type(self), (self.mlp,)
 
 
-class StandardizedOnce(ForwardFromCopy):
+class StandardizedOnce(_ForwardFromCopy):
     """The convolution with its weight standardised once, channels last."""
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
@@ -152,24 +152,24 @@ def optimize(model: nn.Module, rows: int) -> None:
             continue
         if isinstance(module, StandardizedConv2d):
             module.forward = StandardizedOnce(module)
-        elif packs and can_be_packed(module):
+        elif packs and _can_be_packed(module):
             shape = (*module.weight.shape, module.weight.dtype)
             if shape not in races:
                 races[shape] = wins_race(module, rows)
             if races[shape]:
                 module.forward = PackedLinear(module)
-        elif packs and getattr(module, "hidden_act", None) in GELU_FORM:
+        elif packs and getattr(module, "hidden_act", None) in _GELU_FORM:
             module.forward = PackedMLP(module)
 
 
 def restore(model: nn.Module) -> None:
     """Take back what `optimize` did, and free the copies."""
     for module in model.modules():
-        if isinstance(module.__dict__.get("forward"), ForwardFromCopy | PackedMLP):
+        if isinstance(module.__dict__.get("forward"), _ForwardFromCopy | PackedMLP):
             del module.forward
 
 
-def can_be_packed(module: Any) -> bool:
+def _can_be_packed(module: Any) -> bool:
     if not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward:  # quantised, adapted
         return False
     if type(module.weight) is not nn.Parameter:  # quantised, sharded
@@ -183,7 +183,7 @@ def wins_race(layer: nn.Linear, rows: int) -> bool:
     tokens = torch.randn(rows, layer.in_features, dtype=layer.weight.dtype)
     packed = PackedLinear(layer)
     times: dict[Any, list[float]] = {packed: [], layer: []}
-    for _ in range(ROUNDS):
+    for _ in range(_ROUNDS):
         for contestant, measured in times.items():
             start = time.perf_counter()
             contestant(tokens)

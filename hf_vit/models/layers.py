@@ -145,6 +145,7 @@ class HfViTPooler(nn.Module):
         return pooled if self.dense is None else torch.tanh(self.dense(pooled))
 
     def pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> (batch, hidden_size), or as they are with pooling "none"."""
         if self.pooling == "cls":
             return hidden_states[:, 0]
         if self.pooling == "none":

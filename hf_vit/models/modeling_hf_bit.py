@@ -32,7 +32,7 @@ WEIGHT_NAMES = {
 }
 
 
-def build_resnet(config: HfBiTConfig) -> ResNetStem:
+def _build_resnet(config: HfBiTConfig) -> ResNetStem:
     """Root and stages, without what follows them."""
     numbers = stem_numbers(config)
     resnet = ResNetStem(config.num_channels, config.embedding_size, config.depths, numbers, config.layer_type)
@@ -54,10 +54,10 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
     def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
         return WEIGHT_NAMES if is_upstream_bit(settings) else {}
 
-    def get_input_embeddings(self):
+    def get_input_embeddings(self) -> nn.Module:
         return self._resnet.convolution
 
-    def set_input_embeddings(self, value: nn.Module):
+    def set_input_embeddings(self, value: nn.Module) -> None:
         self._resnet.convolution = value
 
     @property
@@ -87,7 +87,7 @@ class HfBiTModel(HfBiTPreTrainedModel):
 
     def __init__(self, config: HfBiTConfig):
         super().__init__(config)
-        self.resnet = build_resnet(config)
+        self.resnet = _build_resnet(config)
         self.norm = None
         if config.layer_type == "preactivation":
             self.norm = GroupNorm(config.hidden_size, stem_numbers(config))
@@ -157,7 +157,7 @@ class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
     def __init__(self, config: HfBiTConfig):
         super().__init__(config)
         self.num_features = [config.embedding_size, *config.hidden_sizes]
-        self.resnet = build_resnet(config)
+        self.resnet = _build_resnet(config)
         self.post_init()
 
     @can_return_tuple

@@ -39,7 +39,7 @@ WEIGHT_NAMES = {
     _STEM + r"encoder\.stages\.": r"embeddings.stem.stages.",
 }
 # What `HfViTForMaskedPatchPrediction` has besides the encoder.
-MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\."]
+_MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\."]
 _RECORDS = ("output_hidden_states", "output_attentions")  # what shows more than the result
 
 
@@ -52,7 +52,7 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
     _can_record_outputs = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}  # noqa: RUF012
     _input_embed_layer = "patch_embeddings"
     # A checkpoint with a head or a pooler may be loaded without: that loses nothing in silence, it is asked for.
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\.", *MASKED_PATCH_KEYS]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\.", *_MASKED_PATCH_KEYS]  # noqa: RUF012
     _upstream_extras = r"^(vit\.)?embeddings\.mask_token$|^decoder\."  # parts that rebuild masked pixels
 
     @classmethod
@@ -205,7 +205,7 @@ class HfViTModel(HfViTEncoder):
 class HfViTForImageClassification(HfViTPreTrainedModel):
     """The encoder with a linear head; a new head is zero, as in the paper."""
 
-    _keys_to_ignore_on_load_unexpected = MASKED_PATCH_KEYS
+    _keys_to_ignore_on_load_unexpected = _MASKED_PATCH_KEYS
 
     def __init__(self, config: HfViTConfig):
         super().__init__(config)

@@ -21,7 +21,7 @@ from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel
 from .pretrained import HfViTHead
 
 LEVELS = 8  # 3 bits per channel
-CELLS = 4  # the downsized patch has 4 x 4 cells
+_CELLS = 4  # the downsized patch has 4 x 4 cells
 
 
 class Corruption(NamedTuple):
@@ -95,7 +95,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         super().__init__(config)
         self.vit = HfViTModel(config, add_pooling_layer=False)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
-        self.predictor = HfViTHead(config.hidden_size, num_outputs(config))
+        self.predictor = HfViTHead(config.hidden_size, _num_outputs(config))
         self.post_init()
 
     def initialize(self) -> None:
@@ -139,13 +139,13 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         )
 
 
-def num_outputs(config: HfViTConfig) -> int:
+def _num_outputs(config: HfViTConfig) -> int:
     """Numbers predicted for each patch."""
     colors = LEVELS**config.num_channels
     if config.patch_target == "pixels":
         (height, width), (rows, columns) = as_pair(config.image_size), config.grid_size
         return config.num_channels * (height // rows) * (width // columns)
-    return colors if config.patch_target == "mean_color" else CELLS * CELLS * colors
+    return colors if config.patch_target == "mean_color" else _CELLS * _CELLS * colors
 
 
 def patch_targets(pixel_values: torch.Tensor, grid: tuple[int, int], kind: str) -> torch.Tensor:
@@ -162,7 +162,7 @@ def patch_targets(pixel_values: torch.Tensor, grid: tuple[int, int], kind: str) 
     if kind == "pixels":
         patches = pixel_values.unflatten(3, (grid[1], -1)).unflatten(2, (grid[0], -1))
         return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-    cells = 1 if kind == "mean_color" else CELLS
+    cells = 1 if kind == "mean_color" else _CELLS
     means = F.adaptive_avg_pool2d(pixel_values, (grid[0] * cells, grid[1] * cells))
     classes = color_classes(means)  # (batch, rows * cells, columns * cells)
     classes = classes.unflatten(2, (grid[1], cells)).unflatten(1, (grid[0], cells))

@@ -47,7 +47,7 @@ def resize_position_embeddings(
         old_grid, new_grid: (rows, columns) of patches.
         method: "jax": bilinear with aligned corners, which is what `scipy.ndimage.zoom(order=1)` computes in
             `interpolate_posembed`, google-research/vision_transformer, vit_jax/checkpoint.py. "jax_exact": the same
-            with that function's rounding fault, see `linear_weights`. "bilinear", "bicubic": half-pixel centres,
+            with that function's rounding fault, see `_linear_weights`. "bilinear", "bicubic": half-pixel centres,
             antialiased, as timm does it. "bicubic_aliased": without antialias, as transformers does it.
 
     Returns:
@@ -64,7 +64,7 @@ def resize_position_embeddings(
     patches = patches.to(torch.promote_types(dtype, torch.float32)).unflatten(1, old_grid)
     if method in ("jax", "jax_exact"):
         rows, columns = (
-            linear_weights(old, new, method).to(patches) for old, new in zip(old_grid, new_grid, strict=True)
+            _linear_weights(old, new, method).to(patches) for old, new in zip(old_grid, new_grid, strict=True)
         )
         patches = torch.einsum("rh,cw,bhwd->brcd", rows, columns, patches)
     else:
@@ -107,8 +107,8 @@ def resize_relative_embeddings(
     special, distances = embeddings.split([num_special, num_distances], dim=1)
     new_reach = [size - 1 for size in new_grid]
     old_reach = [old - 1 if new > 1 else 0 for old, new in zip(old_grid, new_grid, strict=True)]  # of one row, no other
-    old_places, _ = places_of_distances(old_grid, old_reach, embeddings.device)
-    new_places, counts = places_of_distances(new_grid, new_reach, embeddings.device)
+    old_places, _ = _places_of_distances(old_grid, old_reach, embeddings.device)
+    new_places, counts = _places_of_distances(new_grid, new_reach, embeddings.device)
     old_size, new_size = ((2 * rows + 1, 2 * columns + 1) for rows, columns in (old_reach, new_reach))
     wide = distances.to(torch.promote_types(embeddings.dtype, torch.float32))
     spread = resize_position_embeddings(wide[:, old_places], old_size, new_size, 0, method)
@@ -118,7 +118,7 @@ def resize_relative_embeddings(
     return torch.cat([special, (folded / totals[:, None]).to(embeddings.dtype)], dim=1)
 
 
-def places_of_distances(grid: Grid, reach: Sequence[int], device=None) -> tuple[torch.Tensor, torch.Tensor]:
+def _places_of_distances(grid: Grid, reach: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Distances on a grid, of up to `reach` rows and columns in both directions.
 
     Returns:
@@ -131,7 +131,7 @@ def places_of_distances(grid: Grid, reach: Sequence[int], device=None) -> tuple[
     return places.flatten(), counts.flatten()
 
 
-def linear_weights(old: int, new: int, method: str = "jax") -> torch.Tensor:
+def _linear_weights(old: int, new: int, method: str = "jax") -> torch.Tensor:
     """Linear interpolation with aligned corners as a matrix, in float64.
 
     The coordinate of a sample is computed as scipy does: for some sizes, 28 to 14 among them, that of the last one

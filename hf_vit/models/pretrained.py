@@ -182,7 +182,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         self.config.image_size = image_size
         self.config.validate_architecture()
 
-    def optimize_for_inference(self, batch_size: int = 1):
+    def optimize_for_inference(self: _Model, batch_size: int = 1) -> _Model:
         """Compute the same faster, where gradients are not wanted; see `hf_vit.models.inference`.
 
         Takes as much memory again as the weights. Call it once the model has its weights, dtype and device. It may be
@@ -202,7 +202,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         """Rows that the linear layers see of an image."""
         return 1
 
-    def train(self, mode: bool = True):
+    def train(self: _Model, mode: bool = True) -> _Model:
         if mode:
             restore(self)
         return super().train(mode)

@@ -21,7 +21,7 @@ class StemNumbers(NamedTuple):
 
     group_norm_eps: timm and transformers have 1e-5.
     standardization_eps, standardization_form: see `standardize`; timm and transformers have 1e-8 and "variance".
-    padding: "same", see `pad_same`; or "fixed", (kernel size - 1) / 2 on every side, whatever the image.
+    padding: "same", see `_pad_same`; or "fixed", (kernel size - 1) / 2 on every side, whatever the image.
     pool_padding: what stands around the map that the max-pool sees: "lowest" (nothing) or "zero".
     """
 
@@ -32,7 +32,7 @@ class StemNumbers(NamedTuple):
     pool_padding: str = "lowest"
 
 
-ORIGINAL = StemNumbers()
+_ORIGINAL = StemNumbers()
 
 
 def stem_numbers(config: Any) -> StemNumbers:
@@ -41,12 +41,12 @@ def stem_numbers(config: Any) -> StemNumbers:
         config.group_norm_eps,
         config.weight_standardization_eps,
         config.weight_standardization_form,
-        getattr(config, "padding", ORIGINAL.padding),
-        getattr(config, "pool_padding", ORIGINAL.pool_padding),
+        getattr(config, "padding", _ORIGINAL.padding),
+        getattr(config, "pool_padding", _ORIGINAL.pool_padding),
     )
 
 
-def pad_same(images: torch.Tensor, kernel_size: int, stride: int, value: float = 0.0) -> torch.Tensor:
+def _pad_same(images: torch.Tensor, kernel_size: int, stride: int, value: float = 0.0) -> torch.Tensor:
     """'SAME' padding of TensorFlow and JAX: the output is ceil(size / stride), the odd element goes after.
 
     Args:
@@ -63,12 +63,12 @@ def pad_same(images: torch.Tensor, kernel_size: int, stride: int, value: float =
     return pad(images, padding, value=value)
 
 
-def pad_fixed(images: torch.Tensor, kernel_size: int, value: float = 0.0) -> torch.Tensor:
+def _pad_fixed(images: torch.Tensor, kernel_size: int, value: float = 0.0) -> torch.Tensor:
     """The same padding on every side: at odd sizes 'SAME', at even sizes one row and column earlier."""
     return pad(images, [(kernel_size - 1) // 2] * 4, value=value)
 
 
-def standardize(weight: torch.Tensor, numbers: StemNumbers = ORIGINAL) -> torch.Tensor:
+def standardize(weight: torch.Tensor, numbers: StemNumbers = _ORIGINAL) -> torch.Tensor:
     """(weight - mean) / (std + eps) per output channel, with the population's standard deviation, in float32 at least.
 
     With the form "variance" the divisor is sqrt(std ** 2 + eps).
@@ -99,7 +99,7 @@ class StandardizedConv2d(nn.Conv2d):
     def convolve(self, images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self.numbers.padding == "fixed":
             return conv2d(images, weight, stride=self.stride, padding=(self.kernel_size[0] - 1) // 2)
-        return conv2d(pad_same(images, self.kernel_size[0], self.stride[0]), weight, stride=self.stride)
+        return conv2d(_pad_same(images, self.kernel_size[0], self.stride[0]), weight, stride=self.stride)
 
 
 class GroupNorm(nn.GroupNorm):
@@ -173,7 +173,7 @@ class PreActivationUnit(GradientCheckpointingLayer):
 
 
 # What transformers' BitConfig calls them.
-UNITS: dict[str, type[nn.Module]] = {"bottleneck": BottleneckUnit, "preactivation": PreActivationUnit}
+_UNITS: dict[str, type[nn.Module]] = {"bottleneck": BottleneckUnit, "preactivation": PreActivationUnit}
 
 
 class ResNetStage(nn.Module):
@@ -204,7 +204,7 @@ class ResNetStem(nn.Module):
         width: channels of the root; stage s has 4 * width * 2 ** s at its output.
         depths: units per stage.
         numbers: those of the code that trained the weights.
-        layer_type: a key of `UNITS`; with "preactivation" the root has no norm either.
+        layer_type: a key of `_UNITS`; with "preactivation" the root has no norm either.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class ResNetStem(nn.Module):
         num_channels: int,
         width: int,
         depths: Sequence[int],
-        numbers: StemNumbers = ORIGINAL,
+        numbers: StemNumbers = _ORIGINAL,
         layer_type: str = "bottleneck",
     ):
         super().__init__()
@@ -223,7 +223,7 @@ class ResNetStem(nn.Module):
         self.out_channels = width
         for index, depth in enumerate(depths):
             channels, stride = width * 2**index, 1 if index == 0 else 2
-            self.stages.append(ResNetStage(self.out_channels, channels, depth, stride, numbers, UNITS[layer_type]))
+            self.stages.append(ResNetStage(self.out_channels, channels, depth, stride, numbers, _UNITS[layer_type]))
             self.out_channels = 4 * channels
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -231,9 +231,10 @@ class ResNetStem(nn.Module):
         return self.stages(self.root(pixel_values))
 
     def root(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """(batch, num_channels, height, width) -> (batch, width of the root, ceil(height / 4), ceil(width / 4))"""
         hidden = self.convolution(pixel_values)
         hidden = hidden if self.norm is None else relu(self.norm(hidden))
         value = 0.0 if self.numbers.pool_padding == "zero" else float("-inf")
         is_fixed = self.numbers.padding == "fixed"
-        hidden = pad_fixed(hidden, 3, value) if is_fixed else pad_same(hidden, 3, 2, value)
+        hidden = _pad_fixed(hidden, 3, value) if is_fixed else _pad_same(hidden, 3, 2, value)
         return max_pool2d(hidden, 3, stride=2)
