@@ -30,6 +30,7 @@ from safetensors.torch import load_file
 import hf_vit
 from hf_vit.catalog import address_of
 from hf_vit.conversion import export_jax, export_timm
+from hf_vit.files.download import sha256_of
 
 from .models import SIZES
 from .paths import ROOT
@@ -224,6 +225,8 @@ def stand_in_for_google(client, checkpoint: Path, folder: Path) -> None:
         place.parent.mkdir(parents=True)
         small = folder / "index.csv" if address.endswith(".csv") else checkpoint
         shutil.copyfile(folder / "bit.npz" if "bit_models" in address else small, place)
+        record = {"url": https, "etag": None, "size": place.stat().st_size, "sha256": sha256_of(place)}
+        place.with_name(f"{place.name}.json").write_text(json.dumps(record))
 
 
 def write_index(path: Path) -> None:

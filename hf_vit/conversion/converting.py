@@ -62,7 +62,7 @@ def convert(
     fetched = fetch_any(address_of(str(source)))
     request = Request(None if position_grid is None else as_pair(position_grid), weights, overrides)
     with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor:
-        sha256 = executor.submit(sha256_of, checkpoint.path)  # hashing runs beside the reading
+        sha256 = executor.submit(lambda: fetched.sha256 or sha256_of(checkpoint.path))  # runs beside the reading
         its_source, naming = recognise(checkpoint, request)
         model, record = its_source.read(checkpoint, naming, request)
         record = {"source": public_name(fetched), "file": checkpoint.path.name, "sha256": sha256.result(), **record}

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import logging
 import os
 import re
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote, urlsplit
 
@@ -13,6 +14,8 @@ from filelock import FileLock
 from huggingface_hub import cached_assets_path, constants, get_session
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import httpx, tqdm
+
+_logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3  # in a row, without a byte of progress between them
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a byte
@@ -27,18 +30,22 @@ class SourceError(OSError):
 
 @dataclass(frozen=True)
 class Fetched:
-    """A checkpoint on this machine: what the user gave, and the local file or folder that it leads to."""
+    """A checkpoint on this machine: what the user gave, and the local file or folder that it leads to.
+
+    sha256: of the file, where it was computed: of downloads.
+    """
 
     location: str
     path: Path
+    sha256: str | None = field(default=None, compare=False)
 
 
 def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = None, progress: bool = True) -> Fetched:
     """Find a checkpoint, downloading it if it is not here yet.
 
     A download goes to `hf_vit/downloads/<sha256 of the address>/` in the Hugging Face assets cache (`HF_ASSETS_CACHE`,
-    by default `HF_HOME/assets`), is taken up where it broke off, and is never repeated once it is complete. Its
-    address, ETag, size and sha256 stand beside it in `<file name>.json`.
+    by default `HF_HOME/assets`), is taken up where it broke off, and is not repeated once it is complete. Its address,
+    ETag, size and sha256 stand beside it in `<file name>.json`; a file that has another sha256 is downloaded anew.
 
     Args:
         location: a local file or folder, `https://...`, `gs://bucket/path` (read through its public https address),
@@ -51,7 +58,7 @@ def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = Non
     """
     location = os.fspath(location)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", location):
-        return Fetched(location, _fetch_url(_https_address(location), cache_dir, progress))
+        return Fetched(location, *_fetch_url(_https_address(location), cache_dir, progress))
     return Fetched(location, _find_local(location))
 
 
@@ -98,7 +105,8 @@ def _https_address(location: str) -> str:
     raise SourceError(f"{location} begins with {scheme}://; a path, https:// or gs:// is needed")
 
 
-def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) -> Path:
+def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) -> tuple[Path, str]:
+    """The file of an address, and its sha256."""
     name = PurePosixPath(unquote(urlsplit(url).path)).name
     if name in ("", ".."):
         raise SourceError(f"{url} names no file")
@@ -106,15 +114,15 @@ def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) ->
     address_hash = hashlib.sha256(url.encode()).hexdigest()
     try:
         file = cached_assets_path("hf_vit", "downloads", address_hash, assets_dir=assets_dir) / name
-        if not file.exists():
+        download = _Download(url, file, progress)
+        if (sha256 := download.kept()) is None:
             with FileLock(f"{file}.lock"):  # another process may be at the same download
-                if not file.exists():
-                    _Download(url, file, progress).run()
+                sha256 = download.kept() or download.run()
     except SourceError:
         raise
     except (OSError, ValueError) as error:
         raise SourceError(f"{url} cannot be kept in the cache: {error}") from error
-    return file
+    return file, sha256
 
 
 @dataclass(frozen=True)
@@ -141,10 +149,21 @@ class _Download:
         self.record_file = file.with_name(f"{file.name}.json")
         self.progress = progress
 
-    def run(self) -> None:
-        record = self._receive_all()
-        self._save(replace(record, sha256=sha256_of(self.partial)))
+    def kept(self) -> str | None:
+        """The sha256 of the file, if it is here and is what was downloaded."""
+        if not self.file.exists():
+            return None
+        record, sha256 = self._load(), sha256_of(self.file)
+        return sha256 if record and record.sha256 == sha256 else None
+
+    def run(self) -> str:
+        """Download the file, in the place of one that is damaged; return its sha256."""
+        if self.file.exists():
+            _logger.warning(f"{self.file} is not what was downloaded from {self.url}; downloading it anew.")
+        record, sha256 = self._receive_all(), sha256_of(self.partial)
+        self._save(replace(record, sha256=sha256))
         os.replace(self.partial, self.file)
+        return sha256
 
     def _receive_all(self) -> _Record:
         failures, most_received = 0, self._received()
@@ -177,7 +196,8 @@ class _Download:
                 self._append(response, record, start)
                 return record
         except OfflineModeIsEnabled as error:
-            raise SourceError(f"{self.url} is not in the cache and HF_HUB_OFFLINE forbids downloading it") from error
+            state = f"is damaged in the cache ({self.file})" if self.file.exists() else "is not in the cache"
+            raise SourceError(f"{self.url} {state} and HF_HUB_OFFLINE forbids downloading it") from error
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL) as error:
             raise SourceError(
                 f"{self.url} cannot be reached ({error}); download it elsewhere and pass the file"

@@ -136,6 +136,35 @@ def test_downloads_go_to_the_assets_cache(server, tmp_path, monkeypatch):
     assert fetch(server.url).path == kept_file(server, tmp_path)
 
 
+@pytest.mark.parametrize("harm", ["a flipped bit", "cut off", "no record", "no sum", "a broken record"])
+def test_a_kept_file_that_is_not_what_was_downloaded_is_downloaded_anew(harm, server, tmp_path, monkeypatch, caplog):
+    fetch(server.url, tmp_path)
+    file, record = kept_file(server, tmp_path), kept_file(server, tmp_path, ".json")
+    if harm == "a flipped bit":
+        file.write_bytes(bytes([BODY[0] ^ 1]) + BODY[1:])
+    elif harm == "cut off":
+        os.truncate(file, 100)
+    elif harm == "no record":
+        record.unlink()
+    elif harm == "no sum":
+        record.write_text(json.dumps({**json.loads(record.read_text()), "sha256": None}))
+    else:
+        record.write_text("{")
+    with monkeypatch.context() as offline:
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        close_session()
+        with pytest.raises(SourceError, match=r"is damaged in the cache \(.* and HF_HUB_OFFLINE forbids"):
+            fetch(server.url, tmp_path)
+    close_session()
+    source = fetch(server.url, tmp_path)
+    assert source.path.read_bytes() == BODY
+    assert source.sha256 == hashlib.sha256(BODY).hexdigest()
+    assert len(server.requests) == 2
+    assert "is not what was downloaded from" in caplog.text
+    assert fetch(server.url, tmp_path).sha256 == source.sha256
+    assert len(server.requests) == 2
+
+
 def test_the_query_is_no_part_of_the_name(server, tmp_path):
     assert fetch(f"{server.url}?generation=5", tmp_path).path.name == "vit tiny.npz"
 
