@@ -32,7 +32,7 @@ def load_or_convert(folder: str, image_size: int | tuple[int, int] | None = None
         image_size: an int or (height, width) in pixels; by default the stored one.
     """
     from ..conversion import convert
-    from ..models.configuration_checks import read_settings
+    from ..models.configuration_hf_vision import read_settings
     from ..models.loading import load
     from ..models.upstream import is_of_transformers
 

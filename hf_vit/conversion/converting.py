@@ -8,7 +8,7 @@ from ..catalog import address_of
 from ..files.download import public_name, sha256_of
 from ..files.output import new_folder
 from ..images.image_processing_hf_vit import HfViTImageProcessor
-from ..models.configuration_checks import wrong_types_refused
+from ..models.configuration_hf_vision import wrong_types_refused
 from ..models.configuration_hf_vit import Size, as_pair
 from ..models.pretrained import HfVisionPreTrainedModel
 from .building import has_head

@@ -4,7 +4,7 @@ import re
 from abc import abstractmethod
 from typing import Any
 
-from ..models.configuration_checks import wrong_types_refused
+from ..models.configuration_hf_vision import wrong_types_refused
 from .building import StoredArray
 from .checkpoint import Checkpoint
 from .rules import ConversionError

@@ -1,7 +1,7 @@
 """What a reader accepts at most, checked on what a file declares before memory is taken for it.
 
-No real checkpoint, recipe or index comes near. The limits of images are in `images/image_limits.py` and those of
-configurations in `models/configuration_limits.py`, which travel to the Hub.
+No real checkpoint, recipe or index comes near. The limits of images are in `images/image_presets.py` and those of
+configurations in `models/configuration_hf_vision.py`, which travel to the Hub.
 """
 
 MAX_TEXT_BYTES = 2**26  # of a JSON, a recipe, an index or labels; AugReg's index of 51,509 files has 16 MB

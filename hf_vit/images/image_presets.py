@@ -5,8 +5,14 @@ import reprlib
 from copy import deepcopy
 from typing import Annotated, Any, get_args, get_origin
 
-from .image_limits import MAX_CHANNELS, MAX_OUTPUT_PIXELS, MAX_OUTPUT_VALUES, MAX_PATCHES
 from .image_resizing import AREA, BICUBIC, BILINEAR, KERNELS
+
+# What a processor may ask for at most. The largest images that a Vision Transformer is run on are tiles of
+# 8,000 x 6,000 pixels.
+MAX_OUTPUT_PIXELS = 2**26  # of an image after the resize, and after the crop
+MAX_CHANNELS = 1_024
+MAX_PATCHES = 2**20  # of an image
+MAX_OUTPUT_VALUES = 2**28  # of one image, patches that are padded included
 
 # How each preset resizes; where it then crops, crop / resized side (below 384 pixels, from 384 pixels on).
 PRESETS: dict[str, dict[str, Any]] = {

@@ -3,22 +3,20 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from .configuration_checks import (
+from .configuration_hf_vision import (
     MAX_WIDTH,
+    TRANSFORMERS_BIT,
+    HfVisionConfig,
+    Size,
     check_amounts,
     check_counts,
     check_depths,
     check_parameters,
     check_sizes,
-    resnet_weights,
-    strict,
-)
-from .configuration_hf_vision import (
-    TRANSFORMERS_BIT,
-    HfVisionConfig,
-    Size,
     refuse_unknown,
+    resnet_weights,
     shared_settings,
+    strict,
 )
 
 NUM_GROUPS = 32

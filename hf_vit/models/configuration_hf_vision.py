@@ -1,13 +1,23 @@
-"""What the configurations of the family share: sizes, unknown arguments, and reading those of transformers."""
+"""What the configurations of the family share: sizes, limits, checks at the door, and reading those of transformers.
 
-from collections.abc import Iterable, Sequence
+Values of a wrong type or without bounds are one sentence, before anything is built.
+"""
+
+import math
+import os
+import reprlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
+import torch
+from huggingface_hub.dataclasses import strict as hub_strict
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
-
-from .configuration_checks import check_general, read_settings, wrong_types_refused
 
 Size = int | list[int] | tuple[int, int]
 
@@ -107,3 +117,214 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError(
                 f"pixel_values has shape {tuple(shape)}; expected (batch, {self.num_channels}, height, width)"
             )
+
+
+Config = TypeVar("Config", bound=type)
+
+# What a configuration may ask for at most. The largest of the family, ViT-G/14, has 1.8 billion parameters, 48 layers
+# and 1,664 channels; an image of 8,000 x 6,000 pixels has 187,500 patches of 16; ImageNet-21k has 21,843 classes.
+MAX_PARAMETERS = 10_000_000_000
+MAX_LAYERS = 1_000
+MAX_WIDTH = 2**17  # channels anywhere
+MAX_STAGES = 8  # of a ResNet
+MAX_LABELS = 1_000_000
+MAX_PIXELS = 2**28  # of an image
+MAX_TOKENS = 2**20  # patches of an image
+MAX_CONFIG_BYTES = 2**26  # of a config.json; a million names of classes have a third of that
+
+
+class ConfigurationError(StrictDataclassFieldValidationError, ValueError):
+    """A configuration that is none, in one sentence: a value of a wrong type, or one that contradicts another."""
+
+    def __init__(self, sentence: str):
+        ValueError.__init__(self, sentence)
+
+
+def strict(config_class: Config) -> Config:
+    """The `@strict` of huggingface_hub, whose errors are ConfigurationErrors, which are ValueErrors."""
+    checked: Any = hub_strict(config_class)
+    initialize, assign = checked.__init__, checked.__setattr__
+
+    @wraps(initialize)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            initialize(self, *args, **kwargs)
+        except StrictDataclassClassValidationError as error:
+            raise ConfigurationError(str(error.__cause__)) from error
+
+    @wraps(assign)
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        try:
+            assign(self, name, value)
+        except ConfigurationError:
+            raise
+        except StrictDataclassFieldValidationError as error:
+            expected = _describe(checked.__dataclass_fields__[name].type)
+            raise ConfigurationError(f"{name} is {reprlib.repr(value)}; expected {expected}") from error
+
+    checked.__init__, checked.__setattr__ = __init__, __setattr__
+    return checked
+
+
+def _describe(kind: Any) -> str:
+    """The type of a field in words."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, get_args(kind)))}"
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+
+
+def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
+    """Read the config.json of a folder, or of a name on the Hub.
+
+    Args:
+        where: arguments of `from_pretrained` that say where a config.json is.
+
+    Raises:
+        ValueError: it is damaged, too large, or no object whose `model_type` and `architectures` are text.
+        OSError: there is none, or it cannot be read.
+    """
+    file = Path(name) / str(where.get("subfolder") or "") / "config.json"
+    if file.is_file() and file.stat().st_size > MAX_CONFIG_BYTES:
+        raise ValueError(f"{file} has {file.stat().st_size:,} bytes; at most {MAX_CONFIG_BYTES:,} are read")
+    with wrong_types_refused(f"the config.json of {name}"):
+        settings, _ = PreTrainedConfig.get_config_dict(name, **where)
+        model_type, architectures = settings.get("model_type"), settings.get("architectures")
+    if not isinstance(model_type, str | None):
+        raise ValueError(f"the config.json of {name} has the model_type {reprlib.repr(model_type)}; expected text")
+    names = architectures or []
+    if not isinstance(names, list) or not all(isinstance(entry, str) for entry in names):
+        raise ValueError(f"the config.json of {name} has the architectures {reprlib.repr(names)}; expected names")
+    return settings
+
+
+@contextmanager
+def wrong_types_refused(what: str) -> Iterator[None]:
+    """Turn what Python raises where a value of a file has another type than its place needs into one sentence.
+
+    For blocks that only read and compare values of JSON, nothing else.
+
+    Args:
+        what: the file, as the message begins.
+
+    Raises:
+        ValueError: a value of a wrong type.
+    """
+    try:
+        yield
+    except (TypeError, AttributeError, KeyError, IndexError, OverflowError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"[:300]
+        raise ValueError(f"{what} has values of a wrong type ({reason})") from error
+
+
+def check_general(settings: dict[str, Any], fields: Any) -> None:
+    """Check what transformers takes unchecked.
+
+    Args:
+        settings: the arguments besides the fields.
+        fields: the configuration, whose fields have been assigned.
+
+    Raises:
+        ValueError: a value that transformers would stumble over, or build too much of.
+    """
+    count = settings.get("num_labels")
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_LABELS):
+        raise ValueError(f"num_labels is {reprlib.repr(count)}; it must be an int from 0 to {MAX_LABELS:,}")
+    for name in ("dtype", "torch_dtype"):
+        value = settings.get(name, vars(fields).get(name))  # transformers warns of the attribute torch_dtype
+        if isinstance(value, torch.dtype) or value is None:
+            continue
+        if not isinstance(value, str) or not isinstance(getattr(torch, value, None), torch.dtype):
+            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be a dtype of torch, such as float32")
+    for name in ("auto_map", "quantization_config"):
+        value = settings.get(name)
+        if value is not None and not (isinstance(value, dict) or hasattr(value, "to_dict")):
+            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be an object with names and values")
+    _check_labels(fields.id2label)
+
+
+def _check_labels(id2label: dict[Any, str] | None) -> None:
+    """Check that the names of classes are those of 0, 1, 2, ..."""
+    if id2label is None:
+        return
+    numbers = {int(key) if str(key).isdecimal() and len(str(key)) < 10 else None for key in id2label}
+    if numbers != set(range(len(id2label))) or len(id2label) > MAX_LABELS:
+        raise ValueError(
+            f"id2label has the class numbers {reprlib.repr(list(id2label))}; they must be 0 to {len(id2label) - 1}"
+        )
+
+
+def check_sizes(config: Any, *names: str) -> None:
+    """Check that fields are an int or (height, width), from 1 pixel on.
+
+    Raises:
+        ValueError: names the first that is not.
+    """
+    for name in names:
+        size = getattr(config, name)
+        sides = (size, size) if isinstance(size, int) else size
+        if len(sides) != 2 or min(sides) < 1:
+            raise ValueError(f"{name} is {reprlib.repr(size)}; it must be an int or (height, width), at least 1")
+        if sides[0] * sides[1] > MAX_PIXELS:
+            raise ValueError(f"{name} is {reprlib.repr(size)}; it must be at most {MAX_PIXELS:,} pixels")
+
+
+def check_counts(config: Any, highest: int, *names: str) -> None:
+    """Check that fields are from 1 to `highest`.
+
+    Raises:
+        ValueError: names the first that is not.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 1 <= value <= highest:
+            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be at least 1 and at most {highest:,}")
+
+
+def check_amounts(config: Any, *names: str) -> None:
+    """Check that fields are finite numbers, at least 0.
+
+    Raises:
+        ValueError: names the first that is not.
+    """
+    for name in names:
+        if not 0 <= getattr(config, name) < math.inf:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 0 and finite")
+
+
+def check_depths(config: Any, name: str) -> None:
+    """Check the units per stage of a ResNet.
+
+    Raises:
+        ValueError: too many stages or units.
+    """
+    depths = getattr(config, name)
+    if len(depths) > MAX_STAGES or sum(depths) > MAX_LAYERS:
+        raise ValueError(
+            f"{name} is {reprlib.repr(list(depths))}; there may be {MAX_STAGES} stages and {MAX_LAYERS:,} units"
+        )
+
+
+def check_parameters(count: int) -> None:
+    """Raise ValueError where a model would have more than `MAX_PARAMETERS`."""
+    if count > MAX_PARAMETERS:
+        raise ValueError(
+            f"these settings make a model of about {reprlib.repr(count)} parameters; "
+            f"at most {MAX_PARAMETERS:,} are supported"
+        )
+
+
+def resnet_weights(depths: Sequence[int], width: int, channels: int) -> int:
+    """Numbers in the convolutions of a ResNet.
+
+    Args:
+        depths: units per stage.
+        width: channels of the root convolution.
+        channels: of the images.
+    """
+    total, inputs = 7 * 7 * channels * width, width
+    for stage, depth in enumerate(depths):
+        inner, outputs = width * 2**stage, 4 * width * 2**stage
+        total += depth * (9 * inner * inner + inner * outputs)
+        total += inputs * inner + inputs * outputs + (depth - 1) * outputs * inner
+        inputs = outputs
+    return total

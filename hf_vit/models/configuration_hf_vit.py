@@ -5,25 +5,23 @@ from typing import Any, Literal
 
 from transformers.activations import ACT2FN
 
-from .configuration_checks import (
+from .configuration_hf_vision import (
     MAX_LAYERS,
     MAX_TOKENS,
     MAX_WIDTH,
+    TRANSFORMERS_BIT,
+    HfVisionConfig,
+    Size,
+    as_pair,
     check_amounts,
     check_counts,
     check_depths,
     check_parameters,
     check_sizes,
-    resnet_weights,
-    strict,
-)
-from .configuration_hf_vision import (
-    TRANSFORMERS_BIT,
-    HfVisionConfig,
-    Size,
-    as_pair,
     refuse_unknown,
+    resnet_weights,
     shared_settings,
+    strict,
 )
 
 # The released models (Table 1 of arXiv 2010.11929 and of 2106.10270; vit_jax/configs/models.py).

@@ -11,8 +11,7 @@ from ..files.output import new_folder
 from ..files.reading import read_json_object
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from .auto import AUTO_MODELS
-from .configuration_checks import read_settings, wrong_types_refused
-from .configuration_hf_vision import Size, as_pair
+from .configuration_hf_vision import Size, as_pair, read_settings, wrong_types_refused
 from .pretrained import HfVisionPreTrainedModel
 from .upstream import is_of_transformers, model_class_for
 

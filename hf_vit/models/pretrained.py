@@ -16,8 +16,7 @@ from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from .configuration_checks import read_settings, wrong_types_refused
-from .configuration_hf_vision import HfVisionConfig, Size, as_pair
+from .configuration_hf_vision import HfVisionConfig, Size, as_pair, read_settings, wrong_types_refused
 from .inference import optimize, restore
 from .manifest import check_pushed, drop_manifest
 

@@ -13,8 +13,8 @@ from ...files.contents import MARK
 from ...files.output import new_folder
 from ...files.reading import read_json_object
 from ...images.image_processing_hf_vit import HfViTImageProcessor
-from ...models.configuration_checks import wrong_types_refused
 from ...models.configuration_hf_bit import HfBiTConfig, is_upstream_bit, translate_bit_settings
+from ...models.configuration_hf_vision import wrong_types_refused
 from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, translate_settings
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
