@@ -20,6 +20,7 @@ _FAMILIES = {"ViT": ("#2a6f97", "o"), "Hybrid": ("#2f9e6e", "D"), "ResNet": ("#8
 _OTHERS = ("#c44e2b", "#7b4fa3", "#b8860b", "#d0648a")
 _LINES = ("#2a6f97", "#c44e2b", "#2f9e6e", "#7b4fa3", "#b8860b", "#d0648a")
 _MOST_TICKS = 7
+_SHORT_NAME = 14  # characters
 _SIDES = ((5, 4), (5, -4), (-5, 4), (-5, -4))  # where the name of a point may stand, in points from it
 _CLIPPED = 98  # percentile where the scale of an overlay ends
 MOST_TILES = 7  # position maps in a row or column, as in the paper
@@ -189,11 +190,12 @@ def plot_lines(
         _logarithmic_x(axes, [x for points in lines.values() for x, _ in points])
     if "y" in logarithmic:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
+        _name_ticks(axes.yaxis, [y for points in lines.values() for _, y in points])
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_title(title, fontsize=11)
-    axes.legend(frameon=False, fontsize=9)
+    columns = len(lines) if max(map(len, lines)) <= _SHORT_NAME else 2
+    figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)  # below, where no line runs
     _plain(axes)
     return figure
 
@@ -213,23 +215,27 @@ def plot_levels(levels: Mapping[str, Sequence[float]], label: str, title: str) -
     axes.set_ylim(len(levels) - 0.4, -0.6)
     axes.set_xlabel(label)
     axes.set_title(title, fontsize=11)
-    axes.legend(frameon=False, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     _plain(axes)
     return figure
 
 
 def _logarithmic_x(axes, values: Sequence[float]) -> None:
-    """Name few places as they were measured; of many, powers of ten, and 2 and 5 between them where there is room."""
+    """Name few places as they were measured; of many, powers of ten as on any logarithmic axis."""
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:.4g}")
-    axes.xaxis.set_minor_formatter(lambda _, __: "")
     places = sorted(set(values))
+    _name_ticks(axes.xaxis, places)
     nearest = min((high / low for low, high in pairwise(places)), default=1)
     if nearest > (places[-1] / places[0]) ** (1 / _MOST_TICKS) * 0.999:
         axes.set_xticks(places)
         axes.set_xticks([], minor=True)
-    elif places[-1] < 100 * places[0]:
-        axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "25" else "")
+
+
+def _name_ticks(axis, values: Sequence[float]) -> None:
+    """Powers of ten of a logarithmic axis, and 2 and 5 between them where there is room."""
+    axis.set_major_formatter(lambda value, _: f"{value:,.4g}")
+    is_short = max(values) < 100 * min(values)
+    axis.set_minor_formatter(lambda value, _: f"{value:,.4g}" if is_short and f"{value:.0e}"[0] in "25" else "")
 
 
 def _name_points(figure: "Figure", axes, runs: Sequence[Run]) -> None:

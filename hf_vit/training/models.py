@@ -13,6 +13,7 @@ from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, 
 from ..models.loading import set_processor_size
 from ..models.modeling_hf_vit import HfViTModel
 from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
+from ..models.pretrained import HfViTHead
 from ..models.variants import config_of_variant
 from .data import Split
 from .settings import FinetuneSettings, PretrainSettings, TrainingSettings
@@ -83,7 +84,7 @@ def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = 
     if isinstance(model.config, HfViTConfig) and model.config.representation_size and pooler is not None:
         pooler.dense, model.config.representation_size = None, None
         features = model.config.hidden_size
-    model.classifier = head = nn.Linear(features, split.num_labels, dtype=classifier.weight.dtype)
+    model.classifier = head = HfViTHead(features, split.num_labels, dtype=classifier.weight.dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     _name_labels(model.config, split)
