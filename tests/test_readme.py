@@ -175,7 +175,7 @@ def noise(width: int, height: int) -> Image.Image:
 
 def write_data_set(folder: Path) -> None:
     for split in ("train", "test"):
-        for kind, color in (("red", (200, 20, 20)), ("blue", (20, 20, 200))):
+        for kind, color in (("tench", (200, 20, 20)), ("goldfish", (20, 20, 200))):  # of ImageNet, as the model has
             (folder / split / kind).mkdir(parents=True)
             for number in range(3):
                 Image.new("RGB", (40 + number, 36), color).save(folder / split / kind / f"{number}.png")
