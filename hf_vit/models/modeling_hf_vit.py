@@ -17,11 +17,10 @@ from transformers.processing_utils import Unpack  # pyright: ignore[reportAttrib
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import HfViTAttention
 from .configuration_hf_vision import Size, as_pair
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, is_upstream
 from .embeddings import HfViTEmbeddings
-from .layers import HfViTLayer, HfViTPooler
+from .layers import HfViTAttention, HfViTLayer, HfViTPooler
 from .position_embeddings import Grid, PositionTables, build_layer_tables
 from .pretrained import HfVisionPreTrainedModel, HfViTHead
 

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoBackbone, AutoModel, AutoModelForImageClassification, ViTConfig
 from transformers import ViTForImageClassification as UpstreamViT
 
-from hf_vit.models import attention as attention_module
+from hf_vit.models import layers as layers_module
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
 from hf_vit.models.pretrained import HfViTHead
@@ -30,12 +30,12 @@ def test_eager_and_sdpa_agree(model):
 
 def test_blocked_attention_is_attention(monkeypatch):
     """Values and gradients of the formula in float64; 15 heads in blocks of 2 times the threads, and a rest."""
-    monkeypatch.setattr(attention_module, "LOGITS_PER_THREAD", 2 * 7 * 11)
+    monkeypatch.setattr(layers_module, "LOGITS_PER_THREAD", 2 * 7 * 11)
     batch, heads, queries, tokens, head_dim = 3, 5, 7, 11, 6
     shapes = [(batch, heads, queries, head_dim), *[(batch, heads, tokens, head_dim)] * 2]
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     outputs = []
-    for attend in (attention_module.blocked_attention_forward, attention_module.eager_attention_forward):
+    for attend in (layers_module.blocked_attention_forward, layers_module.eager_attention_forward):
         attended, _ = attend(torch.nn.Module(), *inputs, None, scaling=0.3)
         outputs.append([attended, *torch.autograd.grad(attended.square().sum(), inputs)])
     query, key, value = (states.detach().numpy() for states in inputs)
@@ -45,12 +45,12 @@ def test_blocked_attention_is_attention(monkeypatch):
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.skipif(not attention_module.has_bfloat16_products(), reason="this CPU has no products for bfloat16")
+@pytest.mark.skipif(not layers_module.has_bfloat16_products(), reason="this CPU has no products for bfloat16")
 def test_attention_in_bfloat16_takes_blocks_unless_it_cannot():
     layer = tiny(attention_probs_dropout_prob=0.1).vit.layers[0].attention
-    torch_kernel = attention_module.ALL_ATTENTION_FUNCTIONS["sdpa"]
+    torch_kernel = layers_module.ALL_ATTENTION_FUNCTIONS["sdpa"]
     query = torch.zeros(2, 2, 5, 7, dtype=torch.bfloat16)
-    assert layer.implementation(query, is_plain=True) is attention_module.blocked_attention_forward
+    assert layer.implementation(query, is_plain=True) is layers_module.blocked_attention_forward
     assert layer.implementation(query, is_plain=False) is torch_kernel
     assert layer.implementation(query.float(), is_plain=True) is torch_kernel
     tokens = torch.randn(2, 5, 14, dtype=torch.bfloat16)
