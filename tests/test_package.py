@@ -88,6 +88,7 @@ def test_every_public_name_exists_and_has_a_type():
         assert getattr(hf_vit, name) is not None
 
 
+@pytest.mark.slow
 def test_an_editor_knows_the_classes(tmp_path):
     pyright = shutil.which("pyright", path=str(Path(sys.executable).parent))
     if find_spec("pyright") is None or pyright is None:

@@ -140,6 +140,7 @@ def test_no_two_files_import_each_other():
     assert not {pair for pair in circles if not pair[0].endswith("__init__.py")}
 
 
+@pytest.mark.slow
 def test_the_package_registers_itself_on_import():
     code = "import hf_vit, transformers; print(transformers.AutoConfig.for_model('hf_vit_hybrid').__class__.__name__)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

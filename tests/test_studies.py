@@ -162,6 +162,7 @@ def test_the_largest_batch_fits_and_one_more_image_does_not():
     assert cost.largest_batch(compute, 1e6) == 0
 
 
+@pytest.mark.slow
 def test_smoke_of_the_speed_study(tmp_path):
     text, figures = load("studies_cost").speed_and_batch(("Ti/16", "R50x1"), (32, 64), rounds=1)
     assert text.count("\n") == 5

@@ -178,6 +178,7 @@ def test_counting_takes_no_weights():
     assert int(result.stdout) < 300_000  # KiB
 
 
+@pytest.mark.slow
 def test_the_command(capsys, tmp_path):
     assert main(["compute", "Ti/16", "--epochs", "7", "--dataset-size", "303e6", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

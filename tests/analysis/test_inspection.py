@@ -157,6 +157,7 @@ def test_a_resnet_has_no_attention(tmp_path, capsys):
         assert words in text
 
 
+@pytest.mark.slow
 def test_another_image_size(tmp_path):
     save(tmp_path / "tiny", tiny())
     image = str(make_image(tmp_path / "image.png"))
@@ -204,6 +205,7 @@ def test_a_browser_shows_it_from_disk_without_a_network(report, tmp_path):
     assert int(re.search(r"(-?\d+) too wide", result.stdout)[1]) <= 0
 
 
+@pytest.mark.slow
 def test_a_folder_of_transformers_is_converted(tmp_path):
     sizes = {"hidden_size": 14, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 22}
     config = ViTConfig(**sizes, image_size=20, patch_size=4, num_labels=5)

@@ -277,6 +277,7 @@ def test_the_command_converts_and_exports(big_transfer, tmp_path, capsys):
     assert_same_file(tmp_path / "back.npz", big_transfer)
 
 
+@pytest.mark.slow
 def test_programs(tmp_path):
     from hf_vit.conversion import export_torch
 

@@ -90,6 +90,7 @@ def test_onnx_of_variants(fields, tmp_path):
     assert_same(onnx_runner(tmp_path / "any.onnx"), model, (1, 3, 20, 36), (3, 3, 24, 12))
 
 
+@pytest.mark.slow
 def test_torch_export(classifier, tmp_path):
     export_torch(classifier, tmp_path / "own.pt2")
     assert_same(torch_runner(tmp_path / "own.pt2"), classifier, (1, 3, 20, 36), (5, 3, 20, 36))

@@ -286,6 +286,7 @@ def vtab_arguments(tiny, root, output, tasks, **changes) -> list[str]:
     return arguments(model=tiny, dataset=root, output_dir=output, tasks=tasks, **{**settings, **changes})
 
 
+@pytest.mark.slow
 def test_the_runner_finishes_what_can_be_done_and_goes_on_later(tiny, root, tmp_path, capsys, monkeypatch):
     trained = []
     run = vtab.Runner.run
@@ -372,6 +373,7 @@ def test_every_row_of_the_table_is_understood():
         assert task.splits.keys() <= {"train", "validation", "test"}
 
 
+@pytest.mark.slow
 def test_a_result_of_other_data_or_another_model_is_refused(root, tmp_path, capsys):
     """Of images that were replaced, and of a config.json that was edited beside the same weights."""
     model, data = save_tiny(tmp_path / "model"), tmp_path / "data"

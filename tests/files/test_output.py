@@ -270,6 +270,7 @@ def start_writer(path: Path) -> tuple[subprocess.Popen, Path]:
         return writer, Path(writer.stdout.readline().strip()).parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_what_a_killed_process_left_is_cleared_by_the_next_and_a_living_ones_is_not(kind, tmp_path):
     (killed, left), (living, kept) = (start_writer(tmp_path / "it") for _ in range(2))

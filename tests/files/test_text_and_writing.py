@@ -175,6 +175,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locale", ["C", "de_DE.ISO-8859-1"])
 def test_umlauts_survive_in_any_locale(locale, tmp_path):
     environment = locale_environment(locale, tmp_path)

@@ -169,6 +169,7 @@ def test_failures_are_one_sentence_and_leave_nothing(hub, client, folder, tmp_pa
     assert "PushError: a/b: the connection to http://127.0.0.1:9 failed" in error
 
 
+@pytest.mark.slow
 def test_a_push_that_is_killed_goes_on_where_it_stopped(hub, client, tmp_path):
     torch.manual_seed(3)
     large = {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048, "num_hidden_layers": 5}
@@ -385,6 +386,7 @@ def test_an_upload_that_fails_for_good_is_one_sentence(hub, client, folder):
     assert list(commits_of(hub, "alice/vit")[0]["files"]) == [".gitattributes"]
 
 
+@pytest.mark.slow
 def test_umlauts_survive_two_pushes_in_another_locale(hub, folder, tmp_path):
     environment = {**locale_environment("de_DE.ISO-8859-1", tmp_path), **hub.env("hf_alice", tmp_path / "home")}
     environment.pop("HF_HUB_OFFLINE", None)

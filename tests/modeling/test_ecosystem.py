@@ -63,6 +63,7 @@ def test_map_with_the_processor(folder, images, pixel_values):
     assert torch.equal(on_the_fly[1]["pixel_values"], pixel_values[1])
 
 
+@pytest.mark.slow
 def test_trainer_trains_evaluates_and_pushes(hub, client, folder, tmp_path):
     output = client(
         f"""

@@ -141,6 +141,7 @@ def test_exports_with_dynamic_height_and_width(name, method):
             torch.testing.assert_close(logits, model(pixel_values).logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["cls", *slow("2-D shared", "relative", "axial")])
 def test_compiles_for_any_size(name):

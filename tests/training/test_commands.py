@@ -208,6 +208,7 @@ def test_low_rank_adapters(flags, pretrained, tmp_path):
     assert moved == {f"layers.{n}.attention.{which}_proj.weight" for n in (0, 1) for which in "qv"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["mean_color", "pixels"])
 def test_masked_patch_prediction_then_finetuning(flags, tmp_path, target):
     settings = {
