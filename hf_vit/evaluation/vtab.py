@@ -18,7 +18,6 @@ from transformers import AutoImageProcessor
 
 from ..files.output import write_json, write_text
 from ..images.image_processing_hf_vit import HfViTImageProcessor
-from ..models.auto import register_auto_classes
 from ..models.configuration_hf_vit import as_pair
 from ..training.data import Split
 from ..training.identity import identify_data, identify_model
@@ -80,7 +79,6 @@ def _choose_tasks(tasks: list[Task], names: list[str]) -> list[Task]:
 
 def _takes_presets(model: str) -> bool:
     """Whether the image processor of a model is ours, rather than transformers'."""
-    register_auto_classes()
     return isinstance(AutoImageProcessor.from_pretrained(model), HfViTImageProcessor)
 
 

@@ -7,7 +7,6 @@ from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, PreTrainedModel
 
 from ..images.image_processing_hf_vit import HfViTImageProcessor
-from ..models.auto import register_auto_classes
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
 from ..models.loading import set_processor_size
@@ -34,7 +33,6 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
         ValueError: anything but the head would be random.
     """
     assert settings.model
-    register_auto_classes()
     config = AutoConfig.from_pretrained(settings.model)
     for field, rate in _dropout_fields(settings, type(config)).items():
         setattr(config, field, rate)
@@ -104,7 +102,6 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
     Raises:
         ValueError: the settings contradict each other.
     """
-    register_auto_classes()
     config = build_config(settings)
     torch.manual_seed(settings.seed)
     if settings.objective == "masked_patch_prediction":
@@ -150,7 +147,6 @@ def load_for_evaluation(name: str, image_size: Size | None = None) -> tuple[PreT
     Raises:
         ValueError: anything would be random, the head too.
     """
-    register_auto_classes()
     model, processor, info = _load(AutoModelForImageClassification, name, image_size)
     if info["missing_keys"]:
         raise ValueError(f"{name} is no trained classifier: it lacks {', '.join(map(str, info['missing_keys']))}")
@@ -163,7 +159,6 @@ def load_encoder(name: str, image_size: Size | None = None) -> tuple[PreTrainedM
     Raises:
         ValueError: anything would be random.
     """
-    register_auto_classes()
     theirs = AutoConfig.from_pretrained(name).model_type in ("vit", "vit_mae")  # which lose their pooler in AutoModel
     model, processor, info = _load(HfViTModel if theirs else AutoModel, name, image_size)
     _refuse_random_weights(info, name)
