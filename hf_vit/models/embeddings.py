@@ -1,5 +1,7 @@
 """From an image to tokens: ResNet stem, patches, class token, position embeddings."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -50,7 +52,7 @@ class HfViTEmbeddings(nn.Module):
         elif config.adds_positions_to_input and config.position_embedding_type == "learned2d":
             self.position_embeddings = build_tables(config, count=1)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self._tables: dict[tuple, torch.Tensor] = {}
+        self._tables: dict[tuple, tuple[Any, torch.Tensor]] = {}
 
     def initialize(self) -> None:
         if isinstance(self.position_embeddings, nn.Parameter):
@@ -126,15 +128,19 @@ class HfViTEmbeddings(nn.Module):
         if self.position_embeddings is not None and is_same(grid, self.config.grid_size):
             return self.position_embeddings
         stored = self.position_embeddings
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        # What is kept is compared with the table it was made from, since a change of a weight need not raise its
+        # version. On a GPU comparing would wait for all work before it, and resampling is quick.
+        is_dear_to_compare = stored is not None and stored.device.type != "cpu"
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_dear_to_compare:
             return self._make_positions(stored, grid, like)
-        version = None if stored is None or stored.is_inference() else (stored.data_ptr(), stored._version)
-        key = (grid, like.dtype, like.device, version)
-        if key not in self._tables:
+        key = (grid, like.dtype, like.device, self.config.position_interpolation)
+        made_from, table = self._tables.get(key, (None, None))
+        if table is None or (stored is not None and not torch.equal(stored, made_from)):
             if len(self._tables) == _CACHED_GRIDS:
                 self._tables.clear()
-            self._tables[key] = self._make_positions(stored, grid, like)
-        return self._tables[key]
+            table = self._make_positions(stored, grid, like)
+            self._tables[key] = (None if stored is None else stored.clone(), table)
+        return table
 
     def _make_positions(self, stored: torch.Tensor | None, grid: Grid, like: torch.Tensor) -> torch.Tensor:
         if stored is not None:

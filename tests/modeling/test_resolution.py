@@ -184,3 +184,28 @@ def test_frozen_position_embeddings_stay_frozen_at_another_size(positions, train
     model.set_image_size((24, 48))
     assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
     assert set(before.values()) == {trains}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.data.mul_(3),
+        lambda table: table.detach().numpy().fill(0.5),
+        lambda table: torch.optim.SGD([table], lr=1.0, fused=True).step(),
+    ],
+    ids=[".data", "numpy", "fused optimiser"],
+)
+def test_resampled_positions_follow_a_change_that_raises_no_version(change):
+    model = tiny().eval()
+    height, width = patch_pixels(model.config)
+    images = torch.randn(2, 3, 3 * height, 7 * width)
+    table = model.base_model.embeddings.position_embeddings
+    with torch.no_grad():
+        before = model(images).logits
+        table.grad = torch.ones_like(table) * torch.arange(table.shape[1])[None, :, None]
+        change(table)
+        after = model(images).logits
+    with torch.enable_grad():  # which keeps nothing
+        expected = model(images).logits
+    assert not torch.equal(after, before)
+    torch.testing.assert_close(after, expected.detach())
