@@ -6,13 +6,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 GOLDENS = ROOT / "tests" / "goldens"
+MORE = GOLDENS / "more"
 PEERS = ROOT / "tests" / "goldens_peers"
 RECIPES = ROOT / "training" / "recipes"
 # Real images and weights, which are not part of the project
 SHARED = Path(os.environ.get("HF_VIT_SHARED", ROOT.parent / "shared"))
 
 
-def golden_runs(*families: str) -> list[dict]:
-    """The runs of goldens/index.json that belong to a model family."""
-    runs = json.loads((GOLDENS / "index.json").read_text())
+def golden_runs(*families: str, folder: Path = GOLDENS) -> list[dict]:
+    """The runs of a folder's index.json (goldens/, goldens/more/) that belong to a model family."""
+    runs = json.loads((folder / "index.json").read_text())
     return [run for run in runs if run["family"] in families]

@@ -11,22 +11,24 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
+from ..files.containers import open_arrays
 from ..files.download import Fetched, SourceError, fetch
 from ..files.messages import shorten
-from ..files.npz import NpzReader
+from ..files.msgpack_arrays import is_msgpack
 from ..files.reading import read_json_object
 from ..models.upstream import is_of_transformers
 from .rules import ConversionError
 from .torch_files import is_torch_file, read_arrays
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin")
+_SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin", ".msgpack")
 # Weights of a folder with a config.json, the better first.
 _WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
+    "flax_model.msgpack",
 )
 
 
@@ -39,7 +41,7 @@ class Checkpoint:
         path: the file that identifies it.
         settings: the config.json beside it; empty without.
         shapes, dtypes: of its arrays by their names, in the order of the file; empty for a folder of transformers,
-            whose own loader reads it.
+            whose own loader reads its weights.
         container: under which name of the file the arrays are, "" where they are at its root.
         read: an array by its name.
         streams: whether an array is in memory only once it is read.
@@ -70,7 +72,7 @@ def _fetch_from_hub(name: str) -> Path:
     try:
         folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
         if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.bin", "*.npz"]))
+            folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.bin", "*.npz", "*.msgpack"]))
         return folder
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -83,19 +85,19 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
 
     Raises:
         ConversionError: a damaged file, or a folder that does not hold one checkpoint.
-        NpzError: a damaged .npz.
+        ValueError: a damaged .npz or .msgpack.
     """
     settings = _read_settings(fetched.path)
     path = fetched.path if fetched.path.is_file() else _checkpoint_in(fetched.path, settings)
-    if settings.get("model_type"):
+    if settings.get("model_type") and not is_msgpack(path):
         yield Checkpoint(fetched.location, path, settings)
-    elif is_torch_file(path):
+    elif not is_msgpack(path) and is_torch_file(path):
         arrays, container = read_arrays(path)
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         dtypes = {name: str(array.dtype).removeprefix("torch.") for name, array in arrays.items()}
         yield Checkpoint(fetched.location, path, settings, shapes, dtypes, container, arrays.__getitem__)
     else:
-        with NpzReader(path) as reader:
+        with open_arrays(path) as reader:
             shapes = {name: array.shape for name, array in reader.arrays.items()}
             dtypes = {name: str(array.dtype).replace("|V2", "bfloat16") for name, array in reader.arrays.items()}
             yield Checkpoint(fetched.location, path, settings, shapes, dtypes, "", reader.read, streams=True)

@@ -1,5 +1,7 @@
 """Every source that we read: a new one is a folder and a line here."""
 
+import re
+
 from .checkpoint import Checkpoint
 from .jax.source import Jax
 from .jax_bit.source import BIG_TRANSFER, BIT, BIT_PAPER
@@ -8,6 +10,7 @@ from .source import Naming, Request, Source
 from .timm.source import Timm
 from .timm_bit.source import TimmBit
 from .torchvision.source import Torchvision
+from .transformers.flax import FlaxTransformers
 from .transformers.source import Transformers
 
 SOURCES: tuple[Source, ...] = (
@@ -16,6 +19,7 @@ SOURCES: tuple[Source, ...] = (
     BIT_PAPER,
     BIT,
     Transformers(),
+    FlaxTransformers(),
     Timm(),
     TimmBit(),
     Torchvision(),
@@ -37,7 +41,7 @@ def recognise(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]
 
 def _other(checkpoint: Checkpoint) -> str:
     names = sorted(checkpoint.shapes)
-    if any("embeddings.patch_embeddings" in name for name in names):
+    if any(re.search("embeddings[./]patch_embeddings", name) for name in names):
         return "the names of transformers (give the folder that holds its config.json too)"
     roots = {part for name in names for part in name.split("/")[:3]}
     if any(root.startswith("MixerBlock_") for root in roots):

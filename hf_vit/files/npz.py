@@ -113,7 +113,7 @@ class NpzReader:
         with self._reasons_placed(name):
             buffer = np.empty(info.nbytes, np.uint8)  # of torch's aligned buffers, glibc re-uses few: twice the memory
             (self._read_stored if stored else self._read_deflated)(member, buffer.data)
-            return _as_tensor(buffer, info, member.fortran_order)
+            return as_tensor(buffer, info, member.fortran_order)
 
     def _open_file(self) -> BufferedReader:
         if self.path.is_dir():
@@ -239,7 +239,7 @@ def _as_array(array: torch.Tensor | np.ndarray) -> np.ndarray:
     return np.asarray(array, order="C")
 
 
-def _as_tensor(buffer: np.ndarray, info: ArrayInfo, fortran_order: bool) -> torch.Tensor:
+def as_tensor(buffer: np.ndarray, info: ArrayInfo, fortran_order: bool = False) -> torch.Tensor:
     """The tensor whose stored bytes are in `buffer`, in the same memory if its layout allows."""
     array = buffer.view(np.int16 if info.dtype == BFLOAT16 else info.dtype)
     if not array.dtype.isnative:

@@ -52,7 +52,7 @@ class Transformers(Source):
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         settings = checkpoint.settings
         dialect = {"names": "transformers", "model_type": settings.get("model_type")}
-        return Naming(dialect) if is_of_transformers(settings) else None
+        return Naming(dialect) if is_of_transformers(settings) and not checkpoint.shapes else None
 
     def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, dict[str, Any]]:
         folder, settings = checkpoint.path.parent, checkpoint.settings
@@ -81,17 +81,7 @@ class Transformers(Source):
         }
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
-        """By the preprocessor_config.json of the folder."""
-        file = checkpoint.path.parent / "preprocessor_config.json"
-        stored = read_json_object(file) if file.is_file() else {}
-        if "Hybrid" in stored.get("image_processor_type", stored.get("feature_extractor_type", "")):
-            # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
-            stored = {"resample": BICUBIC, "do_center_crop": True, "crop_size": 224, **stored}
-        known = HfViTImageProcessor.valid_kwargs.__annotations__
-        found = {name: value for name, value in stored.items() if name in known and value is not None}
-        if not found.get("do_center_crop"):
-            found.pop("crop_size", None)
-        return {"preset": "transformers", **found}
+        return preprocessing_of(checkpoint.path.parent)
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
@@ -124,6 +114,20 @@ class Transformers(Source):
             if options.processor is not None:
                 their_processor(model.config, options.processor).save_pretrained(folder)
         return {}
+
+
+def preprocessing_of(folder: Path) -> dict[str, Any]:
+    """The preprocessing that the preprocessor_config.json of a folder states: arguments of `HfViTImageProcessor`."""
+    file = folder / "preprocessor_config.json"
+    stored = read_json_object(file) if file.is_file() else {}
+    if "Hybrid" in stored.get("image_processor_type", stored.get("feature_extractor_type", "")):
+        # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
+        stored = {"resample": BICUBIC, "do_center_crop": True, "crop_size": 224, **stored}
+    known = HfViTImageProcessor.valid_kwargs.__annotations__
+    found = {name: value for name, value in stored.items() if name in known and value is not None}
+    if not found.get("do_center_crop"):
+        found.pop("crop_size", None)
+    return {"preset": "transformers", **found}
 
 
 def _rebuilds_whole_patches(settings: dict[str, Any]) -> bool:

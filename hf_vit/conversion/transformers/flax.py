@@ -1,0 +1,82 @@
+"""Folders of the Flax ViT that transformers 4 had: `flax_model.msgpack` and its config.json."""
+
+from typing import Any
+
+from ...models.configuration_hf_vision import wrong_types_refused
+from ...models.configuration_hf_vit import HfViTConfig, translate_settings
+from ..building import StoredArray
+from ..checkpoint import Checkpoint
+from ..rules import Block, Rule, as_is, channels_first, table, transpose
+from ..source import Naming, Request, Shapes, Source
+from .source import preprocessing_of
+
+_KERNEL = "embeddings/patch_embeddings/projection/kernel"
+_POOLER = "pooler/dense/kernel"
+_LINEAR = {  # of a block: its Dense, kernel (in, out) -> ours
+    "attention/attention/query": "attention.q_proj",
+    "attention/attention/key": "attention.k_proj",
+    "attention/attention/value": "attention.v_proj",
+    "attention/output/dense": "attention.o_proj",
+    "intermediate/dense": "mlp.fc1",
+    "output/dense": "mlp.fc2",
+}
+
+
+class FlaxTransformers(Source):
+    """modeling_flax_vit.py of transformers 4.44; a classifier's encoder is below `vit`, a bare one at the root."""
+
+    head = ("classifier/kernel", "classifier/bias")
+    required = {_KERNEL: 4}  # noqa: RUF012
+    optional = {_POOLER: 2, "classifier/kernel": 2}  # noqa: RUF012
+
+    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+        if checkpoint.settings.get("model_type") != "vit" or not {_KERNEL, f"vit/{_KERNEL}"} & set(checkpoint.shapes):
+            return None
+        arrays = {name.removeprefix("vit/"): StoredArray(name) for name in checkpoint.shapes}
+        return Naming({"names": "transformers", "model_type": "vit", "framework": "flax"}, arrays)
+
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
+        with wrong_types_refused(f"the config.json of {checkpoint.path.parent}"):
+            fields = translate_settings(checkpoint.settings)
+        fields["representation_size"] = shapes[_POOLER][1] if _POOLER in shapes else None
+        if "classifier/kernel" in shapes:
+            fields["num_labels"] = shapes["classifier/kernel"][1]
+        return fields
+
+    def rules(self, config: HfViTConfig, has_head: bool) -> list[Rule]:
+        base = "vit." if has_head else ""
+        blocks: list[Block] = [("embeddings/", f"{base}embeddings.", _embeddings())]
+        for index in range(config.num_hidden_layers):
+            blocks.append((f"encoder/layer/{index}/", f"{base}layers.{index}.", _encoder_block(config.qkv_bias)))
+        blocks.append(("", base, _norm("layernorm", "layernorm")))
+        if config.representation_size is not None:
+            blocks.append(("", base, _dense("pooler/dense", "pooler.dense")))
+        return table([*blocks, ("", "", _dense("classifier", "classifier") if has_head else ())])
+
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
+        return preprocessing_of(checkpoint.path.parent)
+
+
+def _embeddings() -> tuple[Rule, ...]:
+    return (
+        Rule("cls_token", "cls_token", as_is),
+        Rule("position_embeddings", "position_embeddings", as_is),
+        Rule("patch_embeddings/projection/kernel", "patch_embeddings.projection.weight", channels_first),
+        Rule("patch_embeddings/projection/bias", "patch_embeddings.projection.bias", as_is),
+    )
+
+
+def _encoder_block(qkv_bias: bool) -> list[Rule]:
+    rules = [*_norm("layernorm_before", "layernorm_before"), *_norm("layernorm_after", "layernorm_after")]
+    for theirs, ours in _LINEAR.items():
+        rules += _dense(theirs, ours, has_bias=qkv_bias or "attention/attention" not in theirs)
+    return rules
+
+
+def _norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
+    return Rule(f"{theirs}/scale", f"{ours}.weight", as_is), Rule(f"{theirs}/bias", f"{ours}.bias", as_is)
+
+
+def _dense(theirs: str, ours: str, has_bias: bool = True) -> tuple[Rule, ...]:
+    rules = Rule(f"{theirs}/kernel", f"{ours}.weight", transpose), Rule(f"{theirs}/bias", f"{ours}.bias", as_is)
+    return rules if has_bias else rules[:1]
