@@ -57,7 +57,8 @@ def _convert(arguments: argparse.Namespace) -> None:
     )
     record = model.conversion_record or {}
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, image size {model.config.image_size}")
-    print(f"read as {record['dialect']['names']} from {record['source']} (sha256 {record['sha256'][:16]}...)")
+    identity = f" (sha256 {record['sha256'][:16]}...)" if "sha256" in record else ""
+    print(f"read as {record['dialect']['names']} from {record['source']}{identity}")
     if record["left_out"]:
         print("the head of the checkpoint is all zero: it was left out, so this is an encoder without a head")
     print(f"saved in {arguments.output}")

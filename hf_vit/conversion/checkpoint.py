@@ -11,10 +11,9 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
-from ..files.containers import open_arrays
+from ..files.containers import array_container, open_arrays
 from ..files.download import Fetched, SourceError, fetch
 from ..files.messages import shorten
-from ..files.msgpack_arrays import is_msgpack
 from ..files.reading import read_json_object
 from ..models.upstream import is_of_transformers
 from .rules import ConversionError
@@ -38,7 +37,7 @@ class Checkpoint:
 
     Attributes:
         location: what the user gave.
-        path: the file that identifies it.
+        path: the file that identifies it; of arrays in a folder that folder.
         settings: the config.json beside it; empty without.
         shapes, dtypes: of its arrays by their names, in the order of the file; empty for a folder of transformers,
             whose own loader reads its weights.
@@ -85,22 +84,26 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
 
     Raises:
         ConversionError: a damaged file, or a folder that does not hold one checkpoint.
-        ValueError: a damaged .npz or .msgpack.
+        ValueError: a damaged .npz, .msgpack, or folder of arrays.
+        ImportError: a package that its container needs is not installed.
     """
     settings = _read_settings(fetched.path)
-    path = fetched.path if fetched.path.is_file() else _checkpoint_in(fetched.path, settings)
-    if settings.get("model_type") and not is_msgpack(path):
+    path = fetched.path
+    if path.is_dir() and array_container(path) is None:
+        path = _checkpoint_in(path, settings)
+    arrays_at = array_container(path)
+    if arrays_at is None and settings.get("model_type"):
         yield Checkpoint(fetched.location, path, settings)
-    elif not is_msgpack(path) and is_torch_file(path):
+    elif arrays_at is None and is_torch_file(path):
         arrays, container = read_arrays(path)
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         dtypes = {name: str(array.dtype).removeprefix("torch.") for name, array in arrays.items()}
         yield Checkpoint(fetched.location, path, settings, shapes, dtypes, container, arrays.__getitem__)
     else:
-        with open_arrays(path) as reader:
+        with open_arrays(arrays_at or path) as reader:
             shapes = {name: array.shape for name, array in reader.arrays.items()}
             dtypes = {name: str(array.dtype).replace("|V2", "bfloat16") for name, array in reader.arrays.items()}
-            yield Checkpoint(fetched.location, path, settings, shapes, dtypes, "", reader.read, streams=True)
+            yield Checkpoint(fetched.location, reader.path, settings, shapes, dtypes, "", reader.read, streams=True)
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
@@ -123,13 +126,15 @@ def _checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
         is_ours = model_type.startswith("hf_vit")
         what = "is in the format of hf_vit already" if is_ours else f"holds a {model_type} model"
         raise ConversionError(f"{folder} {what}; hf_vit converts vit, vit_mae, vit-hybrid and bit of transformers")
-    if settings:
-        found = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
-        if not found:
-            raise ConversionError(f"{folder} has a config.json but no weights ({', '.join(_WEIGHTS)})")
+    found = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
+    if settings and found:
         return found[0]
-    candidates = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
+    if model_type:
+        raise ConversionError(f"{folder} has a config.json but no weights ({', '.join(_WEIGHTS)})")
+    containers = {path: array_container(path) for path in folder.iterdir()}
+    candidates = {container or path for path, container in containers.items() if container or path.suffix in _SUFFIXES}
     if len(candidates) != 1:
-        found = ", ".join(candidate.name for candidate in candidates) or "none"
-        raise ConversionError(f"{folder} must hold one checkpoint ({', '.join(_SUFFIXES)}); it holds {found}")
-    return candidates[0]
+        found = ", ".join(sorted(candidate.name for candidate in candidates)) or "none"
+        kinds = f"{', '.join(_SUFFIXES)}, an Orbax or TensorStore folder"
+        raise ConversionError(f"{folder} must hold one checkpoint ({kinds}); it holds {found}")
+    return candidates.pop()

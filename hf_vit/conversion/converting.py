@@ -32,9 +32,10 @@ def convert(
 ) -> tuple[HfVisionPreTrainedModel, HfViTImageProcessor]:
     """Convert a checkpoint of the original family, or of one of its ports.
 
-    What it is, is seen from its content: the original's .npz (vit_jax, big_vision, big_transfer); .safetensors, .pth,
-    .pt or .bin of timm (ViT, hybrids and BiT), torchvision, DeiT, MAE or DINO; a folder of timm or of transformers'
-    `vit`, `vit_mae`, `vit-hybrid` or `bit`. The model computes with the numbers that the source computes with (GELU,
+    What it is, is seen from its content: the original's arrays (vit_jax, big_vision, big_transfer) in an .npz, a
+    .msgpack of flax, an Orbax folder or a TensorStore folder of big_vision's trainer; .safetensors, .pth, .pt or .bin of
+    timm (ViT, hybrids and BiT), torchvision, DeiT, MAE or DINO; a folder of timm or of transformers'
+    `vit` (PyTorch or Flax), `vit_mae`, `vit-hybrid` or `bit`. The model computes with the numbers that the source computes with (GELU,
     epsilons).
 
     Args:
@@ -62,10 +63,12 @@ def convert(
     fetched = fetch_any(address_of(str(source)))
     request = Request(None if position_grid is None else as_pair(position_grid), weights, overrides)
     with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor:
-        sha256 = executor.submit(lambda: fetched.sha256 or sha256_of(checkpoint.path))  # runs beside the reading
+        is_file = checkpoint.path.is_file()
+        sha256 = executor.submit(lambda: fetched.sha256 or sha256_of(checkpoint.path)) if is_file else None  # meanwhile
         its_source, naming = recognise(checkpoint, request)
         model, record = its_source.read(checkpoint, naming, request)
-        record = {"source": public_name(fetched), "file": checkpoint.path.name, "sha256": sha256.result(), **record}
+        identity = {"sha256": sha256.result()} if sha256 else {}
+        record = {"source": public_name(fetched), "file": checkpoint.path.name, **identity, **record}
     with wrong_types_refused(f"the preprocessing beside {checkpoint.path.name}"):
         preprocessing = {"preset": preset} if preset else its_source.preprocessing(checkpoint, naming.dialect)
     if image_size is not None:

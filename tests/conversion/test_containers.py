@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from hf_vit.conversion import ConversionError, convert, convert_to_folder
+from hf_vit.files.containers import open_arrays
 from hf_vit.models.loading import load_model
 
-from ..paths import MORE, golden_runs
+from ..paths import MORE, PEERS, golden_runs
 
 (RUN,) = golden_runs("container", folder=MORE)
-CONTAINERS = [name for name in RUN["containers"] if name.endswith(".msgpack")]
+CONTAINERS = [*RUN["containers"], "tensorstore_folder-LAST"]
+PEERS_CONTAINERS = PEERS / "containers"  # what flax and Orbax wrote: see make_containers.py
 
 
 def assert_near(ours, theirs):
@@ -80,24 +82,30 @@ def packed(tree) -> bytes:
     return msgpack.packb(tree, default=pack)
 
 
-def test_arrays_in_chunks_bfloat16_and_other_leaves(tmp_path):
-    """Beyond 1 GiB flax cuts an array up (`_chunk` of flax/serialization.py)."""
-    from hf_vit.files.msgpack_arrays import MsgpackReader
-
-    values = np.arange(30, dtype=np.float32).reshape(5, 6)
-    chunks = {str(index): part for index, part in enumerate(np.split(values.ravel(), [8, 16, 24]))}
-    chunked = {"__msgpack_chunked_array__": True, "shape": {"0": 5, "1": 6}, "chunks": chunks}
-    half = msgpack.ExtType(1, msgpack.packb(((2,), "bfloat16", b"\x80\x3f\x00\x40")))
-    scalar = msgpack.ExtType(3, msgpack.packb(((), "int32", b"\0\0\0\1")))
-    tree = {"params": {"a": {"kernel": chunked}, "b": half}, "step": 7, "count": scalar, "opt_state": {"0": {}}}
-    (tmp_path / "state").write_bytes(packed(tree))
-    with MsgpackReader(tmp_path / "state") as reader:
-        assert [(info.name, info.shape) for info in reader.arrays.values()] == [
-            ("params/b", (2,)),
-            ("params/a/kernel", (5, 6)),
-        ]
-        assert torch.equal(reader.read("params/a/kernel"), torch.from_numpy(values))
-        assert torch.equal(reader.read("params/b"), torch.tensor([1, 2], dtype=torch.bfloat16))
+@pytest.mark.parametrize(
+    ("container", "opt_state"),
+    [
+        ("flax.msgpack", ["0/mu", "1/0"]),  # cut up into chunks, as flax cuts arrays beyond 1 GiB
+        ("orbax_ocdbt", ["0/mu", "1/0"]),
+        ("orbax_zarr", ["0/mu", "1/0"]),
+        ("orbax_zarr3", ["0/mu", "1/0"]),
+        ("orbax_steps/7/default", ["0/mu", "1/0"]),
+    ],
+)
+def test_readers_of_what_flax_and_orbax_write(container, opt_state):
+    expected = {
+        "params/head/kernel": torch.from_numpy(np.load(PEERS_CONTAINERS / "kernel.npz")["kernel"]),
+        "params/head/bias": torch.zeros(7),
+        "params/dotted.name/scale": torch.tensor([1, -2.5], dtype=torch.bfloat16),
+        "step": torch.tensor(3, dtype=torch.int32),
+    }
+    with open_arrays(PEERS_CONTAINERS / container) as reader:
+        assert set(reader.arrays) == {*expected, *(f"opt_state/{name}" for name in opt_state)}
+        for name, array in expected.items():
+            info = reader.arrays[name]
+            assert (info.shape, info.nbytes) == (tuple(array.shape), array.nbytes), name
+            assert torch.equal(reader.read(name), array), name
+            assert reader.read(name).dtype == array.dtype, name
 
 
 def damaged_msgpack():
@@ -126,10 +134,85 @@ def test_damaged_msgpack_is_refused(content, message, tmp_path):
         convert(tmp_path / "model.msgpack")
 
 
-def test_without_the_extra_one_sentence_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "msgpack", None)
-    with pytest.raises(ImportError, match=r"needs msgpack: pip install 'hf_vit\[jax-checkpoints\]'"):
-        convert(MORE / "flax_folder")
+FOLDER = "tensorstore_folder-000000010"
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run of big_vision's trainer, which may be changed."""
+    shutil.copytree(MORE / FOLDER, tmp_path / FOLDER)
+    shutil.copy(MORE / "tensorstore_folder-LAST", tmp_path)
+    return tmp_path
+
+
+def test_optimiser_state_is_not_read(run_folder):
+    for name in ("opt~mu~head~bias/0", "opt~mu~head~kernel/0.0"):
+        (run_folder / FOLDER / name).write_bytes(b"no chunk")
+    (run_folder / "config.json").write_text('{"seed": 0}')  # that of the run
+    model, _ = convert(run_folder)
+    assert model.conversion_record["beside"] == ["opt"]
+    assert "sha256" not in model.conversion_record  # there is no one file
+    with (
+        open_arrays(run_folder / FOLDER) as reader,
+        pytest.raises(ValueError, match="'opt/mu/head/bias' cannot be read"),
+    ):
+        reader.read("opt/mu/head/bias")
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        ("missing chunk", r"the array 'params/head/bias' cannot be read: .*params~head~bias/0\" is missing"),
+        ("damaged chunk", "the array 'params/head/bias' cannot be read"),
+        ("damaged metadata", "000000010 is damaged"),
+        ("huge array", r"declares [\d,]+ bytes of arrays in [\d,]+; at most"),
+        ("huge chunks", r"declares [\d,]+ bytes of arrays in [\d,]+; at most"),
+        ("other shape", r"params/head/bias \(11,\) does not become|cannot be read"),
+        (
+            "another step",
+            "must hold one checkpoint .*; it holds tensorstore_folder-0+10, tensorstore_folder-0+11",
+        ),
+        ("no arrays", "it holds none"),
+    ],
+)
+def test_damaged_folders_are_refused(run_folder, harm, message):
+    bias = run_folder / FOLDER / "params~head~bias"
+    metadata = json.loads((bias / ".zarray").read_text())
+    if harm == "missing chunk":
+        (bias / "0").unlink()
+    elif harm == "damaged chunk":
+        (bias / "0").write_bytes((bias / "0").read_bytes()[:-3])
+    elif harm == "damaged metadata":
+        (bias / ".zarray").write_text("{")
+    elif harm == "another step":
+        shutil.copytree(run_folder / FOLDER, run_folder / "tensorstore_folder-000000011")
+    elif harm == "no arrays":
+        shutil.rmtree(run_folder / FOLDER)
+    else:
+        changes = {"huge array": {"shape": [2**33], "chunks": [2**20]}, "huge chunks": {"chunks": [2**33]}}
+        (bias / ".zarray").write_text(json.dumps({**metadata, **changes.get(harm, {"shape": [11]})}))
+    with pytest.raises(ValueError, match=message):
+        convert(run_folder)
+
+
+def test_a_damaged_database_is_refused(tmp_path):
+    shutil.copytree(MORE / "orbax_folder", tmp_path / "orbax")
+    for file in (tmp_path / "orbax" / "d").iterdir():
+        file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="orbax is damaged"):
+        convert(tmp_path / "orbax")
+
+
+def test_a_step_of_a_checkpoint_manager_holds_one_checkpoint():
+    with pytest.raises(ConversionError, match="default holds an unknown architecture"):
+        convert(PEERS_CONTAINERS / "orbax_steps" / "7")
+
+
+@pytest.mark.parametrize(("package", "container"), [("msgpack", "flax_folder"), ("tensorstore", "orbax_folder")])
+def test_without_the_extra_one_sentence_names_it(monkeypatch, package, container):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf"needs {package}: pip install 'hf_vit\[jax-checkpoints\]'"):
+        convert(MORE / container)
 
 
 def test_flax_weights_without_their_configuration(tmp_path):
