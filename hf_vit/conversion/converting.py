@@ -33,10 +33,10 @@ def convert(
     """Convert a checkpoint of the original family, or of one of its ports.
 
     What it is, is seen from its content: the original's arrays (vit_jax, big_vision, big_transfer) in an .npz, a
-    .msgpack of flax, an Orbax folder or a TensorStore folder of big_vision's trainer; .safetensors, .pth, .pt or .bin of
-    timm (ViT, hybrids and BiT), torchvision, DeiT, MAE or DINO; a folder of timm or of transformers'
-    `vit` (PyTorch or Flax), `vit_mae`, `vit-hybrid` or `bit`. The model computes with the numbers that the source computes with (GELU,
-    epsilons).
+    .msgpack of flax, an Orbax folder or a TensorStore folder of big_vision's trainer; .safetensors, .pth, .pt or .bin
+    of timm (ViT, hybrids and BiT), torchvision, DeiT, MAE or DINO; a folder of timm, or of transformers' `vit` (of
+    PyTorch or Flax), `vit_mae`, `vit-hybrid` or `bit`. The model computes with the numbers that the source computes
+    with (GELU, epsilons).
 
     Args:
         source: a path, `https://...` or `gs://bucket/path` of a file, a folder that holds one, or a name on the Hub; or
