@@ -1,5 +1,6 @@
 """Tiny models that tests share. No two sizes of one are equal, so that a swapped axis cannot pass."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -80,3 +81,19 @@ def save_tiny(folder: Path, seed: int = 0, **fields) -> Path:
     height, width = model.config.image_size
     save_folder(folder, model, HfViTImageProcessor(size={"height": height, "width": width}))
     return folder
+
+
+# Fields that nobody knows: of any type, called as a method or as what transformers reads of language models.
+UNKNOWN_FIELDS = {
+    "added_by_a_tool": {"dtype": [1], "nested": {"deep": None}},
+    "to_dict": "text",
+    "text_config": {"hidden_size": 3},
+    "max_length": 30,
+    "layer_types": ["full"],
+    "_private": 1.5,
+}
+
+
+def add_fields(file: Path, fields: dict) -> None:
+    """Add fields to a JSON object in a file."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))

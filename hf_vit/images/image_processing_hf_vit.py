@@ -1,11 +1,15 @@
 """Image processor of the Vision Transformer: any image in, the pixels its checkpoint was evaluated with out."""
 
+import difflib
+import json
+import os
 import reprlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 from functools import lru_cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.dataclasses import validate_typed_dict
@@ -27,6 +31,9 @@ _FILE_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class
 _SETTINGS = tuple(first_settings())
 # Arguments of a call that are not settings of the processor.
 _CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
+# Arguments of `from_pretrained` that may be left over when a processor is loaded.
+_OF_LOADING = ("code_revision", "config", "trust_remote_code", "use_fast", "user_agent")
+_KEPT = "_kept_fields"  # fields of a preprocessor_config.json that the class does not know
 
 
 class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
@@ -100,12 +107,22 @@ class HfViTImageProcessor(BaseImageProcessor):
 
     def __init__(self, preset: str = "vit_jax", **kwargs: Any):
         about_file = {name: value for name, value in kwargs.items() if name in _FILE_KEYS or name.startswith("_")}
-        super().__init__(**about_file)
+        super().__init__(**{_KEPT: {}, **about_file})
         vars(self).update(first_settings())
         changes = {name: value for name, value in kwargs.items() if name not in about_file}
-        if unknown := sorted(changes.keys() - self.valid_kwargs.__annotations__.keys()):
-            raise ValueError(f"{type(self).__name__} does not know {', '.join(unknown)}")
+        self._refuse_unknown(changes)
         self.update(preset=preset, **changes)
+
+    @classmethod
+    def _refuse_unknown(cls, names: Iterable[str], only_alike: bool = False) -> None:
+        """Raise ValueError for arguments that are no settings, or only for those that resemble one."""
+        described = []
+        for name in sorted(names - cls.valid_kwargs.__annotations__.keys()):
+            alike = difflib.get_close_matches(name, cls.valid_kwargs.__annotations__, n=1, cutoff=0.7)
+            if alike or not only_alike:
+                described.append(f"{name} (did you mean {alike[0]}?)" if alike else name)
+        if described:
+            raise ValueError(f"{cls.__name__} does not know {', '.join(described)}")
 
     def update(self, **changes: Any) -> None:
         """Change settings for good; those that depend on them follow, as in a call."""
@@ -140,14 +157,62 @@ class HfViTImageProcessor(BaseImageProcessor):
 
     @classmethod
     def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in the base class, but settings in `kwargs` change others along, as in a call."""
+        """As in the base class, but settings in `kwargs` change others along, as in a call.
+
+        Fields of a preprocessor_config.json that this class does not know are kept, with a warning.
+
+        Raises:
+            ValueError: an argument is no setting, or a field has a wrong type.
+        """
+        known = {*cls.valid_kwargs.__annotations__, *_FILE_KEYS}
         changes = {name: value for name, value in kwargs.items() if name in cls.valid_kwargs.__annotations__}
         rest = {name: value for name, value in kwargs.items() if name not in changes}
+        folder, is_auto = rest.pop("_folder", None), rest.pop("_is_auto", False)
+        wants_unused = rest.pop("return_unused_kwargs", False)
         if odd := [name for name in _FILE_KEYS[:3] if not isinstance(image_processor_dict.get(name), str | None)]:
             raise ValueError(f"{odd[0]} is {reprlib.repr(image_processor_dict[odd[0]])}; expected text")
-        result = super().from_dict(image_processor_dict, **rest)
-        (result[0] if isinstance(result, tuple) else result).update(**changes)
-        return result
+        unknown = {name: value for name, value in image_processor_dict.items() if name not in known}
+        if unknown:
+            where = f"the preprocessor_config.json of {folder}" if folder else "an image processor"
+            names = ", ".join(repr(name[:50])[1:-1] for name in list(unknown)[:10]) + ", ..." * (len(unknown) > 10)
+            logger.warning_once(f"{where} has {names}, which {cls.__name__} does not know: kept, not used")
+        settings = {name: value for name, value in image_processor_dict.items() if name in known}
+        processor, unused = super().from_dict({**settings, _KEPT: unknown}, return_unused_kwargs=True, **rest)
+        processor.update(**changes)
+        if wants_unused:
+            return processor, unused
+        left_over = {name for name in unused if name not in _OF_LOADING and not name.startswith("_")}
+        cls._refuse_unknown(left_over, only_alike=is_auto)  # others may be of the model that an Auto class loads
+        return processor
+
+    @classmethod
+    def from_json_file(cls, json_file: str | os.PathLike) -> Any:
+        """As in the base class, with `from_dict`."""
+        with open(json_file, encoding="utf-8") as file:
+            return cls.from_dict(json.load(file))
+
+    @classmethod
+    def get_image_processor_dict(
+        cls, pretrained_model_name_or_path: Any, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in the base class; `from_dict` is told where the settings are from."""
+        about = {"_folder": str(pretrained_model_name_or_path), "_is_auto": kwargs.get("_from_auto", False)}
+        settings, kwargs = super().get_image_processor_dict(pretrained_model_name_or_path, **kwargs)
+        return settings, {**kwargs, **about}
+
+    if not TYPE_CHECKING:  # or every attribute would have a type
+
+        def __getattr__(self, name):
+            """A field that was kept, where there is no attribute of this name."""
+            kept = {} if name.startswith("_") else vars(self).get(_KEPT, {})
+            if name not in kept:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            return kept[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting, and every field that was kept."""
+        output = super().to_dict()
+        return deepcopy(output.pop(_KEPT)) | output
 
     @property
     def model_input_names(self) -> list[str]:

@@ -3,6 +3,8 @@
 Values of a wrong type or without bounds are one sentence, before anything is built.
 """
 
+import copy
+import difflib
 import math
 import os
 import reprlib
@@ -18,6 +20,9 @@ from huggingface_hub.dataclasses import strict as hub_strict
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 Size = int | list[int] | tuple[int, int]
 
@@ -32,6 +37,9 @@ _WHERE = (
     "cache_dir force_download local_files_only proxies revision subfolder token trust_remote_code _from_auto "
     "_from_pipeline".split()
 )
+# Arguments of `from_pretrained` that may be left over when a configuration is read.
+_OF_LOADING = frozenset("adapter_kwargs code_revision gguf_file quantization_config user_agent".split())
+_KEPT = "_kept_fields"  # fields of a config.json that a class does not know
 # Numbers of transformers' BiT: BitGroupNormActivation and WeightStandardizedConv2d of its modeling_bit.py.
 TRANSFORMERS_BIT: dict[str, Any] = {
     "group_norm_eps": 1e-5,
@@ -48,6 +56,21 @@ def as_pair(size: Size) -> tuple[int, int]:
 def refuse_unknown(what: str, choice: str, known: Iterable[str]) -> None:
     if choice not in known:
         raise ValueError(f"unknown {what} {choice!r}; known: {', '.join(known)}")
+
+
+def refuse_arguments(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse arguments that a class or function does not know.
+
+    Raises:
+        ValueError: names them, and the known one that each resembles.
+    """
+    described = [f"{name} (did you mean {alike}?)" if (alike := _closest(name, known)) else name for name in names]
+    if described:
+        raise ValueError(f"{what} does not know {', '.join(sorted(described))}")
+
+
+def _closest(name: str, known: Iterable[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)
 
 
 def shared_settings(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -75,12 +98,96 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any):
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
-        if unknown := sorted(kwargs.keys() - _KNOWN_EXTRAS):
-            raise ValueError(f"{type(self).__name__} does not know {', '.join(unknown)}")
+        kept, self._kept_fields = kwargs.pop(_KEPT, {}), {}
+        refuse_arguments(type(self).__name__, kwargs.keys() - _KNOWN_EXTRAS, self.argument_names())
         check_general(kwargs, self)
         self.validate_architecture()  # before anything is made of these numbers
         super().__post_init__(**kwargs)
         self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
+        self._kept_fields = kept  # last: what was made of the settings does not see them
+
+    @classmethod
+    def argument_names(cls) -> set[str]:
+        """Everything that the constructor takes."""
+        return {field.name for field in fields(cls)} | _KNOWN_EXTRAS | {"out_features", "out_indices"}
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but arguments that nobody knows are refused.
+
+        Raises:
+            ValueError: names them.
+        """
+        wants_unused, is_auto = kwargs.pop("return_unused_kwargs", False), kwargs.get("_from_auto", False)
+        config, unused = super().from_pretrained(
+            pretrained_model_name_or_path, *args, return_unused_kwargs=True, **kwargs
+        )
+        if wants_unused:
+            return config, unused
+        _refuse_left_over(cls, unused, only_alike=is_auto)
+        return config
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers; fields of a config.json that this class does not know are kept, with a warning.
+
+        Raises:
+            ValueError: an argument resembles a field, and is none.
+        """
+        folder = kwargs.pop("_folder", kwargs.get("name_or_path", config_dict.get("_name_or_path")))
+        wants_unused, known = kwargs.pop("return_unused_kwargs", False), cls.argument_names()
+        unknown = {name: value for name, value in config_dict.items() if name not in known}
+        if unknown:
+            where = f"the config.json of {folder}" if folder else "a configuration"
+            names = ", ".join(repr(name[:50])[1:-1] for name in list(unknown)[:10]) + ", ..." * (len(unknown) > 10)
+            logger.warning_once(f"{where} has {names}, which {cls.__name__} does not know: kept, not used")
+        settings = {name: value for name, value in config_dict.items() if name in known} | {_KEPT: unknown}
+        config, unused = super().from_dict(settings, return_unused_kwargs=True, **kwargs)
+        if wants_unused:
+            return config, unused
+        _refuse_left_over(cls, unused, only_alike=True)
+        return config
+
+    @classmethod
+    def from_json_file(cls, json_file: str | os.PathLike) -> Any:
+        """As in transformers, with `from_dict`."""
+        return cls.from_dict(cls._dict_from_json_file(json_file))
+
+    if not TYPE_CHECKING:  # or every attribute would have a type
+
+        def __getattr__(self, name):
+            """A field that was kept, where there is no attribute of this name."""
+            kept = {} if name.startswith("_") else vars(self).get(_KEPT, {})
+            if name not in kept:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            return kept[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, those that were kept too."""
+        output = super().to_dict()
+        output.pop(_KEPT, None)
+        return copy.deepcopy(self._kept_fields) | output
+
+    def dict_dtype_to_str(self, d: dict[str, Any]) -> None:
+        """As in transformers, but what was kept is not looked into."""
+        ours = {name: value for name, value in d.items() if name != _KEPT and name not in self._kept_fields}
+        super().dict_dtype_to_str(ours)
+        d |= ours
+
+    # A field of language models that was kept is not for transformers to read: a vision model has none.
+
+    def get_text_config(self, decoder: Any = None, encoder: Any = None) -> Any:
+        """The configuration itself."""
+        return self
+
+    def validate_layer_type(self) -> None:
+        """Nothing to check."""
+
+    def validate_rope(self) -> None:
+        """Nothing to check."""
+
+    def _get_generation_parameters(self) -> dict[str, Any]:
+        return {}
 
     @classmethod
     def get_config_dict(
@@ -97,7 +204,8 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
             settings = read_settings(pretrained_model_name_or_path, **where)
         kwargs = {name: value for name, value in kwargs.items() if name not in _WHERE}
         with wrong_types_refused(f"the config.json of {pretrained_model_name_or_path}"):
-            return cls.in_our_words(settings, str(pretrained_model_name_or_path)), kwargs
+            settings = cls.in_our_words(settings, str(pretrained_model_name_or_path))
+        return settings, {**kwargs, "_folder": str(pretrained_model_name_or_path)}
 
     @classmethod
     def in_our_words(cls, settings: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -117,6 +225,18 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError(
                 f"pixel_values has shape {tuple(shape)}; expected (batch, {self.num_channels}, height, width)"
             )
+
+
+def _refuse_left_over(config_class: type[HfVisionConfig], names: Iterable[str], only_alike: bool) -> None:
+    """Refuse arguments of `from_pretrained` that are neither fields nor about loading.
+
+    Args:
+        only_alike: only those that resemble a field; others may be of the image processor that an Auto class loads.
+    """
+    known = config_class.argument_names()
+    unknown = [name for name in names if not name.startswith("_") and name not in _OF_LOADING]
+    unknown = [name for name in unknown if _closest(name, known) or not only_alike]
+    refuse_arguments(config_class.__name__, unknown, known)
 
 
 Config = TypeVar("Config", bound=type)

@@ -16,7 +16,14 @@ from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from .configuration_hf_vision import HfVisionConfig, Size, as_pair, read_settings, wrong_types_refused
+from .configuration_hf_vision import (
+    HfVisionConfig,
+    Size,
+    as_pair,
+    read_settings,
+    refuse_arguments,
+    wrong_types_refused,
+)
 from .inference import optimize, restore
 from .manifest import check_pushed, drop_manifest
 
@@ -86,8 +93,9 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             The model, in evaluation mode; with `output_loading_info=True` a tuple of it and of what did not fit.
 
         Raises:
-            ValueError: anything else is missing, left over or of another shape; or a file is not the one that was
-                pushed, see `hf_vit.models.manifest`. `verify=True` hashes all files, whatever is known of them.
+            ValueError: an argument is unknown; anything else is missing, left over or of another shape; or a file is
+                not the one that was pushed, see `hf_vit.models.manifest`. `verify=True` hashes all files, whatever is
+                known of them.
         """
         name = pretrained_model_name_or_path
         config_class: Any = cls.config_class
@@ -111,7 +119,11 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             check_pushed(name, settings, kwargs, thorough=verify)
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs.setdefault("ignore_mismatched_sizes", True)
-        result: Any = super().from_pretrained(name, *model_args, config=config, output_loading_info=True, **kwargs)
+        try:
+            result: Any = super().from_pretrained(name, *model_args, config=config, output_loading_info=True, **kwargs)
+        except TypeError as error:
+            cls._refuse_leftover(error)
+            raise
         if name is not None:  # once more, for what was downloaded just now
             check_pushed(name, settings, kwargs)
         model, info = result
@@ -121,6 +133,13 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         if as_pair(image_size) != as_pair(stored_size):
             model.set_image_size(image_size)
         return result if wants_info else model
+
+    @classmethod
+    def _refuse_leftover(cls, error: TypeError) -> None:
+        """Raise ValueError where the constructor got an argument that is neither a field nor about loading."""
+        if found := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)):
+            known = {*cls.config_class.argument_names(), *_WHERE, "device_map", "verify"}
+            refuse_arguments(cls.__name__, [found[1]], known)
 
     @classmethod
     def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from hf_vit import add_code
 from hf_vit.models.loading import load_model, save_folder
 from hf_vit.models.prediction import predict
 
-from ..models import TINY, save_tiny, tiny, tiny_bit
+from ..models import TINY, UNKNOWN_FIELDS, add_fields, save_tiny, tiny, tiny_bit
 
 # In a process that has it, but may not import it.
 LOAD = """
@@ -36,6 +36,8 @@ LOAD = """
         model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).eval()
         features = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()(pixel_values).pooler_output
         torch.save((pixel_values, model(pixel_values).logits, features), f"{folder}/results.pt")
+    for kept in (model.config, processor):
+        assert kept.to_dict()["added_by_a_tool"] == kept.added_by_a_tool == {"dtype": [1], "nested": {"deep": None}}
     assert not [name for name in sys.modules if name.startswith("hf_vit.")]
 """
 HOSTILE = """
@@ -65,6 +67,8 @@ def folder_with_code(request, tmp_path):
     folder = tmp_path / "folder"
     save_folder(folder, model, hf_vit.HfViTImageProcessor(size={"height": height, "width": width}))
     add_code(folder)
+    for file in ("config.json", "preprocessor_config.json"):
+        add_fields(folder / file, UNKNOWN_FIELDS)
     torch.save(torch.randint(0, 256, (3, 3, 31, 57), dtype=torch.uint8), folder / "images.pt")
     return folder
 

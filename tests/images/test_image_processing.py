@@ -283,9 +283,13 @@ def test_unreadable_images_can_be_skipped(pixels, tmp_path):
         HfViTImageProcessor()(images[:1], on_error="skip")
 
 
-def test_an_unknown_argument_is_refused(pixels):
-    with pytest.raises(ValueError, match="does not know do_normalise"):
+def test_an_unknown_argument_is_refused(pixels, tmp_path):
+    with pytest.raises(ValueError, match=r"does not know do_normalise \(did you mean do_normalize\?\)"):
         HfViTImageProcessor(do_normalise=False)
+    HfViTImageProcessor().save_pretrained(tmp_path)
+    for load in (HfViTImageProcessor.from_pretrained, AutoImageProcessor.from_pretrained):
+        with pytest.raises(ValueError, match=r"does not know imag_mean \(did you mean image_mean\?\)"):
+            load(tmp_path, imag_mean=0.5)
     with pytest.raises(TypeError, match="do_normalise"):
         HfViTImageProcessor()(pixels, do_normalise=False)
     with pytest.raises(ValueError, match="preset is 'vit'; it must be one of vit_jax"):

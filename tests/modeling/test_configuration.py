@@ -1,10 +1,14 @@
+import json
+
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
 
 import hf_vit
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
+from hf_vit.models.loading import load, save_folder
 
+from ..models import UNKNOWN_FIELDS, add_fields, save_tiny
 from ..published import VIT_PARAMETERS
 
 
@@ -78,3 +82,63 @@ def test_saved_and_loaded_through_auto_config(name, tmp_path):
     assert type(loaded) is type(config)
     assert loaded.to_json_string() == config.to_json_string()
     assert loaded.num_labels == 11
+
+
+FILES = ("config.json", "preprocessor_config.json")
+
+
+@pytest.fixture
+def newer_folder(tmp_path):
+    """A folder that a newer version, or another tool, has put more fields into."""
+    folder = save_tiny(tmp_path / "folder")
+    for file in FILES:
+        add_fields(folder / file, UNKNOWN_FIELDS)
+    return folder
+
+
+LOADERS = {
+    "load": load,
+    "auto classes": lambda folder: (
+        AutoModelForImageClassification.from_pretrained(folder),
+        AutoImageProcessor.from_pretrained(folder),
+    ),
+    "their own classes": lambda folder: (
+        hf_vit.HfViTForImageClassification.from_pretrained(folder),
+        hf_vit.HfViTImageProcessor.from_pretrained(folder),
+    ),
+    "pipeline": lambda folder: (
+        (made := pipeline("image-classification", model=str(folder))).model,
+        made.image_processor,
+    ),
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
+def test_unknown_fields_of_a_folder_are_kept_and_said_once(loader, newer_folder, tmp_path, caplog):
+    model, processor = loader(newer_folder)
+    for file in FILES:
+        said = [record.getMessage() for record in caplog.records if f"the {file} of" in record.getMessage()]
+        assert len(said) == 1
+        assert all(name in said[0] for name in UNKNOWN_FIELDS)
+    assert model.config.added_by_a_tool == processor.added_by_a_tool == UNKNOWN_FIELDS["added_by_a_tool"]
+    save_folder(tmp_path / "again", model, processor)
+    for file in FILES:
+        assert json.loads((tmp_path / "again" / file).read_text()).items() >= UNKNOWN_FIELDS.items()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda folder, **wrong: HfViTConfig(**wrong),
+        lambda folder, **wrong: HfViTConfig.from_variant("B/16", **wrong),
+        HfViTConfig.from_pretrained,
+        AutoConfig.from_pretrained,
+        hf_vit.HfViTModel.from_pretrained,
+        AutoModel.from_pretrained,
+        load,
+    ],
+)
+def test_unknown_arguments_are_refused(call, tmp_path):
+    folder = save_tiny(tmp_path / "folder")
+    with pytest.raises(ValueError, match=r"does not know hiden_size \(did you mean hidden_size\?\)"):
+        call(folder, hiden_size=3)
