@@ -61,6 +61,8 @@ def _convert(arguments: argparse.Namespace) -> None:
     print(f"read as {record['dialect']['names']} from {record['source']}{identity}")
     if record["left_out"]:
         print("the head of the checkpoint is all zero: it was left out, so this is an encoder without a head")
+    if record["beside"]:
+        print(f"not converted, beside the model in the file: {', '.join(record['beside'])}")
     print(f"saved in {arguments.output}")
 
 

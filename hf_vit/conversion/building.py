@@ -204,6 +204,11 @@ def variants_of_the_paper(config: HfViTConfig) -> list[str]:
     return variants
 
 
+def projection(config: HfViTConfig) -> list[str]:
+    """The projection to an embedding, for the formats that have none."""
+    return [] if config.projection_dim is None else ["projection to an embedding (projection_dim)"]
+
+
 def other_numbers(config: HfVisionConfig, numbers: Mapping[str, Any]) -> list[str]:
     """The ResNet of a model, where it computes with other numbers than a format's, or with axial attention."""
     if getattr(config, "spatial_mixing", "convolution") == "axial_attention":

@@ -1,7 +1,7 @@
 """Programs that run without this package: ONNX, torch.export and AOTInductor.
 
 All have an input `pixel_values` (batch, num_channels, height, width) with any batch size, and one output: `logits`, or
-`pooler_output` of a model without a head.
+`image_embeds` of a model with a projection, or `pooler_output`.
 """
 
 import copy
@@ -39,8 +39,14 @@ class _OneOutput(nn.Module):
         self.model = model
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        outputs = self.model(pixel_values)
-        return outputs.logits if hasattr(outputs, "logits") else outputs.pooler_output
+        return self.model(pixel_values)[_output_of(self.model)]
+
+
+def _output_of(model: HfVisionPreTrainedModel) -> str:
+    """The name of the result that a program has."""
+    if isinstance(model, _CLASSIFIERS):
+        return "logits"
+    return "pooler_output" if getattr(model, "projection", None) is None else "image_embeds"
 
 
 def export_onnx(
@@ -64,7 +70,6 @@ def export_onnx(
     _require("onnx", "onnxscript")
     refuse_existing(path, overwrite)
     module, pixel_values, shapes = _prepare(model, size)
-    output = "logits" if isinstance(model, _CLASSIFIERS) else "pooler_output"
     with _quiet():
         program: Any = torch.onnx.export(
             module,
@@ -72,7 +77,7 @@ def export_onnx(
             dynamo=True,
             dynamic_shapes=shapes,
             input_names=["pixel_values"],
-            output_names=[output],
+            output_names=[_output_of(model)],
             verbose=False,
         )
     with new_file(path, overwrite) as file:

@@ -48,11 +48,13 @@ class Naming(NamedTuple):
     dialect: what `conversion.json` says of it.
     arrays: for every name of the rules, where its array is.
     beside: what else the file holds.
+    similarity: numbers with which the embeddings of two towers are compared, of those beside the model.
     """
 
     dialect: dict[str, Any]
     arrays: dict[str, StoredArray] = {}  # noqa: RUF012 - a NamedTuple's default, which nobody changes
     beside: list[str] = []  # noqa: RUF012
+    similarity: dict[str, float] = {}  # noqa: RUF012
 
 
 class Source(ABC):
@@ -115,6 +117,7 @@ class Source(ABC):
             "overrides": request.overrides,
             "left_out": left_out,
             "beside": naming.beside,
+            **({"similarity": naming.similarity} if naming.similarity else {}),
         }
 
     @abstractmethod

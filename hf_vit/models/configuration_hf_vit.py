@@ -1,7 +1,8 @@
 """Configuration of the Vision Transformer and of the hybrids, with the original's numbers as defaults."""
 
+import copy
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from transformers.activations import ACT2FN
 
@@ -59,6 +60,9 @@ VARIANTS = {
 VARIANTS |= {f"{name}-gap-norep": VARIANTS[name] for name in ("S/32", "S/16", "B/32", "B/16")}
 
 
+_Config = TypeVar("_Config", bound="HfViTConfig")
+
+
 @strict
 class HfViTConfig(HfVisionConfig):
     r"""A Vision Transformer of the original family (arXiv 2010.11929).
@@ -78,6 +82,8 @@ class HfViTConfig(HfVisionConfig):
             attention pooling) or "none" (every token).
         use_cls_token: whether a class token stands before the patches; by default it does with pooling "cls".
         representation_size: width of the tanh pre-logits layer; None for no such layer.
+        projection_dim: width of the embedding that `HfViTModel` projects to (`image_embeds`), as image towers of
+            image-text models do; None for no projection.
         position_embedding_type: "learned" (one for each token, the paper's 1-D), "learned2d" (one of hidden_size / 2
             for each row and each column), "relative" (1-D relative distances, inside every attention), "sincos2d"
             (fixed, MoCo v3's) or "none".
@@ -120,6 +126,7 @@ class HfViTConfig(HfVisionConfig):
     pooling: Literal["cls", "mean", "map", "none"] = "cls"
     use_cls_token: bool | None = None
     representation_size: int | None = None
+    projection_dim: int | None = None
     position_embedding_type: Literal["learned", "sincos2d", "learned2d", "relative", "none"] = "learned"
     position_embedding_placement: Literal["input", "every_layer", "every_layer_shared"] = "input"
     attention_axes: Literal["all", "axial"] = "all"
@@ -177,6 +184,14 @@ class HfViTConfig(HfVisionConfig):
         if stem_depths is None:
             return HfViTConfig(**{**fields, **overrides})
         return HfViTHybridConfig(**{**fields, "stem_depths": list(stem_depths), **overrides})
+
+    def without_projection(self: _Config) -> _Config:
+        """Return the configuration of a model that has no projection: a copy, or this one where it has none."""
+        if self.projection_dim is None:
+            return self
+        config = copy.copy(self)
+        config.projection_dim = None
+        return config
 
     @property
     def output_attentions(self) -> bool:
@@ -243,7 +258,7 @@ class HfViTConfig(HfVisionConfig):
     def validate_architecture(self) -> None:
         """Called by `@strict` after construction, and by the model, since fields can be set later."""
         check_counts(self, MAX_WIDTH, "hidden_size", "num_attention_heads", "intermediate_size", "num_channels")
-        check_counts(self, MAX_WIDTH, "representation_size")
+        check_counts(self, MAX_WIDTH, "representation_size", "projection_dim")
         check_counts(self, MAX_LAYERS, "num_hidden_layers")
         check_sizes(self, "image_size", "patch_size")
         check_amounts(self, "layer_norm_eps", "initializer_range")
@@ -272,7 +287,9 @@ class HfViTConfig(HfVisionConfig):
         tables = 2 * layers if self.position_embedding_type == "relative" else tables
         pooler = block if self.pooling == "map" else 0
         inputs = self._count_stem() or self.num_channels * rows * columns * width
-        return layers * block + pooler + inputs + tables * num_patches * width + width * (self.representation_size or 0)
+        heads = width * (self.representation_size or 0)
+        heads += (self.representation_size or width) * (self.projection_dim or 0)
+        return layers * block + pooler + inputs + tables * num_patches * width + heads
 
     def _count_stem(self) -> int:
         return 0

@@ -5,6 +5,7 @@ the class token, if there is one, and the patches, row by row.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,7 +40,20 @@ WEIGHT_NAMES = {
 }
 # What `HfViTForMaskedPatchPrediction` has besides the encoder.
 _MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\."]
+# What the bare encoder of an image-text model has besides.
+_PROJECTION_KEYS = [r"^(vit\.)?projection\."]
 _RECORDS = ("output_hidden_states", "output_attentions")  # what shows more than the result
+
+
+@dataclass
+class HfViTModelOutput(BaseModelOutputWithPooling):
+    """What the encoder returns.
+
+    image_embeds: `pooler_output` through the projection, not normalised: (batch, projection_dim), or
+        (batch, tokens, projection_dim) with pooling "none"; None for a model without.
+    """
+
+    image_embeds: torch.FloatTensor | None = None
 
 
 class HfViTPreTrainedModel(HfVisionPreTrainedModel):
@@ -51,7 +65,12 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
     _can_record_outputs = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}  # noqa: RUF012
     _input_embed_layer = "patch_embeddings"
     # A checkpoint with a head or a pooler may be loaded without: that loses nothing in silence, it is asked for.
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^pooler\.", *_MASKED_PATCH_KEYS]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
+        r"^classifier\.",
+        r"^pooler\.",
+        *_PROJECTION_KEYS,
+        *_MASKED_PATCH_KEYS,
+    ]
     _upstream_extras = r"^(vit\.)?embeddings\.mask_token$|^decoder\."  # parts that rebuild masked pixels
 
     @classmethod
@@ -146,15 +165,18 @@ class HfViTEncoder(HfViTPreTrainedModel):
 
 
 class HfViTModel(HfViTEncoder):
-    """The encoder without a head.
+    """The encoder without a head; with the projection of an image-text model where the configuration states one.
 
     Args:
-        add_pooling_layer: whether to compute `pooler_output`, the vector that a head sees.
+        add_pooling_layer: whether to compute `pooler_output`, the vector that a head or the projection sees.
     """
 
     def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True):
         super().__init__(config)
         self.pooler = HfViTPooler(config) if add_pooling_layer else None
+        self.projection = None
+        if add_pooling_layer and config.projection_dim is not None:
+            self.projection = nn.Linear(config.representation_size or config.hidden_size, config.projection_dim)
         self.post_init()
 
     @merge_with_config_defaults
@@ -168,7 +190,7 @@ class HfViTModel(HfViTEncoder):
         spatial_shapes: torch.Tensor | None = None,
         only_pooled: bool = False,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutputWithPooling:
+    ) -> HfViTModelOutput:
         """Run the encoder.
 
         Args:
@@ -183,6 +205,7 @@ class HfViTModel(HfViTEncoder):
         Returns:
             `last_hidden_state` (batch, tokens, hidden_size) after the final LayerNorm; `pooler_output`
             (batch, representation_size or hidden_size), or (batch, tokens, ...) with pooling "none";
+            `image_embeds`, see `HfViTModelOutput`;
             `hidden_states`: before the first and after every layer; `attentions`:
             (batch, heads, tokens, tokens) per layer, with any attention implementation.
         """
@@ -198,17 +221,20 @@ class HfViTModel(HfViTEncoder):
         norm_before, norm_after = (None, self.layernorm) if self.config.norm_after_pooling else (self.layernorm, None)
         last_hidden_state = hidden_states if norm_before is None else norm_before(hidden_states)
         pooler_output = None if self.pooler is None else self.pooler(last_hidden_state, attention_mask, norm_after)
-        return BaseModelOutputWithPooling(last_hidden_state=last_hidden_state, pooler_output=pooler_output)
+        image_embeds = None if self.projection is None else self.projection(pooler_output)
+        return HfViTModelOutput(
+            last_hidden_state=last_hidden_state, pooler_output=pooler_output, image_embeds=image_embeds
+        )
 
 
 class HfViTForImageClassification(HfViTPreTrainedModel):
-    """The encoder with a linear head; a new head is zero, as in the paper."""
+    """The encoder with a linear head; a new head is zero, as in the paper. A projection is left out."""
 
-    _keys_to_ignore_on_load_unexpected = _MASKED_PATCH_KEYS
+    _keys_to_ignore_on_load_unexpected = [*_PROJECTION_KEYS, *_MASKED_PATCH_KEYS]  # noqa: RUF012
 
     def __init__(self, config: HfViTConfig):
-        super().__init__(config)
-        self.vit = HfViTModel(config)
+        super().__init__(config.without_projection())
+        self.vit = HfViTModel(self.config)
         self.classifier = HfViTHead(config.representation_size or config.hidden_size, config.num_labels)
         self.post_init()
 
@@ -241,7 +267,7 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
     """Feature maps of any layer, after the final LayerNorm, for detection and segmentation."""
 
     def __init__(self, config: HfViTConfig):
-        super().__init__(config)
+        super().__init__(config.without_projection())
         self.num_features = [config.hidden_size] * len(config.stage_names)
         self.post_init()
 

@@ -87,13 +87,13 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
     """The encoder, a mask token, and a linear layer that says what a corrupted patch looked like."""
 
     # An encoder or a classifier may be trained on; what it has behind the encoder is not needed for that.
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^(vit\.)?pooler\."]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^(vit\.)?(pooler|projection)\."]  # noqa: RUF012
     _new_when_missing = ("predictor.", "mask_token")
     _new_in_words = "{name} was not trained to predict masked patches: that layer is zero, its mask token random."
 
     def __init__(self, config: HfViTConfig):
-        super().__init__(config)
-        self.vit = HfViTModel(config, add_pooling_layer=False)
+        super().__init__(config.without_projection())
+        self.vit = HfViTModel(self.config, add_pooling_layer=False)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         self.predictor = HfViTHead(config.hidden_size, _num_outputs(config))
         self.post_init()

@@ -1,11 +1,13 @@
 """The dialects of the original JAX checkpoints: what they call the arrays of the rules (`table`).
 
+The head of an image tower beside a text tower or a language model is a projection to an embedding.
+
 Modules in a block of a released vit_jax file are numbered by position (LayerNorm_0, MultiHeadDotProductAttention_1,
 LayerNorm_2, MlpBlock_3); present-day Flax, and so big_vision, numbers them per class.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ..building import StoredArray
@@ -27,6 +29,9 @@ class Dialect(NamedTuple):
 
 
 _PREFIXES = ("params/img/", "opt/target/img/", "img/", "params/", "opt/target/", "")
+TOWER = "img/"
+_HEAD, _PROJECTION = "head/", "projection/"  # the same arrays in the files; two names in the rules
+_OTHER_TOWERS = {"txt", "t", "llm"}  # what stands beside an image tower: text, temperature, language model
 _PER_CLASS = {
     "LayerNorm_1": "LayerNorm_2",
     "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1",
@@ -49,7 +54,7 @@ def recognise(shapes: Mapping[str, tuple[int, ...]], file: str) -> tuple[Dialect
     prefix = next((prefix for prefix in _PREFIXES if f"{prefix}embedding/kernel" in shapes), None)
     if prefix is None:
         return None
-    depths = {shape[0] for name, shape in shapes.items() if _STACKED in name and shape}
+    depths = {shape[0] for name, shape in shapes.items() if name.startswith(prefix + _STACKED) and shape}
     if len(depths) > 1:
         raise ConversionError(f"{file} has stacked blocks of several depths: {', '.join(map(str, sorted(depths)))}")
     own = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
@@ -58,11 +63,29 @@ def recognise(shapes: Mapping[str, tuple[int, ...]], file: str) -> tuple[Dialect
         for name in own
         for canonical, index in _canonical(name, max(depths, default=None))
     }
+    if prefix.endswith(TOWER) and not _OTHER_TOWERS.isdisjoint(names_beside(shapes, prefix)):
+        arrays = {_renamed(name, _HEAD, _PROJECTION): stored for name, stored in arrays.items()}
     per_class = any(re.match(r"Transformer/encoderblock(_\d+)?/MlpBlock_0/", name) for name in own)
     is_big_vision = depths or {"pos_embedding", "Transformer/pos_embedding", "MAPHead_0/probe", "probe"} & set(own)
     if is_big_vision or (per_class and POSITIONS not in arrays):
         return Dialect("big_vision", prefix, bool(depths)), arrays
     return Dialect("flax" if per_class else "vit_jax", prefix), arrays
+
+
+def names_beside(names: Iterable[str], prefix: str) -> list[str]:
+    """What a file holds beside the model: the first part of each name, below what the two towers have in common."""
+    root = prefix.removesuffix(TOWER)
+    return sorted({name.removeprefix(root).split("/")[0] for name in names if not name.startswith(prefix)})
+
+
+def has_language_model(names: Iterable[str]) -> bool:
+    """Whether a language model stands beside an image tower (PaliGemma)."""
+    beginnings = tuple(prefix.replace(TOWER, "llm/") for prefix in _PREFIXES if prefix.endswith(TOWER))
+    return any(name.startswith(beginnings) for name in names)
+
+
+def _renamed(name: str, old: str, new: str) -> str:
+    return new + name.removeprefix(old) if name.startswith(old) else name
 
 
 def _canonical(name: str, depth: int | None) -> list[tuple[str, int | None]]:
@@ -82,6 +105,7 @@ def _canonical(name: str, depth: int | None) -> list[tuple[str, int | None]]:
 
 def dialect_name(canonical: str, dialect: Dialect) -> str:
     """The name that a dialect gives to an array of the rules (of one block, where it stacks them)."""
+    canonical = _renamed(canonical, _PROJECTION, _HEAD)
     if dialect.names == "vit_jax":
         return dialect.prefix + canonical
     if dialect.names == "big_vision" and canonical == POSITIONS:

@@ -1,5 +1,6 @@
 """The original's ViTs and hybrids: .npz files of vit_jax, of present-day Flax and of big_vision."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,11 +26,12 @@ from ..checkpoint import Checkpoint
 from ..record import record_of
 from ..rules import Rule, count_units
 from ..source import Model, Naming, Request, Shapes, Source, Writing
-from .dialects import Dialect, dialect_name, recognise
+from .dialects import TOWER, Dialect, dialect_name, has_language_model, names_beside, recognise
 from .table import POSITIONS, rules_for, with_flat_norms
 
 _BLOCK = "Transformer/encoderblock_0"
 _QUERY, _DENSE = f"{_BLOCK}/MultiHeadDotProductAttention_1/query/kernel", f"{_BLOCK}/MlpBlock_3/Dense_0/kernel"
+_DENSE_AFTER = ("pre_logits/kernel", "head/kernel", "projection/kernel")
 _GROUP_NORM = re.compile(r"(^|/)(gn[^/]*|norm-pre-head)/scale$")
 _STEM_NUMBERS = {name: value for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
 
@@ -42,7 +44,7 @@ class Jax(Source):
     dialects = ("vit_jax", "flax", "big_vision")
     head = ("head/kernel", "head/bias")
     required = {"embedding/kernel": 4, _QUERY: 3, _DENSE: 2}  # noqa: RUF012
-    optional = {POSITIONS: 3, "pre_logits/kernel": 2, "head/kernel": 2, "conv_root/kernel": 4}  # noqa: RUF012
+    optional = {POSITIONS: 3, "conv_root/kernel": 4} | dict.fromkeys(_DENSE_AFTER, 2)
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         recognised = recognise(checkpoint.shapes, checkpoint.path.name)
@@ -51,13 +53,14 @@ class Jax(Source):
         dialect, arrays = recognised
         if dialect.names == "big_vision":
             arrays = with_class_row(checkpoint, arrays, "cls", POSITIONS, request.position_grid)
-        beside = {name.split("/")[0] for name in checkpoint.shapes if not name.startswith(dialect.prefix)}
-        return Naming(dialect._asdict() | flat_norms(checkpoint, arrays), arrays, sorted(beside))
+        beside = names_beside(checkpoint.shapes, dialect.prefix)
+        described = dialect._asdict() | flat_norms(checkpoint, arrays)
+        return Naming(described, arrays, beside, _similarity(checkpoint, dialect.prefix))
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
         patch_rows, patch_columns, channels, hidden_size = shapes["embedding/kernel"]
         layers = [int(match[1]) for name in shapes if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))]
-        has_cls, has_map, has_positions = "cls" in shapes, "MAPHead_0/probe" in shapes, POSITIONS in shapes
+        has_cls, has_positions = "cls" in shapes, POSITIONS in shapes
         fields: dict[str, Any] = {
             "hidden_size": hidden_size,
             "num_hidden_layers": max(layers) + 1,
@@ -65,13 +68,15 @@ class Jax(Source):
             "intermediate_size": shapes[_DENSE][1],
             "patch_size": one_or_pair(patch_rows, patch_columns),
             "num_channels": channels,
-            "pooling": "map" if has_map else "cls" if has_cls else "mean",
+            "pooling": _pooling(shapes, checkpoint),
             "use_cls_token": has_cls,
             "representation_size": shapes["pre_logits/kernel"][1] if "pre_logits/kernel" in shapes else None,
         }
         stride = 1
         if "head/kernel" in shapes:
             fields["num_labels"] = shapes["head/kernel"][1]
+        if "projection/kernel" in shapes:
+            fields["projection_dim"] = shapes["projection/kernel"][1]
         if "conv_root/kernel" in shapes:
             depths = count_units(shapes, r"block(\d+)/unit(\d+)/", first=1)
             _, _, channels, width = shapes["conv_root/kernel"]
@@ -126,6 +131,24 @@ class Jax(Source):
             arrays = _fold_class_row(arrays, tables[0][:, :1] if tables else None)
         write_npz(path, ((dialect_name(name, Dialect(options.dialect)), array) for name, array in arrays))
         return {}
+
+
+def _pooling(shapes: Shapes, checkpoint: Checkpoint) -> str:
+    """What the head sees; a language model looks at every token (PaliGemma)."""
+    if "MAPHead_0/probe" in shapes:
+        return "map"
+    if "cls" in shapes:
+        return "cls"
+    return "none" if has_language_model(checkpoint.shapes) else "mean"
+
+
+def _similarity(checkpoint: Checkpoint, prefix: str) -> dict[str, float]:
+    """The temperature `t` (a logarithm) and the bias `b` of the similarity of two towers, where they stand beside."""
+    root = prefix.removesuffix(TOWER)
+    names = {name: root + name for name in ("t", "b")} if root != prefix else {}
+    single = {name: stored for name, stored in names.items() if math.prod(checkpoint.shapes.get(stored, (0,))) == 1}
+    numbers = {name: float(checkpoint.read(stored)) for name, stored in single.items()}
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
 def flat_norms(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, bool]:

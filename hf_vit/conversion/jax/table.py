@@ -46,6 +46,7 @@ RESNET_PROJECTION = (
     *norm("gn_proj", "downsample.norm", flatten),
 )
 HEAD = dense("head", "classifier")
+PROJECTION = dense("projection", "projection")
 
 
 def rules_for(config: HfViTConfig, has_head: bool) -> list[Rule]:
@@ -64,6 +65,8 @@ def rules_for(config: HfViTConfig, has_head: bool) -> list[Rule]:
         blocks.append(("MAPHead_0/", f"{base}pooler.map.", _map_head(heads)))
     if config.representation_size is not None:
         blocks.append(("", base, dense("pre_logits", "pooler.dense")))
+    if config.projection_dim is not None:
+        blocks.append(("", base, PROJECTION))
     return table([*blocks, ("", "", HEAD if has_head else ())])
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair, stem_stride
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
-from ..building import has_head, image_size_of, one_or_pair, variants_of_the_paper, with_class_row
+from ..building import has_head, image_size_of, one_or_pair, projection, variants_of_the_paper, with_class_row
 from ..checkpoint import Checkpoint
 from ..processor import BICUBIC, IMAGENET
 from ..rules import ConversionError, Rule, count_units, to_theirs
@@ -110,7 +110,7 @@ class Timm(TorchSource):
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
-        lacking = variants_of_the_paper(config)
+        lacking = variants_of_the_paper(config) + projection(config)
         if config.representation_size is not None:
             lacking.append("pre-logits layer (representation_size)")
         if config.position_embedding_type == "sincos2d":

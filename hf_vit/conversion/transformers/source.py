@@ -20,7 +20,7 @@ from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ...models.upstream import is_of_transformers, model_class_for
-from ..building import has_head, other_numbers, variants_of_the_paper
+from ..building import has_head, other_numbers, projection, variants_of_the_paper
 from ..checkpoint import Checkpoint
 from ..processor import BICUBIC
 from ..rules import ConversionError, check_values
@@ -89,7 +89,7 @@ class Transformers(Source):
             has_padding = config.padding == "same" or config.layer_type == "preactivation"
             others = other_numbers(config, _BIT_NUMBERS)
             return others if has_padding else [*others, f"ResNet of layer_type {config.layer_type} with fixed padding"]
-        lacking = variants_of_the_paper(config)
+        lacking = variants_of_the_paper(config) + projection(config)
         if isinstance(config, HfViTHybridConfig):
             lacking.append("ViT behind a ResNet")
         if config.pooling != "cls" or not config.use_cls_token or config.norm_after_pooling:

@@ -1,0 +1,87 @@
+"""Image towers of files with two: SigLIP, SigLIP 2, CLIPPO, LiT, PaliGemma; the original code's outputs judge."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModel, AutoModelForImageClassification, pipeline
+
+from hf_vit import HfViTModel
+from hf_vit.cli import main
+from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_timm, export_transformers
+from hf_vit.models.loading import load_model, save_folder
+
+from ..paths import MORE, golden_runs
+
+RUNS = {run["id"]: run for run in golden_runs("siglip", "siglip2", "clippo", "lit", "paligemma", folder=MORE)}
+POOLING = {"map": "map", "tok": "cls", "cls": "cls", "none": "none"}
+# by key of the goldens, field of the outputs
+OUTPUTS = {"encoded": "last_hidden_state", "pre_logits": "pooler_output", "image_embeds": "image_embeds"}
+
+
+def gaps(model, expected, suffix):
+    """Largest differences over the largest values, of the outputs that a golden has in this precision."""
+    pixel_values = torch.from_numpy(expected["images"]).permute(0, 3, 1, 2).to(model.dtype)
+    with torch.no_grad():
+        outputs = model(pixel_values, output_hidden_states=True)
+    keys = {f"{key}{suffix}": field for key, field in OUTPUTS.items()} | {f"pooled{suffix}": "pooler_output"}
+    compared = {key: (getattr(outputs, field).numpy(), expected[key]) for key, field in keys.items() if key in expected}
+    assert all(ours.shape == theirs.shape for ours, theirs in compared.values())
+    return {key: np.abs(ours - theirs).max() / np.abs(theirs).max() for key, (ours, theirs) in compared.items()}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_a_tower_computes_what_the_original_computes(run):
+    model, processor = convert(MORE / run["checkpoint"])
+    config = model.config
+    assert type(model) is HfViTModel
+    assert (config.pooling, config.projection_dim) == (POOLING[run["pool"]], run["head"])
+    assert processor.preset == "lit"
+    assert len(model.conversion_record["beside"]) in (1, 2, 3)
+    with np.load(MORE / run["expected"]) as expected:
+        single = gaps(model, expected, "")
+        double = gaps(model.double(), expected, "_f64")
+    assert max(single.values()) <= 2e-5, single
+    assert max(double.values()) <= 1e-9, double
+    assert ("image_embeds_f64" in double) == (run["head"] is not None)
+
+
+def test_what_stands_beside_a_tower_is_said(tmp_path, capsys):
+    assert main(["convert", str(MORE / "siglip2.npz"), str(tmp_path / "folder")]) == 0
+    assert "not converted, beside the model in the file: b, t, txt" in capsys.readouterr().out
+    record = convert(MORE / "siglip2.npz")[0].conversion_record
+    with np.load(MORE / "siglip2.npz") as arrays:
+        assert record["similarity"] == {"t": float(arrays["params/t"][0]), "b": float(arrays["params/b"][0])}
+    assert convert(MORE / "paligemma.npz")[0].conversion_record["beside"] == ["llm"]
+    assert convert(MORE / "lit_bert.npz")[0].conversion_record["beside"] == ["t", "txt"]
+
+
+@pytest.mark.parametrize("checkpoint", ["clippo", "paligemma_bf16"])
+def test_a_folder_of_a_tower_in_transformers(tmp_path, checkpoint):
+    """Straight from file to file, then by the Auto class and the pipeline; the original's `image_embeds` judge."""
+    convert_to_folder(MORE / f"{checkpoint}.npz", tmp_path / "folder")
+    with np.load(MORE / f"{checkpoint}.expected.npz") as expected:
+        model = AutoModel.from_pretrained(tmp_path / "folder")
+        assert gaps(model, expected, "")["image_embeds"] <= 2e-5
+    extract = pipeline("image-feature-extraction", model=str(tmp_path / "folder"))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8))
+    features = torch.tensor(extract(image))
+    with torch.no_grad():
+        inputs = extract.image_processor(image, return_tensors="pt")
+        torch.testing.assert_close(features, model(**inputs).last_hidden_state, rtol=0, atol=1e-6)
+
+
+def test_a_projection_is_no_classifier(tmp_path):
+    model, processor = convert(MORE / "lit_bert.npz")
+    save_folder(tmp_path / "folder", model, processor)
+    assert "LABEL_0" not in (tmp_path / "folder" / "config.json").read_text()
+    for export in (export_timm, export_transformers):
+        with pytest.raises(ConversionError, match="has no projection to an embedding"):
+            export(model, tmp_path / "out")
+    classifier = AutoModelForImageClassification.from_pretrained(tmp_path / "folder", num_labels=5)
+    assert not classifier.classifier.weight.any()
+    classifier.save_pretrained(tmp_path / "classifier")
+    encoder = load_model(tmp_path / "classifier").vit
+    assert encoder.config.projection_dim is None
+    assert encoder.projection is None
+    assert HfViTModel.from_pretrained(tmp_path / "classifier").layernorm.weight.equal(model.layernorm.weight)
