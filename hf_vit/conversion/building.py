@@ -16,7 +16,7 @@ from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.upstream import MODELS
 from .checkpoint import Checkpoint
-from .rules import ConversionError, Rule, check_names, check_shapes, check_values
+from .rules import ConversionError, Rule, check_shapes, check_values
 
 _DEFAULT_IMAGE_SIZE = 224  # where a file has no table of positions to read it from
 
@@ -78,16 +78,18 @@ def check_required(
             raise ConversionError(f"{file} has {name} with shape {shapes[name]}; it needs {ndim} axes")
 
 
-def empty_model(fields: dict[str, Any], has_head: bool) -> HfVisionPreTrainedModel:
-    """A model on the meta device.
-
-    With `stem_depths` among the fields of its configuration it is a hybrid, with `depths` a ResNet.
-    """
+def build_config(fields: dict[str, Any]) -> Any:
+    """A configuration: with `stem_depths` among its fields that of a hybrid, with `depths` that of a ResNet."""
     config_class: Any = HfBiTConfig if "depths" in fields else HfViTConfig
     if "stem_depths" in fields:
         config_class = HfViTHybridConfig
+    return config_class(**fields)
+
+
+def empty_model(config: Any, has_head: bool) -> HfVisionPreTrainedModel:
+    """A model on the meta device."""
     with torch.device("meta"):
-        return MODELS[config_class][has_head](config_class(**fields))
+        return MODELS[type(config)][has_head](config)
 
 
 def fill(
@@ -97,7 +99,7 @@ def fill(
     arrays: Mapping[str, StoredArray],
     weights: Path | None,
 ) -> None:
-    """Give an empty model its parameters, in float32, after checking all names, shapes and values.
+    """Give an empty model its parameters, in float32, after checking all shapes and values.
 
     Args:
         arrays: for every name of the rules, where its array is.
@@ -105,10 +107,9 @@ def fill(
             stays empty.
 
     Raises:
-        ConversionError: arrays that are missing, left over, of the wrong shape or type, or not finite.
+        ConversionError: arrays of the wrong shape or type, or not finite.
     """
     file, parameters = checkpoint.path.name, model.state_dict()
-    check_names(rules, arrays, file)
     check_shapes(shapes_of(checkpoint, arrays), parameters, rules, file)
     place = {name: index for index, name in enumerate(checkpoint.shapes)}
     rules = sorted(rules, key=lambda rule: place[arrays[rule.theirs].name])

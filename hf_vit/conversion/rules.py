@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..models.configuration_hf_vision import MAX_STAGES
+
 
 class ConversionError(ValueError):
     """A checkpoint that cannot be converted, in one sentence that says why."""
@@ -103,6 +105,8 @@ def count_units(names: Iterable[str], pattern: str, first: int) -> list[int]:
     for match in filter(None, (re.match(pattern, name) for name in names)):
         stage, unit = int(match[1]) - first, int(match[2]) - first
         depths[stage] = max(depths.get(stage, 0), unit + 1)
+    if max(depths, default=0) >= MAX_STAGES:
+        raise ConversionError(f"an array is of stage {max(depths) + first} of a ResNet; at most {MAX_STAGES} are read")
     return [depths.get(stage, 1) for stage in range(max(depths, default=-1) + 1)]
 
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
-from .building import StoredArray, check_required, empty_model, fill, shapes_of, untrained_head
+from .building import StoredArray, build_config, check_required, empty_model, fill, shapes_of, untrained_head
 from .checkpoint import Checkpoint
-from .rules import Rule
+from .rules import Rule, check_names
 
 Model = HfVisionPreTrainedModel
 Shapes = Mapping[str, tuple[int, ...]]
@@ -108,8 +108,11 @@ class Source(ABC):
         check_required(shapes, self.required, self.optional, checkpoint.path.name)
         fields = self.infer(shapes, checkpoint, request)
         has_head = self.head[0] in arrays
-        model = empty_model({**fields, **request.overrides}, has_head)
-        fill(model, self.rules(model.config, has_head), checkpoint, arrays, request.weights)
+        config = build_config({**fields, **request.overrides})
+        rules = self.rules(config, has_head)
+        check_names(rules, arrays, checkpoint.path.name)  # before anything of that depth is built
+        model = empty_model(config, has_head)
+        fill(model, rules, checkpoint, arrays, request.weights)
         return model.eval(), {
             "dialect": naming.dialect,
             "dtypes": sorted({checkpoint.dtypes[stored.name] for stored in arrays.values()}),

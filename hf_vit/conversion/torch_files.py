@@ -1,19 +1,28 @@
 """Checkpoints as PyTorch users keep them: .safetensors, and .pth, .pt or .bin without unpickling anything."""
 
 import argparse
+import io
+import pickletools
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import FakeTensorMode  # where PyTorch's own documentation has it
 
+from ..files.limits import HOW_TO_ALLOW, allowed, most_bytes
+from ..files.npz import NpzError, check_archive
 from .rules import ConversionError
 
 _BLOCK_SIZE = 1 << 20  # bytes
+_MAX_OPCODES = 500_000  # of a pickle, 25 times those of ViT-H/14's weights; each may take 100 bytes
+_MAX_PICKLE_BYTES = 2**26  # what is cut off there ends in an error
+_LEGACY_PICKLES = 5  # in a file of PyTorch before 1.6, before the numbers begin
 # Under what training scripts keep the weights, the better first: timm, DeiT, MAE, DINO, Lightning.
 _CONTAINERS = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher", "student")
 
@@ -67,18 +76,76 @@ def _read_pickle(path: Path) -> Any:
             ThreadPoolExecutor(1) as executor,
             torch.serialization.safe_globals([argparse.Namespace]),  # the settings of DINO's script; holds no code
         ):
+            _check_pickle(path)
             problem = executor.submit(_damage, path)
             contents = torch.load(path, map_location="cpu", weights_only=True)
             if problem.result():
                 raise ValueError(problem.result())
+            _check_declared(contents, path)
             return contents
     except UnpicklingError as error:
         raise ConversionError(f"{path.name} holds more than arrays, and hf_vit runs no code of a checkpoint") from error
-    except (FileNotFoundError, PermissionError, MemoryError):
+    except (ConversionError, NpzError, FileNotFoundError, PermissionError, MemoryError):
         raise
     except Exception as error:  # damaged pickles raise anything: RuntimeError, EOFError, KeyError, TypeError, ...
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConversionError(f"{path.name} is damaged: {reason}") from error
+
+
+def _check_pickle(path: Path) -> None:
+    """Refuse a pickle that takes far more memory than its file, before it is followed.
+
+    Raises:
+        ConversionError: it has too many operations, makes a `bytearray` (20 GB need 50 bytes), or, in a file of
+            PyTorch before 1.6, declares more than the file can hold.
+        NpzError: its archive declares more than it can hold.
+    """
+    with open(path, "rb") as file:
+        if is_legacy := file.read(4) != b"PK\3\4":  # as PyTorch tells them apart
+            file.seek(0)
+            for _ in range(_LEGACY_PICKLES):
+                _check_operations(file, path.name)
+    if is_legacy:
+        with FakeTensorMode():  # shapes without memory, which PyTorch would take before it looks at the file's size
+            _check_declared(torch.load(path, map_location="cpu", weights_only=True), path)
+        return
+    with zipfile.ZipFile(path) as archive:
+        check_archive(archive, path.stat().st_size, path.name)
+        for member in archive.infolist():
+            if member.filename.lower().endswith("data.pkl"):  # PyTorch asks for it in any case
+                del member.CRC  # without it zipfile checks none; `_damage` knows of files that were written without
+                with archive.open(member) as stream:
+                    _check_operations(io.BytesIO(stream.read(_MAX_PICKLE_BYTES)), path.name)
+
+
+def _check_operations(stream: IO[bytes], name: str) -> None:
+    for number, (_, argument, _) in enumerate(pickletools.genops(stream)):
+        if number >= _MAX_OPCODES:
+            raise ConversionError(f"the pickle in {name} has more than {_MAX_OPCODES:,} operations")
+        if isinstance(argument, str) and "bytearray" in argument:
+            raise ConversionError(f"the pickle in {name} makes a bytearray, which can take any amount of memory")
+
+
+def _check_declared(contents: Any, path: Path) -> None:
+    """Refuse tensors that declare far more bytes than the file has: expanded ones, which a copy would write out."""
+    tensors, size = list(_tensors_in(contents)), path.stat().st_size
+    declared = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    storages = [tensor.untyped_storage().nbytes() for tensor in tensors if tensor.layout == torch.strided]
+    declared = max(declared, *storages, 0)
+    most = most_bytes(size)
+    if declared > most and not allowed("large"):
+        raise ConversionError(
+            f"{path.name} declares {declared:,} bytes of tensors in {size:,}; at most {most:,} {HOW_TO_ALLOW}"
+        )
+
+
+def _tensors_in(contents: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in dictionaries, lists and tuples."""
+    if isinstance(contents, torch.Tensor):
+        yield contents
+    elif isinstance(contents, dict | list | tuple):
+        for value in contents.values() if isinstance(contents, dict) else contents:
+            yield from _tensors_in(value)
 
 
 def _damage(path: Path) -> str | None:

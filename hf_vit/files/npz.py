@@ -4,6 +4,7 @@
 with whatever exception its parsers happen to raise.
 """
 
+import io
 import math
 import os
 import struct
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from numpy.lib import format as npy_format
 
+from .limits import HOW_TO_ALLOW, MAX_ARRAYS, allowed, most_bytes
 from .output import new_file
 
 BLOCK_SIZE = 1 << 20  # bytes; the checksum is taken while they are in the processor's cache
@@ -30,6 +32,7 @@ _LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member; the last two fields 
 _MAX_DEFLATE_RATIO = 1032  # the most that deflate shrinks anything (zlib's technical notes)
 _MAX_ELEMENTS = 2**48  # more than any checkpoint has, less than what overflows NumPy's index arithmetic
 _MAX_DIMENSIONS = 32  # NumPy 1's limit
+_MAX_HEADER = 10_000  # bytes of a .npy header, NumPy's limit, which it checks once they are in memory
 BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16: the upper half of a float32 is stored as two raw bytes
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 _FLOATS = (np.float16, np.float32, np.float64, np.complex64, np.complex128)
@@ -59,6 +62,25 @@ class _Member:
     fortran_order: bool
 
 
+def check_archive(archive: zipfile.ZipFile, size: int, path: str) -> None:
+    """Refuse an archive that declares more than any checkpoint has, before its first member is opened.
+
+    Args:
+        size: bytes of its file.
+
+    Raises:
+        NpzError: too many members, more bytes in all than it can plausibly hold, or members that overlap.
+    """
+    members = archive.infolist()
+    if len(members) > MAX_ARRAYS:
+        raise NpzError(f"{path} holds {len(members):,} arrays; at most {MAX_ARRAYS:,} are read")
+    if sum(member.compress_size for member in members) > size:
+        raise NpzError(f"{path} is damaged: its arrays overlap in its {size:,} bytes")
+    declared, most = sum(member.file_size for member in members), most_bytes(size)
+    if declared > most and not allowed("large"):
+        raise NpzError(f"{path} declares {declared:,} bytes of arrays in {size:,}; at most {most:,} {HOW_TO_ALLOW}")
+
+
 class NpzReader:
     """Reads an `.npz` file array by array; opening it reads only the zip directory and the headers.
 
@@ -81,6 +103,7 @@ class NpzReader:
         self._file = self._open_file()
         try:
             self._zip = self._open_zip()
+            check_archive(self._zip, _file_size(self._file), str(self.path))
             for zip_info in self._zip.infolist():
                 name = zip_info.filename.removesuffix(".npy")
                 with self._reasons_placed(name):
@@ -270,7 +293,10 @@ def _read_npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of headers that Python 2 wrote
         try:
-            return readers[version](stream)
+            length = stream.read(2 if version == b"\1\0" else 4)
+            if (size := int.from_bytes(length, "little")) > _MAX_HEADER:
+                raise ValueError(f"its .npy header has {size:,} bytes; at most {_MAX_HEADER:,} are read")
+            return readers[version](io.BytesIO(length + stream.read(size)))
         except SyntaxError as error:
             raise ValueError("its .npy header is damaged") from error
 

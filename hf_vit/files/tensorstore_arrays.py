@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .limits import ALWAYS_ALLOWED_BYTES, MAX_ARRAYS, MAX_CHECKPOINT_BYTES, MAX_COMPRESSION
+from .limits import HOW_TO_ALLOW, MAX_ARRAYS, allowed, most_bytes
 from .npz import BFLOAT16, SUPPORTED_DTYPES, ArrayInfo
 from .reading import read_json_object
 
@@ -144,10 +144,10 @@ class TensorStoreReader:
         """Refuse more than the folder can plausibly hold, before any chunk is read."""
         size = sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
         declared = sum(array.nbytes for array in self.arrays.values())
-        most = min(MAX_CHECKPOINT_BYTES, max(MAX_COMPRESSION * size, ALWAYS_ALLOWED_BYTES))
-        if declared > most:
+        most = most_bytes(size)
+        if declared > most and not allowed("large"):
             raise TensorStoreError(
-                f"{self.path} declares {declared:,} bytes of arrays in {size:,}; at most {most:,} are read"
+                f"{self.path} declares {declared:,} bytes of arrays in {size:,}; at most {most:,} {HOW_TO_ALLOW}"
             )
 
 

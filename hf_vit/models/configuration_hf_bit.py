@@ -158,7 +158,8 @@ class HfBiTConfig(HfVisionConfig):
             )
         if self.spatial_mixing == "axial_attention" and self.layer_type != "bottleneck":
             raise ValueError(f"layer_type is {self.layer_type!r}; axial attention is for units of type 'bottleneck'")
-        check_parameters(resnet_weights(self.depths, self.embedding_size, self.num_channels))
+        head = 4 * self.embedding_size * 2 ** (len(self.depths) - 1) * len(self.id2label or ())
+        check_parameters(resnet_weights(self.depths, self.embedding_size, self.num_channels) + head)
 
 
 def _listed(depths: Sequence[int]) -> str:

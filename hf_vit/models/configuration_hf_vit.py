@@ -276,7 +276,8 @@ class HfViTConfig(HfVisionConfig):
         rows, columns = self.grid_size
         if rows * columns > MAX_TOKENS:
             raise ValueError(f"image_size {self.image_size} makes {rows * columns:,} patches; at most {MAX_TOKENS:,}")
-        check_parameters(self._count_weights(rows * columns))
+        head = self.hidden_size * len(self.id2label or ())
+        check_parameters(self._count_weights(rows * columns) + head)
 
     def _count_weights(self, num_patches: int) -> int:
         """Numbers in the matrices and tables of the encoder; biases, norms and the head are left out."""

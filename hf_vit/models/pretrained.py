@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,7 @@ from .configuration_hf_vision import (
     HfVisionConfig,
     Size,
     as_pair,
+    is_allowed,
     read_settings,
     refuse_arguments,
     wrong_types_refused,
@@ -32,6 +34,11 @@ logger = logging.get_logger(__name__)
 _Model = TypeVar("_Model", bound="HfVisionPreTrainedModel")
 
 CONVERSION_RECORD = "conversion.json"
+# What a config.json may describe beyond the weights beside it: a head, a pre-logits layer. A head of ViT-g/14 for
+# ImageNet-21k has 31 million parameters, a fourth.
+_MORE_PARAMETERS = 2**27
+_MORE_TENSORS = 1_000
+_MAX_HEADER_BYTES = 2**24  # of a .safetensors; ViT-H/14's has 60 kB
 # Standard deviation of a normal distribution cut at two of its own: jax.nn.initializers corrects for it.
 _TRUNCATED_STD = 0.87962566103423978
 # Arguments of `from_pretrained` that say where a config.json is.
@@ -133,6 +140,13 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         if as_pair(image_size) != as_pair(stored_size):
             model.set_image_size(image_size)
         return result if wants_info else model
+
+    @staticmethod
+    def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, whose model has no memory yet; it gets none where its files cannot fill it."""
+        if checkpoint_files:
+            _check_size(model, checkpoint_files)
+        return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
 
     @classmethod
     def _refuse_leftover(cls, error: TypeError) -> None:
@@ -240,6 +254,48 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             lecun_normal_(module.weight)
         elif isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
+
+
+def _check_size(model: nn.Module, files: Sequence[str]) -> None:
+    """Check that a model without memory is not far larger than its weights.
+
+    Raises:
+        ValueError: it is; or the header of a file is damaged or too large.
+    """
+    counts = [_count_stored(Path(file)) for file in files if str(file).endswith((".safetensors", ".bin"))]
+    if len(counts) < len(files) or is_allowed("large"):
+        return
+    stored, stored_tensors = (sum(column) for column in zip(*counts, strict=True))
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    if sum(sizes) > stored + max(stored, _MORE_PARAMETERS) or len(sizes) > stored_tensors + _MORE_TENSORS:
+        raise ValueError(
+            f"the config.json of {Path(files[0]).parent} describes {sum(sizes):,} parameters in {len(sizes):,} "
+            f"tensors; its weights have {stored:,} in {stored_tensors:,} (HF_VIT_ALLOW=large builds it nevertheless)"
+        )
+
+
+def _count_stored(file: Path) -> tuple[int, int]:
+    """The most parameters and tensors that a file of weights can hold."""
+    size = file.stat().st_size
+    if file.suffix == ".bin":
+        return size, size
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > min(_MAX_HEADER_BYTES, size):
+            limit = f"at most {_MAX_HEADER_BYTES:,} are read"
+            raise ValueError(f"{file} declares a header of {length:,} bytes in a file of {size:,}; {limit}")
+        header = stream.read(length)
+    try:
+        numbers = [_count_numbers(tensor) for name, tensor in json.loads(header).items() if name != "__metadata__"]
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged: its header is no table of tensors") from error
+    return sum(numbers), len(numbers)
+
+
+def _count_numbers(tensor: dict[str, Any]) -> int:
+    """The most parameters in a tensor of a .safetensors; integers may be packed, from 4 bits each."""
+    start, end = tensor["data_offsets"]
+    return 2 * (end - start) if tensor["dtype"][0] in "IU" else math.prod(tensor["shape"])
 
 
 def lecun_normal_(weight: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from ...models.configuration_hf_vision import MAX_LAYERS
 from ..building import StoredArray
 from ..rules import ConversionError
 from .table import POSITIONS
@@ -49,7 +50,7 @@ def recognise(shapes: Mapping[str, tuple[int, ...]], file: str) -> tuple[Dialect
         optimiser's, a text tower's); None for a file without a ViT.
 
     Raises:
-        ConversionError: blocks are stacked to several depths.
+        ConversionError: blocks are stacked to several depths, or to more than any model has.
     """
     prefix = next((prefix for prefix in _PREFIXES if f"{prefix}embedding/kernel" in shapes), None)
     if prefix is None:
@@ -57,6 +58,8 @@ def recognise(shapes: Mapping[str, tuple[int, ...]], file: str) -> tuple[Dialect
     depths = {shape[0] for name, shape in shapes.items() if name.startswith(prefix + _STACKED) and shape}
     if len(depths) > 1:
         raise ConversionError(f"{file} has stacked blocks of several depths: {', '.join(map(str, sorted(depths)))}")
+    if depths and max(depths) > MAX_LAYERS:  # before each of them gets a name
+        raise ConversionError(f"{file} has {max(depths):,} stacked blocks; at most {MAX_LAYERS:,} are read")
     own = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
     arrays = {
         canonical: StoredArray(prefix + name, index)

@@ -1,0 +1,228 @@
+"""What a file declares is compared with what it holds before memory is taken: Linux's own count of memory judges."""
+
+import json
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForImageClassification
+
+from hf_vit import HfBiTConfig, HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.conversion import convert, torch_files
+from hf_vit.conversion.rules import ConversionError
+from hf_vit.files import limits, npz
+from hf_vit.files.limits import most_bytes
+from hf_vit.files.npz import NpzError, NpzReader
+from hf_vit.models import configuration_hf_vision, pretrained
+from hf_vit.models.configuration_hf_vision import resnet_weights
+from hf_vit.models.loading import load
+from hf_vit.models.variants import config_of_variant
+
+from .models import tiny
+from .paths import GOLDENS
+
+
+def growth_of(action) -> int:
+    """Bytes by which the memory of this process has grown at most while something ran (proc(5), VmHWM)."""
+
+    def memory(name: str) -> int:
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return 1024 * int(status[name].split()[0])
+
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("memory is counted on Linux")
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+    before = memory("VmRSS")
+    action()
+    return memory("VmHWM") - before
+
+
+def is_refused(action, message, error=ValueError, growth=60_000_000):
+    def refused():
+        with pytest.raises(error, match=message):
+            action()
+
+    assert growth_of(refused) < growth
+
+
+def test_a_compressed_file_that_declares_far_more_than_it_holds(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "bomb.npz", **{name: np.zeros(1_000_000, bool) for name in "abc"})
+    monkeypatch.setattr(limits, "_ALWAYS_ALLOWED_BYTES", 2**20)
+    message = r"bomb\.npz declares 3,000,\d+ bytes of arrays in \d,\d+; at most 1,048,576 are read \(HF_VIT_ALLOW=large"
+    with pytest.raises(NpzError, match=message):
+        NpzReader(tmp_path / "bomb.npz")
+    monkeypatch.setenv("HF_VIT_ALLOW", "private, large")
+    with NpzReader(tmp_path / "bomb.npz") as reader:
+        assert len(reader.arrays) == 3
+
+
+def test_arrays_that_overlap(tmp_path):
+    """Both directory entries point to the same bytes, as in a zip bomb without compression."""
+    np.savez(tmp_path / "a.npz", a=np.zeros(1000, np.float32), b=np.zeros(1000, np.float32))
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    for place in (content.index(b"PK\1\2"), content.rindex(b"PK\1\2")):
+        struct.pack_into("<II", content, place + 20, 6000, 6000)
+    (tmp_path / "b.npz").write_bytes(content)
+    with pytest.raises(NpzError, match=r"is damaged: its arrays overlap in its \d,\d+ bytes"):
+        NpzReader(tmp_path / "b.npz")
+
+
+def test_too_many_arrays_and_a_header_without_end(tmp_path, monkeypatch):
+    np.savez(tmp_path / "a.npz", a=np.zeros(1), b=np.zeros(1))
+    with zipfile.ZipFile(tmp_path / "b.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", b"\x93NUMPY\2\0" + struct.pack("<I", 20_000_000) + bytes(20_000_000))
+    message = r"its \.npy header has 20,000,000 bytes; at most 10,000"
+    is_refused(lambda: NpzReader(tmp_path / "b.npz"), message, NpzError, growth=10_000_000)
+    monkeypatch.setattr(npz, "MAX_ARRAYS", 1)
+    with pytest.raises(NpzError, match=r"a\.npz holds 2 arrays; at most 1 are read"):
+        NpzReader(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("hybrid_r2222", "block4/", "block4000000000/", "stage 4000000000 of a ResNet; at most 8 are read"),
+        ("vit_token", "encoderblock_0/", "encoderblock_900/", r"does not hold what its layout needs; missing: "),
+    ],
+)
+def test_a_number_in_a_name_builds_nothing(file, old, new, message, tmp_path, monkeypatch):
+    arrays = dict(np.load(GOLDENS / f"{file}.npz"))
+    name = next(name for name in arrays if old in name)
+    arrays[name.replace(old, new)] = arrays[name]
+    np.savez(tmp_path / "a.npz", **arrays)
+    monkeypatch.setattr("hf_vit.conversion.source.empty_model", None)  # called by none
+    is_refused(lambda: convert(tmp_path / "a.npz"), message)
+
+
+def test_stacked_blocks_without_numbers_get_no_names(tmp_path):
+    arrays = {"embedding/kernel": np.zeros((2, 2, 3, 4), "f4")}
+    arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.zeros((500_000, 0), "f4")
+    np.savez(tmp_path / "a.npz", **arrays)
+    is_refused(lambda: convert(tmp_path / "a.npz"), r"a\.npz has 500,000 stacked blocks; at most 1,000 are read")
+
+
+class Array:
+    """Becomes a bytearray of 300 MB where it is unpickled; PyTorch allows it in `weights_only`."""
+
+    def __reduce__(self):
+        return bytearray, (300_000_000,)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickles_that_take_more_memory_than_their_file(zipped, tmp_path, monkeypatch):
+    def save(contents, name):
+        torch.save(contents, tmp_path / name, _use_new_zipfile_serialization=zipped)
+        return lambda: torch_files.read_arrays(tmp_path / name)
+
+    read = save({"a": torch.zeros(2), "b": Array()}, "array.pth")
+    is_refused(read, r"the pickle in array\.pth makes a bytearray", ConversionError)
+    read = save({"a": torch.zeros(1).expand(10**9)}, "expanded.pth")
+    message = r"expanded\.pth declares 4,000,000,000 bytes of tensors in [\d,]+; at most 268,435,456 are read \(HF_VIT"
+    is_refused(read, message, ConversionError)
+    read = save({"a": torch.zeros(2), "b": [{}] * 1000}, "long.pth")
+    assert "a" in read()[0]
+    monkeypatch.setattr(torch_files, "_MAX_OPCODES", 500)
+    is_refused(read, r"the pickle in long\.pth has more than 500 operations", ConversionError)
+
+
+def test_an_old_pth_declares_more_than_it_holds(tmp_path):
+    """PyTorch takes the memory before it looks for the numbers: 120 GB end in an error of its allocator."""
+    torch.save({"a": torch.zeros(1000)}, tmp_path / "a.pth", _use_new_zipfile_serialization=False)
+    content = (tmp_path / "a.pth").read_bytes()
+    declared = pickle.BININT2 + struct.pack("<H", 1000)
+    assert content.count(declared + pickle.NONE) == 1
+    more = pickle.LONG1 + bytes([5]) + (30_000_000_000).to_bytes(5, "little")
+    (tmp_path / "a.pth").write_bytes(content.replace(declared + pickle.NONE, more + pickle.NONE))
+    message = r"a\.pth declares 120,000,000,000 bytes of tensors in [\d,]+; at most 268,435,456 are read \(HF_VIT_ALLOW"
+    is_refused(lambda: torch_files.read_arrays(tmp_path / "a.pth"), message, ConversionError)
+
+
+def settings_of(folder, **changes):
+    """Save a tiny model, with other settings in its config.json."""
+    tiny().save_pretrained(folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, **changes}))
+    return folder
+
+
+WIDE = {"hidden_size": 5_000, "intermediate_size": 20_000}
+
+
+@pytest.mark.parametrize("read", [HfViTForImageClassification.from_pretrained, AutoModel.from_pretrained, load])
+def test_a_config_json_that_describes_more_than_the_weights_hold(read, tmp_path):
+    """It took 3.4 GB and 50 seconds."""
+    message = r"describes 900,7\d\d,\d+ parameters in \d+ tensors; its weights have [67],\d+ in \d+ \(HF_VIT_ALLOW"
+    is_refused(lambda: read(settings_of(tmp_path, **WIDE)), message)
+
+
+def test_layers_that_the_weights_do_not_have(tmp_path):
+    folder = settings_of(tmp_path, num_hidden_layers=70)
+    message = r"describes 110,\d+ parameters in 1,128 tensors; its weights have 6,307 in 56 \("
+    with pytest.raises(ValueError, match=message):
+        HfViTForImageClassification.from_pretrained(folder)
+
+
+def test_a_config_json_alone(tmp_path):
+    settings_of(tmp_path, **WIDE)
+    (tmp_path / "model.safetensors").unlink()
+    is_refused(lambda: AutoModelForImageClassification.from_pretrained(tmp_path), "no file named", OSError)
+    with pytest.raises(ValueError, match=r"make a model of about 1\d{10} parameters"):
+        HfBiTConfig(embedding_size=96, depths=[1] * 8, num_labels=250_000, id2label=None)
+
+
+def test_a_head_may_be_larger_than_the_file(tmp_path):
+    tiny().save_pretrained(tmp_path)
+    model = HfViTForImageClassification.from_pretrained(tmp_path, num_labels=20_000)
+    assert model.classifier.weight.shape == (20_000, 14)
+    weights = load_file(tmp_path / "model.safetensors")
+    halves = {name: weight.half() for name, weight in weights.items()}
+    save_file(halves, tmp_path / "model.safetensors", {"format": "pt"})
+    HfViTForImageClassification.from_pretrained(tmp_path)
+
+
+def test_the_header_of_a_safetensors(tmp_path, monkeypatch):
+    tiny().save_pretrained(tmp_path)
+    monkeypatch.setattr(pretrained, "_MAX_HEADER_BYTES", 1000)
+    message = r"model\.safetensors declares a header of \d,\d+ bytes in a file of \d+,\d+; at most 1,000 are read"
+    with pytest.raises(ValueError, match=message):
+        HfViTForImageClassification.from_pretrained(tmp_path)
+
+
+def test_the_size_and_depth_of_a_config_json(tmp_path, monkeypatch):
+    nested: dict = {}
+    for _ in range(40):
+        nested = {"a": [nested]}
+    with pytest.raises(ValueError, match=r"config\.json is nested more than 32 deep"):
+        HfViTForImageClassification.from_pretrained(settings_of(tmp_path, auto_map=nested))
+    monkeypatch.setattr(configuration_hf_vision, "_MAX_CONFIG_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"config\.json has \d,\d+ bytes; at most 1,000 are read"):
+        HfViTForImageClassification.from_pretrained(settings_of(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["B/16", "H/14", "R50+B/16", "R101x3"])
+def test_the_count_of_a_configuration_is_that_of_its_model(name):
+    """The model judges; biases and norms, which the count leaves out, are less than 1 %."""
+    config = config_of_variant(name)
+    with torch.device("meta"):
+        parameters = AutoModel.from_config(config).num_parameters()
+    if isinstance(config, HfViTConfig):
+        counted = config._count_weights(config.grid_size[0] * config.grid_size[1])
+    else:
+        counted = resnet_weights(config.depths, config.embedding_size, config.num_channels)
+    assert 0.99 * parameters < counted <= parameters
+
+
+def test_the_largest_of_the_family_are_within_the_limits():
+    """ViT-G/14 (arXiv 2106.04560, Table 2), the published files of FACTS, and tiles of 48 megapixels."""
+    giant = {"hidden_size": 1664, "num_hidden_layers": 48, "num_attention_heads": 16, "intermediate_size": 8192}
+    HfViTConfig(**giant, patch_size=14, num_labels=29_593)
+    HfBiTConfig.from_variant("R152x4", num_labels=21_843)
+    HfViTConfig(image_size=(6_000, 8_000), patch_size=(16, 16), position_embedding_type="sincos2d")
+    HfViTImageProcessor(size={"height": 6_000, "width": 8_000})
+    for size in (1_200_000_000, 2_500_000_000, 3_730_000_000, 4 * 1_843_000_000):
+        assert most_bytes(size) > 4 * size
