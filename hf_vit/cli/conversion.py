@@ -76,6 +76,11 @@ def _add_export(commands: Commands) -> None:
         "--dialect", choices=["vit_jax", "flax", "big_vision", "big_transfer"], help="names in the .npz"
     )
     command.add_argument(
+        "--beside",
+        metavar="ORIGINAL",
+        help="for jax: the file that was converted; its text tower, names and number formats are kept",
+    )
+    command.add_argument(
         "--size",
         type=lambda text: text if text == "dynamic" else parse_size(text),
         metavar="N|HxW|dynamic",
@@ -97,6 +102,7 @@ def _export(arguments: argparse.Namespace) -> None:
         processor=processor,
         dialect=arguments.dialect,
         size=arguments.size,
+        beside=arguments.beside,
         overwrite=arguments.overwrite,
     )
     if left:

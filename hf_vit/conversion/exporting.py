@@ -9,6 +9,7 @@ from ..files.output import refuse_existing
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vit import Size
 from ..models.pretrained import HfVisionPreTrainedModel
+from .beside import export_beside
 from .programs import export_aot_inductor, export_onnx, export_torch
 from .rules import ConversionError
 from .source import Source, Writing
@@ -30,6 +31,7 @@ def export(
     processor: HfViTImageProcessor | None = None,
     dialect: str | None = None,
     size: Size | str | None = None,
+    beside: str | os.PathLike | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write a model in one of `FORMATS`.
@@ -39,6 +41,7 @@ def export(
         processor: its image processor, for "transformers".
         dialect: for "jax"; see `export_jax`.
         size: of the images, for programs: an int, (height, width) or "dynamic".
+        beside: for "jax"; see `export_jax`.
         overwrite: whether `path` may be replaced.
 
     Returns:
@@ -56,28 +59,42 @@ def export(
         return {}
     if size is not None:
         raise ConversionError(f"a size can only be given for {', '.join(_PROGRAMS)}; convert at that size instead")
+    if beside is not None:
+        if to != "jax" or dialect is not None:
+            raise ConversionError("beside is for jax, without a dialect: names are those of the file beside")
+        export_beside(model, Path(path), str(beside))
+        return {}
     source, dialect = _writer(model, to, dialect)
     return source.write(model, Path(path), Writing(dialect, processor, overwrite))
 
 
-def export_jax(model: HfVisionPreTrainedModel, path: str | os.PathLike, dialect: str | None = None) -> None:
+def export_jax(
+    model: HfVisionPreTrainedModel,
+    path: str | os.PathLike,
+    dialect: str | None = None,
+    *,
+    beside: str | os.PathLike | None = None,
+) -> None:
     """Write a model as an .npz that the original code loads.
 
     What was converted from an .npz comes back bit by bit in the dialect that it was read in: every array of the model
     has its name, shape and values. Not written are a prefix of all names, arrays beside the model's, the stacking of
-    blocks, and a number format other than that of the model (float32 after `convert`).
+    blocks, and a number format other than that of the model (float32 after `convert`); with `beside`, all of these are,
+    and a model that was not trained on gives the same file again, array by array. A projection is written as the head.
 
     Args:
         model: with or without a head. A model converted from a file whose all-zero head was left out gets it back.
         path: the .npz to write; it appears when it is complete.
+        beside: the file that the model was converted from: what it holds beside the model (a text tower, a language
+            model) is copied, one array in memory at a time; names, prefix, order, stacking and dtypes are its.
         dialect: "vit_jax" (names of the released files, the default), "flax" (those of present-day Flax) or
             "big_vision"; of a BiT "big_transfer" or "big_vision", by default the one that computes as the model does.
 
     Raises:
-        ConversionError: the dialect has no such model.
+        ConversionError: the dialect has no such model, or `beside` is another file or does not fit it.
         NpzError: the file cannot be written.
     """
-    export(model, path, "jax", dialect=dialect, overwrite=True)
+    export(model, path, "jax", dialect=dialect, beside=beside, overwrite=True)
 
 
 def export_timm(model: HfVisionPreTrainedModel, path: str | os.PathLike, overwrite: bool = False) -> dict[str, Any]:

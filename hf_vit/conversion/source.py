@@ -1,9 +1,11 @@
 """The interface of a source: one object for each format of checkpoint, and how any of them is read."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
@@ -133,6 +135,14 @@ class Source(ABC):
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
         """Features of a model that cannot be written, each as "the format has no ..."; empty if it can."""
+        raise NotImplementedError
+
+    def arrays(self, model: Model, dialect: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The arrays of a model by the names of the rules, one block each, as a dialect has them; of JAX alone.
+
+        Args:
+            dialect: what `conversion.json` says of it, see `Naming`.
+        """
         raise NotImplementedError
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Image towers of files with two: SigLIP, SigLIP 2, CLIPPO, LiT, PaliGemma; the original code's outputs judge."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from transformers import AutoModel, AutoModelForImageClassification, pipeline
 
 from hf_vit import HfViTModel
 from hf_vit.cli import main
-from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_timm, export_transformers
+from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax, export_timm, export_transformers
+from hf_vit.files.npz import NpzReader
 from hf_vit.models.loading import load_model, save_folder
 
 from ..paths import MORE, golden_runs
@@ -85,3 +88,62 @@ def test_a_projection_is_no_classifier(tmp_path):
     assert encoder.config.projection_dim is None
     assert encoder.projection is None
     assert HfViTModel.from_pretrained(tmp_path / "classifier").layernorm.weight.equal(model.layernorm.weight)
+
+
+def stored(path):
+    """Names in their order, shapes, dtypes and bytes of a file; NumPy judges."""
+    with np.load(path) as arrays:
+        return [(name, array.shape, str(array.dtype), array.tobytes()) for name, array in arrays.items()]
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_a_file_with_two_towers_comes_back(tmp_path, run):
+    """From file to file by the commands: every array of both towers, in its order."""
+    original = MORE / run["checkpoint"]
+    assert main(["convert", str(original), str(tmp_path / "folder")]) == 0
+    back = ["export", str(tmp_path / "folder"), str(tmp_path / "back.npz"), "--to", "jax", "--beside", str(original)]
+    assert main(back) == 0
+    written, listed = stored(tmp_path / "back.npz"), json.loads((MORE / "arrays.json").read_text())[run["checkpoint"]]
+    assert written == stored(original)
+    assert len(written) == len(listed) == run["arrays"]
+    assert {name for name, *_ in written} == set(listed)
+
+
+def test_a_tower_that_was_trained_on_goes_back_into_its_file(tmp_path):
+    model, processor = convert(MORE / "paligemma_bf16.npz")
+    with torch.no_grad():
+        model.layers[1].mlp.fc1.weight.mul_(2)
+    save_folder(tmp_path / "folder", model, processor)
+    export_jax(load_model(tmp_path / "folder"), tmp_path / "back.npz", beside=MORE / "paligemma_bf16.npz")
+    kernel = "params/img/Transformer/encoderblock/MlpBlock_0/Dense_0/kernel"
+    for ours, theirs in zip(stored(tmp_path / "back.npz"), stored(MORE / "paligemma_bf16.npz"), strict=True):
+        assert ours[:3] == theirs[:3]
+        assert (ours == theirs) == (ours[0] != kernel)
+    with NpzReader(tmp_path / "back.npz") as back, NpzReader(MORE / "paligemma_bf16.npz") as original:
+        assert back.read(kernel)[0].equal(original.read(kernel)[0])
+        assert back.read(kernel)[1].equal(2 * original.read(kernel)[1])
+
+
+def test_only_the_file_of_a_model_can_stand_beside_it(tmp_path):
+    model, _ = convert(MORE / "paligemma.npz")
+    out = tmp_path / "back.npz"
+    with pytest.raises(ConversionError, match=r"paligemma2.npz \(sha256 .* was converted from paligemma.npz"):
+        export_jax(model, out, beside=MORE / "paligemma2.npz")
+    model.conversion_record = None
+    with pytest.raises(ConversionError, match=r"does not fit: the model has no MAPHead_0.* \(and 14 more\)"):
+        export_jax(model, out, beside=MORE / "siglip.npz")
+    with torch.no_grad():
+        model.projection.bias[0] = 1e5
+    with pytest.raises(ConversionError, match="img/head/bias has values that are not finite in float16"):
+        export_jax(model, out, beside=MORE / "paligemma_f16.npz")
+    with pytest.raises(ConversionError, match="beside is for jax, without a dialect"):
+        export_jax(model, out, "flax", beside=MORE / "paligemma.npz")
+    assert not list(tmp_path.iterdir())
+
+
+def test_positions_at_another_size_go_back(tmp_path):
+    model, _ = convert(MORE / "lit_big_vision.npz", image_size=(48, 24))
+    export_jax(model, tmp_path / "back.npz", beside=MORE / "lit_big_vision.npz")
+    again, _ = convert(tmp_path / "back.npz", position_grid=(6, 3))
+    for name, parameter in model.state_dict().items():
+        assert again.state_dict()[name].equal(parameter), name

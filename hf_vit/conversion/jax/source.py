@@ -123,14 +123,18 @@ class Jax(Source):
         return lacking + (other_numbers(config, _STEM_NUMBERS) if is_hybrid else [])
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        config: Any = model.config
-        rules = self.rules(config, has_head(model))
-        arrays = arrays_of(model, rules, self.head)
-        if options.dialect == "big_vision" and config.use_cls_token:
-            tables = [model.state_dict()[rule.ours] for rule in rules if rule.theirs == POSITIONS]
-            arrays = _fold_class_row(arrays, tables[0][:, :1] if tables else None)
+        dialect = {**record_of(model).get("dialect", {}), "names": options.dialect}
+        arrays = self.arrays(model, dialect)
         write_npz(path, ((dialect_name(name, Dialect(options.dialect)), array) for name, array in arrays))
         return {}
+
+    def arrays(self, model: Model, dialect: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        rules = self.rules(model.config, has_head(model))
+        arrays = arrays_of(model, rules, self.head, dialect)
+        if dialect["names"] == "big_vision" and model.config.use_cls_token:
+            tables = [model.state_dict()[rule.ours] for rule in rules if rule.theirs == POSITIONS]
+            arrays = _fold_class_row(arrays, tables[0][:, :1] if tables else None)
+        return arrays
 
 
 def _pooling(shapes: Shapes, checkpoint: Checkpoint) -> str:
@@ -159,14 +163,16 @@ def flat_norms(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dic
     return {"flat_group_norm": True} if is_flat else {}
 
 
-def arrays_of(model: Model, rules: list[Rule], head: tuple[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name of the rules, array) of a model, one in memory at a time; with the untrained head that was left out."""
-    record, state_dict = record_of(model), model.state_dict()
-    if record.get("dialect", {}).get("flat_group_norm"):
+def arrays_of(
+    model: Model, rules: list[Rule], head: tuple[str, str], dialect: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name of the rules, view of our parameter) of a model; with the untrained head that was left out."""
+    state_dict = model.state_dict()
+    if dialect.get("flat_group_norm"):
         rules = with_flat_norms(rules)
     for theirs, ours, layout in rules:
         yield theirs, layout.to_theirs(state_dict[ours])
-    left_out = record.get("left_out", {}).get("head")
+    left_out = record_of(model).get("left_out", {}).get("head")
     if left_out and not has_head(model):
         kernel = torch.zeros(left_out["shape"], dtype=model.dtype)
         yield head[0], kernel

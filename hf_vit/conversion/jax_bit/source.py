@@ -4,8 +4,11 @@ A ResNet in front of a ViT has the names of bit.py too, beside those of the ViT:
 """
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ...catalog.evaluation import image_size_of_bit, preset_of_bit
 from ...files.npz import write_npz
@@ -15,6 +18,7 @@ from ..building import StoredArray, has_head, other_numbers
 from ..checkpoint import Checkpoint
 from ..jax.dialects import Dialect
 from ..jax.source import arrays_of, flat_norms
+from ..record import record_of
 from ..rules import Rule, count_units
 from ..source import Model, Naming, Request, Shapes, Source, Writing
 from .table import NAMES, rules_for
@@ -66,9 +70,11 @@ class _JaxBit(Source):
         return other_numbers(model.config, ORIGINALS[self.code])
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        config: Any = model.config
-        write_npz(path, arrays_of(model, self.rules(config, has_head(model)), self.head))
+        write_npz(path, self.arrays(model, record_of(model).get("dialect", {})))
         return {}
+
+    def arrays(self, model: Model, dialect: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        return arrays_of(model, self.rules(model.config, has_head(model)), self.head, dialect)
 
 
 class _BigTransfer(_JaxBit):

@@ -1,0 +1,110 @@
+"""A model back into the file that it was converted from, beside what that file holds besides: a text tower, say."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..catalog import address_of
+from ..files.download import Fetched, sha256_of
+from ..files.npz import write_npz
+from ..models.configuration_hf_vit import HfViTConfig, as_pair
+from .checkpoint import Checkpoint, fetch_any, open_checkpoint
+from .jax.table import POSITIONS
+from .record import record_of
+from .rules import ConversionError
+from .source import Model, Naming, Request
+from .sources import recognise
+
+
+def export_beside(model: Model, path: Path, beside: str) -> None:
+    """Write the checkpoint `beside` again as .npz, with the arrays of `model` in the place of its own.
+
+    Names, order, stacking and dtypes are those of `beside`; its other arrays are copied, one in memory at a time.
+
+    Raises:
+        ConversionError: `beside` is not what the model was converted from, or holds another architecture.
+    """
+    fetched = fetch_any(address_of(beside))
+    with open_checkpoint(fetched) as checkpoint:
+        source, naming = recognise(checkpoint, Request(_stored_grid(model.config), None, {}))
+        if source.format != "jax":
+            raise ConversionError(f"{checkpoint.path.name} is not a checkpoint of the original JAX code")
+        _check_record(record_of(model), fetched, checkpoint, naming)
+        if not isinstance(model, source.models):
+            raise ConversionError(f"{checkpoint.path.name} holds no {type(model).__name__}")
+        arrays = dict(source.arrays(model, naming.dialect))  # views: nothing is copied here
+        _check_arrays(model, arrays, checkpoint, naming)
+        write_npz(path, _merge(arrays, checkpoint, naming))
+
+
+def _stored_grid(config: Any) -> tuple[int, int] | None:
+    """(rows, columns) of the positions in the file, whatever size they were resampled to since."""
+    if not isinstance(config, HfViTConfig):
+        return None
+    return config.grid_of(*as_pair((config.image_size_history or [config.image_size])[0]))
+
+
+def _check_record(record: Mapping[str, Any], fetched: Fetched, checkpoint: Checkpoint, naming: Naming) -> None:
+    """Refuse a file that the model was not converted from, as far as the record tells: its sha256, or its names."""
+    if not record:
+        return
+    file, origin = checkpoint.path.name, record.get("file", "another file")
+    if "sha256" in record and checkpoint.path.is_file():
+        sha256 = fetched.sha256 or sha256_of(checkpoint.path)
+        if sha256 != record["sha256"]:
+            raise ConversionError(
+                f"{file} (sha256 {sha256[:16]}...) does not fit: the model was converted from {origin} (sha256 "
+                f"{record['sha256'][:16]}...), whose other arrays belong to it"
+            )
+    elif record.get("dialect") != naming.dialect:
+        raise ConversionError(
+            f"{file} does not fit: it was read as {naming.dialect}, and the model from {origin} as "
+            f"{record.get('dialect')}"
+        )
+
+
+def _check_arrays(model: Model, arrays: Mapping[str, torch.Tensor], checkpoint: Checkpoint, naming: Naming) -> None:
+    """Refuse a model that has other arrays; only positions may have another shape, where they were resampled."""
+    shapes = {name: checkpoint.shapes[stored.name] for name, stored in naming.arrays.items()}
+    shapes |= {name: shapes[name][1:] for name, stored in naming.arrays.items() if stored.index is not None}
+    problems = [f"the model has no {name}" for name in shapes if name not in arrays]
+    problems += [f"the file has no {name}" for name in arrays if name not in shapes]
+    may_differ = {POSITIONS} if getattr(model.config, "image_size_history", None) else set()
+    problems += [
+        f"{name} has shape {shapes[name]} in the file, {tuple(array.shape)} in the model"
+        for name, array in arrays.items()
+        if name in shapes and name not in may_differ and tuple(array.shape) != shapes[name]
+    ]
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise ConversionError(f"{checkpoint.path.name} does not fit: {'; '.join(problems[:3])}{more}")
+
+
+def _merge(
+    arrays: Mapping[str, torch.Tensor], checkpoint: Checkpoint, naming: Naming
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, array) of the whole file, in its order: the model's arrays where it has them, stacked as there."""
+    own: dict[str, list[tuple[int | None, str]]] = {}
+    for name, stored in naming.arrays.items():
+        own.setdefault(stored.name, []).append((stored.index, name))
+    for stored_name in checkpoint.shapes:
+        if stored_name not in own:
+            yield stored_name, checkpoint.read(stored_name)
+            continue
+        (index, name), *_ = places = sorted(own[stored_name])
+        array = arrays[name] if index is None else torch.stack([arrays[one] for _, one in places])
+        yield stored_name, _as_stored(array, checkpoint.dtypes[stored_name], stored_name)
+
+
+def _as_stored(array: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
+    """The array in the dtype of the file.
+
+    Raises:
+        ConversionError: a value is too large for it.
+    """
+    stored = array.to(getattr(torch, dtype, array.dtype))
+    if not torch.isfinite(stored).all():
+        raise ConversionError(f"{name} has values that are not finite in {dtype}, as the file has it")
+    return stored
