@@ -392,18 +392,23 @@ def _check_labels(id2label: dict[Any, str] | None) -> None:
 
 
 def check_sizes(config: Any, *names: str) -> None:
-    """Check that fields are an int or (height, width), from 1 pixel on.
+    """Check that fields are an int or (height, width), from 1 pixel on, or None.
 
     Raises:
         ValueError: names the first that is not.
     """
     for name in names:
-        size = getattr(config, name)
-        sides = (size, size) if isinstance(size, int) else size
-        if len(sides) != 2 or min(sides) < 1:
-            raise ValueError(f"{name} is {reprlib.repr(size)}; it must be an int or (height, width), at least 1")
-        if sides[0] * sides[1] > MAX_PIXELS:
-            raise ValueError(f"{name} is {reprlib.repr(size)}; it must be at most {MAX_PIXELS:,} pixels")
+        if getattr(config, name) is not None:
+            check_size(name, getattr(config, name))
+
+
+def check_size(name: str, size: Size) -> None:
+    """Raise ValueError where a size is neither an int nor (height, width), from 1 to `MAX_PIXELS`."""
+    sides = (size, size) if isinstance(size, int) else size
+    if len(sides) != 2 or min(sides) < 1:
+        raise ValueError(f"{name} is {reprlib.repr(size)}; it must be an int or (height, width), at least 1")
+    if sides[0] * sides[1] > MAX_PIXELS:
+        raise ValueError(f"{name} is {reprlib.repr(size)}; it must be at most {MAX_PIXELS:,} pixels")
 
 
 def check_counts(config: Any, highest: int, *names: str) -> None:

@@ -1,6 +1,7 @@
 """Configuration of the Vision Transformer and of the hybrids, with the original's numbers as defaults."""
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
@@ -18,6 +19,7 @@ from .configuration_hf_vision import (
     check_counts,
     check_depths,
     check_parameters,
+    check_size,
     check_sizes,
     refuse_unknown,
     resnet_weights,
@@ -77,6 +79,10 @@ class HfViTConfig(HfVisionConfig):
         drop_path_rate: stochastic depth of the last layer; it grows linearly from 0 at the first.
         initializer_range: standard deviation of the position embeddings and of the mask token.
         image_size, patch_size: an int or (height, width), in pixels.
+        stored_patch_size: of a flexible model (FlexiViT, arXiv 2212.08013): the size of the stored kernel, which every
+            forward resizes to `patch_size`; None where the stored kernel is that of `patch_size`.
+        position_grid: of a flexible model: (rows, columns) of the stored position embeddings, an int for a square;
+            None where it is the grid of `image_size`.
         qkv_bias: whether query, key and value have biases.
         pooling: what the head sees: "cls" (the first token), "mean" (of all tokens), "map" (big_vision's
             attention pooling) or "none" (every token).
@@ -135,6 +141,8 @@ class HfViTConfig(HfVisionConfig):
     norm_after_pooling: bool = False
     image_size_history: list[Size] | None = None
     patch_target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
+    stored_patch_size: Size | None = None
+    position_grid: Size | None = None
 
     base_model_tp_plan = {  # noqa: RUF012 - transformers declares it as a class variable
         "layers.*.attention.q_proj": "colwise",
@@ -233,17 +241,58 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def grid_size(self) -> tuple[int, int]:
-        """(rows, columns) of patches at `image_size`, which is the grid of the stored position embeddings."""
-        return self.grid_of(*as_pair(self.image_size))
+        """(rows, columns) of patches at `image_size`; of a flexible model that they need not divide, the whole ones."""
+        if not self.is_flexible:
+            return self.grid_of(*as_pair(self.image_size))
+        steps = (patch * self.stride for patch in as_pair(self.patch_size))
+        rows, columns = (max(size // step, 1) for size, step in zip(as_pair(self.image_size), steps, strict=True))
+        return rows, columns
 
-    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+    @property
+    def is_flexible(self) -> bool:
+        """Whether kernel and position embeddings stay as stored, and each forward resizes them to the sizes in use."""
+        return self.stored_patch_size is not None
+
+    @property
+    def kernel_size(self) -> tuple[int, int]:
+        """(height, width) of the stored kernel of the patch embedding."""
+        return as_pair(self.patch_size if self.stored_patch_size is None else self.stored_patch_size)
+
+    @property
+    def stored_grid(self) -> tuple[int, int]:
+        """(rows, columns) of the stored position embeddings."""
+        return self.grid_size if self.position_grid is None else as_pair(self.position_grid)
+
+    def patches_of(self, patch_size: Size | None) -> tuple[int, int]:
+        """(height, width) of the patches of a forward.
+
+        Args:
+            patch_size: what the forward was called with; None for the configuration's.
+
+        Raises:
+            ValueError: it is no size, or not the one of a model with one patch size.
+        """
+        if patch_size is None:
+            return as_pair(self.patch_size)
+        check_size("patch_size", patch_size)
+        if not self.is_flexible and as_pair(patch_size) != as_pair(self.patch_size):
+            raise ValueError(
+                f"patch_size is {patch_size}, but this model has one patch size, {self.patch_size}; "
+                "call make_flexible() or set_patch_size() first"
+            )
+        return as_pair(patch_size)
+
+    def grid_of(self, height: int, width: int, patch_size: Size | None = None) -> tuple[int, int]:
         """(rows, columns) of patches of an image.
+
+        Args:
+            patch_size: see `patches_of`.
 
         Raises:
             ValueError: the patches do not divide the image; the message names the nearest sizes that they do.
         """
-        grid = []
-        for name, pixels, patch in zip(("height", "width"), (height, width), as_pair(self.patch_size), strict=True):
+        grid, patches = [], self.patches_of(patch_size)
+        for name, pixels, patch in zip(("height", "width"), (height, width), patches, strict=True):
             map_pixels = -(-pixels // self.stride)  # 'SAME' padding rounds up at every halving
             if map_pixels < patch or map_pixels % patch:
                 step = patch * self.stride
@@ -260,7 +309,9 @@ class HfViTConfig(HfVisionConfig):
         check_counts(self, MAX_WIDTH, "hidden_size", "num_attention_heads", "intermediate_size", "num_channels")
         check_counts(self, MAX_WIDTH, "representation_size", "projection_dim")
         check_counts(self, MAX_LAYERS, "num_hidden_layers")
-        check_sizes(self, "image_size", "patch_size")
+        check_sizes(self, "image_size", "patch_size", "stored_patch_size", "position_grid")
+        if self.position_grid is not None and not self.is_flexible:
+            raise ValueError(f"position_grid is {self.position_grid}, which needs stored_patch_size too")
         check_amounts(self, "layer_norm_eps", "initializer_range")
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act is {self.hidden_act[:50]!r}; known: {', '.join(sorted(ACT2FN))}")
@@ -277,12 +328,12 @@ class HfViTConfig(HfVisionConfig):
         if rows * columns > MAX_TOKENS:
             raise ValueError(f"image_size {self.image_size} makes {rows * columns:,} patches; at most {MAX_TOKENS:,}")
         head = self.hidden_size * len(self.id2label or ())
-        check_parameters(self._count_weights(rows * columns) + head)
+        check_parameters(self._count_weights() + head)
 
-    def _count_weights(self, num_patches: int) -> int:
+    def _count_weights(self) -> int:
         """Numbers in the matrices and tables of the encoder; biases, norms and the head are left out."""
-        width, layers = self.hidden_size, self.num_hidden_layers
-        rows, columns = as_pair(self.patch_size)
+        width, layers, num_patches = self.hidden_size, self.num_hidden_layers, math.prod(self.stored_grid)
+        rows, columns = self.kernel_size
         block = 4 * width * width + 2 * width * self.intermediate_size
         tables = layers if self.position_embedding_placement == "every_layer" else 1
         tables = 2 * layers if self.position_embedding_type == "relative" else tables
@@ -361,7 +412,7 @@ class HfViTHybridConfig(HfViTConfig):
         super().validate_architecture()
 
     def _count_stem(self) -> int:
-        rows, columns = as_pair(self.patch_size)
+        rows, columns = self.kernel_size
         channels = 4 * self.stem_width * 2 ** (len(self.stem_depths) - 1) if self.stem_depths else self.stem_width
         stem = resnet_weights(self.stem_depths, self.stem_width, self.num_channels)
         return stem + channels * rows * columns * self.hidden_size

@@ -1,13 +1,15 @@
 """From an image to tokens: ResNet stem, patches, class token, position embeddings."""
 
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from .configuration_hf_vision import as_pair
+from .configuration_hf_vision import Size
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from .position_embeddings import (
     Grid,
@@ -22,15 +24,75 @@ from .resnet_stem import ResNetStem, stem_numbers
 _CACHED_GRIDS = 16
 
 
+@cache  # constants, and NumPy's, so that tracing a model cannot leave a tensor of its own here
+def _kernel_matrix(old: int, new: int) -> np.ndarray:
+    """The pseudo-inverse of the transpose of a bilinear resize (half-pixel centres, no antialias), in float64.
+
+    Returns:
+        (new, old)
+    """
+    centres = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
+    resize = (1 - np.abs(centres[:, None] - np.arange(old))).clip(min=0)  # (new, old), every row sums to 1
+    return np.linalg.pinv(resize.T)
+
+
+@torch.compiler.assume_constant_result
+def _kernel_matrices(old: tuple[int, int], new: tuple[int, int]) -> list[torch.Tensor]:
+    return [torch.from_numpy(_kernel_matrix(*sizes)) for sizes in zip(old, new, strict=True)]
+
+
+def resize_patch_kernel(kernel: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:
+    """Resize the kernel of a patch embedding, so that resized patches give nearly the same embeddings.
+
+    It is "PI-resize" of FlexiViT (arXiv 2212.08013, section 3.4; `resample_patchemb` of big_vision,
+    models/proj/flexi/vit.py): with B the matrix of a bilinear resize of patches, pinv(B^T) times the kernel. B is the
+    Kronecker product of the matrices of its axes, so each axis has a small pseudo-inverse. Computed in float32 at least.
+
+    Args:
+        kernel: (hidden_size, channels, old_height, old_width)
+        patch_size: (height, width)
+
+    Returns:
+        (hidden_size, channels, height, width), in the dtype of the input.
+    """
+    old = (kernel.shape[2], kernel.shape[3])
+    if old == tuple(patch_size):
+        return kernel
+    wide = kernel.to(torch.promote_types(kernel.dtype, torch.float32))
+    rows, columns = (matrix.to(wide) for matrix in _kernel_matrices(old, patch_size))
+    with torch.autocast(kernel.device.type, enabled=False):
+        resized = F.linear(F.linear(wide, columns).transpose(2, 3), rows).transpose(2, 3)
+    return resized.to(kernel.dtype)
+
+
+class HfViTPatchProjection(nn.Conv2d):
+    """The convolution that embeds patches; its kernel can be resized, for one forward or for good."""
+
+    def forward(self, pixel_values: torch.Tensor, patch_size: tuple[int, int] | None = None) -> torch.Tensor:
+        """(batch, channels, height, width) -> (batch, hidden_size, rows, columns)"""
+        if patch_size is None:
+            return super().forward(pixel_values)
+        return F.conv2d(pixel_values, resize_patch_kernel(self.weight, patch_size), self.bias, stride=patch_size)
+
+    @torch.no_grad()
+    def resize(self, patch_size: tuple[int, int]) -> None:
+        """Resize the kernel for good."""
+        self.weight = nn.Parameter(resize_patch_kernel(self.weight, patch_size), self.weight.requires_grad)
+        self.kernel_size = self.stride = patch_size
+
+
 class HfViTPatchEmbeddings(nn.Module):
     def __init__(self, config: HfViTConfig, num_channels: int):
         super().__init__()
-        patch_size = as_pair(config.patch_size)
-        self.projection = nn.Conv2d(num_channels, config.hidden_size, patch_size, stride=patch_size)
+        self.config = config
+        kernel_size = config.kernel_size
+        self.projection = HfViTPatchProjection(num_channels, config.hidden_size, kernel_size, stride=kernel_size)
 
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+    def forward(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> torch.Tensor:
         """(batch, channels, height, width) -> (batch, rows * columns, hidden_size)"""
-        return self.projection(pixel_values).flatten(2).transpose(1, 2)
+        patches = self.config.patches_of(patch_size)
+        resized = () if patches == self.config.kernel_size else (patches,)
+        return self.projection(pixel_values, *resized).flatten(2).transpose(1, 2)
 
 
 class HfViTEmbeddings(nn.Module):
@@ -48,7 +110,7 @@ class HfViTEmbeddings(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.use_cls_token else None
         self.position_embeddings = None
         if config.adds_positions_to_input and config.position_embedding_type == "learned":
-            self.position_embeddings = nn.Parameter(self._empty_positions(config.grid_size))
+            self.position_embeddings = nn.Parameter(self._empty_positions(config.stored_grid))
         elif config.adds_positions_to_input and config.position_embedding_type == "learned2d":
             self.position_embeddings = build_tables(config, count=1)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -60,37 +122,44 @@ class HfViTEmbeddings(nn.Module):
         if self.cls_token is not None:
             init.zeros_(self.cls_token)
 
-    def forward(self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        spatial_shapes: torch.Tensor | None = None,
+        patch_size: Size | None = None,
+    ) -> torch.Tensor:
         """Images, or images of several shapes as patches, to tokens.
 
         Args:
             pixel_values: (batch, num_channels, height, width); with `spatial_shapes` (batch, patches, values), see
                 `HfViTImageProcessor` with the preset "native".
             spatial_shapes: (batch, 2), rows and columns of patches of each image.
+            patch_size: of this forward, for a flexible model; see `HfViTConfig.patches_of`.
 
         Returns:
             (batch, tokens, hidden_size)
         """
         if spatial_shapes is not None:
             _refuse_several_shapes(self.config)
-            return self.as_tokens(*self.as_padded_patches(pixel_values, spatial_shapes))
-        patches = self.as_patches(pixel_values)
-        return self.as_tokens(patches, self.positions_on(self.config.grid_of(*pixel_values.shape[-2:]), patches))
+            return self.as_tokens(*self.as_padded_patches(pixel_values, spatial_shapes, patch_size))
+        patches = self.as_patches(pixel_values, patch_size)
+        grid = self.config.grid_of(*pixel_values.shape[-2:], patch_size)
+        return self.as_tokens(patches, self.positions_on(grid, patches))
 
-    def as_patches(self, pixel_values: torch.Tensor) -> torch.Tensor:
+    def as_patches(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> torch.Tensor:
         """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size)"""
         self.config.check_images(pixel_values.shape)
-        self.config.grid_of(*pixel_values.shape[-2:])  # refuses a size that the patches do not divide
-        return self.patch_embeddings(pixel_values if self.stem is None else self.stem(pixel_values))
+        self.config.grid_of(*pixel_values.shape[-2:], patch_size)  # refuses a size that the patches do not divide
+        return self.patch_embeddings(pixel_values if self.stem is None else self.stem(pixel_values), patch_size)
 
     def as_padded_patches(
-        self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor
+        self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor, patch_size: Size | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(batch, patches, values) -> (batch, patches, hidden_size) and positions, zero where there is no patch
 
         Images of the same shape are put together again and embedded in one go, which gives a stem its neighbours.
         """
-        height, width = (size * self.config.stride for size in as_pair(self.config.patch_size))
+        height, width = (size * self.config.stride for size in self.config.patches_of(patch_size))
         batch, length, values = pixel_values.shape
         if values != height * width * self.config.num_channels:
             raise ValueError(
@@ -103,7 +172,7 @@ class HfViTEmbeddings(nn.Module):
         for group, (rows, columns) in enumerate(shapes.tolist()):
             members = (group_of == group).nonzero()[:, 0]
             images = unpatchify(pixel_values[members, : rows * columns], (rows, columns), (height, width))
-            patches[members, : rows * columns] = self.as_patches(images)
+            patches[members, : rows * columns] = self.as_patches(images, patch_size)
             table = self.positions_on((rows, columns), patches)
             if table is not None:
                 positions[members, : table.shape[1]] = table
@@ -125,7 +194,7 @@ class HfViTEmbeddings(nn.Module):
             return None
         if isinstance(self.position_embeddings, PositionTables):
             return self.position_embeddings(grid)
-        if self.position_embeddings is not None and is_same(grid, self.config.grid_size):
+        if self.position_embeddings is not None and is_same(grid, self.config.stored_grid):
             return self.position_embeddings
         stored = self.position_embeddings
         # What is kept is compared with the table it was made from, since a change of a weight need not raise its
@@ -148,11 +217,18 @@ class HfViTEmbeddings(nn.Module):
         table = sincos2d(grid, self.config.hidden_size).to(like)
         return F.pad(table, (0, 0, self.config.num_prefix_tokens, 0))  # zeros for the class token
 
+    @torch.no_grad()
+    def resize(self, patch_size: tuple[int, int], grid: Grid) -> None:
+        """Resize the kernel and a table of this module for good; the configuration is to follow."""
+        self.patch_embeddings.projection.resize(patch_size)
+        if isinstance(table := self.position_embeddings, nn.Parameter):
+            self.position_embeddings = nn.Parameter(self.resample(table, grid), table.requires_grad)
+
     def resample(self, stored: torch.Tensor, grid: Grid) -> torch.Tensor:
         """The learned table on another grid, (1, tokens, hidden_size)."""
         config = self.config
         return resize_position_embeddings(
-            stored, config.grid_size, grid, config.num_prefix_tokens, config.position_interpolation
+            stored, config.stored_grid, grid, config.num_prefix_tokens, config.position_interpolation
         )
 
     def _empty_positions(self, grid: Grid) -> torch.Tensor:

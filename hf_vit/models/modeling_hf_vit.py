@@ -5,6 +5,7 @@ the class token, if there is one, and the patches, row by row.
 """
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers.processing_utils import Unpack  # pyright: ignore[reportAttrib
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_hf_vision import Size, as_pair
+from .configuration_hf_vision import Size, as_pair, check_size
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, is_upstream
 from .embeddings import HfViTEmbeddings
 from .layers import HfViTAttention, HfViTLayer, HfViTPooler
@@ -86,19 +87,64 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
             self.config.representation_size = None
             info["missing_keys"] = set(info["missing_keys"]) - missing
 
-    @torch.no_grad()
     def set_image_size(self, image_size: Size) -> None:
-        """Resample the position embeddings to another image size, an int or (height, width) in pixels, for good."""
-        config, new_grid = self.config, self.config.grid_of(*as_pair(image_size))
+        """Set another image size, an int or (height, width) in pixels.
+
+        The position embeddings are resampled for good; those of a flexible model stay as stored.
+        """
+        self._set_sizes(self.config.patch_size, image_size)
+
+    def set_patch_size(self, patch_size: Size, image_size: Size | None = None) -> None:
+        """Set another patch size, an int or (height, width), in the units of the configuration.
+
+        A flexible model changes its configuration alone, any number of times without loss. In any other, the kernel and
+        the position embeddings are resized for good; see `make_flexible`.
+
+        Args:
+            image_size: another image size with it, in pixels; by default it stays.
+
+        Raises:
+            ValueError: the patches do not divide the image size of a model that is not flexible; the message names
+                the nearest sizes.
+        """
+        check_size("patch_size", patch_size)
+        self._set_sizes(patch_size, self.config.image_size if image_size is None else image_size)
+
+    def make_flexible(self) -> None:
+        """Keep kernel and position embeddings as they are now; each forward resizes them to the sizes in use."""
+        config = self.config
+        if not config.is_flexible:
+            config.position_grid = config.grid_size
+            config.stored_patch_size = config.patch_size
+
+    def make_fixed(self) -> None:
+        """Resize the kernel and the position embeddings of a flexible model to the sizes in use, for good."""
+        config = self.config
+        if config.is_flexible:
+            grid = config.grid_of(*as_pair(config.image_size))  # refuses a size that the patches do not divide
+            self._resize_weights(as_pair(config.patch_size), grid)
+            config.stored_patch_size = config.position_grid = None
+
+    def _set_sizes(self, patch_size: Size, image_size: Size) -> None:
+        config, after = self.config, copy(self.config)
+        check_size("image_size", image_size)
+        after.patch_size, after.image_size = patch_size, image_size
+        if config.is_flexible:
+            config.position_grid = config.stored_grid  # as long as it may be that of the sizes that change now
+        else:
+            self._resize_weights(as_pair(patch_size), after.grid_size)
+            if as_pair(image_size) != as_pair(config.image_size):
+                config.image_size_history = [*(config.image_size_history or []), config.image_size]
+        config.patch_size, config.image_size = patch_size, image_size
+
+    @torch.no_grad()
+    def _resize_weights(self, patch_size: tuple[int, int], grid: Grid) -> None:
+        """Resize the kernel and the position embeddings for good; the configuration is to follow."""
         embeddings: Any = self.base_model.embeddings
-        table = embeddings.position_embeddings
-        if isinstance(table, nn.Parameter):
-            embeddings.position_embeddings = nn.Parameter(embeddings.resample(table, new_grid), table.requires_grad)
+        embeddings.resize(patch_size, grid)
         for module in self.modules():
             if isinstance(module, PositionTables):
-                module.resample(new_grid)
-        config.image_size_history = [*(config.image_size_history or []), config.image_size]
-        config.image_size = image_size
+                module.resample(grid)
 
     @property
     def tokens_per_image(self) -> int:
@@ -188,6 +234,7 @@ class HfViTModel(HfViTEncoder):
         interpolate_pos_encoding: bool | None = None,
         pixel_attention_mask: torch.Tensor | None = None,
         spatial_shapes: torch.Tensor | None = None,
+        patch_size: Size | None = None,
         only_pooled: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HfViTModelOutput:
@@ -200,6 +247,8 @@ class HfViTModel(HfViTEncoder):
             spatial_shapes: (batch, 2), rows and columns of patches of each image.
             attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
             interpolate_pos_encoding: accepted for compatibility; position embeddings always follow the image.
+            patch_size: of this forward, where the model is flexible: an int or (height, width); by default the
+                configuration's.
             only_pooled: of `last_hidden_state` and in the last layer, compute no more than `pooler_output` needs.
 
         Returns:
@@ -210,12 +259,12 @@ class HfViTModel(HfViTEncoder):
             (batch, heads, tokens, tokens) per layer, with any attention implementation.
         """
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
-        hidden_states = self.embeddings(pixel_values, spatial_shapes)
+        hidden_states = self.embeddings(pixel_values, spatial_shapes, patch_size)
         if pixel_attention_mask is not None:
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
         shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in _RECORDS)
         first_is_enough = only_pooled and self.config.pooling == "cls" and attention_mask is None and not shows_all
-        grid = None if spatial_shapes is not None else self.config.grid_of(*pixel_values.shape[-2:])
+        grid = None if spatial_shapes is not None else self.config.grid_of(*pixel_values.shape[-2:], patch_size)
         num_queries = 1 if first_is_enough else None
         hidden_states, _ = self.encode(hidden_states, grid, attention_mask, num_queries, **kwargs)
         norm_before, norm_after = (None, self.layernorm) if self.config.norm_after_pooling else (self.layernorm, None)
@@ -245,6 +294,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
         labels: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
+        patch_size: Size | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
         """Classify; arguments as in `HfViTModel.forward`.
@@ -255,7 +305,9 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
         Returns:
             `logits` (batch, num_labels), or (batch, tokens, num_labels) with pooling "none"; `loss` with labels.
         """
-        outputs = self.vit(pixel_values, attention_mask=attention_mask, only_pooled=True, **kwargs)
+        outputs = self.vit(
+            pixel_values, attention_mask=attention_mask, patch_size=patch_size, only_pooled=True, **kwargs
+        )
         logits = self.classifier(outputs.pooler_output)
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
         return ImageClassifierOutput(
@@ -274,13 +326,16 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
     @can_return_tuple
     @filter_output_hidden_states
     @capture_outputs(tie_last_hidden_states=False)
-    def forward(self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
-        """
+    def forward(
+        self, pixel_values: torch.Tensor, patch_size: Size | None = None, **kwargs: Unpack[TransformersKwargs]
+    ) -> BackboneOutput:
+        """Compute feature maps; arguments as in `HfViTModel.forward`.
+
         Returns:
             `feature_maps`: (batch, hidden_size, rows, columns) for every name in `out_features`.
         """
-        grid = self.config.grid_of(*pixel_values.shape[-2:])
-        tokens = self.embeddings(pixel_values)
+        grid = self.config.grid_of(*pixel_values.shape[-2:], patch_size)
+        tokens = self.embeddings(pixel_values, patch_size=patch_size)
         stages = [index for index, name in enumerate(self.stage_names) if name in self.out_features]  # 0: "stem"
         _, maps = self.encode(tokens, grid, keep=[stage - 1 for stage in stages], **kwargs)
         maps = [tokens, *maps] if 0 in stages else maps

@@ -147,7 +147,7 @@ def _linear_weights(old: int, new: int, method: str = "jax") -> torch.Tensor:
 
 
 class PositionTables(nn.Module):
-    """Learned tables on the grid of `config.image_size`; `forward` gives them on any grid."""
+    """Learned tables on `config.stored_grid`; `forward` gives them on any grid."""
 
     def __init__(self, config: HfViTConfig):
         super().__init__()
@@ -171,14 +171,14 @@ class LearnedPositions(PositionTables):
 
     def __init__(self, config: HfViTConfig, count: int):
         super().__init__(config)
-        rows, columns = config.grid_size
+        rows, columns = config.stored_grid
         self.table = nn.Parameter(torch.zeros(count, config.num_prefix_tokens + rows * columns, config.hidden_size))
 
     def forward(self, grid: Grid) -> torch.Tensor:
         """(rows, columns) -> (tables, tokens, hidden_size)"""
         config = self.config
         return resize_position_embeddings(
-            self.table, config.grid_size, grid, config.num_prefix_tokens, config.position_interpolation
+            self.table, config.stored_grid, grid, config.num_prefix_tokens, config.position_interpolation
         )
 
     @torch.no_grad()
@@ -194,7 +194,7 @@ class LearnedPositions2D(PositionTables):
 
     def __init__(self, config: HfViTConfig, count: int):
         super().__init__(config)
-        (rows, columns), half = config.grid_size, config.hidden_size // 2
+        (rows, columns), half = config.stored_grid, config.hidden_size // 2
         self.x = nn.Parameter(torch.zeros(count, columns, half))
         self.y = nn.Parameter(torch.zeros(count, rows, half))
         self.prefix = None
@@ -211,7 +211,7 @@ class LearnedPositions2D(PositionTables):
 
     def axes(self, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
         """(tables, rows, hidden_size / 2) and (tables, columns, hidden_size / 2)"""
-        old, method = self.config.grid_size, self.config.position_interpolation
+        old, method = self.config.stored_grid, self.config.position_interpolation
         y = resize_position_embeddings(self.y, (old[0], 1), (grid[0], 1), 0, method)
         return y, resize_position_embeddings(self.x, (1, old[1]), (1, grid[1]), 0, method)
 
@@ -231,7 +231,7 @@ class RelativePositions(PositionTables):
 
     def __init__(self, config: HfViTConfig):
         super().__init__(config)
-        rows, columns = config.grid_size
+        rows, columns = config.stored_grid
         self.num_special = 3 * config.num_prefix_tokens
         head_dim = config.hidden_size // config.num_attention_heads
         self.table = nn.Parameter(torch.zeros(1, self.num_special + 2 * rows * columns - 1, head_dim))
@@ -244,7 +244,7 @@ class RelativePositions(PositionTables):
         """(rows, columns) -> (1, special pairs + 2 * rows * columns - 1, head_dim)"""
         config = self.config
         return resize_relative_embeddings(
-            self.table, config.grid_size, grid, self.num_special, config.position_interpolation
+            self.table, config.stored_grid, grid, self.num_special, config.position_interpolation
         )
 
     def index(self, grid: Grid) -> torch.Tensor:

@@ -214,6 +214,14 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         self.config.image_size = image_size
         self.config.validate_architecture()
 
+    def set_patch_size(self, patch_size: Size, image_size: Size | None = None) -> None:
+        """Set another size of the patches.
+
+        Raises:
+            ValueError: the model has none.
+        """
+        raise ValueError(f"{type(self).__name__} has no patches, whose size could be {patch_size}")
+
     def optimize_for_inference(self: _Model, batch_size: int = 1) -> _Model:
         """Compute the same faster, where gradients are not wanted; see `hf_vit.models.inference`.
 
