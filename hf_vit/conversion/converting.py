@@ -4,20 +4,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..catalog import address_of
 from ..files.download import public_name, sha256_of
 from ..files.output import new_folder
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vision import wrong_types_refused
-from ..models.configuration_hf_vit import Size, as_pair
+from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.pretrained import HfVisionPreTrainedModel
-from .building import has_head
+from .building import has_head, one_or_pair
 from .checkpoint import fetch_any, open_checkpoint
 from .labels import set_labels
 from .processor import build_processor
 from .record import package_versions
+from .rules import ConversionError
 from .source import Request
 from .sources import recognise
+
+# What another image size replaces in the preprocessing of a source.
+_SIZES = ("size", "crop_size", "do_center_crop")
 
 
 def convert(
@@ -25,6 +31,7 @@ def convert(
     *,
     labels: str | Path | list[str] | None = None,
     image_size: Size | None = None,
+    patch_size: Size | None = None,
     position_grid: Size | None = None,
     preset: str | None = None,
     weights: Path | None = None,
@@ -44,6 +51,10 @@ def convert(
         labels: names of the classes: "imagenet1k", a file (a name per line, or JSON) or a list; by default those that
             a folder of transformers or timm has itself.
         image_size: resample the position embeddings to another size, an int or (height, width) in pixels.
+        patch_size: compute with patches of another size than the stored kernel's, an int or (height, width). The model
+            is flexible: kernel and positions stay as stored, whatever the source, so that nothing is lost and
+            `set_patch_size` may be called again; `make_fixed` resizes them for good. Files named `flexivit_*`, and the
+            two baselines of FlexiViT, have a patch size from their name.
         position_grid: (rows, columns) of the table of positions in the file; a square by default.
         preset: of the image processor; by default what the checkpoint was evaluated with.
         weights: a .safetensors file that the weights of an .npz are streamed into; the model then stays on the meta
@@ -61,7 +72,7 @@ def convert(
         OSError: it cannot be fetched.
     """
     fetched = fetch_any(address_of(str(source)))
-    request = Request(None if position_grid is None else as_pair(position_grid), weights, overrides)
+    request = Request(None if position_grid is None else as_pair(position_grid), patch_size, weights, overrides)
     with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor:
         is_file = checkpoint.path.is_file()
         sha256 = executor.submit(lambda: fetched.sha256 or sha256_of(checkpoint.path)) if is_file else None  # meanwhile
@@ -71,10 +82,16 @@ def convert(
         record = {"source": public_name(fetched), "file": checkpoint.path.name, **identity, **record}
     with wrong_types_refused(f"the preprocessing beside {checkpoint.path.name}"):
         preprocessing = {"preset": preset} if preset else its_source.preprocessing(checkpoint, naming.dialect)
-    if image_size is not None:
+    if patch_size is not None:
+        image_size = _set_patch_size(model, patch_size, image_size, overrides)
+        record["patch_size"] = patch_size
+    elif image_size is not None:
         model.set_image_size(image_size)
+    if image_size is not None:
         record["image_size"] = image_size
-        preprocessing = {name: value for name, value in preprocessing.items() if name not in ("size", "crop_size")}
+        preprocessing = {name: value for name, value in preprocessing.items() if name not in _SIZES}
+    if getattr(model.config, "is_flexible", False):
+        record["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
     if labels is None and has_head(model):
         with wrong_types_refused(f"the config.json beside {checkpoint.path.name}"):
             labels = its_source.labels(checkpoint, model.config.num_labels or 0)
@@ -82,6 +99,28 @@ def convert(
         set_labels(model, labels)
     model.conversion_record = {**record, "preset": preprocessing["preset"], "versions": package_versions()}
     return model, build_processor(model.config, **preprocessing)
+
+
+def _set_patch_size(model: Any, patch_size: Size, image_size: Size | None, overrides: dict[str, Any]) -> Size | None:
+    """Make a model flexible, with this patch size.
+
+    Returns:
+        The image size: what the caller states; or the model's own, if the patches divide it; or that of its grid.
+    """
+    config = model.config
+    if not isinstance(config, HfViTConfig):
+        raise ConversionError(f"{type(model).__name__} has no patches; leave out patch_size={patch_size}")
+    model.make_flexible()
+    if config.position_interpolation == "jax" and "position_interpolation" not in overrides:
+        config.position_interpolation = "bilinear"  # as FlexiViT's code does it
+    model.set_patch_size(patch_size)
+    pixels = [size * config.stride for size in as_pair(patch_size)]
+    if image_size is None and any(np.mod(as_pair(config.image_size), pixels)):
+        image_size = one_or_pair(*(count * size for count, size in zip(config.stored_grid, pixels, strict=True)))
+    if image_size is not None:
+        config.grid_of(*as_pair(image_size))  # refuses a size that the patches do not divide
+        model.set_image_size(image_size)
+    return image_size
 
 
 def convert_to_folder(
@@ -101,7 +140,8 @@ def convert_to_folder(
         ValueError, OSError: as `convert`; and where the folder cannot be written.
     """
     with new_folder(output, overwrite) as folder:
-        weights = folder / "model.safetensors" if image_size is None else None  # resampling needs them in memory
+        needs_memory = image_size is not None and options.get("patch_size") is None  # resampling does
+        weights = None if needs_memory else folder / "model.safetensors"
         model, processor = convert(source, image_size=image_size, weights=weights, **options)
         if model.device.type == "meta":
             model.save_description(folder)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..images.image_processing_hf_vit import HfViTImageProcessor
+from ..models.configuration_hf_vit import Size
 from ..models.pretrained import HfVisionPreTrainedModel
 from .building import StoredArray, build_config, check_required, empty_model, fill, shapes_of, untrained_head
 from .checkpoint import Checkpoint
@@ -22,11 +23,13 @@ class Request(NamedTuple):
     """What the caller of `convert` states.
 
     position_grid: (rows, columns) of the table of positions; None for a square.
+    patch_size: of the model, where it is not that of the stored kernel.
     weights: a .safetensors file that an .npz is streamed into; None to keep the weights in memory.
     overrides: fields of the configuration that no array shows.
     """
 
     position_grid: Grid
+    patch_size: Size | None
     weights: Path | None
     overrides: dict[str, Any]
 

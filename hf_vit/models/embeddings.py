@@ -46,7 +46,8 @@ def resize_patch_kernel(kernel: torch.Tensor, patch_size: tuple[int, int]) -> to
 
     It is "PI-resize" of FlexiViT (arXiv 2212.08013, section 3.4; `resample_patchemb` of big_vision,
     models/proj/flexi/vit.py): with B the matrix of a bilinear resize of patches, pinv(B^T) times the kernel. B is the
-    Kronecker product of the matrices of its axes, so each axis has a small pseudo-inverse. Computed in float32 at least.
+    Kronecker product of the matrices of its axes, so each axis has a small pseudo-inverse. Computed in float32
+    at least.
 
     Args:
         kernel: (hidden_size, channels, old_height, old_width)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ...catalog.evaluation import preset_of_vit
+from ...catalog.evaluation import preprocessing_of_flexivit, preset_of_vit
 from ...files.npz import write_npz
 from ...models.configuration_hf_bit import ORIGINALS
-from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, stem_stride
+from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair, stem_stride
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ..building import (
     StoredArray,
@@ -27,6 +27,7 @@ from ..record import record_of
 from ..rules import Rule, count_units
 from ..source import Model, Naming, Request, Shapes, Source, Writing
 from .dialects import TOWER, Dialect, dialect_name, has_language_model, names_beside, recognise
+from .flexivit import flexible_fields
 from .table import POSITIONS, rules_for, with_flat_norms
 
 _BLOCK = "Transformer/encoderblock_0"
@@ -85,11 +86,9 @@ class Jax(Source):
         num_patches = shapes[POSITIONS][1] - has_cls if has_positions else None
         pixels = patch_rows * stride, patch_columns * stride
         image_size = image_size_of(num_patches, pixels, request.position_grid, checkpoint.path.name)
-        return {
-            **fields,
-            "position_embedding_type": "learned" if has_positions else "sincos2d",
-            "image_size": image_size,
-        }
+        fields |= {"position_embedding_type": "learned" if has_positions else "sincos2d", "image_size": image_size}
+        rows, columns = (size // side for size, side in zip(as_pair(image_size), pixels, strict=True))
+        return fields | flexible_fields(fields, (rows, columns), checkpoint, request.patch_size)
 
     def rules(self, config: HfViTConfig, has_head: bool) -> list[Rule]:
         return rules_for(config, has_head)
@@ -97,6 +96,8 @@ class Jax(Source):
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
         if dialect["prefix"].endswith("img/"):
             return {"preset": "lit"}
+        if (of_flexivit := preprocessing_of_flexivit(checkpoint.location)) is not None:
+            return of_flexivit
         return {"preset": "big_vision" if dialect["names"] == "big_vision" else preset_of_vit(checkpoint.location)}
 
     def lacks(self, model: Model, dialect: str) -> list[str]:

@@ -1,0 +1,51 @@
+"""FlexiViT (arXiv 2212.08013): which files are flexible, and at which sizes they compute."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...catalog.evaluation import sizes_of_flexivit
+from ...models.configuration_hf_vit import Size, as_pair
+from ..checkpoint import Checkpoint
+from ..rules import ConversionError
+from .table import POSITIONS
+
+_KERNEL, _GRID, _IMAGE_SIZE = 32, 7, 240  # of what FlexiViT stores, and of its images
+
+
+def flexible_fields(
+    fields: Mapping[str, Any], grid: tuple[int, int], checkpoint: Checkpoint, patch_size: Size | None
+) -> dict[str, Any]:
+    """The fields of the configuration that make a model flexible; empty for any other.
+
+    Nothing in a file says that its kernel is only a buffer. Its name does, if it is a released one; another file with
+    FlexiViT's buffers may as well be a ViT-B/32 for 224 pixels, so that the caller has to state the patch size.
+
+    Args:
+        fields: of a model whose kernel is that of its patches.
+        grid: (rows, columns) of its position embeddings.
+        patch_size: what the caller states.
+
+    Raises:
+        ConversionError: only the caller can know the patch size, and has not stated it.
+    """
+    is_of_vit_jax = any(name.endswith(POSITIONS) for name in checkpoint.shapes)
+    if fields["position_embedding_type"] != "learned" or is_of_vit_jax or "stem_depths" in fields:
+        return {}
+    sizes = sizes_of_flexivit(checkpoint.location)
+    has_its_buffers = as_pair(fields["patch_size"]) == (_KERNEL, _KERNEL) and grid == (_GRID, _GRID)
+    if sizes is None and not (has_its_buffers and fields["pooling"] == "mean"):
+        return {}
+    if sizes is None and patch_size is None:
+        raise ConversionError(
+            f"{checkpoint.path.name} has what FlexiViT stores ({_KERNEL} x {_KERNEL} kernel, {_GRID} x {_GRID} "
+            "positions, mean pooling) and does not say its patch size; state it: patch_size=16 (any from 8 to 48) for "
+            f"a FlexiViT at {_IMAGE_SIZE} pixels, patch_size={_KERNEL} for a ViT with patches of {_KERNEL}"
+        )
+    known_patch, image_size = sizes or (patch_size, _IMAGE_SIZE)
+    return {
+        "stored_patch_size": fields["patch_size"],
+        "position_grid": grid,
+        "patch_size": known_patch,
+        "image_size": image_size,
+        "position_interpolation": "bilinear",  # half-pixel centres, antialiased: jax.image.resize(..., "linear")
+    }

@@ -1,0 +1,133 @@
+"""FlexiViT: stored kernel and positions, resized in every forward, against what the original JAX code computed."""
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
+from hf_vit.models.embeddings import resize_patch_kernel
+from hf_vit.models.loading import load_model
+
+from ..modeling.test_goldens import capture
+from ..paths import MORE, golden_runs
+from .test_jax import assert_same_file
+
+RUNS = {run["id"]: run for run in golden_runs("flexivit", "flexivit_baseline", folder=MORE)}
+AT_RUN_TIME = [run for run in RUNS.values() if not run.get("at_load")]
+
+
+def sizes(run: dict) -> dict:
+    """Arguments of `convert`; none for a file whose name says them. What no patch covers is cut off."""
+    if run["family"] == "flexivit_baseline":
+        return {}
+    patch_size = tuple(run["patch_size"])
+    image_size = tuple(size // patch * patch for size, patch in zip(run["image_size"], patch_size, strict=True))
+    return {"patch_size": patch_size, "image_size": image_size}
+
+
+def largest_gap(run: dict, model, expected, dtype: torch.dtype, suffix: str = "") -> dict[str, float]:
+    """Difference of every stage, relative to its largest value."""
+    rows, columns = np.multiply(run["grid"], run["patch_size"])
+    images = torch.from_numpy(expected["images"]).permute(0, 3, 1, 2).to(dtype)[:, :, :rows, :columns]
+    stages: dict[str, torch.Tensor] = {}
+    capture(model, stages)
+    model(images, output_hidden_states=True)  # without, the last layer computes only what the logits need
+    embeddings = model.base_model.embeddings
+    kernel = embeddings.patch_embeddings.projection.weight
+    stages["patch_kernel"] = resize_patch_kernel(kernel, tuple(run["patch_size"])).permute(2, 3, 1, 0)
+    stages["pos_embedding"] = embeddings.positions_on(tuple(run["grid"]), kernel)[:, model.config.num_prefix_tokens :]
+    if not model.config.use_cls_token:
+        stages["with_posemb"] = stages["embedded"]
+    names = [name for name in expected.files if name.endswith(suffix) and name.removesuffix(suffix) in stages]
+    names = [name for name in names if suffix or not name.endswith("_f64")]
+    assert "logits" + suffix in names
+    gaps = {}
+    for name in names:
+        ours, theirs = stages[name.removesuffix(suffix)].numpy(), expected[name]
+        gaps[name] = np.abs(ours.reshape(theirs.shape) - theirs).max() / np.abs(theirs).max()
+    return gaps
+
+
+@pytest.mark.parametrize("run", AT_RUN_TIME, ids=lambda run: run["id"])
+@torch.no_grad()
+def test_every_stage(run):
+    model, _ = convert(MORE / run["checkpoint"], **sizes(run))
+    assert (model.config.kernel_size, model.config.stored_grid) == (
+        tuple(run["stored_patch"]),
+        tuple(run["stored_grid"]),
+    )
+    with np.load(MORE / run["expected"]) as expected:
+        gaps = largest_gap(run, model, expected, torch.float32)
+        if tuple(run["patch_size"]) == (30, 30):  # the original's own float32 is that far off
+            gaps = {"logits": gaps["logits"]}
+        assert max(gaps.values()) <= 2e-5, gaps
+        gaps = largest_gap(run, model.double(), expected, torch.float64, "_f64")
+        assert max(gaps.values()) <= 1e-9, gaps
+
+
+@torch.no_grad()
+def test_both_buffers_resized_at_load():
+    """big_vision's `load` with other buffer sizes: positions by corner-aligned zoom, once."""
+    run = RUNS["flexi_gap@loaded_p5"]
+    model, _ = convert(MORE / run["checkpoint"])
+    assert not model.config.is_flexible
+    model.set_patch_size(5, image_size=30)
+    assert model.vit.embeddings.patch_embeddings.projection.weight.shape[2:] == (5, 5)
+    with np.load(MORE / run["expected"]) as expected:
+        gaps = largest_gap(run, model, expected, torch.float32)
+    assert max(gaps.values()) <= 2e-5, gaps
+
+
+@pytest.mark.parametrize("new", [(3, 3), (5, 9), (6, 13), (16, 2)])
+def test_the_kernel_is_resized_by_its_definition(new):
+    """NumPy, float64: pinv(B^T) with the whole B, whose columns are resized basis images, written as loops.
+
+    Where one axis grows and the other shrinks, (6, 13), the whole B has no full rank, and pinv cuts off what is zero.
+    """
+    old = (7, 8)
+    kernel = np.random.default_rng(0).standard_normal((2, 3, *old))
+    rows, columns = (_bilinear(*pair) for pair in zip(old, new, strict=True))
+    inverse = np.linalg.pinv(np.kron(rows, columns).T, rcond=1e-10)
+    expected = np.einsum("nk,ock->ocn", inverse, kernel.reshape(2, 3, -1)).reshape(2, 3, *new)
+    ours = resize_patch_kernel(torch.from_numpy(kernel), new)
+    np.testing.assert_allclose(ours.numpy(), expected, rtol=0, atol=1e-11)
+    half = resize_patch_kernel(torch.from_numpy(kernel).bfloat16(), new)
+    assert half.dtype == torch.bfloat16
+    np.testing.assert_allclose(half.float().numpy(), expected, rtol=0, atol=2e-2 * np.abs(expected).max())
+
+
+def _bilinear(old: int, new: int) -> np.ndarray:
+    matrix = np.zeros((new, old))
+    for index in range(new):
+        centre = (index + 0.5) * old / new - 0.5
+        below = int(np.floor(centre))
+        matrix[index, np.clip(below, 0, old - 1)] += 1 - (centre - below)
+        matrix[index, np.clip(below + 1, 0, old - 1)] += centre - below
+    return matrix
+
+
+def test_a_file_with_its_buffers_asks_for_the_patch_size_unless_its_name_says_it(tmp_path):
+    run = RUNS["flexi_32_7@p16_240"]
+    source = MORE / run["checkpoint"]
+    with pytest.raises(ConversionError, match=r"32 x 32 kernel, 7 x 7 positions.*patch_size=16"):
+        convert(source)
+    (tmp_path / "flexivit_s_i1k.npz").write_bytes(source.read_bytes())
+    model, processor = convert(tmp_path / "flexivit_s_i1k.npz")
+    assert (model.config.patch_size, model.config.image_size, model.config.is_flexible) == (16, 240, True)
+    assert "FlexiViT" in model.conversion_record["flexible"]
+    assert (processor.size, processor.crop_size) == ({"height": 272, "width": 272}, {"height": 240, "width": 240})
+    assert convert(source, patch_size=32)[0].config.image_size == 224  # 240 is no multiple of it
+
+
+@pytest.mark.parametrize(("patch_size", "image_size"), [(5, 40), ((4, 6), (8, 18))])
+def test_a_folder_keeps_the_stored_buffers(tmp_path, patch_size, image_size):
+    source = MORE / "flexi_gap.npz"
+    straight = convert_to_folder(source, tmp_path / "folder", patch_size=patch_size, image_size=image_size)
+    assert straight.device.type == "meta"  # streamed: nothing has to be resized
+    model = load_model(tmp_path / "folder")
+    export_jax(model, tmp_path / "back.npz", dialect="big_vision")
+    assert_same_file(tmp_path / "back.npz", source)
+    images = torch.randn(1, 3, *np.broadcast_to(image_size, 2).tolist())
+    with torch.no_grad():
+        expected = convert(source, patch_size=patch_size, image_size=image_size)[0](images).logits
+        assert torch.equal(model(images).logits, expected)
