@@ -43,6 +43,8 @@ def _stored_grid(config: Any) -> tuple[int, int] | None:
     """(rows, columns) of the positions in the file, whatever size they were resampled to since."""
     if not isinstance(config, HfViTConfig):
         return None
+    if config.is_flexible:
+        return config.stored_grid
     return config.grid_of(*as_pair((config.image_size_history or [config.image_size])[0]))
 
 

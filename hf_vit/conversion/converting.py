@@ -72,7 +72,7 @@ def convert(
         OSError: it cannot be fetched.
     """
     fetched = fetch_any(address_of(str(source)))
-    request = Request(None if position_grid is None else as_pair(position_grid), patch_size, weights, overrides)
+    request = Request(None if position_grid is None else as_pair(position_grid), weights, overrides, patch_size)
     with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor:
         is_file = checkpoint.path.is_file()
         sha256 = executor.submit(lambda: fetched.sha256 or sha256_of(checkpoint.path)) if is_file else None  # meanwhile

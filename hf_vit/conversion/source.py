@@ -23,15 +23,15 @@ class Request(NamedTuple):
     """What the caller of `convert` states.
 
     position_grid: (rows, columns) of the table of positions; None for a square.
-    patch_size: of the model, where it is not that of the stored kernel.
     weights: a .safetensors file that an .npz is streamed into; None to keep the weights in memory.
     overrides: fields of the configuration that no array shows.
+    patch_size: of the model, where it is not that of the stored kernel.
     """
 
     position_grid: Grid
-    patch_size: Size | None
     weights: Path | None
     overrides: dict[str, Any]
+    patch_size: Size | None = None
 
 
 class Writing(NamedTuple):
