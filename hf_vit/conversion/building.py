@@ -25,18 +25,20 @@ class StoredArray(NamedTuple):
     """Where an array is: its name in the file, which of several that are stacked, and whether a row is missing.
 
     lacks_class_row: a table of positions has none for the class token, to which nothing is added: zeros.
+    shape: that of the rules, where the file has the same numbers in another; None for the file's own.
     """
 
     name: str
     index: int | None = None
     lacks_class_row: bool = False
+    shape: tuple[int, ...] | None = None
 
 
 def shapes_of(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, tuple[int, ...]]:
     """The shapes as the rules speak of them: of one block, with a row for the class token."""
     shapes = {}
     for name, stored in arrays.items():
-        shape = checkpoint.shapes[stored.name]
+        shape = stored.shape or checkpoint.shapes[stored.name]
         if stored.index is not None:
             shape = shape[1:]
         if stored.lacks_class_row:
@@ -130,8 +132,9 @@ def _convert_arrays(
         problems += check_values(name, array)
         array = array.float()
         for theirs, ours, layout in its_rules:
-            _, index, lacks_class_row = arrays[theirs]
+            _, index, lacks_class_row, shape = arrays[theirs]
             one = array if index is None else array[index].clone()
+            one = one if shape is None else one.reshape(shape)
             one = pad(one, (0, 0, 1, 0)) if lacks_class_row else one
             yield ours, layout.to_ours(one).contiguous()
     if problems:

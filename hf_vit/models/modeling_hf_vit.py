@@ -243,7 +243,8 @@ class HfViTModel(HfViTEncoder):
         Args:
             pixel_values: (batch, num_channels, height, width), of any size that the patches divide, in [-1, 1]; or
                 images of several shapes as patches, (batch, patches, values), with the next two.
-            pixel_attention_mask: (batch, patches), 1 for the patches that are not padding.
+            pixel_attention_mask: (batch, patches), 1 for the patches that are not padding; by default as many as
+                `spatial_shapes` says.
             spatial_shapes: (batch, 2), rows and columns of patches of each image.
             attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
             interpolate_pos_encoding: accepted for compatibility; position embeddings always follow the image.
@@ -260,6 +261,9 @@ class HfViTModel(HfViTEncoder):
         """
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
         hidden_states = self.embeddings(pixel_values, spatial_shapes, patch_size)
+        if spatial_shapes is not None and pixel_attention_mask is None:
+            places = torch.arange(pixel_values.shape[1], device=pixel_values.device)
+            pixel_attention_mask = (places < spatial_shapes.prod(dim=1, keepdim=True)).int()
         if pixel_attention_mask is not None:
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
         shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in _RECORDS)

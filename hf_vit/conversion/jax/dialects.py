@@ -7,7 +7,7 @@ LayerNorm_2, MlpBlock_3); present-day Flax, and so big_vision, numbers them per 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from ...models.configuration_hf_vision import MAX_LAYERS
@@ -39,6 +39,7 @@ _PER_CLASS = {
     "MlpBlock_0": "MlpBlock_3",
 }
 _INLINED_MAP_HEAD = ("probe", "MlpBlock_0/", "MultiHeadDotProductAttention_0/", "LayerNorm_0/")
+_PATCH_KERNEL = "embedding/kernel"
 _STACKED = "Transformer/encoderblock/"
 
 
@@ -52,7 +53,7 @@ def recognise(shapes: Mapping[str, tuple[int, ...]], file: str) -> tuple[Dialect
     Raises:
         ConversionError: blocks are stacked to several depths, or to more than any model has.
     """
-    prefix = next((prefix for prefix in _PREFIXES if f"{prefix}embedding/kernel" in shapes), None)
+    prefix = _prefix_of(shapes)
     if prefix is None:
         return None
     depths = {shape[0] for name, shape in shapes.items() if name.startswith(prefix + _STACKED) and shape}
@@ -73,6 +74,16 @@ def recognise(shapes: Mapping[str, tuple[int, ...]], file: str) -> tuple[Dialect
     if is_big_vision or (per_class and POSITIONS not in arrays):
         return Dialect("big_vision", prefix, bool(depths)), arrays
     return Dialect("flax" if per_class else "vit_jax", prefix), arrays
+
+
+def _prefix_of(names: Collection[str]) -> str | None:
+    return next((prefix for prefix in _PREFIXES if prefix + _PATCH_KERNEL in names), None)
+
+
+def has_patch_vectors(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether patches are vectors, as in NaFlex: the patch embedding is a matrix, positions are (rows, columns, D)."""
+    prefix = _prefix_of(shapes)
+    return prefix is not None and len(shapes[prefix + _PATCH_KERNEL]) == 2
 
 
 def names_beside(names: Iterable[str], prefix: str) -> list[str]:

@@ -26,8 +26,9 @@ from ..checkpoint import Checkpoint
 from ..record import record_of
 from ..rules import Rule, count_units
 from ..source import Model, Naming, Request, Shapes, Source, Writing
-from .dialects import TOWER, Dialect, dialect_name, has_language_model, names_beside, recognise
+from .dialects import TOWER, Dialect, dialect_name, has_language_model, has_patch_vectors, names_beside, recognise
 from .flexivit import flexible_fields
+from .naflex import as_convolution, as_patch_vectors
 from .table import POSITIONS, rules_for, with_flat_norms
 
 _BLOCK = "Transformer/encoderblock_0"
@@ -56,6 +57,8 @@ class Jax(Source):
             arrays = with_class_row(checkpoint, arrays, "cls", POSITIONS, request.position_grid)
         beside = names_beside(checkpoint.shapes, dialect.prefix)
         described = dialect._asdict() | flat_norms(checkpoint, arrays)
+        if has_patch_vectors(checkpoint.shapes):
+            described, arrays = {**described, "patch_vectors": True}, as_convolution(checkpoint, arrays)
         return Naming(described, arrays, beside, _similarity(checkpoint, dialect.prefix))
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
@@ -73,6 +76,8 @@ class Jax(Source):
             "use_cls_token": has_cls,
             "representation_size": shapes["pre_logits/kernel"][1] if "pre_logits/kernel" in shapes else None,
         }
+        if has_patch_vectors(checkpoint.shapes):
+            fields["position_interpolation"] = "bilinear"
         stride = 1
         if "head/kernel" in shapes:
             fields["num_labels"] = shapes["head/kernel"][1]
@@ -94,7 +99,9 @@ class Jax(Source):
         return rules_for(config, has_head)
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
-        if dialect["prefix"].endswith("img/"):
+        if dialect.get("patch_vectors"):
+            return {"preset": "native"}
+        if dialect["prefix"].endswith(TOWER):
             return {"preset": "lit"}
         if (of_flexivit := preprocessing_of_flexivit(checkpoint.location)) is not None:
             return of_flexivit
@@ -135,7 +142,7 @@ class Jax(Source):
         if dialect["names"] == "big_vision" and model.config.use_cls_token:
             tables = [model.state_dict()[rule.ours] for rule in rules if rule.theirs == POSITIONS]
             arrays = _fold_class_row(arrays, tables[0][:, :1] if tables else None)
-        return arrays
+        return as_patch_vectors(arrays, model.config.stored_grid) if dialect.get("patch_vectors") else arrays
 
 
 def _pooling(shapes: Shapes, checkpoint: Checkpoint) -> str:

@@ -1,0 +1,111 @@
+"""SigLIP 2 NaFlex: images of several aspect ratios in one batch; the original code's outputs and pixels judge."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModel, pipeline
+
+from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
+from hf_vit.models.loading import load_model, save_folder
+
+from ..paths import MORE, golden_runs
+from .test_towers import stored
+
+(RUN,) = golden_runs("naflex", folder=MORE)
+ORIGINAL = MORE / RUN["checkpoint"]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with np.load(MORE / RUN["expected"]) as arrays:
+        return dict(arrays)
+
+
+def gap(ours, theirs):
+    return np.abs(ours.numpy() - theirs).max() / np.abs(theirs).max()
+
+
+def run(model, expected, **changes):
+    batch = {name: expected[name] for name in ("pixel_values", "pixel_attention_mask", "spatial_shapes")} | changes
+    with torch.no_grad():
+        return model(**{name: torch.tensor(array) for name, array in batch.items() if array is not None})
+
+
+@pytest.mark.parametrize(("dtype", "suffix", "tolerance"), [(torch.float32, "", 2e-5), (torch.float64, "_f64", 1e-9)])
+def test_a_batch_of_several_aspect_ratios(expected, dtype, suffix, tolerance):
+    model, _ = convert(ORIGINAL)
+    assert (model.config.patch_size, model.config.grid_size, model.config.pooling) == (4, (4, 4), "map")
+    stages = {}
+    model.embeddings.register_forward_hook(lambda module, inputs, output: stages.update(with_posemb=output))
+    outputs = run(model.to(dtype), expected)
+    is_patch = expected["pixel_attention_mask"].astype(bool)
+    stages["encoded"] = outputs.last_hidden_state
+    gaps = {name: gap(ours[is_patch], expected[name + suffix][is_patch]) for name, ours in stages.items()}
+    gaps["pooled"] = gap(outputs.pooler_output, expected[f"pooled{suffix}"])
+    assert max(gaps.values()) <= tolerance, gaps
+
+
+def test_padding_counts_nowhere(expected):
+    model, _ = convert(ORIGINAL)
+    pooled = run(model, expected).pooler_output
+    is_patch = expected["pixel_attention_mask"][..., None].astype(bool)
+    other = np.where(is_patch, expected["pixel_values"], 7).astype(np.float32)
+    assert run(model, expected, pixel_values=other).pooler_output.equal(pooled)
+    assert run(model, expected, pixel_attention_mask=None).pooler_output.equal(pooled)
+    for index in range(len(pooled)):
+        image = torch.from_numpy(expected[f"image_{index}"]).permute(2, 0, 1)[None]
+        with torch.no_grad():
+            assert gap(model(image).pooler_output, expected["pooled"][index : index + 1]) <= 2e-5
+
+
+def test_the_processor_finds_the_grids_and_pixels_of_the_original():
+    with np.load(MORE / "naflex_preprocess.npz") as arrays:
+        _, processor = convert(ORIGINAL)
+        assert (processor.preset, processor.max_num_patches) == ("native", 16)
+        patch_size, limit = int(arrays["patch_size"]), int(arrays["max_num_patches"])
+        for index in range(5):
+            batch = processor(Image.fromarray(arrays[f"image{index}"]), max_num_patches=limit, return_tensors="pt")
+            grid = arrays[f"grid{index}"].tolist()
+            assert batch.spatial_shapes.tolist() == [grid]
+            assert batch.pixel_values.shape == (1, limit, 3 * patch_size**2)
+            resized = arrays[f"resized{index}"].reshape(grid[0], patch_size, grid[1], patch_size, 3)
+            theirs = resized.transpose(0, 2, 1, 3, 4).reshape(grid[0] * grid[1], -1)
+            ours = batch.pixel_values[0, : len(theirs)].numpy()
+            assert np.abs(ours - theirs).max() <= 2 / 255
+
+
+def test_it_comes_back(tmp_path):
+    save_folder(tmp_path / "folder", *convert(ORIGINAL))
+    model = load_model(tmp_path / "folder")
+    export_jax(model, tmp_path / "back.npz", beside=ORIGINAL)
+    assert stored(tmp_path / "back.npz") == stored(ORIGINAL)
+    export_jax(model, tmp_path / "alone.npz", dialect="big_vision")
+    own = {name: array for name, *array in stored(ORIGINAL) if name.startswith("params/img/") and "block/" not in name}
+    alone = {f"params/img/{name}": array for name, *array in stored(tmp_path / "alone.npz") if "block_" not in name}
+    assert alone == own
+
+
+def test_a_folder_in_transformers(tmp_path, expected):
+    convert_to_folder(ORIGINAL, tmp_path / "folder")
+    assert gap(run(AutoModel.from_pretrained(tmp_path / "folder"), expected).pooler_output, expected["pooled"]) <= 2e-5
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "folder")
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8))
+    batch = processor(image, return_tensors="pt")
+    extract = pipeline("image-feature-extraction", model=str(tmp_path / "folder"))
+    features = torch.tensor(extract(image))
+    assert features.shape == (1, 16, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(features, extract.model(**batch).last_hidden_state, rtol=0, atol=1e-6)
+
+
+def test_patches_that_are_no_square_are_refused(tmp_path):
+    with np.load(ORIGINAL) as arrays:
+        kernel = arrays["params/img/embedding/kernel"]
+        positions = arrays["params/img/pos_embedding"]
+        np.savez(tmp_path / "values.npz", **{**arrays, "params/img/embedding/kernel": kernel[:47]})
+        np.savez(tmp_path / "grid.npz", **{**arrays, "params/img/pos_embedding": positions[..., :16]})
+    with pytest.raises(ConversionError, match=r"values.npz has patches of 47 values, not those of a square with 3"):
+        convert(tmp_path / "values.npz")
+    with pytest.raises(ConversionError, match=r"positions of shape \(4, 4, 16\), not \(rows, columns, 32\)"):
+        convert(tmp_path / "grid.npz")
