@@ -1,4 +1,4 @@
-"""What `optimize_for_inference` does: modules that compute the same from copies of their weights made once.
+"""What `optimize_for_inference` does: modules that compute the same from their weights in another form, made once.
 
 Linear layers: torch computes float32 products on x86 with MKL, whose kernels do not use the widest vectors of every
 CPU; oneDNN, which comes with torch as well, does. Its operators here are those of torch's own compiler when it freezes
@@ -7,19 +7,29 @@ standardised once, not in every forward.
 
 A compiled graph cannot hold packed weights: there the products go through oneDNN with the weights as they are.
 
+The other form cannot be stale. While there is one, the Parameter (the same object) is a `GuardedWeight`: torch hands
+every use of it from Python, whoever holds it, to `__torch_function__`, which drops the form first. What changes it
+inside torch, as compiled code does, raises its version. A later forward makes the form again, but only while nobody
+holds a view of the weight, its storage, an array or a `state_dict()`, by torch's own counts of uses; until then the
+module's own forward runs. torch does not count uses of memory that it has not allocated (NumPy's, a mapped file) or
+that other processes share: such a weight has no other form, unless `optimize` could move it. Unseen remains only what
+lies outside torch: an address of a weight, or a DLPack capsule, that was used and let go between two forwards.
+
 Only the `forward` of single modules is replaced, on the instance. Parameters, names, hooks and callers stay as they
-are, so there is nothing to undo before a model is saved; a weight that changes is copied again.
+are, so there is nothing to undo before a model is saved.
 """
 
 import functools
+import sys
 import time
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
-from .resnet_stem import StandardizedConv2d
+from .resnet_stem import StandardizedConv2d, standardize
 
 DTYPES = (torch.float32, torch.bfloat16)
 OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
@@ -51,36 +61,132 @@ def _register_operator() -> None:
         return tokens.new_empty(*tokens.shape[:-1], weight.shape[0])
 
 
-class _ForwardFromCopy:
-    """A forward that reads a copy of its module's weight where it can, and otherwise is the module's own."""
+class GuardedWeight(nn.Parameter):
+    """A Parameter that has another form, as long as nothing but its metadata is asked for."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> nn.Parameter:
+        return nn.Parameter(*arguments, **options)  # for those who make a Parameter of the type of another
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        drop_form(self)
+        return self.__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_dynamo_compiling() or func in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        weights = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, nn.Parameter)]
+        for weight in weights:
+            drop_form(weight)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            for weight in weights:  # another thread may have made the form while this changed the weight
+                drop_form(weight)
+
+
+_METADATA = {
+    *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf")),
+    *(getattr(torch.Tensor, name).__get__ for name in ("grad", "grad_fn", "layout", "is_meta", "is_cuda")),
+    *(getattr(torch.Tensor, name) for name in ("size", "dim", "numel", "is_floating_point", "__hash__")),
+}
+
+
+class _Form:
+    """Another form of a weight, and what shows that the weight is still the one that it was made from."""
+
+    def __init__(self, weight: torch.Tensor):
+        self.plain = weight.detach()
+        self._storage = self.plain.untyped_storage()
+        self._version: int = self.plain._version
+        self.values: Any = None  # None too while they are being made
+
+    def is_current(self, weight: Any) -> bool:
+        return self.plain._version == self._version and self.uses(weight) == _uses_when_alone()
+
+    def uses(self, weight: Any) -> tuple[int, int, int]:
+        """Who could change the weight without being seen: holders of it in torch, its views, holders of its storage."""
+        views: int = torch._C._storage_Use_Count(self._storage._cdata)
+        return weight._use_count(), views, sys.getrefcount(self._storage)
+
+
+@functools.cache
+@torch.inference_mode(False)
+def _uses_when_alone() -> tuple[int, int, int]:
+    weight = nn.Parameter(torch.empty(1))
+    return _Form(weight).uses(weight)
+
+
+def drop_form(weight: Any) -> None:
+    """Make a `GuardedWeight` an ordinary Parameter again."""
+    if type(weight) is GuardedWeight:
+        cast(Any, weight).__class__ = nn.Parameter
+        vars(weight).pop("_form", None)
+
+
+def _has_memory_of_torch(weight: torch.Tensor) -> bool:
+    storage = weight.untyped_storage()
+    return storage.resizable() and not storage.is_shared()
+
+
+@torch.inference_mode(False)
+def _leave_foreign_memory(weight: torch.Tensor) -> None:
+    """Move a weight that nobody else holds from memory that is not torch's own, as of a mapped file."""
+    is_shared = weight.untyped_storage().is_shared()
+    if not (weight.is_inference() or is_shared or _has_memory_of_torch(weight)) and _Form(weight).is_current(weight):
+        weight.data = weight.data.clone()
+
+
+class _ForwardFromForm:
+    """A forward that reads another form of its module's weight where it can, and otherwise is the module's own."""
 
     def __init__(self, module: Any):  # an nn.Module with a weight; torch types its attributes as Tensor | Module
         self.module = module
-        self.state: Any = None
-        self.kept: Any = None
 
-    def applies_to(self, inputs: torch.Tensor) -> bool:
+    def form(self, inputs: torch.Tensor) -> Any:
+        """The other form of the weight, made if there is none; None where it cannot be used."""
+        if _is_other_work():
+            return None
         weight = self.module.weight
-        is_plain = inputs.dtype == weight.dtype and inputs.device == weight.device and type(inputs) is torch.Tensor
-        is_other_work = torch.is_grad_enabled() or _is_exporting() or torch.is_autocast_enabled("cpu")
-        return is_plain and not is_other_work
+        form = vars(weight).get("_form") if type(weight) is GuardedWeight else self._guard(weight, inputs)
+        if form is None or not _fits(inputs, form.plain):
+            return None
+        if form.is_current(weight):
+            return form.values
+        drop_form(weight)
+        return None
 
-    def copy(self, inputs: torch.Tensor) -> Any:
-        """The copy of the weight, made again if the weight is another by now."""
-        weight = self.module.weight
-        state = (weight.data_ptr(), weight.dtype, None if weight.is_inference() else weight._version)
-        if state != self.state:
-            self.kept, self.state = self.make_copy(weight.detach(), inputs), state
-        return self.kept
+    def _guard(self, weight: Any, inputs: torch.Tensor) -> _Form | None:
+        if type(weight) is not nn.Parameter or weight.is_inference() or not self.takes(inputs, weight):
+            return None
+        if not _has_memory_of_torch(weight):
+            return None
+        form = vars(weight)["_form"] = _Form(weight)
+        weight.__class__ = GuardedWeight
+        if form.is_current(weight):  # from here on every change is seen
+            form.values = self.make_values(form.plain, inputs)
+        return form
 
-    def make_copy(self, weight: torch.Tensor, inputs: torch.Tensor) -> Any:
+    def takes(self, inputs: torch.Tensor, weight: torch.Tensor) -> bool:
+        return _fits(inputs, weight)
+
+    def make_values(self, weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
     def __reduce__(self):
-        return type(self), (self.module,)  # what is packed can neither be copied nor pickled, but made again
+        return type(self), (self.module,)  # neither copied nor pickled, but made again
 
 
-class PackedLinear(_ForwardFromCopy):
+def _is_other_work() -> bool:
+    return torch.is_grad_enabled() or _is_exporting() or torch.is_autocast_enabled("cpu")
+
+
+def _fits(inputs: torch.Tensor, weight: torch.Tensor) -> bool:
+    return inputs.dtype == weight.dtype and inputs.device == weight.device and type(inputs) is torch.Tensor
+
+
+class PackedLinear(_ForwardFromForm):
     """The product with a weight in the layout that oneDNN reads fastest."""
 
     def __init__(self, module: Any):
@@ -88,21 +194,25 @@ class PackedLinear(_ForwardFromCopy):
         _register_operator()
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        if self.applies_to(tokens):
-            return self.product(tokens)
-        return F.linear(tokens, self.module.weight, self.module.bias)
+        product = self.product(tokens)
+        return F.linear(tokens, self.module.weight, self.module.bias) if product is None else product
 
-    def applies_to(self, inputs: torch.Tensor) -> bool:
-        return super().applies_to(inputs) and inputs.dtype in DTYPES and inputs.device.type == "cpu"
-
-    def product(self, tokens: torch.Tensor, activation: str = "none", form: str = "") -> torch.Tensor:
+    def product(self, tokens: torch.Tensor, activation: str = "none", form: str = "") -> torch.Tensor | None:
+        """The product through oneDNN; None where the module's own forward is to be used."""
         bias = self.module.bias
         if torch.compiler.is_compiling():
+            if _is_other_work() or not self.takes(tokens, self.module.weight):
+                return None
             return torch.ops.hf_vit.onednn_linear(tokens, self.module.weight, bias, activation, form)
-        weight = self.copy(tokens)
+        weight = self.form(tokens)
+        if weight is None:
+            return None
         return torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, activation, [], form)
 
-    def make_copy(self, weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    def takes(self, inputs: torch.Tensor, weight: torch.Tensor) -> bool:
+        return super().takes(inputs, weight) and inputs.dtype in DTYPES and inputs.device.type == "cpu"
+
+    def make_values(self, weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._reorder_linear_weight(weight, inputs.numel() // inputs.shape[-1])
 
 
@@ -116,25 +226,28 @@ class PackedMLP:
         mlp = self.mlp
         first = mlp.fc1.__dict__.get("forward")
         is_watched = mlp.fc1._forward_hooks or mlp.fc1._forward_pre_hooks or mlp.activation._forward_hooks
-        if mlp.training or is_watched or not isinstance(first, PackedLinear) or not first.applies_to(hidden_states):
-            return type(mlp).forward(mlp, hidden_states)
-        return mlp.fc2(first.product(hidden_states, "gelu", _GELU_FORM[mlp.hidden_act]))
+        if not mlp.training and not is_watched and isinstance(first, PackedLinear):
+            activated = first.product(hidden_states, "gelu", _GELU_FORM[mlp.hidden_act])
+            if activated is not None:
+                return mlp.fc2(activated)
+        return type(mlp).forward(mlp, hidden_states)
 
     def __reduce__(self):
         return type(self), (self.mlp,)
 
 
-class StandardizedOnce(_ForwardFromCopy):
+class StandardizedOnce(_ForwardFromForm):
     """The convolution with its weight standardised once, channels last."""
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         conv = self.module
-        if torch.compiler.is_compiling() or not self.applies_to(images):
+        weight = None if torch.compiler.is_compiling() else self.form(images)
+        if weight is None:
             return type(conv).forward(conv, images)
-        return conv.convolve(images.contiguous(memory_format=torch.channels_last), self.copy(images))
+        return conv.convolve(images.contiguous(memory_format=torch.channels_last), weight)
 
-    def make_copy(self, weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        return self.module.standardized_weight().detach().contiguous(memory_format=torch.channels_last)
+    def make_values(self, weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        return standardize(weight, self.module.numbers).contiguous(memory_format=torch.channels_last)
 
 
 def optimize(model: nn.Module, rows: int) -> None:
@@ -151,22 +264,26 @@ def optimize(model: nn.Module, rows: int) -> None:
         if "forward" in module.__dict__:  # already replaced by someone else, e.g. accelerate's offloading hooks
             continue
         if isinstance(module, StandardizedConv2d):
+            _leave_foreign_memory(module.weight)
             module.forward = StandardizedOnce(module)
         elif packs and _can_be_packed(module):
             shape = (*module.weight.shape, module.weight.dtype)
             if shape not in races:
                 races[shape] = wins_race(module, rows)
             if races[shape]:
+                _leave_foreign_memory(module.weight)
                 module.forward = PackedLinear(module)
         elif packs and getattr(module, "hidden_act", None) in _GELU_FORM:
             module.forward = PackedMLP(module)
 
 
 def restore(model: nn.Module) -> None:
-    """Take back what `optimize` did, and free the copies."""
+    """Take back what `optimize` did, and free the other forms."""
     for module in model.modules():
-        if isinstance(module.__dict__.get("forward"), _ForwardFromCopy | PackedMLP):
+        if isinstance(module.__dict__.get("forward"), _ForwardFromForm | PackedMLP):
             del module.forward
+    for parameter in model.parameters():
+        drop_form(parameter)
 
 
 def _can_be_packed(module: Any) -> bool:
@@ -181,11 +298,13 @@ def _can_be_packed(module: Any) -> bool:
 def wins_race(layer: nn.Linear, rows: int) -> bool:
     """Whether the packed product is the faster one in this process, with its number of threads."""
     tokens = torch.randn(rows, layer.in_features, dtype=layer.weight.dtype)
-    packed = PackedLinear(layer)
-    times: dict[Any, list[float]] = {packed: [], layer: []}
+    weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
+    packed = functools.partial(torch.ops.mkldnn._linear_pointwise, tokens, weight, layer.bias, "none", [], "")
+    times: dict[Any, list[float]] = {packed: [], functools.partial(layer, tokens): []}
     for _ in range(_ROUNDS):
         for contestant, measured in times.items():
             start = time.perf_counter()
-            contestant(tokens)
+            contestant()
             measured.append(time.perf_counter() - start)
-    return min(times[packed]) < min(times[layer])
+    ours, theirs = (min(measured) for measured in times.values())
+    return ours < theirs

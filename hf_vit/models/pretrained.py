@@ -225,8 +225,11 @@ class HfVisionPreTrainedModel(PreTrainedModel):
     def optimize_for_inference(self: _Model, batch_size: int = 1) -> _Model:
         """Compute the same faster, where gradients are not wanted; see `hf_vit.models.inference`.
 
-        Takes as much memory again as the weights. Call it once the model has its weights, dtype and device. It may be
-        called again; `train()` takes it back; saving and exporting do not see it, and a compiled model packs nothing.
+        Takes as much memory again as the weights. A weight may change in any way at any time: where PyTorch cannot tell
+        whether it did, as while somebody holds a view of it, the layer computes as before. Call it once the model has
+        its weights, dtype and device: weights in memory that PyTorch did not allocate (a mapped file, a NumPy array)
+        are moved out of it. It may be called again; `train()` takes it back; saving and exporting do not see it, and a
+        compiled model packs nothing.
 
         Args:
             batch_size: images at a time, as they will usually come.
