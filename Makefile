@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check fix bench
+.PHONY: demo test quick check fix bench fuzz
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -33,6 +33,13 @@ $(COMPARED:%=bench-%): bench-%: .venv/peers
 
 bench-%: .venv/peers
 	$(BIN)/python benchmarks/$*.py
+
+# Mutated inputs of a kind, or of all: `make fuzz KIND=npz N=10000 SEED=0`. Findings come into fuzz_findings/.
+KIND ?= all
+N ?= 1000
+SEED ?= 0
+fuzz: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --kind $(KIND) --count $(N) --seed $(SEED)
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ import datasets
 from accelerate import Accelerator
 from PIL.Image import Image
 
+from ..files.messages import shorten
 from ..files.reading import parse_yaml, read_json, read_yaml
 from ..models.configuration_hf_vit import as_pair
 from ..training import models
@@ -76,9 +77,17 @@ def _run(
 def read_real_labels(place: str) -> list[list[int]]:
     """Read the ReaL labels of a file or an address: for each of the images, in order, the classes that are right."""
     labels = read_json(_local_file(place))
-    if not isinstance(labels, list) or not all(isinstance(entry, list) for entry in labels):
-        raise ValueError(f"{place} is no JSON list of lists of class numbers")
+    if not isinstance(labels, list):
+        raise ValueError(f"{place} holds a {type(labels).__name__} (expected a list of lists of class numbers)")
+    for index, entry in enumerate(labels):
+        _check_class_numbers(entry, f"entry {index} of {place}")
     return labels
+
+
+def _check_class_numbers(numbers: Any, place: str) -> None:
+    """Raise ValueError where something is no list of class numbers."""
+    if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"{place} is {shorten(numbers)}; it must be a list of class numbers, from 0")
 
 
 def _local_file(place: str) -> Path:
@@ -119,8 +128,10 @@ def read_objectnet_classes(place: str | None) -> dict[str, list[int]]:
     """Read ObjectNet's folder -> ImageNet's class numbers; by default the 113 folders of its authors."""
     file = files("hf_vit.evaluation") / "objectnet.yaml" if place is None else Path(place).expanduser()
     classes = parse_yaml(file.read_text(encoding="utf-8"), str(file)) if place is None else read_yaml(str(file))
-    if not isinstance(classes, dict) or not all(isinstance(numbers, list) for numbers in classes.values()):
+    if not isinstance(classes, dict) or not all(isinstance(folder, str) for folder in classes):
         raise ValueError(f"{place} is no mapping of folders to lists of class numbers")
+    for folder, numbers in classes.items():
+        _check_class_numbers(numbers, f"{shorten(folder)} in {place}")
     return classes
 
 

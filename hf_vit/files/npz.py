@@ -306,6 +306,8 @@ def _check_array(shape: tuple[int, ...], dtype: np.dtype, data_size: int) -> Non
         raise ValueError("it has the dtype object, a pickle that could run any code")
     if dtype.newbyteorder("=") not in SUPPORTED_DTYPES:
         raise ValueError(f"it has the unsupported dtype {dtype}")
+    if not all(type(side) is int for side in shape):  # True is an int to NumPy
+        raise ValueError(f"its header claims the shape {shape}, in which something is no number")
     if min(shape, default=0) < 0 or len(shape) > _MAX_DIMENSIONS or math.prod(d or 1 for d in shape) > _MAX_ELEMENTS:
         raise ValueError(f"its header claims the impossible shape {shape}")
     if math.prod(shape) * dtype.itemsize != data_size:

@@ -32,18 +32,30 @@ _EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "R
 _DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 # A channel axis of an array may have one of these lengths, besides the number of channels asked for.
 _CHANNEL_COUNTS = (1, 2, 3, 4)
+_MAX_NESTED = 32  # lists of images inside each other
 
 
 class ImageReadingError(ValueError):
     """An image that cannot be read; the message names the file, or the place in the batch."""
 
 
-def list_images(images: Any, device: Any = None) -> list[Any]:
+def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
     """A flat list of images. A batch in one tensor on an accelerator stays whole, since there few large steps are
-    faster; on the CPU many small ones are, that stay in its cache."""
+    faster; on the CPU many small ones are, that stay in its cache.
+
+    Args:
+        depth: how many lists it is in.
+
+    Raises:
+        ImageReadingError: lists are nested too deep, or a list is in itself.
+    """
     if isinstance(images, list | tuple):
-        images = [image for item in images for image in list_images(item, device)]
+        if depth == _MAX_NESTED:
+            raise ImageReadingError(f"the lists of images are nested more than {_MAX_NESTED} deep")
+        images = [image for item in images for image in list_images(item, device, depth + 1)]
         return [torch.stack(images)] if _can_stack(images) else images
+    if isinstance(images, torch.Tensor) and _layout_of(images) != "dense":
+        return [images]
     if isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4:
         on_cpu = torch.device(device or getattr(images, "device", "cpu")).type == "cpu"
         return list(images) if on_cpu else [images]
@@ -52,12 +64,14 @@ def list_images(images: Any, device: Any = None) -> list[Any]:
 
 def count_images(images: list[Any]) -> int:
     """How many images a list has in which batches count with all of theirs."""
-    return sum(len(image) if getattr(image, "ndim", 0) == 4 else 1 for image in images)
+    return sum(len(image) if isinstance(image, torch.Tensor) and image.ndim == 4 else 1 for image in images)
 
 
 def _can_stack(images: list[Any]) -> bool:
     """Whether these are equal images on one accelerator."""
     if len(images) < 2 or not all(isinstance(image, torch.Tensor) and image.ndim == 3 for image in images):
+        return False
+    if any(_layout_of(image) != "dense" for image in images):
         return False
     kinds = {(image.shape, image.dtype, image.device) for image in images}
     return len(kinds) == 1 and images[0].device.type != "cpu"
@@ -106,7 +120,7 @@ def read_image(
     else:
         levels = _levels_of_array(decode(image, reduce_to, name), None, "channels_last", False, name)
     if 0 in levels.shape:
-        raise ImageReadingError(f"{name} is empty: its shape is {tuple(image.shape)}")
+        raise ImageReadingError(f"{name} is empty: its shape is {tuple(getattr(image, 'shape', levels.shape))}")
     return levels if num_channels is None else _convert_channels(levels, num_channels, background, name)
 
 
@@ -176,6 +190,8 @@ def _levels_of_array(
     array: np.ndarray | torch.Tensor, num_channels: int | None, data_format: str | None, keep_float: bool, name: str
 ) -> torch.Tensor:
     """Levels (..., channels, height, width) of an array or tensor."""
+    if isinstance(array, torch.Tensor) and (layout := _layout_of(array)) != "dense":
+        raise ImageReadingError(f"{name} is a {layout} tensor (expected a dense one)")
     if array.dtype.is_complex if isinstance(array, torch.Tensor) else array.dtype.kind not in "biuf":
         raise ImageReadingError(f"{name} has dtype {array.dtype}, which is no image")
     if array.ndim not in (2, 3, 4):
@@ -186,6 +202,13 @@ def _levels_of_array(
     if (data_format or _infer_data_format(array, num_channels, name)) == "channels_last":
         tensor = tensor.movedim(-1, -3)
     return _to_levels(tensor, keep_float, name)
+
+
+def _layout_of(tensor: torch.Tensor) -> str:
+    """"dense" for a tensor that has a number for each place; what else it is."""
+    kinds = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "meta": tensor.is_meta}
+    sparse = tensor.layout is not torch.strided
+    return next((kind for kind, is_one in {**kinds, "sparse": sparse}.items() if is_one), "dense")
 
 
 def _tensor_of(array: np.ndarray) -> torch.Tensor:
@@ -209,8 +232,10 @@ def _to_levels(tensor: torch.Tensor, keep_float: bool, name: str) -> torch.Tenso
         tensor = tensor.long()  # PyTorch does little with the longer unsigned integers
         _check_range(tensor, 255, "integer images are in [0, 255] (or uint16)", name)
         return tensor.to(torch.uint8)
+    if keep_float or tensor.element_size() == 1:  # of float8, PyTorch computes nothing
+        tensor = tensor.float()
     if keep_float:
-        return tensor.float()
+        return tensor
     _check_range(tensor, 1, "floating-point images are in [0, 1] (divide by 255, or pass uint8)", name)
     return (tensor.float() * 65535).round() / 257  # 16 bits, so that k / 255 becomes exactly k
 

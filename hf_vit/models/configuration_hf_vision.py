@@ -380,15 +380,20 @@ def check_general(settings: dict[str, Any], fields: Any) -> None:
     _check_labels(fields.id2label)
 
 
-def _check_labels(id2label: dict[Any, str] | None) -> None:
-    """Check that the names of classes are those of 0, 1, 2, ..."""
+def _check_labels(id2label: Any) -> None:
+    """Check that the names of classes are text, and those of 0, 1, 2, ..."""
     if id2label is None:
         return
+    if not isinstance(id2label, dict):
+        raise ValueError(f"id2label is {reprlib.repr(id2label)}; it must be class numbers with their names")
     numbers = {int(key) if str(key).isdecimal() and len(str(key)) < 10 else None for key in id2label}
     if numbers != set(range(len(id2label))) or len(id2label) > MAX_LABELS:
         raise ValueError(
             f"id2label has the class numbers {reprlib.repr(list(id2label))}; they must be 0 to {len(id2label) - 1}"
         )
+    for number, name in id2label.items():
+        if not isinstance(name, str):
+            raise ValueError(f"the name of class {number} in id2label is {reprlib.repr(name)}; it must be text")
 
 
 def check_sizes(config: Any, *names: str) -> None:

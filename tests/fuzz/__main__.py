@@ -1,0 +1,118 @@
+"""Mutate inputs and use them: `python -m tests.fuzz --kind npz --count 1000 --seed 0`; see CONTRIBUTING.md.
+
+A finding is a folder with the files of its input and what happened; `--only NUMBER` repeats one in this process.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+# What the package and its caches read when they are imported.
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "critical", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+_SAID = 4  # findings of each verdict that are said at once; all are written
+
+
+def main() -> int:
+    """Run the gate; the exit status is 1 where there are findings."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", allow_abbrev=False)
+    parser.add_argument("--kind", nargs="+", default=["all"], help="names of kinds; all by default")
+    parser.add_argument("--count", type=int, default=1_000, help="inputs of each kind")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--only", type=int, help="use the input of this number here, and say what happens")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=Path("fuzz_findings"), help="folder of the findings")
+    parser.add_argument("--verbose", action="store_true", help="list refusals in the words of other packages")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fuzz_cache_") as cache:
+        os.environ.update(_ENVIRONMENT, HF_HOME=cache, XDG_CACHE_HOME=cache)
+        import torch
+
+        from .kinds import KINDS
+
+        torch.set_num_threads(1)
+        known = {kind.name: kind for kind in KINDS}
+        if unknown := [name for name in arguments.kind if name not in (*known, "all")]:
+            parser.error(f"unknown kind {unknown[0]!r}; known: {', '.join(known)}")
+        chosen = list(known.values()) if "all" in arguments.kind else [known[name] for name in arguments.kind]
+        if arguments.only is not None:
+            return _repeat(chosen[0], arguments)
+        print("| kind | seed | inputs | refused | accepted | faults | slowest | peak memory |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+        return int(sum([_run(kind, arguments) for kind in chosen]) > 0)
+
+
+def _run(kind, arguments: argparse.Namespace) -> int:
+    """Use the inputs of a kind, print a row of the table, write the findings; return their number."""
+    from .gate import run
+
+    said: dict[str, int] = {}
+    counts, slowest, peak, foreign, start = {"accepted": 0, "refused": 0}, 0.0, 0, {}, time.monotonic()
+    numbers = range(arguments.first, arguments.first + arguments.count)
+    for outcome in run(kind, numbers, arguments.seed, arguments.workers):
+        slowest, peak = max(slowest, outcome.seconds), max(peak, outcome.peak)
+        if outcome.is_fault:
+            said[outcome.verdict] = said.get(outcome.verdict, 0) + 1
+            _report(kind, arguments, outcome, aloud=said[outcome.verdict] <= _SAID)
+            continue
+        counts[outcome.verdict] += 1
+        if outcome.text.endswith("]") and ".py:" in outcome.text:
+            foreign.setdefault(outcome.text.rsplit("[", 1)[1], outcome)
+    for outcome in foreign.values() if arguments.verbose else ():
+        print(f"  {kind.name} {outcome.number}: {outcome.text[:400]!a}", file=sys.stderr)
+    faults = arguments.count - sum(counts.values())
+    print(
+        f"| {kind.name} | {arguments.seed} | {arguments.count:,} | {counts['refused']:,} | {counts['accepted']:,} "
+        f"| {faults} | {slowest:.1f} s | {peak / 2**20:,.0f} MiB |",
+        flush=True,
+    )
+    print(f"  {kind.name}: {time.monotonic() - start:.0f} s", file=sys.stderr)
+    return faults
+
+
+def _report(kind, arguments: argparse.Namespace, outcome, aloud: bool) -> None:
+    """Write a finding into a folder of its own, and say it in a line."""
+    from .gate import case_of, write_files
+
+    place = arguments.output / f"{kind.name}-{arguments.seed}-{outcome.number}"
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        case = case_of(kind, arguments.seed, outcome.number)
+        write_files(case, place)
+        how = case.how
+    except Exception:  # a fault of the gate itself
+        how = traceback.format_exc()
+    command = f"python -m tests.fuzz --kind {kind.name} --seed {arguments.seed} --only {outcome.number}"
+    spent = f"{outcome.seconds:.2f} s, {outcome.peak:,} bytes above the imports"
+    report = "\n".join([outcome.verdict, how, command, spent, outcome.text, ""])
+    (place / "report.txt").write_text(report, encoding="utf-8", errors="backslashreplace")
+    last = (outcome.text.strip().splitlines() or [""])[-1]
+    if aloud:
+        print(f"  {kind.name} {outcome.number}: {outcome.verdict}: {last[:300]!a}", file=sys.stderr, flush=True)
+
+
+def _repeat(kind, arguments: argparse.Namespace) -> int:
+    """Use one input in this process."""
+    from .gate import case_of, write_files
+
+    with tempfile.TemporaryDirectory(prefix="fuzz_") as folder:
+        (Path(folder) / "shared").mkdir()
+        kind.prepare(Path(folder) / "shared")
+        case = case_of(kind, arguments.seed, arguments.only)
+        print(case.how, case.expected, sep="\n")
+        write_files(case, Path(folder) / "case")
+        try:
+            result = kind.use(case, Path(folder) / "case")
+        except Exception:
+            traceback.print_exc()
+            return 1
+        print("accepted;", kind.judge(case, result) or "nothing is wrong with it")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""Kinds of weights: .npz, .pth and .safetensors that are converted, and the .safetensors of a folder that is loaded."""
+
+import hashlib
+import io
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from hf_vit.conversion.converting import convert_to_folder
+from hf_vit.models.loading import load
+
+from ..models import save_tiny
+from ..paths import GOLDENS, PEERS
+from .archives import mutate_directory, odd_pth, rewrite_npz, rewrite_pth, rewrite_safetensors
+from .gate import OUTPUT, Case, Kind
+from .mutators import mutate_bytes
+
+Tensors = dict[str, torch.Tensor]
+
+
+def fingerprint(tensors: Tensors) -> str:
+    """A hash of tensors, their names and shapes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+        digest.update(
+            tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.ndim else str(tensor.item()).encode()
+        )
+    return digest.hexdigest()
+
+
+class Conversion(Kind):
+    """A checkpoint that `convert` makes a folder of; the result is the folder's arrays and record."""
+
+    suffix: str
+    arguments: dict[str, dict[str, Any]]  # of `convert`, by the names of the originals
+
+    def prepare(self, folder: Path) -> None:
+        self.originals = {name: self.content(name) for name in self.arguments}
+        self.whole = []
+        for number, (name, content) in enumerate(self.originals.items()):
+            place = folder / str(number)
+            place.mkdir()
+            (place / self.file).write_bytes(content)
+            self.whole.append(fingerprint(self.use(Case("", value=self.arguments[name]), place)["arrays"]))
+
+    @property
+    def file(self) -> str:
+        return f"input{self.suffix}"
+
+    def content(self, name: str) -> bytes:
+        return (PEERS / name).read_bytes()
+
+    def case(self, name: str, data: bytes, how: str, expected: str = "any") -> Case:
+        return Case(f"{name}: {how}", {self.file: data}, self.arguments[name], expected)
+
+    def use(self, case: Case, folder: Path) -> Any:
+        convert_to_folder(folder / self.file, folder / OUTPUT, **case.value)
+        record = json.loads((folder / OUTPUT / "conversion.json").read_text(encoding="utf-8"))
+        return {"arrays": load_file(folder / OUTPUT / "model.safetensors"), "record": record}
+
+    def judge(self, case: Case, result: Any) -> str | None:
+        arrays = result["arrays"]
+        if any(not tensor.isfinite().all() for tensor in arrays.values()):
+            return "the weights are not finite"
+        if case.expected == "same" and fingerprint(arrays) not in self.whole:
+            return "the weights are not those of any original, and its checksums deny others"
+        return super().judge(case, result) or self.compare(case, result)
+
+    def compare(self, case: Case, result: Any) -> str | None:
+        """What an independent reader of the file says."""
+        return None
+
+
+class Npz(Conversion):
+    """Read by NumPy too, which must find the same numbers."""
+
+    name = "npz"
+    suffix = ".npz"
+    arguments = {  # noqa: RUF012
+        **{f"{name}.npz": {} for name in ("vit_token", "vit_gap", "vit_nohead", "vit_token_rep", "bv_scan_params")},
+        **{f"{name}.npz": {} for name in ("bv_sincos", "bv_map", "bit_v1")},
+        "vit_linen.npz": {"position_grid": (2, 4)},
+    }
+
+    def content(self, name: str) -> bytes:
+        return (GOLDENS / name).read_bytes()
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        self.arrays = {name: dict(np.load(io.BytesIO(content))) for name, content in self.originals.items()}
+
+    def make(self, random: Random) -> Case:
+        name = random.choice(list(self.originals))
+        data = self.originals[name]
+        way = random.random()
+        if way < 0.4:
+            return self.case(name, *rewrite_npz(self.arrays[name], random))
+        if way < 0.55:
+            return self.case(name, *mutate_directory(data, random), "same")
+        return self.case(name, *mutate_bytes(data, random, list(self.originals.values())), "same")
+
+    def compare(self, case: Case, result: Any) -> str | None:
+        if case.expected == "same":
+            return None
+        prefix, left_out = result["record"]["dialect"].get("prefix", ""), result["record"]["left_out"]
+        with np.load(io.BytesIO(case.files[self.file])) as file:
+            names = [name for name in file.files if name.startswith(prefix) and not (left_out and "head/" in name)]
+            theirs = [_floats(file[name]) for name in names]
+        ours = [tensor.numpy().ravel() for tensor in result["arrays"].values()]
+        return None if _same_numbers(ours, theirs) else "NumPy reads other numbers in the file"
+
+
+def _floats(array: np.ndarray) -> np.ndarray:
+    """Numbers in one row; bfloat16, which NumPy does not know, is the upper half of a float32."""
+    if array.dtype.kind == "V":
+        return (np.frombuffer(array.tobytes(), "<u2").astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32).ravel()
+
+
+def _same_numbers(ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
+    """Whether two lists of arrays hold the same numbers but for zeros, in any order."""
+    first, second = (np.sort(np.concatenate(arrays)) for arrays in (ours, theirs))
+    return np.array_equal(first[first != 0], second[second != 0])
+
+
+class Pth(Conversion):
+    name = "pth"
+    suffix = ".pth"
+    arguments = {  # noqa: RUF012
+        "deit.pth": {"num_attention_heads": 2, "position_grid": (5, 9)},
+        "dino.pth": {"num_attention_heads": 2, "position_grid": (5, 9)},
+        "torchvision.pth": {"num_attention_heads": 2},
+        "legacy": {"num_attention_heads": 2, "position_grid": (5, 9)},
+    }
+
+    def content(self, name: str) -> bytes:
+        if name != "legacy":
+            return super().content(name)
+        file = io.BytesIO()
+        torch.save(_weights(PEERS / "deit.pth"), file, _use_new_zipfile_serialization=False)
+        return file.getvalue()
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        self.weights = {name: _weights(io.BytesIO(content)) for name, content in self.originals.items()}
+
+    def make(self, random: Random) -> Case:
+        name = random.choice(list(self.originals))
+        data, way = self.originals[name], random.random()
+        if way < 0.3:
+            data, how = odd_pth(self.weights[name], random)
+            return self.case(name, data, how, "refused" if ": NaN" in how and how.endswith("NaN") else "any")
+        if name == "legacy":
+            return self.case(name, *mutate_bytes(data, random, list(self.originals.values())))
+        if way < 0.5:
+            return self.case(name, *rewrite_pth(data, random))
+        if way < 0.6:
+            return self.case(name, *mutate_directory(data, random), "same")
+        return self.case(name, *mutate_bytes(data, random, [data]), "same")
+
+
+def _weights(file: Any) -> Tensors:
+    content = torch.load(file, weights_only=False)
+    for container in ("model", "teacher"):
+        content = content.get(container, content)
+    return {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+
+
+class Safetensors(Conversion):
+    """It has no checksums: the numbers must be those that its header and data say."""
+
+    name = "safetensors"
+    suffix = ".safetensors"
+    arguments = {  # noqa: RUF012
+        "timm_plain.safetensors": {"num_attention_heads": 2, "position_grid": (5, 9)},
+        "timm_map.safetensors": {"num_attention_heads": 2, "position_grid": (5, 9)},
+        "timm_root.safetensors": {"num_attention_heads": 2},
+        "timm_hybrid.safetensors": {"num_attention_heads": 2, "position_grid": (3, 5)},
+    }
+
+    def make(self, random: Random) -> Case:
+        name = random.choice(list(self.originals))
+        return self.case(name, *_mutate_safetensors(self.originals[name], random, list(self.originals.values())))
+
+    def compare(self, case: Case, result: Any) -> str | None:
+        if result["record"]["beside"]:
+            return None
+        theirs = _numbers_of_safetensors(case.files[self.file])
+        ours = [tensor.numpy().ravel() for tensor in result["arrays"].values()]
+        return None if theirs is None or _same_numbers(ours, theirs) else "its header and data say other numbers"
+
+
+def _mutate_safetensors(data: bytes, random: Random, others: list[bytes]) -> tuple[bytes, str]:
+    return rewrite_safetensors(data, random) if random.random() < 0.5 else mutate_bytes(data, random, others)
+
+
+def _numbers_of_safetensors(data: bytes) -> list[np.ndarray] | None:
+    """The numbers as https://github.com/huggingface/safetensors describes the format; None where not all are floats."""
+    length = int.from_bytes(data[:8], "little")
+    header, arrays = json.loads(data[8 : 8 + length]), []
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        dtype = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}.get(entry["dtype"])
+        if dtype is None:
+            return None
+        start, end = entry["data_offsets"]
+        arrays.append(np.frombuffer(data[8 + length + start : 8 + length + end], dtype).astype(np.float32))
+    return arrays
+
+
+class Weights(Kind):
+    """The model.safetensors of a folder of ours, which `load` reads."""
+
+    name = "weights"
+
+    def prepare(self, folder: Path) -> None:
+        variants: tuple[dict[str, Any], ...] = ({}, {"pooling": "map", "representation_size": 9}, {"hybrid": True})
+        folders = [save_tiny(folder / str(number), **fields) for number, fields in enumerate(variants)]
+        self.folders = [{path.name: path.read_bytes() for path in place.iterdir()} for place in folders]
+        self.originals = [files["model.safetensors"] for files in self.folders]
+
+    def make(self, random: Random) -> Case:
+        number = random.randrange(len(self.folders))
+        data, how = _mutate_safetensors(self.originals[number], random, self.originals)
+        return Case(f"{number}: {how}", {**self.folders[number], "model.safetensors": data})
+
+    def use(self, case: Case, folder: Path) -> Any:
+        model, _ = load(folder)
+        return model.state_dict()
+
+    def judge(self, case: Case, result: Any) -> str | None:
+        theirs = _numbers_of_safetensors(case.files["model.safetensors"])
+        ours = [tensor.numpy().ravel() for tensor in result.values()]
+        return None if theirs is None or _same_numbers(ours, theirs) else "its header and data say other numbers"

@@ -1,0 +1,379 @@
+"""Kinds of images: files in many formats, and whatever else a user may call an image."""
+
+import hashlib
+import io
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from hf_vit import HfViTImageProcessor
+
+from .archives import mutate_png
+from .gate import Case, Kind
+from .mutators import mutate_bytes, odd_value
+
+_ROWS, _COLUMNS = 30, 41
+_PIXELS = np.random.default_rng(0).integers(0, 256, (_ROWS, _COLUMNS, 4), np.uint8)
+_PIXELS[:, :20] //= 64  # half of it is smooth
+_TOLERANCE = 1e-5
+
+
+def _within(images: Any) -> str | None:
+    """What is wrong with pixel values of mean and deviation 1/2."""
+    for image in images:
+        array = np.asarray(image)
+        if not np.isfinite(array).all() or (array.size and abs(array).max() > 1 + _TOLERANCE):
+            return f"pixel values go from {array.min()} to {array.max()}"
+    return None
+
+
+def _write(image: Image.Image, format: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def _exif(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = orientation, "a picture"
+    return exif.tobytes()
+
+
+class Pictures(Kind):
+    """Image files: by path, as bytes, or one of a batch."""
+
+    name = "image"
+
+    def prepare(self, folder: Path) -> None:
+        colour, alpha = Image.fromarray(_PIXELS[..., :3]), Image.fromarray(_PIXELS)
+        grey, deep = colour.convert("L"), Image.fromarray(_PIXELS[..., 0].astype(np.uint16) * 257)
+        palette = colour.quantize(16)
+        frames = {"save_all": True, "append_images": [colour.rotate(9), colour.rotate(99)]}
+        self.originals = {
+            "jpeg": _write(colour, "JPEG", exif=_exif(6), icc_profile=b"x" * 300), "progressive": _write(colour,
+            "JPEG", progressive=True),
+            "grey.jpeg": _write(grey, "JPEG"), "cmyk.jpeg": _write(colour.convert("CMYK"), "JPEG"),
+            "png": _write(colour, "PNG"),
+            "alpha.png": _write(alpha, "PNG", exif=_exif(3)), "palette.png": _write(palette, "PNG", transparency=3),
+            "deep.png": _write(deep, "PNG"),
+            "bit.png": _write(colour.convert("1"), "PNG"), "apng": _write(colour, "PNG", **frames),
+            "webp": _write(colour, "WEBP"),
+            "lossless.webp": _write(alpha, "WEBP", lossless=True, exif=_exif(8)), "frames.webp": _write(colour,
+            "WEBP", **frames),
+            "gif": _write(palette, "GIF"), "frames.gif": _write(colour, "GIF", **frames), "bmp": _write(colour,
+            "BMP"), "ico": _write(alpha, "ICO"),
+            "tiff": _write(colour, "TIFF"), "lzw.tiff": _write(deep, "TIFF", compression="tiff_lzw"),
+            "jpeg.tiff": _write(colour, "TIFF", compression="jpeg"),
+            "ppm": _write(colour, "PPM"), "tga": _write(colour, "TGA", compression="tga_rle"), "jp2": _write(colour,
+            "JPEG2000"), "pcx": _write(colour, "PCX"),
+            "avif": _write(colour, "AVIF"), "dds": _write(alpha, "DDS"), "sgi": _write(colour, "SGI"),
+            "mpo": _write(colour, "MPO", **frames),
+            "float.tiff": _write(Image.fromarray(_PIXELS[..., 0] / np.float32(255)), "TIFF"),
+            "icns": _write(alpha.resize((32, 32)), "ICNS"),
+        }  # fmt: skip
+        self.processors = [
+            HfViTImageProcessor("vit_jax", size=14), HfViTImageProcessor("timm", size=14, image_mean=0.5,
+            image_std=0.5),
+            HfViTImageProcessor("vit_jax", size=14, reduced_decoding=True), HfViTImageProcessor("native", size=32,
+            patch_size=8),
+        ]  # fmt: skip
+        self.whole = {name: self._results(data) for name, data in self.originals.items()}
+
+    def _results(self, data: bytes) -> list[str]:
+        cases = (Case("", {"picture": data}, (number, "bytes")) for number in range(len(self.processors)))
+        return [_hash(self.use(case, Path())) for case in cases]
+
+    def make(self, random: Random) -> Case:
+        name = random.choice((*self.originals, "jpeg", "jpeg", "png", "alpha.png", "webp", "gif"))
+        data, expected = self.originals[name], "any"
+        how = "head"
+        if name.endswith("png") and random.random() < 0.5:
+            data, how = mutate_png(data, random)
+        elif random.random() < 0.15:
+            head, how = mutate_bytes(data[:64], random, [data])
+            data = head + data[64:]
+        else:
+            others = [self.originals[name]] if name.endswith("png") else list(self.originals.values())
+            data, how = mutate_bytes(data, random, others)
+        if name.endswith("png") and not how.startswith("PNG"):
+            expected = "same"
+        number, way = random.randrange(len(self.processors)), random.choice(("path", "bytes", "batch", "dictionary"))
+        return Case(f"{name}: {how} ({way}, {number})", {"picture": data}, (number, way, name), expected)
+
+    def use(self, case: Case, folder: Path) -> Any:
+        processor, way, data = self.processors[case.value[0]], case.value[1], case.files["picture"]
+        path = str(folder / "picture")
+        image = {"path": path, "bytes": data, "batch": [path, data], "dictionary": {"bytes": data, "path": None}}[way]
+        return processor(image, return_tensors="np")["pixel_values"]
+
+    def judge(self, case: Case, result: Any) -> str | None:
+        if case.expected == "same" and _hash(result) not in self.whole[case.value[2]]:
+            return "the pixels are not those of the original, and its checksums deny others"
+        return _within(result)
+
+
+def _hash(result: np.ndarray) -> str:
+    return hashlib.sha256(result[0].tobytes()).hexdigest()
+
+
+class Objects(Kind):
+    """Values of any type that are given to a processor as images."""
+
+    name = "object"
+
+    def prepare(self, folder: Path) -> None:
+        self.png = _write(Image.fromarray(_PIXELS[..., :3]), "PNG")
+        (folder / "picture.png").write_bytes(self.png)
+        self.path = str(folder / "picture.png")
+        plain = {"image_mean": 0.5, "image_std": 0.5}
+        self.processors = [
+            HfViTImageProcessor("vit_jax", size=14), HfViTImageProcessor("timm", size=14, **plain),
+            HfViTImageProcessor("native", size=32, patch_size=8),
+            HfViTImageProcessor("augreg", size=14, on_error="skip"), HfViTImageProcessor("vit_jax", size=14,
+            num_channels=1),
+            HfViTImageProcessor("vit_jax", size=14, do_convert_rgb=False, **plain),
+            HfViTImageProcessor("transformers", size=14, backend="torch"),
+        ]  # fmt: skip
+
+    def make(self, random: Random) -> Case:
+        number = random.randrange(len(self.processors))
+        options: dict[str, Any] = {"return_tensors": random.choice(("pt", "np", None))}
+        if random.random() < 0.2:
+            options["input_data_format"] = random.choice(("channels_first", "channels_last"))
+        value = self._object(random, 0)
+        return Case(
+            f"processor {number}, {options}: {type(value).__name__} {_text(value)}", value=(number, options, value)
+        )
+
+    def _object(self, random: Random, depth: int) -> Any:
+        makers = [_array, _array, _array, _tensor, _tensor, _pillow, _pillow, self._file, self._file, _other]
+        if depth < 3:
+            makers += [self._list, self._list]
+        return random.choice(makers)(random) if depth < 3 else _array(random)
+
+    def _list(self, random: Random) -> Any:
+        items = [self._object(random, random.choice((1, 2, 3))) for _ in range(random.choice((0, 1, 1, 2, 3)))]
+        return random.choice(
+            (list, list, tuple, set_or_list, iter, lambda entries: {"a": entries}, lambda entries: [entries])
+        )(items)
+
+    def _file(self, random: Random) -> Any:
+        data = random.choice((self.png, b"", b"x", mutate_bytes(self.png, random, [self.png])[0]))
+        text = random.choice((self.path, "", "x", "nothing.png", "data:image/png;base64,!!", "data:", "\0",
+        "a" * 5_000, "/", ".", "/dev/null", "http://[::1",
+                              "ftp://x/y", "file:///x", "\ud800", "é" * 300, "~",
+                              "data:image/png;base64," + "A" * 9))  # fmt: skip
+        closed = io.BytesIO(data)
+        closed.close()
+        return random.choice((
+            data, bytearray(data), memoryview(data), memoryview(data)[::2], text, Path(text),
+            text.encode("utf-8", "replace"), io.BytesIO(data), closed,
+            io.StringIO("x"), {"bytes": data, "path": text}, {"bytes": None, "path": text}, {"bytes": text,
+            "path": None}, {"path": 3}, {},
+            SimpleNamespace(read=lambda *size: "text"), SimpleNamespace(read=lambda *size: None),
+            SimpleNamespace(read=3),
+        ))  # fmt: skip
+
+    def use(self, case: Case, folder: Path) -> Any:
+        number, options, value = case.value
+        return self.processors[number](value, **options)["pixel_values"]
+
+    def judge(self, case: Case, result: Any) -> str | None:
+        return _within([image.float() if isinstance(image, torch.Tensor) else image for image in result])
+
+
+def set_or_list(items: list) -> Any:
+    try:
+        return set(items)
+    except TypeError:
+        return items
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and not value.is_nested):
+        return f"{tuple(value.shape)} {value.dtype}"
+    if isinstance(value, Image.Image):
+        return f"{value.mode} {value.size}"
+    try:
+        return ascii(value)[:200] if isinstance(value, str | bytes | dict | list | tuple) else ""
+    except (RecursionError, RuntimeError, ValueError):  # lists in lists; tensors that cannot be shown
+        return "..."
+
+
+def _shape(random: Random) -> tuple[int, ...]:
+    return random.choice((
+        (), (0,), (3,), (9, 7), (9, 7, 3), (3, 9, 7), (0, 7, 3), (9, 0, 3), (9, 7, 1), (9, 7, 2), (9, 7, 4),
+        (9, 7, 5), (2, 9, 7, 3), (2, 3, 9, 7),
+        (1, 1, 1, 9, 3), (1, 1), (1, 1, 3), (3, 3, 3), (3, 1, 1), (1, 4_000, 3), (4_000, 1, 3), (0, 3, 9, 7),
+        (9, 7, 0), (2, 2), (4, 4, 4), (0, 0), (9, 7, 3, 1),
+    ))  # fmt: skip
+
+
+def _array(random: Random) -> Any:
+    """An array of some shape, type, layout and numbers."""
+    shape, generator = _shape(random), np.random.default_rng(random.getrandbits(32))
+    dtype = random.choice((
+        "u1", "u1", "u1", "f4", "f4", "f8", "f2", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "?", "c8", "c16", "f16",
+        "O", "S3", "U3", "M8[s]", "m8[s]", "V3",
+        ">f4", ">u2", ">i4", [("a", "u1"), ("b", "f4")],
+    ))  # fmt: skip
+    numbers = generator.random(shape) if np.dtype(dtype).kind in "fc" else generator.integers(0, 256, shape)
+    array = np.zeros(shape, dtype) if np.dtype(dtype).kind in "SUMmV" else np.asarray(numbers, dtype=dtype)
+    if random.random() < 0.2 and array.size and array.dtype.kind in "fiu":
+        value = random.choice(
+            (np.nan, np.inf, -1, 300, 1e30, 70_000) if array.dtype.kind == "f" else (-1, 300, 1, 70_000)
+        )
+        with np.errstate(all="ignore"):
+            array = array.copy()
+            array.reshape(-1)[:1] = np.array(value).astype(array.dtype)
+    layout = random.choice(
+        ("", "", "", "", "flipped", "read-only", "strided", "fortran", "masked", "matrix", "wide", "subclass")
+    )
+    if layout == "flipped":
+        array = array[::-1] if array.ndim else array
+    elif layout == "read-only":
+        array.flags.writeable = False
+    elif layout == "strided" and array.ndim:
+        array = np.repeat(array, 2, 0)[::2]
+    elif layout == "fortran":
+        array = np.asfortranarray(array)
+    elif layout == "masked":
+        return np.ma.masked_array(array, mask=np.zeros(array.shape, bool))
+    elif layout == "matrix" and array.ndim == 2:
+        return np.asmatrix(array)
+    elif layout == "wide":
+        return np.broadcast_to(
+            np.uint8(random.randrange(256)),
+            random.choice(((3_000, 2_000, 3), (30_000, 20_000, 3), (10**6, 10**6), (2**20, 1, 3))),
+        )
+    elif layout == "subclass" and array.dtype.names is None:
+        return array.view(np.char.chararray) if array.dtype.kind in "SU" else array.view(np.recarray)
+    return array
+
+
+def _tensor(random: Random) -> Any:
+    dtype = random.choice((
+        torch.uint8, torch.uint8, torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16,
+        torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2,
+    ))  # fmt: skip
+    generator = torch.Generator().manual_seed(random.getrandbits(32))
+    tensor = torch.rand(_shape(random), generator=generator)
+    tensor = (tensor if dtype.is_floating_point or dtype.is_complex else tensor * 120).to(dtype)
+    layout = random.choice(
+        (
+            "",
+            "",
+            "",
+            "",
+            "",
+            "gradient",
+            "meta",
+            "sparse",
+            "expanded",
+            "transposed",
+            "quantized",
+            "nested",
+            "parameter",
+            "huge",
+            "conjugate",
+        )
+    )
+    if layout == "gradient" and (dtype.is_floating_point or dtype.is_complex):
+        return tensor.requires_grad_()
+    if layout == "meta":
+        return tensor.to("meta")
+    if layout == "sparse" and tensor.ndim and dtype in (torch.float32, torch.float64, torch.int64):
+        return tensor.to_sparse()
+    if layout == "expanded":
+        return torch.zeros(1, dtype=dtype).expand(
+            random.choice(((3, 2_000, 3_000), (3, 40_000, 30_000), (2**40, 3, 3)))
+        )
+    if layout == "transposed" and tensor.ndim > 1:
+        return tensor.transpose(0, -1)
+    if layout == "quantized" and dtype == torch.float32:
+        return torch.quantize_per_tensor(tensor, 0.1, 0, torch.quint8)
+    if layout == "nested" and dtype == torch.float32 and tensor.ndim:
+        return torch.nested.nested_tensor([tensor, tensor], layout=torch.jagged)
+    if layout == "parameter" and dtype == torch.float32:
+        return torch.nn.Parameter(tensor)
+    if layout == "conjugate" and dtype == torch.complex64:
+        return tensor.conj()
+    return torch.empty(0, dtype=dtype).new_zeros(1).expand(2**20, 2**20, 2**20) if layout == "huge" else tensor
+
+
+def _pillow(random: Random) -> Any:
+    """A PIL image of some mode, size and information."""
+    mode = random.choice(
+        (
+            "1",
+            "L",
+            "P",
+            "RGB",
+            "RGB",
+            "RGBA",
+            "CMYK",
+            "YCbCr",
+            "LAB",
+            "HSV",
+            "I",
+            "F",
+            "LA",
+            "PA",
+            "RGBX",
+            "RGBa",
+            "La",
+            "I;16",
+            "I;16L",
+            "I;16B",
+            "I;16N",
+        )
+    )
+    size = random.choice(((9, 7), (9, 7), (9, 7), (0, 0), (0, 5), (1, 1), (1, 4_000), (4_000, 1), (300, 200)))
+    colour = (
+        random.choice((0, 0, 1, 255, 65_535, 70_000, -5, float("nan"), float("inf"), 0.5)) if mode in ("I", "F") else 0
+    )
+    image = Image.new(
+        mode,
+        size,
+        int(colour) if mode == "I" and colour == colour and abs(colour) < 1e9 else colour if mode == "F" else 0,
+    )
+    step = random.choice(("", "", "", "transparency", "exif", "closed", "palette", "icc", "filename", "subclass"))
+    if step == "transparency":
+        image.info["transparency"] = random.choice(
+            (0, 3, 300, -1, b"", b"\0", b"\xff" * 300, (1, 2, 3), (1, 2), "x", None, [1], 1.5)
+        )
+    elif step == "exif":
+        image.info["exif"] = random.choice(
+            (b"", b"x", b"Exif\0\0", _exif(random.randrange(12)), _exif(6)[:-5], random.randbytes(60), "text", 3)
+        )
+    elif step == "closed":
+        image.close()
+    elif step == "palette" and mode in ("P", "PA"):
+        image.putpalette(random.randbytes(random.choice((0, 3, 9, 768))))
+    elif step == "icc":
+        image.info["icc_profile"] = random.choice((b"x", 3, None))
+    elif step == "filename":
+        image.filename = random.choice((3, "", None, "\ud800", b"x", Path("y"), "n" * 9_000))
+    return image
+
+
+def _other(random: Random) -> Any:
+    circle: list[Any] = []
+    circle.append(circle)
+    deep: Any = []
+    for _ in range(random.choice((10, 100_000))):
+        deep = [deep]
+    return random.choice((
+        None, 0, 1.5, True, 1j, object(), int, print, range(3), (number for number in range(3)), [[1, 2], [3, 4]],
+        [[[1, 2, 3]]], circle, deep, [None], [1], [""],
+        frozenset({1}), slice(3), NotImplemented, ..., SimpleNamespace(ndim=4, shape=(1, 2, 3, 4)),
+        SimpleNamespace(__array__=lambda: 3), np.uint8(3),
+        np.float32("nan"), torch.Size((3, 4)), Image, io, lambda: 3, b"x".decode, {1: 2}, {"a": {"b": []}},
+        odd_value(random),
+    ))  # fmt: skip

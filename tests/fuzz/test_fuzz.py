@@ -1,0 +1,78 @@
+"""The fuzz gate itself: it catches planted faults, and a short run of every kind finds none."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ..paths import ROOT
+
+# Run in a process of its own, which forks the workers: that of the tests has threads.
+PLANTED = """
+import json, os, sys, time
+from pathlib import Path
+from random import Random
+from tests.fuzz.gate import Case, Kind, run
+
+class Planted(Kind):
+    name = "planted"
+    def make(self, random):
+        assert random.random() < 1
+        return Case("planted", {"file": b"x"}, None, "refused" if FAULT == "accepts" else "same")
+    def use(self, case, folder):
+        if FAULT == "TypeError": return None + 1
+        if FAULT == "hangs": time.sleep(60)
+        if FAULT == "computes":
+            while True: pass
+        if FAULT == "memory": bytearray(b"x") * 150_000_000
+        if FAULT == "much memory": return bytearray(2**40)
+        if FAULT == "file": (folder / ".draft").touch(); raise ValueError("the file is not what it should be")
+        if FAULT == "temporary": import tempfile; tempfile.mkdtemp()
+        if FAULT == "crash": os.kill(os.getpid(), 11)
+        if FAULT == "mute": raise ValueError("3")
+        if FAULT == "judge": return 1
+        if FAULT == "refuses": raise ValueError("the file is not what it should be")
+        (folder / "output").mkdir()
+    def judge(self, case, result):
+        return "it is wrong" if result else super().judge(case, result)
+
+for FAULT in sys.argv[1:]:
+    outcomes = run(Planted(), range(2), seed=0, seconds=0.5, most_bytes=100_000_000)
+    print(json.dumps([FAULT, sorted([outcome.number, outcome.verdict] for outcome in outcomes)]))
+"""
+VERDICTS = {
+    "TypeError": "traceback of TypeError",
+    "hangs": "hang",
+    "computes": "hang",
+    "memory": "memory",
+    "much memory": "memory",
+    "file": "left behind",
+    "temporary": "left behind",
+    "crash": "crash",
+    "mute": "no sentence",
+    "accepts": "wrongly accepted",
+    "judge": "wrongly accepted",
+    "refuses": "refused",
+    "none": "accepted",
+}
+
+
+@pytest.mark.slow
+def test_the_gate_catches_planted_faults():
+    command = [sys.executable, "-c", PLANTED, *VERDICTS]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = dict(map(json.loads, result.stdout.splitlines()))
+    assert found == {fault: [[number, verdict] for number in range(2)] for fault, verdict in VERDICTS.items()}
+
+
+@pytest.mark.slow
+def test_mutated_inputs_of_every_kind(tmp_path):
+    command = [sys.executable, "-m", "tests.fuzz", "--count", "60", "--output", str(tmp_path / "findings")]
+    result = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert not (tmp_path / "findings").exists()
+    assert result.stdout.count("| 60 |") == 12

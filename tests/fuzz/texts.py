@@ -1,0 +1,332 @@
+"""Kinds of text: config.json, preprocessor_config.json, recipes, AugReg's index, names of classes and maps of them."""
+
+import io
+import json
+import math
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import yaml
+from PIL import Image
+from transformers import ViTImageProcessorPil
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.catalog.searching import COLUMNS, best_augreg, search
+from hf_vit.conversion.converting import convert_to_folder
+from hf_vit.conversion.exporting import export
+from hf_vit.conversion.labels import set_labels
+from hf_vit.evaluation.classification import read_objectnet_classes, read_real_labels
+from hf_vit.files.reading import parse_yaml
+from hf_vit.models.loading import load_processor, save_folder
+from hf_vit.models.prediction import predict
+from hf_vit.training.data import Split
+from hf_vit.training.labels import match_to_model
+from hf_vit.training.models import build_config
+from hf_vit.training.recipes import build, dump, parse_settings
+from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
+
+from ..models import save_tiny, tiny_bit
+from ..paths import PEERS, RECIPES
+from .gate import OUTPUT, Case, Kind
+from .mutators import encode_lines, mutate_bytes, mutate_lines, mutate_tree, odd_value, write_json, write_yaml
+
+_PICTURE = Image.fromarray(np.arange(40 * 30 * 3, dtype=np.uint8).reshape(40, 30, 3))
+Files = dict[str, bytes]
+
+
+def _files_of(folder: Path) -> Files:
+    return {f"input/{path.name}": path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def _mutated_json(text: bytes, random: Random, others: list[Any]) -> tuple[bytes, str]:
+    """JSON of which values or, more rarely, bytes were mutated."""
+    if random.random() < 0.2:
+        return mutate_bytes(text, random, [json.dumps(other).encode() for other in others])
+    tree, how = mutate_tree(json.loads(text), random, others)
+    return write_json(tree, random), how
+
+
+class Configuration(Kind):
+    """The config.json of our folders, which predict, and of transformers' and timm's, which are converted."""
+
+    name = "config"
+    file = "input/config.json"
+
+    def prepare(self, folder: Path) -> None:
+        fields: dict[str, dict[str, Any]] = {
+            "vit": {}, "map": {"pooling": "map", "representation_size": 9}, "hybrid": {"hybrid": True},
+            "square": {"image_size": (24, 24), "patch_size": (4, 4), "hidden_act": "gelu",
+            "position_interpolation": "bicubic"},
+        }  # fmt: skip
+        self.originals = {name: _files_of(save_tiny(folder / name, **values)) for name, values in fields.items()}
+        save_folder(folder / "bit", tiny_bit(), HfViTImageProcessor("bit", size={"height": 43, "width": 64}))
+        self.originals["bit"] = _files_of(folder / "bit")
+        model = HfViTForImageClassification.from_pretrained(folder / "square")
+        export(model, folder / "transformers", "transformers", processor=HfViTImageProcessor("transformers", size=24))
+        self.originals["transformers"] = _files_of(folder / "transformers")
+        self.originals["timm"] = _files_of(PEERS / "timm_folder")
+        self.trees = [json.loads(files[self.file]) for files in self.originals.values()]
+
+    def make(self, random: Random) -> Case:
+        name = random.choice(list(self.originals))
+        file = self.file
+        if name == "transformers" and random.random() < 0.5:
+            file = "input/preprocessor_config.json"
+        text, how = _mutated_json(self.originals[name][file], random, self.trees)
+        return Case(f"{name}: {how}", {**self.originals[name], file: text}, name)
+
+    def use(self, case: Case, folder: Path) -> Any:
+        if case.value in ("timm", "transformers"):
+            grid = {"position_grid": (5, 9)} if case.value == "timm" else {}
+            convert_to_folder(folder / "input", folder / OUTPUT, **grid)
+            if case.value == "timm":
+                return []
+        _PICTURE.save(folder / "picture.png")
+        try:
+            return list(
+                predict(folder / (OUTPUT if case.value == "transformers" else "input"), [folder / "picture.png"])
+            )
+        finally:
+            (folder / "picture.png").unlink()
+
+    def judge(self, case: Case, result: Any) -> str | None:
+        for prediction in (prediction for predictions in result for prediction in predictions):
+            if not 0 <= prediction.score <= 1 or not isinstance(prediction.label, str):
+                return f"a prediction is {prediction}"
+        return None
+
+
+class Processor(Kind):
+    """The preprocessor_config.json of a folder, whose processor is given images."""
+
+    name = "processor"
+    file = "input/preprocessor_config.json"
+
+    def prepare(self, folder: Path) -> None:
+        whole = save_tiny(folder / "whole")
+        self.config = (whole / "config.json").read_bytes()
+        processors: list[Any] = [
+            HfViTImageProcessor(preset, size=24) for preset in ("vit_jax", "augreg", "timm", "transformers")
+        ]
+        processors += [
+            HfViTImageProcessor("native", size={"height": 16, "width": 24}, patch_size=8),
+            ViTImageProcessorPil(),
+        ]
+        self.originals = []
+        for number, processor in enumerate(processors):
+            processor.save_pretrained(folder / str(number))
+            self.originals.append((folder / str(number) / "preprocessor_config.json").read_bytes())
+        self.trees = [json.loads(text) for text in self.originals]
+
+    def make(self, random: Random) -> Case:
+        number = random.randrange(len(self.originals))
+        text, how = _mutated_json(self.originals[number], random, self.trees)
+        return Case(
+            f"{number}: {how}", {"input/config.json": self.config, self.file: text}, random.choice(("pt", "np", None))
+        )
+
+    def use(self, case: Case, folder: Path) -> Any:
+        processor = load_processor(folder / "input")
+        if not isinstance(processor, HfViTImageProcessor | ViTImageProcessorPil):
+            raise TypeError(f"the processor is {processor}")
+        if isinstance(processor, ViTImageProcessorPil):  # what becomes of its settings in a conversion is another kind
+            return []
+        return processor([_PICTURE, np.asarray(_PICTURE.rotate(90, expand=True))], return_tensors=case.value)[
+            "pixel_values"
+        ]
+
+    def judge(self, case: Case, result: Any) -> str | None:
+        finite = all(bool(np.isfinite(np.asarray(image)).all()) for image in result)
+        return None if finite else "pixel values are not finite"
+
+
+class Recipe(Kind):
+    """A recipe, with its base and with settings of the command line, as far as a configuration."""
+
+    name = "recipe"
+
+    def prepare(self, folder: Path) -> None:
+        names = (
+            "figure3_small",
+            "augreg_i1k",
+            "finetune_vit_jax_augreg",
+            "plain_s16",
+            "bit_hyperrule_small",
+            "lora",
+            "axial_resnet_jft",
+        )
+        names += ("masked_patch_prediction", "digits")
+        self.files = {path.name: path.read_bytes() for path in RECIPES.glob("*.yaml")}
+        self.originals = {f"{name}.yaml": yaml.safe_load(self.files[f"{name}.yaml"]) for name in names}
+
+    def make(self, random: Random) -> Case:
+        name = random.choice(list(self.originals))
+        trees = list(self.originals.values())
+        if random.random() < 0.3:
+            text, how = mutate_bytes(self.files[name], random, [self.files[f] for f in self.originals])
+        elif random.random() < 0.3:
+            lines, how = mutate_lines(self.files[name].decode(), random)
+            text = encode_lines(lines, random)
+        else:
+            tree, how = mutate_tree(self.originals[name], random, trees)
+            text = write_yaml(tree, random)
+        files = dict(self._family(name))
+        files[name] = text
+        arguments = ["--print_config"] if random.random() < 0.5 else ["--dataset=digits", "--output_dir=x", "--steps=9"]
+        if random.random() < 0.3:
+            option = random.choice(
+                ("steps", "learning_rate", "config", "crop_area", "select", "crop", "image_size", "seed", "freeze")
+            )
+            arguments += [f"--{option}", str(odd_value(random))]
+        kind = FinetuneSettings if "finetune" in name or name == "lora.yaml" else PretrainSettings
+        return Case(
+            f"{name}: {how} {arguments}"[:500],
+            files,
+            (name, random.choice((kind, kind, kind, EvaluateSettings)), arguments),
+        )
+
+    def _family(self, name: str) -> Files:
+        """A recipe and those that it builds on."""
+        base = yaml.safe_load(self.files[name]).get("base")
+        return {name: self.files[name], **(self._family(base) if base else {})}
+
+    def use(self, case: Case, folder: Path) -> Any:
+        name, kind, arguments = case.value
+        settings = parse_settings(kind, ["--recipe", str(folder / name), *arguments])
+        text = dump(settings)
+        if isinstance(settings, PretrainSettings) and (settings.variant or settings.config):
+            build_config(settings)
+        return settings, text
+
+    def judge(self, case: Case, result: Any) -> str | None:
+        settings, text = result
+        settings.print_config = True
+        again = build(type(settings), {**parse_yaml(text, "what was written"), "print_config": True})
+        vars(again).update(
+            {name: vars(settings)[name] for name in ("resume", "overwrite") if name in vars(settings)}
+        )  # are not written
+        return None if again == settings else "the recipe that is written says other settings"
+
+
+class Index(Kind):
+    """AugReg's index.csv, which is searched."""
+
+    name = "index"
+
+    def prepare(self, folder: Path) -> None:
+        rows = [",".join(COLUMNS)]
+        for number in range(12):
+            model, data = ("B/16", "R50+L/32", "Ti/16")[number % 3], ("imagenet2012", "cifar100", "kitti")[number // 4]
+            file = f"{model.replace('/', '_')}-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.{number}"
+            numbers = f"0.{number}5,{data},{(224, 384)[number % 2]},0.9{number},0.8{number}"
+            rows.append(f"{model},i21k,{numbers},{file},{file}--{data}")
+        self.original = "\n".join(rows)
+
+    def make(self, random: Random) -> Case:
+        if random.random() < 0.3:
+            data, how = mutate_bytes(self.original.encode(), random, [self.original.encode()])
+        elif random.random() < 0.5:
+            rows = [row.split(",") for row in self.original.split("\n")]
+            tree, how = mutate_tree(rows, random, [rows])
+            text = (
+                "\n".join(",".join(map(str, row)) if isinstance(row, list) else str(row) for row in tree)
+                if isinstance(tree, list)
+                else str(tree)
+            )
+            data = encode_lines(text, random)
+        else:
+            text, how = mutate_lines(self.original, random)
+            data = encode_lines(text, random)
+        wanted = random.choice((None, "imagenet2012", "cifar100")), random.choice((None, 224, 384))
+        return Case(f"{how} {wanted}", {"index.csv": data}, (random.choice(("B/16", "Ti/16")), *wanted))
+
+    def use(self, case: Case, folder: Path) -> Any:
+        found = search(*case.value, index=folder / "index.csv")
+        return found, best_augreg(case.value[0], folder / "index.csv")
+
+    def judge(self, case: Case, result: Any) -> str | None:
+        odd = [
+            found
+            for found in result[0]
+            if not found.location.isprintable() or ".." in found.location or "nan" in found.about
+        ]
+        return f"it finds {odd[0]}" if odd else None
+
+
+class Labels(Kind):
+    """A file with names of classes, which a model gets; the result is what its config.json says afterwards."""
+
+    name = "labels"
+
+    def prepare(self, folder: Path) -> None:
+        self.names = [f"Käse {number}, n0{number}" for number in range(11)]
+        self.model = HfViTForImageClassification.from_pretrained(save_tiny(folder / "model"))
+
+    def make(self, random: Random) -> Case:
+        tree: Any = random.choice((self.names, {str(number): name for number, name in enumerate(self.names)}))
+        file = random.choice(("labels.txt", "labels.json", "labels.json"))
+        if file == "labels.txt":
+            text, how = mutate_lines("\n".join(self.names), random)
+            data = encode_lines(text, random)
+        else:
+            data, how = _mutated_json(json.dumps(tree).encode(), random, [tree])
+        return Case(f"{file}: {how}", {file: data}, file)
+
+    def use(self, case: Case, folder: Path) -> Any:
+        set_labels(self.model, folder / case.value)
+        self.model.config.save_pretrained(folder / OUTPUT)
+        return dict(self.model.config.id2label), dict(HfViTConfig.from_pretrained(folder / OUTPUT).id2label)
+
+    def judge(self, case: Case, result: Any) -> str | None:
+        given, read = result
+        if given != read:
+            return f"the names {given} were written and read as {read}"
+        return None if len(given) == 11 and all(name.strip() for name in given.values()) else f"the names are {given}"
+
+
+class LabelMap(Kind):
+    """Files that say which classes of data and model are the same, or which are right: YAML and JSON."""
+
+    name = "label_map"
+
+    def prepare(self, folder: Path) -> None:
+        self.names = ["cat", "dog", "no", "1"]
+        self.model = SimpleNamespace(id2label={0: "Cat", 1: "Dog", 2: "cow", 3: "1"}, num_labels=4)
+        self.trees: dict[str, Any] = {
+            "map": {"cat": "Cat", "dog": 1, "no": "cow"}, "objectnet": {"cat": [0, 2], "dog": [1]}, "real": [[0], [],
+            [1, 2], [3]],
+        }  # fmt: skip
+
+    def make(self, random: Random) -> Case:
+        name = random.choice(list(self.trees))
+        tree, how = mutate_tree(self.trees[name], random, list(self.trees.values()))
+        text = write_json(tree, random) if name == "real" or random.random() < 0.3 else write_yaml(tree, random)
+        return Case(f"{name}: {how}", {"file": text}, name)
+
+    def use(self, case: Case, folder: Path) -> Any:
+        place = str(folder / "file")
+        if case.value == "real":
+            return read_real_labels(place)
+        if case.value == "objectnet":
+            return list(read_objectnet_classes(place).values())
+        split = Split(samples=None, image_column="image", label_column="label", label_names=self.names, num_labels=4)
+        return [match_to_model(split, self.model, "the model", place).numbers or []]
+
+    def judge(self, case: Case, result: Any) -> str | None:
+        odd = [
+            number
+            for numbers in result
+            for number in numbers
+            if type(number) is not int or number < 0 or math.isinf(number)
+        ]
+        return f"a class number is {odd[0]!r}" if odd else None
+
+
+def picture_bytes(format: str, **options: Any) -> bytes:
+    """The picture of this file in a format of Pillow."""
+    file = io.BytesIO()
+    _PICTURE.save(file, format, **options)
+    return file.getvalue()
