@@ -35,7 +35,7 @@ def is_torch_file(path: Path) -> bool:
         try:
             with zipfile.ZipFile(path) as archive:
                 return any(name.endswith("/data.pkl") for name in archive.namelist())
-        except zipfile.BadZipFile:
+        except Exception:  # zipfile raises nearly anything for a damaged directory
             return path.suffix in (".pth", ".pt", ".bin")
     is_pickle = start[:1] == b"\x80"
     return is_pickle or start[8:9] == b"{" or path.suffix in (".safetensors", ".pth", ".pt", ".bin")
@@ -55,7 +55,24 @@ def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
     arrays = {str(name): value for name, value in contents.items() if isinstance(value, torch.Tensor)}
     if not arrays:
         raise ConversionError(f"{path.name} holds no arrays")
+    for name, array in arrays.items():
+        _check_kind(name, array, path.name)
     return arrays, container
+
+
+def _check_kind(name: str, array: torch.Tensor, file: str) -> None:
+    """Refuse a tensor that is no array of numbers, or of numbers that PyTorch cannot compute with.
+
+    Raises:
+        ConversionError: names it.
+    """
+    kinds = {"nested": array.is_nested, "quantized": array.is_quantized, "without numbers (meta)": array.is_meta}
+    kinds["sparse"] = array.layout is not torch.strided
+    kinds[f"of {array.dtype}".replace("torch.", "")] = array.is_floating_point() and array.element_size() < 2
+    if found := [kind for kind, is_one in kinds.items() if is_one]:
+        raise ConversionError(
+            f"{file} has {name}, a tensor that is {found[0]} (expected a dense one of float16 or more)"
+        )
 
 
 def _is_safetensors(path: Path) -> bool:

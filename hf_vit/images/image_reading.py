@@ -32,7 +32,7 @@ _EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "R
 _DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 # A channel axis of an array may have one of these lengths, besides the number of channels asked for.
 _CHANNEL_COUNTS = (1, 2, 3, 4)
-_MAX_NESTED = 32  # lists of images inside each other
+_MAX_NESTING = 16  # lists of images inside each other
 
 
 class ImageReadingError(ValueError):
@@ -43,15 +43,12 @@ def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
     """A flat list of images. A batch in one tensor on an accelerator stays whole, since there few large steps are
     faster; on the CPU many small ones are, that stay in its cache.
 
-    Args:
-        depth: how many lists it is in.
-
     Raises:
-        ImageReadingError: lists are nested too deep, or a list is in itself.
+        ValueError: lists are too deep inside each other.
     """
     if isinstance(images, list | tuple):
-        if depth == _MAX_NESTED:
-            raise ImageReadingError(f"the lists of images are nested more than {_MAX_NESTED} deep")
+        if depth > _MAX_NESTING:
+            raise ValueError(f"lists of images are inside each other more than {_MAX_NESTING} deep")
         images = [image for item in images for image in list_images(item, device, depth + 1)]
         return [torch.stack(images)] if _can_stack(images) else images
     if isinstance(images, torch.Tensor) and _layout_of(images) != "dense":
@@ -205,7 +202,7 @@ def _levels_of_array(
 
 
 def _layout_of(tensor: torch.Tensor) -> str:
-    """"dense" for a tensor that has a number for each place; what else it is."""
+    """ "dense" for a tensor that has a number for each place; what else it is."""
     kinds = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "meta": tensor.is_meta}
     sparse = tensor.layout is not torch.strided
     return next((kind for kind, is_one in {**kinds, "sparse": sparse}.items() if is_one), "dense")

@@ -6,8 +6,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -127,7 +129,10 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs.setdefault("ignore_mismatched_sizes", True)
         try:
-            result: Any = super().from_pretrained(name, *model_args, config=config, output_loading_info=True, **kwargs)
+            with _damage_refused(f"the weights of {name}"):
+                result: Any = super().from_pretrained(
+                    name, *model_args, config=config, output_loading_info=True, **kwargs
+                )
         except TypeError as error:
             cls._refuse_leftover(error)
             raise
@@ -267,6 +272,26 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             init.xavier_uniform_(module.weight)
 
 
+@contextmanager
+def _damage_refused(what: str) -> Iterator[None]:
+    """Turn what the readers of safetensors and of PyTorch raise for a damaged file into one sentence.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        modules = {frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)}
+        from_reader = type(error).__name__ == "SafetensorError" or "torch.serialization" in modules
+        if not from_reader or getattr(error, "filename", None):  # a file that cannot be opened
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        raise ValueError(f"{what} are damaged: {reason}") from error
+
+
 def _check_size(model: nn.Module, files: Sequence[str]) -> None:
     """Check that a model without memory is not far larger than its weights.
 
@@ -298,9 +323,9 @@ def _count_stored(file: Path) -> tuple[int, int]:
         header = stream.read(length)
     try:
         numbers = [_count_numbers(tensor) for name, tensor in json.loads(header).items() if name != "__metadata__"]
+        return sum(numbers), len(numbers)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged: its header is no table of tensors") from error
-    return sum(numbers), len(numbers)
 
 
 def _count_numbers(tensor: dict[str, Any]) -> int:

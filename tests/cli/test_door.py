@@ -197,6 +197,37 @@ def test_a_pth_of_which_a_bit_has_flipped(tmp_path, capfd):
     assert "flipped.pth is damaged: the checksum of" in capfd.readouterr().err
 
 
+ODD_TENSORS = {
+    "quantized": lambda tensor: torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8),
+    "sparse": lambda tensor: tensor.to_sparse(),
+    "without numbers (meta)": lambda tensor: tensor.to("meta"),
+    "of float8_e4m3fn": lambda tensor: tensor.to(torch.float8_e4m3fn),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning", "ignore:TypedStorage:UserWarning")
+@pytest.mark.parametrize("kind", ODD_TENSORS)
+def test_a_pth_with_a_tensor_that_is_no_array(tmp_path, capfd, kind):
+    weights = torch.load(PEERS / "deit.pth", weights_only=True)["model"]
+    torch.save(weights | {"norm.weight": ODD_TENSORS[kind](weights["norm.weight"])}, tmp_path / "odd.pth")
+    assert main(["convert", str(tmp_path / "odd.pth"), str(tmp_path / "out")]) == 2
+    assert f"odd.pth has norm.weight, a tensor that is {kind}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_of_a_folder_that_are_damaged(whole, tmp_path, capfd, name):
+    folder = shutil.copytree(whole, tmp_path / "folder")
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(
+        content[:-4] if name == "model.safetensors" else (PEERS / "deit.pth").read_bytes()[:-99]
+    )
+    assert main(["predict", str(folder), str(whole.parent / "picture.png")]) == 2
+    said = capfd.readouterr().err
+    assert f"the weights of {folder} are damaged: " in said
+    assert said.count("\n") == 1
+
+
 def test_a_pth_without_checksums_is_read(tmp_path):
     from hf_vit.conversion import convert
 

@@ -85,7 +85,7 @@ def test_real_labels_go_by_place_without_such_names(tiny, validation, tmp_path, 
     error = capsys.readouterr().err
     assert "there are ReaL labels of 5 images, and the split has 7" in error
     (tmp_path / "real.json").write_text("[1, 2]")
-    with pytest.raises(ValueError, match="no JSON list of lists"):
+    with pytest.raises(ValueError, match="entry 0 of .* is 1; it must be a list of class numbers"):
         evaluate(arguments(**settings, protocol="real"))
 
 
@@ -136,6 +136,16 @@ def test_a_set_of_labels_and_the_first_k():
         "accuracy": pytest.approx(1 / 3),
         "top3_accuracy": pytest.approx(2 / 3),
     }
+
+
+@pytest.mark.parametrize("entry", ["3", [1.0], [True], [-1], [[1]], None])
+def test_class_numbers_of_a_file_are_numbers(tmp_path, entry):
+    (tmp_path / "real.json").write_text(json.dumps([[0, 1], [], entry]))
+    with pytest.raises(ValueError, match=r"entry 2 of .*real\.json is .*; it must be a list of class numbers"):
+        classification.read_real_labels(str(tmp_path / "real.json"))
+    (tmp_path / "classes.json").write_text(json.dumps({"cat": [0, 1], "dog": entry}))
+    with pytest.raises(ValueError, match=r"'dog' in .*classes\.json is .*; it must be a list of class numbers"):
+        read_objectnet_classes(str(tmp_path / "classes.json"))
 
 
 def test_objectnet_classes_are_those_of_imagenet(shared):

@@ -173,6 +173,8 @@ def damaged_file(path, kind):
         rewrite(path, "cls", lambda member: member.replace(b"(1, 1, 7), }", b"(%d,),}" % 2**48))
     elif kind == "petabytes of nothing":
         rewrite(path, "cls", lambda member: member.replace(b"(1, 1, 7), }  ", b"(0, %d),}" % 2**60)[:128])
+    elif kind == "truth":
+        rewrite(path, "cls", lambda member: member.replace(b"(1, 1, 7), }  ", b"(True,1,7), }"[:14].ljust(14)))
     elif kind == "too short":
         rewrite(path, "cls", lambda member: member[:-4])
     elif kind == "strings":
@@ -207,6 +209,7 @@ def damaged_file(path, kind):
         ("negative", r"'cls' .* impossible shape \(-1, -1, 7\)"),
         ("one petabyte", r"'cls' .* shape \(281474976710656,\) .* need 1125899906842624 bytes, but \d\d are there"),
         ("petabytes of nothing", r"'cls' .* impossible shape \(0, 1152921504606846976\)"),
+        ("truth", r"'cls' .* shape \(True, 1, 7\), in which something is no number"),
         ("too short", r"'cls' .* shape \(1, 1, 7\) .* float32, which need 28 bytes, but 24 are there"),
         ("strings", "'labels' .* unsupported dtype <U3"),
         ("twice", "'cls' cannot be read: the file holds two of that name"),

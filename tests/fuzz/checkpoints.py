@@ -216,7 +216,7 @@ def _numbers_of_safetensors(data: bytes) -> list[np.ndarray] | None:
 
 
 class Weights(Kind):
-    """The model.safetensors of a folder of ours, which `load` reads."""
+    """The model.safetensors, or pytorch_model.bin, of a folder of ours, which `load` reads."""
 
     name = "weights"
 
@@ -225,9 +225,20 @@ class Weights(Kind):
         folders = [save_tiny(folder / str(number), **fields) for number, fields in enumerate(variants)]
         self.folders = [{path.name: path.read_bytes() for path in place.iterdir()} for place in folders]
         self.originals = [files["model.safetensors"] for files in self.folders]
+        file = io.BytesIO()
+        torch.save(load_file(folders[0] / "model.safetensors"), file)
+        self.pickled = file.getvalue()
 
     def make(self, random: Random) -> Case:
-        number = random.randrange(len(self.folders))
+        number = random.randrange(len(self.folders) + 1)
+        if number == len(self.folders):
+            files = {name: content for name, content in self.folders[0].items() if name != "model.safetensors"}
+            data, how = (
+                rewrite_pth(self.pickled, random)
+                if random.random() < 0.5
+                else mutate_bytes(self.pickled, random, [b""])
+            )
+            return Case(f"pickle: {how}", {**files, "pytorch_model.bin": data})
         data, how = _mutate_safetensors(self.originals[number], random, self.originals)
         return Case(f"{number}: {how}", {**self.folders[number], "model.safetensors": data})
 
@@ -236,6 +247,8 @@ class Weights(Kind):
         return model.state_dict()
 
     def judge(self, case: Case, result: Any) -> str | None:
+        if "pytorch_model.bin" in case.files:
+            return None
         theirs = _numbers_of_safetensors(case.files["model.safetensors"])
         ours = [tensor.numpy().ravel() for tensor in result.values()]
         return None if theirs is None or _same_numbers(ours, theirs) else "its header and data say other numbers"
