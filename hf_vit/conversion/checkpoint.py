@@ -16,6 +16,7 @@ from ..files.download import Fetched, SourceError, fetch
 from ..files.messages import shorten
 from ..files.reading import read_json_object
 from ..models.upstream import is_of_transformers
+from .others import keras_model
 from .rules import ConversionError
 from .torch_files import is_torch_file, read_arrays
 
@@ -87,8 +88,10 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
         ValueError: a damaged .npz, .msgpack, or folder of arrays.
         ImportError: a package that its container needs is not installed.
     """
-    settings = _read_settings(fetched.path)
     path = fetched.path
+    if keras := keras_model(path):
+        raise ConversionError(keras)
+    settings = _read_settings(path)
     if path.is_dir() and array_container(path) is None:
         path = _checkpoint_in(path, settings)
     arrays_at = array_container(path)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .limits import MAX_ARRAYS, MAX_CHECKPOINT_BYTES, MAX_DEPTH
+from .limits import HOW_TO_ALLOW, MAX_ARRAYS, MAX_CHECKPOINT_BYTES, MAX_DEPTH, allowed
 from .messages import shorten
 from .npz import BFLOAT16, SUPPORTED_DTYPES, ArrayInfo, as_tensor
 
@@ -68,8 +68,8 @@ class MsgpackReader:
         self.arrays: dict[str, ArrayInfo] = {}
         self._parts: dict[str, list[tuple[int, int]]] = {}  # of each array, where its bytes begin and end
         self._numbers: dict[str, int] = {}  # other leaves that are integers
-        if (size := self.path.stat().st_size) > MAX_CHECKPOINT_BYTES:
-            raise MsgpackError(f"{path} has {size:,} bytes; at most {MAX_CHECKPOINT_BYTES:,} are read")
+        if (size := self.path.stat().st_size) > MAX_CHECKPOINT_BYTES and not allowed("large"):
+            raise MsgpackError(f"{path} has {size:,} bytes; at most {MAX_CHECKPOINT_BYTES:,} {HOW_TO_ALLOW}")
         with open(self.path, "rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
             unpacker = msgpack.Unpacker(

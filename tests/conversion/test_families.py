@@ -1,0 +1,173 @@
+"""Every family of the original repositories: converted, its image tower converted, refused by name, or asked about.
+
+Trees of arrays at full size, names and shapes alone, are what the original classes initialise
+(goldens_peers/make_trees.py); families.csv lists the families.
+"""
+
+import csv
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_vit.conversion import ConversionError, convert
+from hf_vit.conversion.building import build_config, check_required, empty_model, shapes_of
+from hf_vit.conversion.checkpoint import Checkpoint
+from hf_vit.conversion.rules import check_names, check_shapes
+from hf_vit.conversion.source import Request
+from hf_vit.conversion.sources import recognise
+
+from ..paths import MORE, PEERS
+
+B, L, H, S, TI = (768, 12, 12), (1024, 24, 16), (1280, 32, 16), (384, 12, 6), (192, 12, 3)  # width, depth, heads
+# Of big_vision's models/vit.py
+SO400M, G_OPT = (1152, 27, 16), (1536, 40, 16)
+# What a full-size tree is: width, depth and heads; and other fields of its configuration.
+RIGHT = {
+    "vit_jax B/16": (B, {"patch_size": 16, "pooling": "cls", "representation_size": 768, "num_labels": 21843}),
+    "vit_jax H/14": (H, {"patch_size": 14, "pooling": "cls", "representation_size": 1280, "image_size": 224}),
+    "vit_jax R50+B/16": (B, {"patch_size": 1, "stem_depths": [3, 4, 9], "stem_width": 64, "image_size": 224}),
+    "vit_jax B/16 fine-tuned": (B, {"patch_size": 16, "representation_size": None, "image_size": 384}),
+    "AugReg Ti/16": (TI, {"patch_size": 16, "pooling": "cls", "representation_size": None, "image_size": 224}),
+    "AugReg R26+S/32": (S, {"patch_size": 1, "stem_depths": [2, 2, 2, 2], "pooling": "cls", "image_size": 224}),
+    "AugReg R+Ti/16": (TI, {"patch_size": 8, "stem_depths": [], "pooling": "cls", "image_size": 224}),
+    "SAM B/16": (B, {"patch_size": 16, "pooling": "cls", "representation_size": 768, "num_labels": 1000}),
+    "GSAM B/16": (B, {"patch_size": 16, "pooling": "mean", "use_cls_token": False, "representation_size": None}),
+    "plain S/16": (S, {"patch_size": 16, "pooling": "mean", "position_embedding_type": "sincos2d", "num_labels": 1000}),
+    "DeiT III B/16": (B, {"patch_size": 16, "pooling": "cls", "use_cls_token": True, "image_size": 384}),
+    "SigLIP B/16": (B, {"patch_size": 16, "pooling": "map", "image_size": 256, "projection_dim": None}),
+    "SigLIP So400m/14": (SO400M, {"patch_size": 14, "pooling": "map", "intermediate_size": 4304, "image_size": 378}),
+    "SigLIP 2 g-opt/16": (G_OPT, {"patch_size": 16, "pooling": "map", "intermediate_size": 6144, "image_size": 384}),
+    "LiT B16B": (B, {"patch_size": 16, "pooling": "cls", "projection_dim": 768, "image_size": 224}),
+    "LiT L16S": (L, {"patch_size": 16, "pooling": "cls", "projection_dim": None, "image_size": 224}),
+    "LiT of big_vision B/16": (B, {"patch_size": 16, "pooling": "cls", "projection_dim": 768, "image_size": 224}),
+    "CLIPPO B/16": (B, {"patch_size": 16, "pooling": "map", "projection_dim": 768, "image_size": 224}),
+    "PaliGemma 3B": (SO400M, {"patch_size": 14, "pooling": "none", "projection_dim": 2048, "image_size": 224}),
+    "PaliGemma 2 3B": (SO400M, {"patch_size": 14, "pooling": "none", "projection_dim": 2304, "image_size": 448}),
+}
+ASKS = {"FlexiViT-B": "does not say its patch size; state it: patch_size=16"}
+REFUSED = {
+    "MLP-Mixer B/16": "an MLP-Mixer",
+    "UViM stage I": "UViM's first stage",
+    "UViM stage II": "UViM's second stage",
+    "GIVT": "a GIVT",
+    "GIVT of images": "a GIVT",
+    "VAE of GIVT (convolutions)": "a VAE of GIVT",
+    "VAE of GIVT (ViT)": "a VAE of GIVT",
+    "VQ-VAE of PaliGemma": "the VQ-VAE of PaliGemma",
+    "CapPa B/16": "a CapPa captioner",
+    "Jet": "a Jet",
+    "JetFormer": "a JetFormer",
+    "text tower": "a text tower without an image tower",
+    "language model": "a language model without an image tower",
+    "ResNet of Flax": "a ResNet with batch normalisation",
+}
+# Each family of families.csv: its trees above, or the test that has its golden.
+FAMILIES = {
+    "ViT and hybrids of the first release": ["vit_jax B/16", "vit_jax H/14", "vit_jax R50+B/16"],
+    "the same fine-tuned on ImageNet": ["vit_jax B/16 fine-tuned"],
+    "AugReg": ["AugReg Ti/16", "AugReg R26+S/32", "AugReg R+Ti/16"],
+    "SAM": ["SAM B/16"],
+    "GSAM": ["GSAM B/16", "ResNet of Flax"],
+    "LiT": ["LiT B16B", "LiT L16S"],
+    "MLP-Mixer": ["MLP-Mixer B/16"],
+    "ViT-S/16 on ImageNet-1k": ["plain S/16"],
+    "DeiT III": ["DeiT III B/16"],
+    "FlexiViT": ["FlexiViT-B"],
+    "FlexiViT's fixed baselines": ["FlexiViT-B"],
+    "FlexiViT's public run": ["FlexiViT-B"],
+    "SigLIP": ["SigLIP B/16", "SigLIP So400m/14", "text tower"],
+    "SigLIP 2, fixed resolution": ["SigLIP 2 g-opt/16"],
+    "SigLIP 2 NaFlex": "tests/conversion/test_towers.py",
+    "LiT of big_vision, COCO": ["LiT of big_vision B/16"],
+    "CLIPPO": ["CLIPPO B/16"],
+    "PaliGemma, pre-trained, mixture, transfers": ["PaliGemma 3B", "language model"],
+    "PaliGemma 2": ["PaliGemma 2 3B"],
+    "UViM": ["UViM stage I", "UViM stage II"],
+    "GIVT": ["GIVT", "GIVT of images"],
+    "VAE of GIVT": ["VAE of GIVT (convolutions)", "VAE of GIVT (ViT)"],
+    "VQ-VAE of PaliGemma's segmentation": ["VQ-VAE of PaliGemma"],
+    "BiT students and teachers of distillation": "tests/conversion/test_bit.py",
+    "CapPa, JetFormer, Jet": ["CapPa B/16", "JetFormer", "Jet"],
+    "BiT-S and BiT-M": "tests/conversion/test_bit.py",
+    "BiT-S and BiT-M for Keras": "test_models_of_keras_are_refused_with_what_to_take",
+    "BiT-M fine-tuned on ImageNet": "tests/conversion/test_bit.py",
+    "BiT-M fine-tuned on VTAB-1k": "tests/conversion/test_bit.py",
+    "the same for TensorFlow Hub": "test_models_of_keras_are_refused_with_what_to_take",
+    "runs of big_vision since 2023": "tests/conversion/test_containers.py",
+    "runs of other JAX trainers": "tests/conversion/test_containers.py",
+    "flax.serialization": "tests/conversion/test_containers.py",
+    "Flax ViT of transformers 4": "tests/conversion/test_containers.py",
+}
+BY_HAND = {  # no class of the repositories: names from segmentation.py's reader, gemma.py's parameters, Flax's example
+    "VQ-VAE of PaliGemma": {"_vq_vae._embedding": [128, 512], "decoder.0.weight": [512, 512, 1, 1]},
+    "language model": {"params/llm/embedder/input_embedding": [257152, 2048]},
+    "ResNet of Flax": {"params/conv_init/kernel": [7, 7, 3, 64], "batch_stats/bn_init/mean": [64]},
+}
+
+
+@cache
+def trees() -> dict[str, dict[str, list[int]]]:
+    return json.loads((PEERS / "trees.json").read_text()) | BY_HAND
+
+
+def checkpoint_of(tree: str) -> Checkpoint:
+    """A file of such a tree without its values."""
+    shapes = {}
+    for name, shape in trees()[tree].items():
+        count = re.search(r"\{(\d+)\}", name)
+        for number in range(int(count[1]) if count else 1):
+            shapes[name.replace(count[0], str(number)) if count else name] = tuple(shape)
+    dtypes = dict.fromkeys(shapes, "float32")
+    return Checkpoint("x.npz", Path("x.npz"), {}, shapes, dtypes, "", lambda name: torch.ones(1).expand(shapes[name]))
+
+
+def test_every_family_is_here():
+    with open(MORE / "families.csv", newline="") as file:
+        assert [row["family"] for row in csv.DictReader(file)] == list(FAMILIES)
+    named = {tree for where in FAMILIES.values() if isinstance(where, list) for tree in where}
+    assert named == {*RIGHT, *ASKS, *REFUSED}
+    assert set(trees()) - named == {"SigLIP 2 NaFlex B/16"}
+
+
+def model_of(tree: str):
+    """The empty model of a tree, after every check of a conversion but that of values."""
+    checkpoint, request = checkpoint_of(tree), Request(None, None, {})
+    source, naming = recognise(checkpoint, request)
+    shapes = shapes_of(checkpoint, naming.arrays)
+    check_required(shapes, source.required, source.optional, tree)
+    has_head = source.head[0] in naming.arrays
+    config = build_config(source.infer(shapes, checkpoint, request))
+    rules = source.rules(config, has_head)
+    check_names(rules, naming.arrays, tree)
+    model = empty_model(config, has_head)
+    check_shapes(shapes, model.state_dict(), rules, tree)
+    return model
+
+
+@pytest.mark.parametrize("tree", RIGHT)
+def test_a_full_size_tree_is_recognised_as_its_variant(tree):
+    (width, depth, heads), others = RIGHT[tree]
+    expected = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads, **others}
+    config = model_of(tree).config
+    found = {name: getattr(config, name) for name in expected}
+    assert {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()} == expected
+
+
+@pytest.mark.parametrize(("tree", "message"), [*ASKS.items(), *REFUSED.items()])
+def test_a_tree_that_is_asked_about_or_refused_by_name(tree, message):
+    with pytest.raises(ConversionError, match=message):
+        model_of(tree)
+
+
+def test_models_of_keras_are_refused_with_what_to_take(tmp_path):
+    with pytest.raises(ConversionError, match=r"R50x1\.h5 is a Keras model in HDF5.*convert BiT-M-R50x1\.npz"):
+        convert(MORE / "BiT-M-R50x1.h5")
+    for folder in ("BiT-M-R50x1-run0-svhn/tfhub", "BiT-M-R50x1-run0-svhn.tfhub"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "saved_model.pb").touch()
+        with pytest.raises(ConversionError, match=r"a SavedModel of TensorFlow.*convert BiT-M-R50x1-run0-svhn\.npz"):
+            convert(tmp_path / folder)
