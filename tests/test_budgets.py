@@ -1,14 +1,17 @@
 """What a file declares is compared with what it holds before memory is taken: Linux's own count of memory judges."""
 
 import json
+import os
 import pickle
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForImageClassification
 
@@ -18,6 +21,7 @@ from hf_vit.conversion.rules import ConversionError
 from hf_vit.files import limits, npz
 from hf_vit.files.limits import most_bytes
 from hf_vit.files.npz import NpzError, NpzReader
+from hf_vit.images.image_reading import ImageReadingError, read_image
 from hf_vit.models import configuration_hf_vision, pretrained
 from hf_vit.models.configuration_hf_vision import resnet_weights
 from hf_vit.models.loading import load
@@ -211,7 +215,7 @@ def test_the_count_of_a_configuration_is_that_of_its_model(name):
     with torch.device("meta"):
         parameters = AutoModel.from_config(config).num_parameters()
     if isinstance(config, HfViTConfig):
-        counted = config._count_weights(config.grid_size[0] * config.grid_size[1])
+        counted = config._count_weights()
     else:
         counted = resnet_weights(config.depths, config.embedding_size, config.num_channels)
     assert 0.99 * parameters < counted <= parameters
@@ -226,3 +230,44 @@ def test_the_largest_of_the_family_are_within_the_limits():
     HfViTImageProcessor(size={"height": 6_000, "width": 8_000})
     for size in (1_200_000_000, 2_500_000_000, 3_730_000_000, 4 * 1_843_000_000):
         assert most_bytes(size) > 4 * size
+
+
+def png_of(width, height):
+    """A PNG that declares a size and holds next to nothing of it."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_an_image_that_declares_too_many_pixels():
+    with pytest.raises(
+        ImageReadingError, match=r"cannot be read: it has 12000 x 12000; at most 134,217,728 pixels are read \(HF"
+    ):
+        read_image(png_of(12_000, 12_000))
+
+
+def test_a_long_thin_image_is_not_resized_to_gigabytes():
+    processor = HfViTImageProcessor(size={"shortest_edge": 512})
+    assert processor.do_center_crop is False
+    with pytest.raises(ImageReadingError, match="would be resized to 2,621,440,000 pixels; at most 67,108,864 are"):
+        processor(Image.new("L", (10_000, 1)))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(ImageReadingError, match="it is not a regular file"):
+        read_image(tmp_path / "pipe.png")
+
+
+def test_lists_inside_each_other_without_end():
+    images: list = []
+    images.append(images)
+    with pytest.raises(ValueError, match="lists of images are inside each other more than 16 deep"):
+        HfViTImageProcessor()(images)

@@ -5,15 +5,24 @@ import json
 import logging
 import os
 import re
+import socket
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from filelock import FileLock
 from huggingface_hub import cached_assets_path, constants, get_session
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import httpx, tqdm
+
+from .limits import MAX_CHECKPOINT_BYTES, allowed
 
 _logger = logging.getLogger(__name__)
 
@@ -21,7 +30,7 @@ MAX_FAILURES = 3  # in a row, without a byte of progress between them
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a byte
 RETRY_WAIT = 1.0  # seconds before the second try; doubled before the third
 TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}  # worth another try (RFC 9110, 6585)
-LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1"}
+_MAX_REDIRECTS = 5
 
 
 class SourceError(OSError):
@@ -49,7 +58,7 @@ def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = Non
 
     Args:
         location: a local file or folder, `https://...`, `gs://bucket/path` (read through its public https address),
-            or `http://...` on this machine.
+            or, where `HF_VIT_ALLOW` allows it, `http://...`.
         cache_dir: the folder to use in place of the assets cache.
         progress: whether to show a progress bar; none is shown where stderr is no terminal.
 
@@ -98,10 +107,8 @@ def _https_address(location: str) -> str:
     scheme = scheme.lower()
     if scheme == "gs":
         return f"https://storage.googleapis.com/{quote(rest)}"
-    if scheme == "https" or (scheme == "http" and urlsplit(location).hostname in LOCAL_HOSTS):
+    if scheme in ("https", "http"):
         return location
-    if scheme == "http":
-        raise SourceError(f"{location} is not encrypted: use https://")
     raise SourceError(f"{location} begins with {scheme}://; a path, https:// or gs:// is needed")
 
 
@@ -190,11 +197,13 @@ class _Download:
         if record and record.etag and start:
             headers |= {"Range": f"bytes={start}-", "If-Range": record.etag}
         try:
-            with get_session().stream("GET", self.url, headers=headers, timeout=TIMEOUT) as response:
+            with _open_address(self.url, TIMEOUT, headers) as response:
                 self._check_status(response)
                 record, start = self._what_comes(response, record, start)
                 self._append(response, record, start)
                 return record
+        except _AddressError as error:
+            raise SourceError(str(error)) from error
         except OfflineModeIsEnabled as error:
             state = f"is damaged in the cache ({self.file})" if self.file.exists() else "is not in the cache"
             raise SourceError(f"{self.url} {state} and HF_HUB_OFFLINE forbids downloading it") from error
@@ -208,7 +217,7 @@ class _Download:
     def _check_status(self, response: httpx.Response) -> None:
         status = response.status_code
         if status in (200, 206):
-            return
+            return self._check_size(_content_length(response) or 0)
         if status == 416:
             self.partial.unlink()
             raise _InterruptedError("what was received earlier does not fit")
@@ -216,6 +225,12 @@ class _Download:
             raise _InterruptedError(f"HTTP {status} {response.reason_phrase}")
         meaning = {401: "is refused", 403: "is refused, or is not there", 404: "is not there"}.get(status, "fails")
         raise SourceError(f"{self.url} {meaning}: the server answers HTTP {status} {response.reason_phrase}")
+
+    def _check_size(self, size: int) -> None:
+        if size > MAX_CHECKPOINT_BYTES and not allowed("large"):
+            self.partial.unlink(missing_ok=True)
+            limit = f"at most {MAX_CHECKPOINT_BYTES:,} are downloaded (HF_VIT_ALLOW=large downloads more)"
+            raise SourceError(f"{self.url} has {size:,} bytes or more; {limit}")
 
     def _what_comes(self, response: httpx.Response, record: _Record | None, start: int) -> tuple[_Record, int]:
         """The record that the body belongs to and the offset where it begins: 0 if the server sends it all again."""
@@ -233,6 +248,8 @@ class _Download:
                 if start == 0:
                     self._save(record)
                 for chunk in response.iter_raw():
+                    start += len(chunk)
+                    self._check_size(start)
                     file.write(chunk)
                     bar.update(len(chunk))
         except OSError as error:
@@ -271,3 +288,94 @@ def _version(response: httpx.Response) -> str | None:
 def _content_length(response: httpx.Response) -> int | None:
     length = response.headers.get("Content-Length", "")
     return int(length) if length.isdecimal() else None
+
+
+# Which addresses are asked. The same text is in images/image_reading.py, which travels to the Hub without this file.
+
+
+class _AddressError(ValueError):
+    """An address that is not asked, in one sentence."""
+
+
+@contextmanager
+def _open_address(url: str, timeout: float, headers: Mapping[str, str]) -> Iterator[Any]:
+    """Ask for an encrypted address of a public machine; each redirect is held to the same.
+
+    Both the machines of a name, before it is asked, and the one that a connection leads to, before anything is sent.
+
+    Args:
+        timeout: seconds without an answer or a byte.
+
+    Yields:
+        The response of httpx; its body is yet to come.
+
+    Raises:
+        _AddressError: an address is not encrypted or not public, and `HF_VIT_ALLOW` does not allow it.
+        httpx.RequestError: it cannot be reached.
+    """
+    for _ in range(_MAX_REDIRECTS + 1):
+        _check_address(url)
+        watch: dict[str, Any] = {"trace": partial(_check_connection, url)}
+        request: dict[str, Any] = {"headers": headers, "timeout": timeout, "extensions": watch}
+        with get_session().stream("GET", url, follow_redirects=False, **request) as response:
+            if response.next_request is None:
+                yield response
+                return
+            url = str(response.next_request.url)
+    raise _AddressError(f"{_bare(url)} is one of more than {_MAX_REDIRECTS} redirects")
+
+
+def _check_address(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme == "http" and not allowed("http"):
+        raise _AddressError(f"{_bare(url)} is not encrypted: use https://, or set HF_VIT_ALLOW=http")
+    if parts.scheme not in ("http", "https"):
+        raise _AddressError(f"{_bare(url)} begins with {parts.scheme[:20]}: (expected https://)")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host:
+        raise _AddressError(f"{_bare(url)} names no machine")
+    try:
+        found = [] if allowed("private") else socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return  # left to whoever connects: a proxy may know the name
+    for *_, address in found:
+        _refuse_private(url, str(address[0]))
+
+
+def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
+    """Check where a new connection leads, since a name may have led elsewhere a moment ago; a proxy is the user's."""
+    if event != "connection.connect_tcp.complete" or allowed("private"):
+        return
+    parts, proxies = urlsplit(url), getproxies()
+    if (proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(parts.hostname or ""):
+        return
+    try:
+        _refuse_private(url, about["return_value"].get_extra_info("server_addr")[0])
+    except _AddressError:
+        about["return_value"].close()
+        raise
+
+
+def _refuse_private(url: str, address: str) -> None:
+    if not _is_public(ip_address(address)):
+        raise _AddressError(f"{_bare(url)} leads to {address}, which is not public; HF_VIT_ALLOW=private allows it")
+
+
+def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    if isinstance(address, IPv6Address):
+        embedded = address.ipv4_mapped or address.sixtofour
+        if int(address) >> 32 == 0x0064FF9B << 64:  # 64:ff9b::/96, NAT64's (RFC 6052)
+            embedded = IPv4Address(int(address) & 0xFFFFFFFF)
+        if embedded is not None:
+            return _is_public(embedded)
+    return address.is_global and not address.is_multicast
+
+
+def _bare(url: str) -> str:
+    """An address for messages: without names, keys and signatures, and not longer than a line."""
+    parts = urlsplit(url)
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    return bare if len(bare) <= 200 else f"{bare[:200]}..."

@@ -5,6 +5,7 @@ import reprlib
 from copy import deepcopy
 from typing import Annotated, Any, get_args, get_origin
 
+from .image_reading import allowed
 from .image_resizing import AREA, BICUBIC, BILINEAR, KERNELS
 
 # What a processor may ask for at most. The largest images that a Vision Transformer is run on are tiles of
@@ -170,8 +171,9 @@ def _complete_size(name: str, size: Any) -> dict[str, int]:
             f"{name} is {reprlib.repr(given)}; it must be positive pixels: an int, (height, width) or {expected}"
         )
     height, width = size.get("height", size.get("shortest_edge")), size.get("width", size.get("shortest_edge"))
-    if height * width > MAX_OUTPUT_PIXELS:
-        raise ValueError(f"{name} is {reprlib.repr(given)}; it must be at most {MAX_OUTPUT_PIXELS:,} pixels")
+    if height * width > MAX_OUTPUT_PIXELS and not allowed("large"):
+        limit = f"it must be at most {MAX_OUTPUT_PIXELS:,} pixels (HF_VIT_ALLOW=large allows more)"
+        raise ValueError(f"{name} is {reprlib.repr(given)}; {limit}")
     return size
 
 

@@ -20,8 +20,8 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils import logging
 
-from .image_presets import as_pair, check_choices, describe_type, first_settings, override_settings
-from .image_reading import ImageReadingError, count_images, list_images, name_image, read_image
+from .image_presets import MAX_OUTPUT_PIXELS, as_pair, check_choices, describe_type, first_settings, override_settings
+from .image_reading import ImageReadingError, allowed, count_images, list_images, name_image, read_image
 from .image_resizing import KERNELS, Filter, Window, center_window, cut, fit_grid, pad_to, resize, shortest_edge_size
 
 logger = logging.get_logger(__name__)
@@ -296,6 +296,9 @@ def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.T
     size = _resized_size(*levels.shape[-2:], settings=settings)
     window = _crop_window(size, settings)
     if settings.do_resize:
+        if (pixels := len(window[0]) * len(window[1])) > MAX_OUTPUT_PIXELS and not allowed("large"):
+            limit = f"at most {MAX_OUTPUT_PIXELS:,} are computed (HF_VIT_ALLOW=large computes more)"
+            raise ImageReadingError(f"an image would be resized to {pixels:,} pixels; {limit}")
         levels = resize(levels, size, window, _choose_filter(levels, size, settings))
     else:
         levels = cut(levels, window)

@@ -14,29 +14,53 @@ Levels are uint8 where the source has 8 bits, and float32 with 16 bits of precis
 import base64
 import io
 import os
-from collections.abc import Callable
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import numpy as np
 import torch
-from huggingface_hub.utils import get_session, hf_raise_for_status
+from huggingface_hub.utils import get_session
 from PIL import Image, ImageOps
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
 _ORIENTATION = 0x0112  # the EXIF tag
-_DOWNLOAD_SECONDS = 60
+# What is read at most, on what an image declares. The largest photographs have some 100 million pixels.
+_MAX_PIXELS = 2**27
+_MAX_NESTING = 16  # lists of images inside each other
+_MAX_DOWNLOAD_BYTES = 2**26  # of an image behind an address
+_DOWNLOAD_SECONDS = 60.0  # for all of it
+_SILENCE_SECONDS = 15.0  # without an answer or a byte of it
+_MAX_REDIRECTS = 5
 _EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "RGBA": "RGBA", "RGBa": "RGBA"}
 _DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 # A channel axis of an array may have one of these lengths, besides the number of channels asked for.
 _CHANNEL_COUNTS = (1, 2, 3, 4)
-_MAX_NESTING = 16  # lists of images inside each other
 
 
 class ImageReadingError(ValueError):
     """An image that cannot be read; the message names the file, or the place in the batch."""
+
+
+def allowed(what: str) -> bool:
+    """Whether the environment variable `HF_VIT_ALLOW`, a list with commas, lifts limits of a kind.
+
+    Args:
+        what: "large" (images beyond a limit), "http" (addresses without encryption) or "private" (addresses of the
+            machine itself and of private networks).
+    """
+    return what in os.environ.get("HF_VIT_ALLOW", "").replace(" ", "").split(",")
 
 
 def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
@@ -127,6 +151,9 @@ def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, 
         if isinstance(image, Image.Image):
             return _pixels_of_pillow(image)
         with Image.open(_open_source(image)) as file:
+            if file.width * file.height > _MAX_PIXELS and not allowed("large"):
+                limit = f"at most {_MAX_PIXELS:,} pixels are read (HF_VIT_ALLOW=large reads more)"
+                raise ValueError(f"it has {file.width} x {file.height}; {limit}")
             if getattr(file, "is_animated", False) and file.format != "MPO":  # MPO: a photograph and its preview
                 logger.warning_once(f"{file.format} images with several frames: the first frame is used")
             if reduce_to is not None:
@@ -148,16 +175,162 @@ def _open_source(image: Any) -> Any:
     if isinstance(image, bytes | bytearray | memoryview):
         return io.BytesIO(image)
     if isinstance(image, str) and image.startswith(("http://", "https://")):
-        response = get_session().get(image, timeout=_DOWNLOAD_SECONDS, follow_redirects=True)
-        hf_raise_for_status(response)
-        return io.BytesIO(response.content)
+        return io.BytesIO(_download(image))
     if isinstance(image, str) and image.startswith("data:"):
         return io.BytesIO(base64.b64decode(image.partition(",")[2]))
     if isinstance(image, str | os.PathLike):
-        return Path(image)
+        path = Path(image)
+        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for
+            raise ValueError("it is not a regular file")
+        return path
     if hasattr(image, "read"):
         return image
     raise TypeError(f"expected a path, URL, bytes, PIL image, NumPy array or tensor, got {type(image).__name__}")
+
+
+def _download(url: str) -> bytes:
+    """The image behind an address, in another thread: no timeout holds for a name's look-up or headers that trickle.
+
+    Raises:
+        ValueError: it is too large, takes too long, or may not be asked for.
+        httpx.RequestError: it cannot be reached.
+    """
+    answers: queue.SimpleQueue[tuple[bytes, BaseException | None]] = queue.SimpleQueue()
+    end = time.monotonic() + _DOWNLOAD_SECONDS
+
+    def receive() -> None:
+        try:
+            answers.put((_receive(url, end), None))
+        except BaseException as error:
+            answers.put((b"", error))
+
+    threading.Thread(target=receive, daemon=True).start()
+    try:
+        body, error = answers.get(timeout=_DOWNLOAD_SECONDS)
+    except queue.Empty:
+        body, error = b"", ValueError(f"it did not come within {_DOWNLOAD_SECONDS:g} seconds")
+    if error is not None:
+        raise error
+    return body
+
+
+def _receive(url: str, end: float) -> bytes:
+    """The body behind an address.
+
+    Args:
+        end: when to give up, in seconds of `time.monotonic`.
+    """
+    body = io.BytesIO()
+    with _open_address(url, _SILENCE_SECONDS, {"Accept-Encoding": "identity"}) as response:
+        if response.status_code != 200:
+            raise ValueError(f"the server answers HTTP {response.status_code} {response.reason_phrase}")
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise ValueError("the server compresses it although it was asked not to")
+        length = response.headers.get("Content-Length", "")
+        _check_length(int(length) if length.isdecimal() else 0)
+        for chunk in response.iter_raw():
+            body.write(chunk)
+            _check_length(body.tell())
+            if time.monotonic() > end:
+                raise ValueError(f"it did not come within {_DOWNLOAD_SECONDS:g} seconds")
+    return body.getvalue()
+
+
+def _check_length(length: int) -> None:
+    if length > _MAX_DOWNLOAD_BYTES and not allowed("large"):
+        limit = f"at most {_MAX_DOWNLOAD_BYTES:,} are downloaded (HF_VIT_ALLOW=large downloads more)"
+        raise ValueError(f"it has {length:,} bytes or more; {limit}")
+
+
+# Which addresses are asked. The same text is in files/download.py, which stays behind when this file travels.
+
+
+class _AddressError(ValueError):
+    """An address that is not asked, in one sentence."""
+
+
+@contextmanager
+def _open_address(url: str, timeout: float, headers: Mapping[str, str]) -> Iterator[Any]:
+    """Ask for an encrypted address of a public machine; each redirect is held to the same.
+
+    Both the machines of a name, before it is asked, and the one that a connection leads to, before anything is sent.
+
+    Args:
+        timeout: seconds without an answer or a byte.
+
+    Yields:
+        The response of httpx; its body is yet to come.
+
+    Raises:
+        _AddressError: an address is not encrypted or not public, and `HF_VIT_ALLOW` does not allow it.
+        httpx.RequestError: it cannot be reached.
+    """
+    for _ in range(_MAX_REDIRECTS + 1):
+        _check_address(url)
+        watch: dict[str, Any] = {"trace": partial(_check_connection, url)}
+        request: dict[str, Any] = {"headers": headers, "timeout": timeout, "extensions": watch}
+        with get_session().stream("GET", url, follow_redirects=False, **request) as response:
+            if response.next_request is None:
+                yield response
+                return
+            url = str(response.next_request.url)
+    raise _AddressError(f"{_bare(url)} is one of more than {_MAX_REDIRECTS} redirects")
+
+
+def _check_address(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme == "http" and not allowed("http"):
+        raise _AddressError(f"{_bare(url)} is not encrypted: use https://, or set HF_VIT_ALLOW=http")
+    if parts.scheme not in ("http", "https"):
+        raise _AddressError(f"{_bare(url)} begins with {parts.scheme[:20]}: (expected https://)")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host:
+        raise _AddressError(f"{_bare(url)} names no machine")
+    try:
+        found = [] if allowed("private") else socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return  # left to whoever connects: a proxy may know the name
+    for *_, address in found:
+        _refuse_private(url, str(address[0]))
+
+
+def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
+    """Check where a new connection leads, since a name may have led elsewhere a moment ago; a proxy is the user's."""
+    if event != "connection.connect_tcp.complete" or allowed("private"):
+        return
+    parts, proxies = urlsplit(url), getproxies()
+    if (proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(parts.hostname or ""):
+        return
+    try:
+        _refuse_private(url, about["return_value"].get_extra_info("server_addr")[0])
+    except _AddressError:
+        about["return_value"].close()
+        raise
+
+
+def _refuse_private(url: str, address: str) -> None:
+    if not _is_public(ip_address(address)):
+        raise _AddressError(f"{_bare(url)} leads to {address}, which is not public; HF_VIT_ALLOW=private allows it")
+
+
+def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    if isinstance(address, IPv6Address):
+        embedded = address.ipv4_mapped or address.sixtofour
+        if int(address) >> 32 == 0x0064FF9B << 64:  # 64:ff9b::/96, NAT64's (RFC 6052)
+            embedded = IPv4Address(int(address) & 0xFFFFFFFF)
+        if embedded is not None:
+            return _is_public(embedded)
+    return address.is_global and not address.is_multicast
+
+
+def _bare(url: str) -> str:
+    """An address for messages: without names, keys and signatures, and not longer than a line."""
+    parts = urlsplit(url)
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    return bare if len(bare) <= 200 else f"{bare[:200]}..."
 
 
 def _pixels_of_pillow(image: Image.Image) -> np.ndarray:

@@ -56,7 +56,8 @@ def test_sources(tmp_path):
         np.testing.assert_array_equal(read(source), COLOUR)
 
 
-def test_an_address(tmp_path):
+def test_an_address(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
     (tmp_path / "picture.png").write_bytes(encode(Image.fromarray(COLOUR)))
     handler = functools.partial(QuietHandler, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
