@@ -97,9 +97,13 @@ class HfViTPatchEmbeddings(nn.Module):
 
 
 class HfViTEmbeddings(nn.Module):
-    """An image as tokens: ResNet stem (hybrids), patches, class token, position embeddings."""
+    """An image as tokens: ResNet stem (hybrids), patches, class token, position embeddings.
 
-    def __init__(self, config: HfViTConfig):
+    Args:
+        use_mask_token: whether there is a token to put in the place of patches.
+    """
+
+    def __init__(self, config: HfViTConfig, use_mask_token: bool = False):
         super().__init__()
         self.config = config
         self.stem = None
@@ -109,6 +113,7 @@ class HfViTEmbeddings(nn.Module):
             map_channels = self.stem.out_channels
         self.patch_embeddings = HfViTPatchEmbeddings(config, map_channels)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.use_cls_token else None
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if use_mask_token else None
         self.position_embeddings = None
         if config.adds_positions_to_input and config.position_embedding_type == "learned":
             self.position_embeddings = nn.Parameter(self._empty_positions(config.stored_grid))
@@ -122,12 +127,15 @@ class HfViTEmbeddings(nn.Module):
             init.normal_(self.position_embeddings, std=self.config.initializer_range)
         if self.cls_token is not None:
             init.zeros_(self.cls_token)
+        if self.mask_token is not None:
+            init.zeros_(self.mask_token)
 
     def forward(
         self,
         pixel_values: torch.Tensor,
         spatial_shapes: torch.Tensor | None = None,
         patch_size: Size | None = None,
+        bool_masked_pos: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Images, or images of several shapes as patches, to tokens.
 
@@ -136,14 +144,16 @@ class HfViTEmbeddings(nn.Module):
                 `HfViTImageProcessor` with the preset "native".
             spatial_shapes: (batch, 2), rows and columns of patches of each image.
             patch_size: of this forward, for a flexible model; see `HfViTConfig.patches_of`.
+            bool_masked_pos: (batch, patches), true for the patches that the mask token replaces.
 
         Returns:
             (batch, tokens, hidden_size)
         """
         if spatial_shapes is not None:
             _refuse_several_shapes(self.config)
-            return self.as_tokens(*self.as_padded_patches(pixel_values, spatial_shapes, patch_size))
-        patches = self.as_patches(pixel_values, patch_size)
+            patches, positions = self.as_padded_patches(pixel_values, spatial_shapes, patch_size)
+            return self.as_tokens(self._mask(patches, bool_masked_pos), positions)
+        patches = self._mask(self.as_patches(pixel_values, patch_size), bool_masked_pos)
         grid = self.config.grid_of(*pixel_values.shape[-2:], patch_size)
         return self.as_tokens(patches, self.positions_on(grid, patches))
 
@@ -178,6 +188,15 @@ class HfViTEmbeddings(nn.Module):
             if table is not None:
                 positions[members, : table.shape[1]] = table
         return patches, positions if self.config.adds_positions_to_input else None
+
+    def _mask(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor | None) -> torch.Tensor:
+        """(batch, patches, hidden_size) -> the same, with the mask token where it is to be"""
+        if bool_masked_pos is None:
+            return patches
+        check_mask(bool_masked_pos, patches)
+        if self.mask_token is None:
+            raise ValueError("bool_masked_pos needs a mask token: make or load the model with use_mask_token=True")
+        return torch.where(bool_masked_pos.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
 
     def as_tokens(self, patches: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
         """(batch, patches, hidden_size) -> (batch, tokens, hidden_size): class token and positions added"""
@@ -234,6 +253,17 @@ class HfViTEmbeddings(nn.Module):
 
     def _empty_positions(self, grid: Grid) -> torch.Tensor:
         return torch.zeros(1, self.config.num_prefix_tokens + grid[0] * grid[1], self.config.hidden_size)
+
+
+def check_mask(bool_masked_pos: Any, patches: torch.Tensor) -> None:
+    """Raise ValueError for anything but one value for each patch.
+
+    Args:
+        patches: (batch, patches, hidden_size)
+    """
+    shape = tuple(getattr(bool_masked_pos, "shape", ()))
+    if shape != tuple(patches.shape[:2]):
+        raise ValueError(f"bool_masked_pos has shape {shape}; expected (batch, patches), {tuple(patches.shape[:2])}")
 
 
 def _refuse_several_shapes(config: HfViTConfig) -> None:

@@ -39,8 +39,8 @@ WEIGHT_NAMES = {
     _STEM + r"embedder\.": r"embeddings.stem.",
     _STEM + r"encoder\.stages\.": r"embeddings.stem.stages.",
 }
-# What `HfViTForMaskedPatchPrediction` has besides the encoder.
-_MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\."]
+# What `HfViTForMaskedPatchPrediction`, or an encoder with a mask token, has besides the encoder.
+_MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\.", r"^(vit\.)?embeddings\.mask_token$"]
 # What the bare encoder of an image-text model has besides.
 _PROJECTION_KEYS = [r"^(vit\.)?projection\."]
 _RECORDS = ("output_hidden_states", "output_attentions")  # what shows more than the result
@@ -159,9 +159,9 @@ class HfViTEncoder(HfViTPreTrainedModel):
     accelerate puts a plain `nn.ModuleList` in the place of such a list.
     """
 
-    def __init__(self, config: HfViTConfig):
+    def __init__(self, config: HfViTConfig, use_mask_token: bool = False):
         super().__init__(config)
-        self.embeddings = HfViTEmbeddings(config)
+        self.embeddings = HfViTEmbeddings(config, use_mask_token)
         self.layer_position_embeddings = build_layer_tables(config)
         self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(config.num_hidden_layers))
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -215,10 +215,14 @@ class HfViTModel(HfViTEncoder):
 
     Args:
         add_pooling_layer: whether to compute `pooler_output`, the vector that a head or the projection sees.
+        use_mask_token: whether to have a token for `bool_masked_pos`; a new one is zero.
     """
 
-    def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True):
-        super().__init__(config)
+    _new_when_missing = ("embeddings.mask_token",)
+    _new_in_words = "{name} has no mask token; a new one is zero: train it."
+
+    def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True, use_mask_token: bool = False):
+        super().__init__(config, use_mask_token)
         self.pooler = HfViTPooler(config) if add_pooling_layer else None
         self.projection = None
         if add_pooling_layer and config.projection_dim is not None:
@@ -230,8 +234,10 @@ class HfViTModel(HfViTEncoder):
     def forward(
         self,
         pixel_values: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        bool_masked_pos: torch.Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
+        attention_mask: torch.Tensor | None = None,
+        *,
         pixel_attention_mask: torch.Tensor | None = None,
         spatial_shapes: torch.Tensor | None = None,
         patch_size: Size | None = None,
@@ -242,12 +248,14 @@ class HfViTModel(HfViTEncoder):
 
         Args:
             pixel_values: (batch, num_channels, height, width), of any size that the patches divide, in [-1, 1]; or
-                images of several shapes as patches, (batch, patches, values), with the next two.
+                images of several shapes as patches, (batch, patches, values), with `pixel_attention_mask` and
+                `spatial_shapes`.
+            bool_masked_pos: (batch, patches), true for the patches that the mask token replaces; see `use_mask_token`.
+            interpolate_pos_encoding: accepted for compatibility; position embeddings always follow the image.
+            attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
             pixel_attention_mask: (batch, patches), 1 for the patches that are not padding; by default as many as
                 `spatial_shapes` says.
             spatial_shapes: (batch, 2), rows and columns of patches of each image.
-            attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
-            interpolate_pos_encoding: accepted for compatibility; position embeddings always follow the image.
             patch_size: of this forward, where the model is flexible: an int or (height, width); by default the
                 configuration's.
             only_pooled: of `last_hidden_state` and in the last layer, compute no more than `pooler_output` needs.
@@ -260,7 +268,7 @@ class HfViTModel(HfViTEncoder):
             (batch, heads, tokens, tokens) per layer, with any attention implementation.
         """
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
-        hidden_states = self.embeddings(pixel_values, spatial_shapes, patch_size)
+        hidden_states = self.embeddings(pixel_values, spatial_shapes, patch_size, bool_masked_pos)
         if spatial_shapes is not None and pixel_attention_mask is None:
             places = torch.arange(pixel_values.shape[1], device=pixel_values.device)
             pixel_attention_mask = (places < spatial_shapes.prod(dim=1, keepdim=True)).int()
@@ -296,8 +304,9 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
         self,
         pixel_values: torch.Tensor,
         labels: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
+        attention_mask: torch.Tensor | None = None,
+        *,
         patch_size: Size | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
@@ -331,7 +340,7 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
     @filter_output_hidden_states
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
-        self, pixel_values: torch.Tensor, patch_size: Size | None = None, **kwargs: Unpack[TransformersKwargs]
+        self, pixel_values: torch.Tensor, *, patch_size: Size | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> BackboneOutput:
         """Compute feature maps; arguments as in `HfViTModel.forward`.
 

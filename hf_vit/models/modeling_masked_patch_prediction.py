@@ -17,6 +17,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vision import as_pair
 from .configuration_hf_vit import HfViTConfig
+from .embeddings import check_mask
 from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel
 from .pretrained import HfViTHead
 
@@ -106,6 +107,10 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
     def forward(
         self,
         pixel_values: torch.Tensor,
+        bool_masked_pos: torch.Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        attention_mask: torch.Tensor | None = None,
+        *,
         corruption: Corruption | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedPatchPredictionOutput:
@@ -113,22 +118,35 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
 
         Args:
             pixel_values: (batch, channels, height, width) in [-1, 1].
-            corruption: sampled with the paper's shares if not given.
+            bool_masked_pos: (batch, patches), true for the patches to mask and to predict.
+            interpolate_pos_encoding: accepted for compatibility; position embeddings always follow the image.
+            attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
+            corruption: in place of `bool_masked_pos`, what happens to each patch. Without either, it is sampled with
+                the paper's shares.
+
+        Raises:
+            ValueError: both are given, or `bool_masked_pos` has another shape.
         """
         grid = self.config.grid_of(*pixel_values.shape[-2:])
-        if corruption is None:
-            corruption = sample_corruption(len(pixel_values), grid[0] * grid[1], device=pixel_values.device)
         embeddings = self.vit.embeddings
-        patches = self.corrupt(embeddings.as_patches(pixel_values), corruption)
+        patches = embeddings.as_patches(pixel_values)
+        if bool_masked_pos is not None:
+            if corruption is not None:
+                raise ValueError("bool_masked_pos and corruption both say what to mask; expected one of them")
+            corruption = _corruption_of(bool_masked_pos, patches)
+        elif corruption is None:
+            corruption = sample_corruption(*patches.shape[:2], device=pixel_values.device)
+        patches = self.corrupt(patches, corruption)
         tokens = embeddings.as_tokens(patches, embeddings.positions_on(grid, patches))
-        hidden_states, _ = self.vit.encode(tokens, grid, **kwargs)
+        hidden_states, _ = self.vit.encode(tokens, grid, attention_mask, **kwargs)
         hidden_states = self.vit.layernorm(hidden_states)[:, self.config.num_prefix_tokens :]
         logits = self.predictor(hidden_states)
         targets = patch_targets(pixel_values, grid, self.config.patch_target)
         losses, right = compare(logits, targets, self.config.patch_target, self.config.num_channels)
         selected = corruption.selected
-        per_image = (losses * selected).sum(dim=1) / selected.sum(dim=1)
-        accuracy = (right * selected).sum(dim=1) / selected.sum(dim=1)
+        count = selected.sum(dim=1).clamp(min=1)
+        per_image = (losses * selected).sum(dim=1) / count
+        accuracy = (right * selected).sum(dim=1) / count
         return MaskedPatchPredictionOutput(per_image.mean(), per_image, accuracy, logits, targets, selected)
 
     def corrupt(self, patches: torch.Tensor, corruption: Corruption) -> torch.Tensor:
@@ -137,6 +155,18 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         return torch.where(
             corruption.masked.unsqueeze(-1), self.mask_token.to(patches.dtype), patches.gather(1, source)
         )
+
+
+def _corruption_of(bool_masked_pos: torch.Tensor, patches: torch.Tensor) -> Corruption:
+    """Patches that are masked, all of them, and predicted, no others.
+
+    Args:
+        bool_masked_pos: (batch, patches)
+        patches: (batch, patches, hidden_size)
+    """
+    check_mask(bool_masked_pos, patches)
+    masked = bool_masked_pos.bool()
+    return Corruption(masked, masked, torch.arange(masked.shape[1], device=masked.device).expand_as(masked))
 
 
 def _num_outputs(config: HfViTConfig) -> int:

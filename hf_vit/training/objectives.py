@@ -61,7 +61,8 @@ class MaskedPatches:
         """Corrupt on the CPU, whose generator is seeded with every step, so that devices do not differ."""
         rows, columns = getattr(model, "module", model).config.grid_of(*pixel_values.shape[-2:])
         corruption = sample_corruption(len(pixel_values), rows * columns, *self.shares, generator=generator)
-        return model(pixel_values, Corruption(*(tensor.to(pixel_values.device) for tensor in corruption)))
+        corruption = Corruption(*(tensor.to(pixel_values.device) for tensor in corruption))
+        return model(pixel_values, corruption=corruption)
 
     def evaluate(
         self, accelerator: Accelerator, model: torch.nn.Module, loader: DataLoader, empty: dict[str, torch.Tensor]

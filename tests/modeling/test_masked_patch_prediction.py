@@ -91,7 +91,7 @@ def test_only_selected_patches_count(pixel_values):
     model = make()
     torch.nn.init.normal_(model.predictor.weight)
     corruption = sample_corruption(3, PATCHES, generator=torch.Generator().manual_seed(1))
-    output = model(pixel_values, corruption)
+    output = model(pixel_values, corruption=corruption)
     by_hand = torch.nn.functional.cross_entropy(output.logits[corruption.selected], output.targets[corruption.selected])
     torch.testing.assert_close(output.loss, by_hand)
 

@@ -201,7 +201,7 @@ def test_the_backbone_and_masked_patch_prediction_use_them_too(fields, tmp_path)
     untouched = torch.zeros(2, ROWS * COLUMNS, dtype=torch.bool)
     corruption = type("Kept", (), {"masked": untouched, "selected": ~untouched})
     corruption.source = torch.arange(ROWS * COLUMNS).expand(2, -1)
-    masked.eval()(images(model), corruption)
+    masked.eval()(images(model), corruption=corruption)
     torch.testing.assert_close(seen[0][:, model.config.num_prefix_tokens :], encoded)
 
 
