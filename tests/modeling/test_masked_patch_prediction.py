@@ -116,7 +116,7 @@ def test_uncorrupted_encoding_is_that_of_the_plain_model(pixel_values):
     torch.nn.init.normal_(model.predictor.weight)
     own = torch.arange(PATCHES).repeat(3, 1)
     everything = torch.ones(3, PATCHES, dtype=torch.bool)
-    logits = model(pixel_values, Corruption(everything, ~everything, own)).logits
+    logits = model(pixel_values, corruption=Corruption(everything, ~everything, own)).logits
     plain = model.predictor(model.vit(pixel_values).last_hidden_state[:, 1:])
     torch.testing.assert_close(logits, plain)
 
