@@ -159,7 +159,8 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
             """A field that was kept, where there is no attribute of this name."""
             kept = {} if name.startswith("_") else vars(self).get(_KEPT, {})
             if name not in kept:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+                # without `name=` and `obj=`, which torch.compile cannot follow
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return kept[name]
 
     def to_dict(self) -> dict[str, Any]:
