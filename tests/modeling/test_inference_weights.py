@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn.utils import parametrize, prune
-from torch.utils.dlpack import to_dlpack
+from torch.utils.dlpack import to_dlpack  # pyright: ignore[reportPrivateImportUsage] - it is documented
 from transformers import AutoModelForImageClassification
 
 from hf_vit.models import inference
