@@ -1,5 +1,6 @@
 """From a model to somebody else's checkpoint or program."""
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,9 @@ def export(
     if to not in FORMATS:
         raise ConversionError(f"unknown format {to!r}; known: {', '.join(FORMATS)}")
     refuse_existing(path, overwrite)
+    if to != "jax" and getattr(model.config, "is_flexible", False):
+        model = copy.deepcopy(model)  # nobody else stores a kernel of another size than its patches
+        model.make_fixed()
     if to in _PROGRAMS:
         _PROGRAMS[to](model, path, size, overwrite)
         return {}
@@ -87,8 +91,9 @@ def export_jax(
         path: the .npz to write; it appears when it is complete.
         beside: the file that the model was converted from: what it holds beside the model (a text tower, a language
             model) is copied, one array in memory at a time; names, prefix, order, stacking and dtypes are its.
-        dialect: "vit_jax" (names of the released files, the default), "flax" (those of present-day Flax) or
-            "big_vision"; of a BiT "big_transfer" or "big_vision", by default the one that computes as the model does.
+        dialect: "vit_jax" (names of the released files), "flax" (those of present-day Flax) or "big_vision"; by
+            default the first of them that has such a model; of a BiT "big_transfer" or "big_vision", by default the one
+            that computes as the model does.
 
     Raises:
         ConversionError: the dialect has no such model, or `beside` is another file or does not fit it.
@@ -151,10 +156,9 @@ def _writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None) -> tup
     known = list(dict.fromkeys(name for source in takers for name in source.dialects))
     if dialect not in (None, *known):
         raise ConversionError(f"unknown dialect {dialect!r} of {to}; for such a model: {', '.join(known) or 'none'}")
-    lacking: list[str] = []
-    for source in (source for source in takers if dialect in (None, *source.dialects)):
-        name = dialect or source.dialects[0]
-        lacking = source.lacks(model, name)
-        if not lacking:
-            return source, name
-    raise ConversionError(f"{dialect or takers[0].dialects[0] or to} has no {', no '.join(lacking)}")
+    choices = [(source, name) for source in takers for name in source.dialects if dialect in (None, name)]
+    lacking = [source.lacks(model, name) for source, name in choices]
+    fitting = [choice for choice, lacks in zip(choices, lacking, strict=True) if not lacks]
+    if not fitting:
+        raise ConversionError(f"{choices[0][1] or to} has no {', no '.join(lacking[0])}")
+    return fitting[0]

@@ -411,7 +411,8 @@ def check_sizes(config: Any, *names: str) -> None:
 def check_size(name: str, size: Size) -> None:
     """Raise ValueError where a size is neither an int nor (height, width), from 1 to `MAX_PIXELS`."""
     sides = (size, size) if isinstance(size, int) else size
-    if len(sides) != 2 or min(sides) < 1:
+    are_two = isinstance(sides, list | tuple) and len(sides) == 2
+    if not are_two or any(not isinstance(side, int) or side < 1 for side in sides):
         raise ValueError(f"{name} is {reprlib.repr(size)}; it must be an int or (height, width), at least 1")
     if sides[0] * sides[1] > MAX_PIXELS:
         raise ValueError(f"{name} is {reprlib.repr(size)}; it must be at most {MAX_PIXELS:,} pixels")

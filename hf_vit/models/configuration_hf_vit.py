@@ -2,6 +2,7 @@
 
 import copy
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
@@ -273,14 +274,15 @@ class HfViTConfig(HfVisionConfig):
             ValueError: it is no size, or not the one of a model with one patch size.
         """
         if patch_size is None:
-            return as_pair(self.patch_size)
+            patch_size = self.patch_size
         check_size("patch_size", patch_size)
         if not self.is_flexible and as_pair(patch_size) != as_pair(self.patch_size):
             raise ValueError(
                 f"patch_size is {patch_size}, but this model has one patch size, {self.patch_size}; "
                 "call make_flexible() or set_patch_size() first"
             )
-        return as_pair(patch_size)
+        height, width = as_pair(patch_size)
+        return operator.index(height), operator.index(width)  # numbers for torch.compile too, not symbols
 
     def grid_of(self, height: int, width: int, patch_size: Size | None = None) -> tuple[int, int]:
         """(rows, columns) of patches of an image.

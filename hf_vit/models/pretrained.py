@@ -49,6 +49,13 @@ _WHERE = ("cache_dir", "force_download", "local_files_only", "proxies", "revisio
 _HUB_OPTIONS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
 
+def _sizes_of(settings: Any, config_class: Any) -> dict[str, Any]:
+    """The image size, and the patch size where there is one, of a configuration or a config.json."""
+    found = settings if isinstance(settings, dict) else vars(settings)
+    fields = [field for field in ("image_size", "patch_size") if hasattr(config_class, field)]
+    return {field: found.get(field, getattr(config_class, field)) for field in fields}
+
+
 class HfViTHead(nn.Linear):
     """A linear head; a new one is initialised with zeros, as in the paper."""
 
@@ -95,8 +102,9 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         Folders of transformers' own `vit`, `vit_mae`, `bit` and (of version 4) `vit-hybrid` load too, with their
         numbers.
 
-        `image_size=` other than the stored one resamples the position embeddings, once. A head that is missing, or of
-        another number of labels, is re-created as zeros, and said so.
+        `image_size=` other than the stored one resamples the position embeddings, once; `patch_size=` the kernel of the
+        patch embedding too. A flexible model keeps both as stored. A head that is missing, or of another number of
+        labels, is re-created as zeros, and said so.
 
         Returns:
             The model, in evaluation mode; with `output_loading_info=True` a tuple of it and of what did not fit.
@@ -109,16 +117,19 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         name = pretrained_model_name_or_path
         config_class: Any = cls.config_class
         settings: dict[str, Any] = {}
-        stored_size: Any = None if config is None else config.image_size
+        own_sizes = _sizes_of({} if config is None else config, config_class)
+        stored_sizes = own_sizes
         if name is not None:  # else the weights come as `state_dict=`
             where = {key: kwargs[key] for key in _WHERE if key in kwargs}
             settings = read_settings(name, **where)
             with wrong_types_refused(f"the config.json of {name}"):
-                stored_size = config_class.in_our_words(settings, str(name)).get("image_size", config_class.image_size)
-        image_size = kwargs.pop("image_size", stored_size if config is None else config.image_size)
+                stored_sizes = _sizes_of(config_class.in_our_words(settings, str(name)), config_class)
+        asked = {field: kwargs.pop(field) for field in stored_sizes if field in kwargs}
+        sizes = {**(stored_sizes if config is None else own_sizes), **asked}
         if config is not None:
             config = copy.deepcopy(config)
-            config.image_size = stored_size
+            for field, size in stored_sizes.items():
+                setattr(config, field, size)
         elif name is not None:
             kwargs["stored_settings"] = settings  # so that config.json is not read again
         if upstream_names := cls.upstream_names(settings):
@@ -142,8 +153,11 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         if upstream_names:
             model._settle_upstream(info)
         cls._check_loading(info, name or "the state_dict")
-        if as_pair(image_size) != as_pair(stored_size):
-            model.set_image_size(image_size)
+        changed = [field for field, size in sizes.items() if as_pair(size) != as_pair(stored_sizes[field])]
+        if "patch_size" in changed:
+            model.set_patch_size(**sizes)
+        elif changed:
+            model.set_image_size(sizes["image_size"])
         return result if wants_info else model
 
     @staticmethod

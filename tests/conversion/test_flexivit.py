@@ -106,6 +106,13 @@ def _bilinear(old: int, new: int) -> np.ndarray:
     return matrix
 
 
+def test_the_prefix_comes_back_beside_the_source(tmp_path):
+    source = MORE / "flexi_map.npz"
+    model, _ = convert(source, patch_size=5, image_size=35)
+    export_jax(model, tmp_path / "back.npz", beside=source)
+    assert_same_file(tmp_path / "back.npz", source)
+
+
 def test_a_file_with_its_buffers_asks_for_the_patch_size_unless_its_name_says_it(tmp_path):
     run = RUNS["flexi_32_7@p16_240"]
     source = MORE / run["checkpoint"]
@@ -125,7 +132,9 @@ def test_a_folder_keeps_the_stored_buffers(tmp_path, patch_size, image_size):
     straight = convert_to_folder(source, tmp_path / "folder", patch_size=patch_size, image_size=image_size)
     assert straight.device.type == "meta"  # streamed: nothing has to be resized
     model = load_model(tmp_path / "folder")
-    export_jax(model, tmp_path / "back.npz", dialect="big_vision")
+    export_jax(model, tmp_path / "back.npz")
+    with pytest.raises(ConversionError, match="vit_jax has no kernel of another size than the patches"):
+        export_jax(model, tmp_path / "other.npz", dialect="vit_jax")
     assert_same_file(tmp_path / "back.npz", source)
     images = torch.randn(1, 3, *np.broadcast_to(image_size, 2).tolist())
     with torch.no_grad():

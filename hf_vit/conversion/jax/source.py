@@ -116,6 +116,8 @@ class Jax(Source):
                 lacking.append("attention pooling (pooling='map')")
             if config.position_embedding_type == "sincos2d":
                 lacking.append("fixed sine-cosine positions")
+            if config.is_flexible:
+                lacking.append("kernel of another size than the patches (a flexible model)")
         elif is_hybrid:
             lacking.append("ResNet stem")
         elif config.position_embedding_type == "none":
