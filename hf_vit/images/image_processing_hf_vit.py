@@ -177,7 +177,8 @@ class HfViTImageProcessor(BaseImageProcessor):
             names = ", ".join(repr(name[:50])[1:-1] for name in list(unknown)[:10]) + ", ..." * (len(unknown) > 10)
             logger.warning_once(f"{where} has {names}, which {cls.__name__} does not know: kept, not used")
         settings = {name: value for name, value in image_processor_dict.items() if name in known}
-        processor, unused = super().from_dict({**settings, _KEPT: unknown}, return_unused_kwargs=True, **rest)
+        result: Any = super().from_dict({**settings, _KEPT: unknown}, return_unused_kwargs=True, **rest)
+        processor, unused = result
         processor.update(**changes)
         if wants_unused:
             return processor, unused

@@ -171,7 +171,8 @@ class HfVisionPreTrainedModel(PreTrainedModel):
     def _refuse_leftover(cls, error: TypeError) -> None:
         """Raise ValueError where the constructor got an argument that is neither a field nor about loading."""
         if found := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)):
-            known = {*cls.config_class.argument_names(), *_WHERE, "device_map", "verify"}
+            config_class: Any = cls.config_class
+            known = {*config_class.argument_names(), *_WHERE, "device_map", "verify"}
             refuse_arguments(cls.__name__, [found[1]], known)
 
     @classmethod
