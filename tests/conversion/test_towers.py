@@ -10,7 +10,15 @@ from transformers import AutoModel, AutoModelForImageClassification, pipeline
 
 from hf_vit import HfViTModel
 from hf_vit.cli import main
-from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax, export_timm, export_transformers
+from hf_vit.conversion import (
+    ConversionError,
+    convert,
+    convert_to_folder,
+    export_jax,
+    export_timm,
+    export_torch,
+    export_transformers,
+)
 from hf_vit.files.npz import NpzReader
 from hf_vit.models.loading import load_model, save_folder
 
@@ -72,6 +80,17 @@ def test_a_folder_of_a_tower_in_transformers(tmp_path, checkpoint):
     with torch.no_grad():
         inputs = extract.image_processor(image, return_tensors="pt")
         torch.testing.assert_close(features, model(**inputs).last_hidden_state, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_program_returns_the_embedding(tmp_path):
+    model, _ = convert(MORE / "clippo.npz")
+    export_torch(model, tmp_path / "model.pt2")
+    with np.load(MORE / "clippo.expected.npz") as expected, torch.no_grad():
+        image_embeds = torch.export.load(tmp_path / "model.pt2").module()(
+            torch.from_numpy(expected["images"]).permute(0, 3, 1, 2)
+        )
+        assert np.abs(image_embeds.numpy() - expected["image_embeds"]).max() <= 2e-5 * expected["image_embeds"].max()
 
 
 def test_a_projection_is_no_classifier(tmp_path):
