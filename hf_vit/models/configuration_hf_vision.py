@@ -171,7 +171,8 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def dict_dtype_to_str(self, d: dict[str, Any]) -> None:
         """As in transformers, but what was kept is not looked into."""
-        ours = {name: value for name, value in d.items() if name != _KEPT and name not in self._kept_fields}
+        kept = {_KEPT, *self._kept_fields}  # once: an attribute of a configuration is slow, and d may be 1,000 labels
+        ours = {name: value for name, value in d.items() if name not in kept}
         super().dict_dtype_to_str(ours)
         d |= ours
 
