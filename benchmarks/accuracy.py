@@ -11,10 +11,9 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import AutoImageProcessor, AutoModelForImageClassification
 from transformers.utils import logging
 
-import hf_vit  # noqa: F401 - registers the Auto classes
+import hf_vit
 
 _PRESETS = ("vit_jax", "augreg", "big_vision", "timm", "transformers", "native")
 SIZES = ((224, 224), (288, 288), (384, 384), (224, 320))  # (height, width)
@@ -49,12 +48,10 @@ def measure(
     folder: Path, paths: list[str], labels: torch.Tensor, preset: str, size: tuple[int, int]
 ) -> tuple[float, float]:
     """(top-1, top-5) in percent."""
-    model = AutoModelForImageClassification.from_pretrained(folder, image_size=size).eval()
-    processor = AutoImageProcessor.from_pretrained(folder)
-    settings = {"preset": preset, "size": {"height": size[0], "width": size[1]}}
+    model, processor = hf_vit.load(folder, size, preset)
     ranked = []
     for start in range(0, len(paths), 8):
-        batch = processor(paths[start : start + 8], return_tensors="pt", **settings)
+        batch = processor(paths[start : start + 8], return_tensors="pt")
         ranked.append(model(**batch).logits.topk(5).indices)
     right = torch.cat(ranked) == labels[:, None]
     return 100 * right[:, 0].double().mean().item(), 100 * right.any(dim=1).double().mean().item()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # what an editor knows of the public names; the same as in `_
     from .models.configuration_hf_bit import HfBiTConfig as HfBiTConfig
     from .models.configuration_hf_vit import HfViTConfig as HfViTConfig
     from .models.configuration_hf_vit import HfViTHybridConfig as HfViTHybridConfig
+    from .models.loading import load as load
     from .models.modeling_hf_bit import HfBiTBackbone as HfBiTBackbone
     from .models.modeling_hf_bit import HfBiTForImageClassification as HfBiTForImageClassification
     from .models.modeling_hf_bit import HfBiTModel as HfBiTModel
@@ -48,6 +49,7 @@ _HOME = {
     "HfBiTForImageClassification": _BIT_MODELING,
     "HfBiTBackbone": _BIT_MODELING,
     "HfViTImageProcessor": ".images.image_processing_hf_vit",
+    "load": ".models.loading",
     "push": ".hub.pushing",
     "push_saved": ".hub.pushing",
     "add_code": ".hub.remote_code",

@@ -188,7 +188,7 @@ def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
     """The most likely classes of one image; none of a model that does not name one class for an image."""
     if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
         return []
-    logits = model(pixel_values.to(model.device)).logits.float()
+    logits = model(pixel_values.to(model.device), interpolate_pos_encoding=True).logits.float()
     finite(model, logits.cpu().numpy())
     return most_likely(logits, model.config.id2label, _TOP_K)[0]
 

@@ -114,7 +114,8 @@ def observe(
         hooks.append(layer.attention.register_forward_pre_hook(_ask, with_kwargs=True))
         hooks.append(layer.attention.register_forward_hook(partial(_answer, reduced, index, reduce)))
     try:
-        outputs = encoder.eval()(images, output_attentions=False)  # so that they are not collected
+        # attentions are not asked for, so that they are not collected; any size is meant
+        outputs = encoder.eval()(images, interpolate_pos_encoding=True, output_attentions=False)
     finally:
         for hook in hooks:
             hook.remove()

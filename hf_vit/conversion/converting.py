@@ -10,20 +10,20 @@ from ..catalog import address_of
 from ..files.download import public_name, sha256_of
 from ..files.output import new_folder
 from ..images.image_processing_hf_vit import HfViTImageProcessor
+from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import wrong_types_refused
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
+from ..models.loading import build_processor, let_agree, size_of
 from ..models.pretrained import HfVisionPreTrainedModel
 from .building import has_head, one_or_pair
 from .checkpoint import fetch_any, open_checkpoint
 from .labels import set_labels
-from .processor import build_processor
 from .record import package_versions
 from .rules import ConversionError
 from .source import Request
 from .sources import recognise
 
 # What another image size replaces in the preprocessing of a source.
-_SIZES = ("size", "crop_size", "do_center_crop")
 
 
 def convert(
@@ -86,10 +86,9 @@ def convert(
         image_size = _set_patch_size(model, patch_size, image_size, overrides)
         record["patch_size"] = patch_size
     elif image_size is not None:
-        model.set_image_size(image_size)
+        model.set_image_size(image_size, processor_follows=True)
     if image_size is not None:
         record["image_size"] = image_size
-        preprocessing = {name: value for name, value in preprocessing.items() if name not in _SIZES}
     if getattr(model.config, "is_flexible", False):
         record["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
     if labels is None and has_head(model):
@@ -98,7 +97,12 @@ def convert(
     if labels is not None:
         set_labels(model, labels)
     model.conversion_record = {**record, "preset": preprocessing["preset"], "versions": package_versions()}
-    return model, build_processor(model.config, **preprocessing)
+    processor = build_processor(model.config, **preprocessing)
+    if image_size is None and "size" in preprocessing and isinstance(model.config, HfBiTConfig):
+        image_size = size_of(processor)  # which the folder of a BiT states nowhere else
+        model.set_image_size(image_size, processor_follows=True)
+    let_agree(model, processor, source, asked=image_size is not None)
+    return model, processor
 
 
 def _set_patch_size(model: Any, patch_size: Size, image_size: Size | None, overrides: dict[str, Any]) -> Size | None:
@@ -119,7 +123,7 @@ def _set_patch_size(model: Any, patch_size: Size, image_size: Size | None, overr
         image_size = one_or_pair(*(count * size for count, size in zip(config.stored_grid, pixels, strict=True)))
     if image_size is not None:
         config.grid_of(*as_pair(image_size))  # refuses a size that the patches do not divide
-        model.set_image_size(image_size)
+        model.set_image_size(image_size, processor_follows=True)
     return image_size
 
 

@@ -131,7 +131,7 @@ def _prepare(
         shapes |= _free_sizes(model.config)
     elif size is not None:
         # refuses a size that the patches do not divide, and any other text
-        model.set_image_size(size)  # pyright: ignore[reportArgumentType]
+        model.set_image_size(size, processor_follows=True)  # pyright: ignore[reportArgumentType]
     # two of each that is free: 0 and 1 would be taken for constants
     height, width = as_pair(model.config.image_size)
     pixel_values = torch.zeros(2, model.config.num_channels, height, width, dtype=model.dtype)

@@ -43,7 +43,7 @@ class Demo:
         pixel_values = as_images(self._processor(str(picture), return_tensors="pt"), self._model.config)
         seen = visible_image(pixel_values[0], self._processor)
         shown = highlight(seen, attention_rollout(self._model, pixel_values)[0])
-        return self._top_classes(self._model(pixel_values).logits), shown
+        return self._top_classes(self._model(pixel_values, interpolate_pos_encoding=True).logits), shown
 
     def _top_classes(self, logits: torch.Tensor) -> dict[str, float]:
         """(1, num_labels) -> the likeliest labels, most likely first; ImageNet has two cranes"""

@@ -13,6 +13,7 @@ from PIL.Image import Image
 from ..files.messages import shorten
 from ..files.reading import parse_yaml, read_json, read_yaml
 from ..models.configuration_hf_vit import as_pair
+from ..models.loading import with_preset
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named
 from ..training.data import EvalSamples, Split
@@ -61,7 +62,7 @@ def _load(settings: EvaluateSettings, accelerator: Accelerator) -> tuple[Any, An
     model, processor = models.load_for_evaluation(settings.model, settings.image_size)
     if settings.compile:
         model.compile()
-    processor = models.with_preset(processor, settings.preset, model.config)
+    processor = with_preset(processor, settings.preset, model.config)
     return accelerator.prepare_model(model, evaluation_mode=True), processor
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from ..files.output import new_file, write_text
 from ..models.configuration_hf_vit import as_pair
+from ..models.loading import with_preset
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named
 from ..training.data import EvalSamples, Split
@@ -54,7 +55,7 @@ class Extractor:
         assert settings.model
         self.settings, self.accelerator = settings, accelerator
         model, processor = models.load_encoder(settings.model, settings.image_size)
-        self.processor = models.with_preset(processor, settings.preset, model.config)
+        self.processor = with_preset(processor, settings.preset, model.config)
         self.config = model.config
         self.model_identity = identify_model(settings.model) if settings.output_dir else {}
         _check_choice(settings, model)

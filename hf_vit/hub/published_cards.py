@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog import Released, parse_augreg, released
-from ..conversion.processor import build_processor
 from ..files.output import write_text
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig
+from ..models.loading import build_processor
 from ..models.variants import config_of_variant
 from .cards import render_card
 

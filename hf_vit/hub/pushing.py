@@ -1,6 +1,7 @@
 """Pushing to the Hub: weights, configuration, processor, card and results in one commit, or nothing."""
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -24,7 +25,9 @@ from huggingface_hub.utils import httpx
 
 from ..files.contents import MARK, PUSHED, in_words, matches
 from ..files.download import sha256_of
+from ..files.reading import parse_json
 from ..files.versions import versions_of
+from ..models.loading import agreeing_settings
 from ..models.manifest import MANIFEST, manifest_text, read_manifest
 from .card_check import check_card
 from .card_metadata import eval_results_file
@@ -37,6 +40,7 @@ _RESULTS, _OUR_RESULTS = ".eval_results/*.yaml", ".eval_results/hf_vit.yaml"
 _NOT_SAID = (MARK, MANIFEST, ".eval_results", ".gitattributes")  # of what is left out
 _NOT_LISTED = ("README.md", ".eval_results/*")  # in the manifest: people edit them on the Hub
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
+_PROCESSOR = "preprocessor_config.json"
 _ATTEMPTS = 4
 _RETRY_WAIT = 1.0  # seconds before the second attempt; doubled before each further one
 
@@ -178,7 +182,7 @@ def _with_code(files: _Files) -> _Files:
     """The files and what `trust_remote_code=True` needs, see `add_code`."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for name in ("config.json", "preprocessor_config.json"):
+        for name in ("config.json", _PROCESSOR):
             if isinstance(file := files.get(name), Path):
                 shutil.copyfile(file, folder / name)
         return files | {name: (folder / name).read_bytes() for name in add_code(folder)}
@@ -262,6 +266,7 @@ def _plan(
     api: HfApi, files: _Files, listed: _Listed, remote: _Remote, target: _Target, card: _CardRequest
 ) -> tuple[Pushed, list[CommitOperationAdd | CommitOperationDelete]]:
     texts = {name: text for name in CARD_SOURCES if (text := _text(api, files, remote, target, name)) is not None}
+    files, listed = _with_agreeing_processor(files, listed, texts)
     problems: list[str] = []
     if "config.json" in texts:
         text = render_card(texts, target.repo_id, license=card.license, tags=card.tags)
@@ -279,6 +284,19 @@ def _plan(
     operations += [CommitOperationDelete(name) for name in outdated]
     sizes = {name: len(data) if isinstance(data, bytes) else data.stat().st_size for name, data in files.items()}
     return Pushed(None, sizes, outdated, problems), operations
+
+
+def _with_agreeing_processor(files: _Files, listed: _Listed, texts: dict[str, str]) -> tuple[_Files, _Listed]:
+    """The files, with an image processor that makes images of the model's size; `texts` is brought up to date."""
+    if not {"config.json", _PROCESSOR} <= texts.keys():
+        return files, listed
+    config, stored = (parse_json(texts[name], name) for name in ("config.json", _PROCESSOR))
+    agreeing = agreeing_settings(config, stored)
+    if agreeing is None:
+        return files, listed
+    texts[_PROCESSOR] = json.dumps(agreeing, indent=2, sort_keys=True) + "\n"
+    content = texts[_PROCESSOR].encode()
+    return {**files, _PROCESSOR: content}, {**listed, _PROCESSOR: _entry_of(content)}
 
 
 def _entry_of(content: Path | bytes) -> dict[str, Any]:

@@ -220,6 +220,14 @@ class HfViTImageProcessor(BaseImageProcessor):
         masks = ["pixel_attention_mask", "spatial_shapes"] if self.preset == "native" else []
         return ["pixel_values", *masks]
 
+    def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> Any:
+        """As in the base class; beside a model of another size, with the size of that model and a warning."""
+        saved = super().save_pretrained(save_directory, push_to_hub, **kwargs)
+        loading = sys.modules.get("hf_vit.models.loading")  # as remote code, there is none
+        if loading is not None:
+            loading.settle_processor(save_directory)
+        return saved
+
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
         """Push the processor as `hf_vit.push` does; without hf_vit, as remote code, as transformers does."""
         hf_vit = sys.modules.get("hf_vit")  # this file travels without what pushes, so it cannot import that

@@ -54,6 +54,10 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
     def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
         return WEIGHT_NAMES if is_upstream_bit(settings) else {}
 
+    def _settle_upstream(self, info: dict[str, Any]) -> None:
+        super()._settle_upstream(info)
+        self.base_model._image_size_noted = True  # its config.json states none: any size may be its own
+
     def get_input_embeddings(self) -> nn.Module:
         return self._resnet.convolution
 
@@ -64,7 +68,7 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
     def _resnet(self) -> Any:
         return self.base_model.resnet
 
-    def set_image_size(self, image_size: Size) -> None:
+    def _take_image_size(self, image_size: Size) -> None:
         """State another image size, an int or (height, width) in pixels.
 
         Raises:
@@ -74,7 +78,7 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
             raise ValueError(
                 f"cannot set image_size {image_size}: the positions of axial attention are for {self.config.image_size}"
             )
-        super().set_image_size(image_size)
+        super()._take_image_size(image_size)
 
     def _images(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """The images in the dtype of the weights."""
@@ -109,6 +113,7 @@ class HfBiTModel(HfBiTPreTrainedModel):
             leaves each.
         """
         feature_map = self.resnet(self._images(pixel_values))
+        self.note_image_size(pixel_values, kwargs.get("interpolate_pos_encoding"))  # pyright: ignore - as in a ViT
         if self.norm is not None:
             feature_map = relu(self.norm(feature_map))
         return BaseModelOutputWithPoolingAndNoAttention(

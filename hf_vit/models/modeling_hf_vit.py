@@ -87,11 +87,8 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
             self.config.representation_size = None
             info["missing_keys"] = set(info["missing_keys"]) - missing
 
-    def set_image_size(self, image_size: Size) -> None:
-        """Set another image size, an int or (height, width) in pixels.
-
-        The position embeddings are resampled for good; those of a flexible model stay as stored.
-        """
+    def _take_image_size(self, image_size: Size) -> None:
+        """Resample the position embeddings for good; those of a flexible model stay as stored."""
         self._set_sizes(self.config.patch_size, image_size)
 
     def set_patch_size(self, patch_size: Size, image_size: Size | None = None) -> None:
@@ -108,7 +105,9 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
                 the nearest sizes.
         """
         check_size("patch_size", patch_size)
-        self._set_sizes(patch_size, self.config.image_size if image_size is None else image_size)
+        before = self.config.image_size
+        self._set_sizes(patch_size, before if image_size is None else image_size)
+        self._say_image_size(before)
 
     def make_flexible(self) -> None:
         """Keep kernel and position embeddings as they are now; each forward resizes them to the sizes in use."""
@@ -251,7 +250,8 @@ class HfViTModel(HfViTEncoder):
                 images of several shapes as patches, (batch, patches, values), with `pixel_attention_mask` and
                 `spatial_shapes`.
             bool_masked_pos: (batch, patches), true for the patches that the mask token replaces; see `use_mask_token`.
-            interpolate_pos_encoding: accepted for compatibility; position embeddings always follow the image.
+            interpolate_pos_encoding: True says that images of another size than the model's are meant. Position
+                embeddings follow them in any case; without it, a warning says so once.
             attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
             pixel_attention_mask: (batch, patches), 1 for the patches that are not padding; by default as many as
                 `spatial_shapes` says.
@@ -269,6 +269,7 @@ class HfViTModel(HfViTEncoder):
         """
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
         hidden_states = self.embeddings(pixel_values, spatial_shapes, patch_size, bool_masked_pos)
+        self.note_image_size(pixel_values, interpolate_pos_encoding or spatial_shapes is not None)
         if spatial_shapes is not None and pixel_attention_mask is None:
             places = torch.arange(pixel_values.shape[1], device=pixel_values.device)
             pixel_attention_mask = (places < spatial_shapes.prod(dim=1, keepdim=True)).int()
@@ -319,7 +320,12 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
             `logits` (batch, num_labels), or (batch, tokens, num_labels) with pooling "none"; `loss` with labels.
         """
         outputs = self.vit(
-            pixel_values, attention_mask=attention_mask, patch_size=patch_size, only_pooled=True, **kwargs
+            pixel_values,
+            attention_mask=attention_mask,
+            interpolate_pos_encoding=interpolate_pos_encoding,
+            patch_size=patch_size,
+            only_pooled=True,
+            **kwargs,
         )
         logits = self.classifier(outputs.pooler_output)
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)

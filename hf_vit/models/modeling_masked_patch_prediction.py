@@ -119,7 +119,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         Args:
             pixel_values: (batch, channels, height, width) in [-1, 1].
             bool_masked_pos: (batch, patches), true for the patches to mask and to predict.
-            interpolate_pos_encoding: accepted for compatibility; position embeddings always follow the image.
+            interpolate_pos_encoding: as in `HfViTModel.forward`.
             attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
             corruption: in place of `bool_masked_pos`, what happens to each patch. Without either, it is sampled with
                 the paper's shares.
@@ -128,6 +128,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
             ValueError: both are given, or `bool_masked_pos` has another shape.
         """
         grid = self.config.grid_of(*pixel_values.shape[-2:])
+        self.vit.note_image_size(pixel_values, interpolate_pos_encoding)
         embeddings = self.vit.embeddings
         patches = embeddings.as_patches(pixel_values)
         if bool_masked_pos is not None:

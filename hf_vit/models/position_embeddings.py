@@ -79,7 +79,7 @@ def _check_length(position_embeddings: torch.Tensor, tokens: int) -> None:
     if position_embeddings.ndim != 3 or position_embeddings.shape[1] != tokens:
         raise ValueError(
             f"position embeddings of shape {tuple(position_embeddings.shape)} cannot be resampled: {tokens} tokens are "
-            "needed; DeepSpeed ZeRO-3 keeps parameters empty: resample at load, with from_pretrained(image_size=...)"
+            "needed; DeepSpeed ZeRO-3 keeps parameters empty: resample at load, with hf_vit.load(name, image_size)"
         )
 
 

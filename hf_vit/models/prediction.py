@@ -25,11 +25,9 @@ def predict(
 
     Raises:
         ValueError: an image cannot be read; the message names it.
-        ValueError: the folder holds no classifier, or no image processor.
+        ValueError: the folder holds no classifier.
     """
     model, processor = load(folder)
-    if processor is None:
-        raise ValueError(f"{folder} holds no image processor: no preprocessor_config.json")
     for start in range(0, len(images), batch_size):
         yield from classify(model, processor, [str(image) for image in images[start : start + batch_size]], top_k)
 

@@ -44,7 +44,7 @@ _MAX_HEADER_BYTES = 2**24  # of a .safetensors; ViT-H/14's has 60 kB
 # Standard deviation of a normal distribution cut at two of its own: jax.nn.initializers corrects for it.
 _TRUNCATED_STD = 0.87962566103423978
 # Arguments of `from_pretrained` that say where a config.json is.
-_WHERE = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+WHERE = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 # Arguments of `push_to_hub`, where `save_pretrained` is to call it.
 _HUB_OPTIONS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
@@ -83,6 +83,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
     # Parameters of a checkpoint of transformers that may be left over, besides `_keys_to_ignore_on_load_unexpected`.
     _upstream_extras = r"(?!)"
 
+    _image_size_noted = False  # whether images of another size were said, or need not be
     conversion_record: dict[str, Any] | None = None  # what the weights were converted from
 
     def __init__(self, config: HfVisionConfig, *args: Any, **kwargs: Any):
@@ -120,7 +121,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         own_sizes = _sizes_of({} if config is None else config, config_class)
         stored_sizes = own_sizes
         if name is not None:  # else the weights come as `state_dict=`
-            where = {key: kwargs[key] for key in _WHERE if key in kwargs}
+            where = {key: kwargs[key] for key in WHERE if key in kwargs}
             settings = read_settings(name, **where)
             with wrong_types_refused(f"the config.json of {name}"):
                 stored_sizes = _sizes_of(config_class.in_our_words(settings, str(name)), config_class)
@@ -157,7 +158,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         if "patch_size" in changed:
             model.set_patch_size(**sizes)
         elif changed:
-            model.set_image_size(sizes["image_size"])
+            model.set_image_size(sizes["image_size"])  # which says that the image processor does not follow
         return result if wants_info else model
 
     @staticmethod
@@ -172,7 +173,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         """Raise ValueError where the constructor got an argument that is neither a field nor about loading."""
         if found := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)):
             config_class: Any = cls.config_class
-            known = {*config_class.argument_names(), *_WHERE, "device_map", "verify"}
+            known = {*config_class.argument_names(), *WHERE, "device_map", "verify"}
             refuse_arguments(cls.__name__, [found[1]], known)
 
     @classmethod
@@ -205,6 +206,9 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         hub_options = {name: kwargs.pop(name) for name in _HUB_OPTIONS if push_to_hub and name in kwargs}
         super().save_pretrained(save_directory, **kwargs)
         self._save_record(save_directory)
+        loading = sys.modules.get("hf_vit.models.loading")  # as remote code, there is none
+        if loading is not None and kwargs.get("is_main_process", True):
+            loading.settle_processor(save_directory)
         if push_to_hub:
             repo_id = hub_options.pop("repo_id", Path(save_directory).resolve().name)
             self.push_to_hub(repo_id, token=kwargs.get("token"), **hub_options)
@@ -229,8 +233,37 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             text = json.dumps(self.conversion_record, indent=2)
             (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n", encoding="utf-8")
 
-    def set_image_size(self, image_size: Size) -> None:
-        """State another image size, an int or (height, width) in pixels; what depends on it follows, for good."""
+    def set_image_size(self, image_size: Size, processor_follows: bool = False) -> None:
+        """Take images of another size from now on; learned positions are resampled, for good.
+
+        Args:
+            image_size: an int or (height, width) in pixels.
+            processor_follows: the caller sets the image processor to this size too; otherwise a warning says that it
+                has another. `hf_vit.load` does both.
+
+        Raises:
+            ValueError: the model cannot have this size.
+        """
+        before = self.config.image_size
+        self._take_image_size(image_size)
+        self.base_model._image_size_noted = False
+        if not processor_follows:
+            self._say_image_size(before)
+
+    def _say_image_size(self, before: Size) -> None:
+        """Say that the model has another image size than before, and the image processor was not told."""
+        image_size = self.config.image_size
+        if as_pair(image_size) == as_pair(before):
+            return
+        logger.warning_once(
+            f"{self.name_or_path or 'The model'} takes images of {_in_words(image_size)} pixels from now on, not "
+            f"{_in_words(before)}, and its image processor was not told: hf_vit.load({self.name_or_path!r}, "
+            f"image_size={image_size}) gives both at that size, set_image_size(..., processor_follows=True) says that "
+            "the processor has it too."
+        )
+
+    def _take_image_size(self, image_size: Size) -> None:
+        """State another image size; what depends on it follows."""
         self.config.image_size = image_size
         self.config.validate_architecture()
 
@@ -241,6 +274,26 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             ValueError: the model has none.
         """
         raise ValueError(f"{type(self).__name__} has no patches, whose size could be {patch_size}")
+
+    def note_image_size(self, pixel_values: torch.Tensor, is_asked: bool | None) -> None:
+        """Say, once for this model, that images have another size than it, unless that was asked for.
+
+        A compiled or exported forward says nothing.
+
+        Args:
+            pixel_values: (batch, num_channels, height, width)
+            is_asked: whether the caller wants positions to follow the images.
+        """
+        if is_asked or torch.compiler.is_compiling() or torch.jit.is_tracing() or self._image_size_noted:
+            return
+        size, own = tuple(pixel_values.shape[-2:]), as_pair(self.config.image_size)
+        if size != own:
+            self._image_size_noted = True
+            logger.warning(
+                f"Images of {_in_words(size)} pixels for a model of {_in_words(own)}, to which its image processor "
+                f"should bring them: hf_vit.load({self.name_or_path!r}, image_size=...) gives both at one size, and "
+                "interpolate_pos_encoding=True says that this is meant."
+            )
 
     def optimize_for_inference(self: _Model, batch_size: int = 1) -> _Model:
         """Compute the same faster, where gradients are not wanted; see `hf_vit.models.inference`.
@@ -347,6 +400,11 @@ def _count_numbers(tensor: dict[str, Any]) -> int:
     """The most parameters in a tensor of a .safetensors; integers may be packed, from 4 bits each."""
     start, end = tensor["data_offsets"]
     return 2 * (end - start) if tensor["dtype"][0] in "IU" else math.prod(tensor["shape"])
+
+
+def _in_words(size: Size) -> str:
+    """`224` -> "224 x 224"."""
+    return " x ".join(map(str, as_pair(size)))
 
 
 def lecun_normal_(weight: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from ..files.contents import refuse_foreign
 from ..files.output import new_model_files, write_text
 from ..models.configuration_hf_vit import as_pair
+from ..models.loading import settle_processor
 from .allocation import keep_freed_memory
 from .augmentation import TrainTransform
 from .checkpoints import Checkpoints
@@ -194,6 +195,7 @@ def saver(accelerator: Accelerator, model: nn.Module, processor: Any, folder: Pa
             with new_model_files(folder) as draft:
                 _save_plain(accelerator.unwrap_model(model), tensors, draft)
                 processor.save_pretrained(draft)
+                settle_processor(draft)
         accelerator.wait_for_everyone()
 
     return save

@@ -8,8 +8,9 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelFor
 
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.configuration_hf_vision import HfVisionConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
-from ..models.loading import set_processor_size
+from ..models.loading import let_agree, with_resizing_of
 from ..models.modeling_hf_vit import HfViTModel
 from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..models.pretrained import HfViTHead
@@ -39,17 +40,21 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     model, processor, info = _load(AutoModelForImageClassification, settings.model, settings.image_size, config=config)
     _refuse_random_weights(info, settings.model)
     _replace_head(model, split, settings.keep_pre_logits)
-    return model, _with_resizing_of(processor, settings.preset, model.config)
+    return model, with_resizing_of(processor, settings.preset, model.config)
 
 
 def _load(
     auto_class: Any, name: str, image_size: Size | None, **settings: Any
 ) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
     """A model, its image processor at the model's size, and what `from_pretrained` says about the loading."""
-    size = {} if image_size is None else {"image_size": image_size}
+    config = settings.get("config") or AutoConfig.from_pretrained(name)
+    is_ours = auto_class is HfViTModel or isinstance(config, HfVisionConfig)
+    size = {} if image_size is None or is_ours else {"image_size": image_size}
     model, info = auto_class.from_pretrained(name, output_loading_info=True, **size, **settings)
+    if image_size is not None and is_ours:
+        model.set_image_size(image_size, processor_follows=True)
     processor = AutoImageProcessor.from_pretrained(name)
-    set_processor_size(processor, model.config.image_size)
+    let_agree(model, processor, name, asked=image_size is not None)
     return model, processor, info
 
 
@@ -138,7 +143,7 @@ def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
 def _new_processor(config: HfViTConfig | HfBiTConfig, preset: str | None = None) -> HfViTImageProcessor:
     height, width = as_pair(config.image_size)
     processor = HfViTImageProcessor(size={"height": height, "width": width}, num_channels=config.num_channels)
-    return _with_resizing_of(processor, preset, config)
+    return with_resizing_of(processor, preset, config)
 
 
 def load_for_evaluation(name: str, image_size: Size | None = None) -> tuple[PreTrainedModel, Any]:
@@ -163,32 +168,6 @@ def load_encoder(name: str, image_size: Size | None = None) -> tuple[PreTrainedM
     model, processor, info = _load(HfViTModel if theirs else AutoModel, name, image_size)
     _refuse_random_weights(info, name)
     return model, processor
-
-
-def with_preset(processor: Any, preset: str | None, config: Any) -> Any:
-    """Give the processor another of our presets, at the size it has; None keeps its own.
-
-    Raises:
-        ValueError: it is not one of ours, or the model of this configuration cannot take what the preset makes.
-    """
-    if preset is None:
-        return processor
-    if not isinstance(processor, HfViTImageProcessor):
-        raise ValueError(f"preset is {preset}, which {type(processor).__name__} does not have")
-    if preset == "native" and getattr(config, "stride", 1) != 1:
-        raise ValueError("preset native cuts images into patches, and a ResNet takes whole images")
-    patches = {"patch_size": list(as_pair(config.patch_size))} if preset == "native" else {}
-    processor.update(preset=preset, **patches)
-    return processor
-
-
-def _with_resizing_of(processor: Any, preset: str | None, config: Any) -> Any:
-    """Give the processor the resizing and cropping of a preset; mean and deviation stay, which the weights know."""
-    if preset is None:
-        return processor
-    normalization = {name: getattr(processor, name) for name in ("image_mean", "image_std")}
-    with_preset(processor, preset, config).update(**normalization)
-    return processor
 
 
 def set_head_bias(model: PreTrainedModel, settings: TrainingSettings) -> None:

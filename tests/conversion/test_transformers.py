@@ -270,8 +270,13 @@ def test_hybrids_convert(tmp_path):
     record = json.loads((tmp_path / "ours" / "conversion.json").read_text())
     assert record["dialect"] == {"names": "transformers", "model_type": "vit-hybrid"}
     assert re.fullmatch("[0-9a-f]{64}", record["sha256"])
-    processor = hf_vit.HfViTImageProcessor.from_pretrained(tmp_path / "ours")
-    assert (processor.resample, processor.size, processor.crop_size["height"]) == (3, {"shortest_edge": 40}, 224)
+    saved = hf_vit.HfViTImageProcessor.from_pretrained(tmp_path / "ours")
+    for processor in (saved, hf_vit.load(tmp_path / "hybrid")[1]):
+        # resized to 40 for its default crop of 224, and so to 9 for a crop of the model's size
+        sizes = processor.size, processor.crop_size
+        assert (processor.resample, *sizes) == (3, {"shortest_edge": 9}, {"height": 32, "width": 48})
+    processor = hf_vit.load(tmp_path / "hybrid", image_size=(64, 80))[1]
+    assert processor(torch.zeros(3, 99, 77), return_tensors="pt").pixel_values.shape[2:] == (64, 80)
 
 
 def test_hybrids_are_exported_without_converting_them_first(tmp_path):

@@ -82,7 +82,8 @@ class _BigTransfer(_JaxBit):
 
     def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, dict[str, Any]]:
         model, record = super().read(checkpoint, naming, request)
-        model.set_image_size(request.overrides.get("image_size", image_size_of_bit(checkpoint.location)))
+        size = request.overrides.get("image_size", image_size_of_bit(checkpoint.location))
+        model.set_image_size(size, processor_follows=True)
         return model, record
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:

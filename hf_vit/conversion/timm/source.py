@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+from ...images.image_resizing import BICUBIC
 from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair, stem_stride
+from ...models.loading import IMAGENET
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ..building import has_head, image_size_of, one_or_pair, projection, variants_of_the_paper, with_class_row
 from ..checkpoint import Checkpoint
-from ..processor import BICUBIC, IMAGENET
 from ..rules import ConversionError, Rule, count_units, to_theirs
 from ..source import Grid, Model, Naming, Request, Shapes, Writing
 from ..torch_source import TorchSource

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from ...images.image_resizing import BILINEAR
 from ...models.configuration_hf_vit import HfViTConfig
+from ...models.loading import IMAGENET
 from ..building import image_size_of, one_or_pair
 from ..checkpoint import Checkpoint
-from ..processor import BILINEAR, IMAGENET
 from ..rules import Block, Rule, as_is, part, table, weight_and_bias
 from ..source import Grid, Shapes
 from ..torch_source import TorchSource

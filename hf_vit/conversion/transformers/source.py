@@ -12,17 +12,16 @@ import transformers
 from ...files.contents import MARK
 from ...files.output import new_folder
 from ...files.reading import read_json_object
-from ...images.image_processing_hf_vit import HfViTImageProcessor
 from ...models.configuration_hf_bit import HfBiTConfig, is_upstream_bit, translate_bit_settings
 from ...models.configuration_hf_vision import wrong_types_refused
 from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, translate_settings
+from ...models.loading import in_our_settings
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ...models.upstream import is_of_transformers, model_class_for
 from ..building import has_head, other_numbers, projection, variants_of_the_paper
 from ..checkpoint import Checkpoint
-from ..processor import BICUBIC
 from ..rules import ConversionError, check_values
 from ..source import Model, Naming, Request, Source, Writing
 from .writing import their_model, their_processor
@@ -119,15 +118,7 @@ class Transformers(Source):
 def preprocessing_of(folder: Path) -> dict[str, Any]:
     """The preprocessing that the preprocessor_config.json of a folder states: arguments of `HfViTImageProcessor`."""
     file = folder / "preprocessor_config.json"
-    stored = read_json_object(file) if file.is_file() else {}
-    if "Hybrid" in stored.get("image_processor_type", stored.get("feature_extractor_type", "")):
-        # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
-        stored = {"resample": BICUBIC, "do_center_crop": True, "crop_size": 224, **stored}
-    known = HfViTImageProcessor.valid_kwargs.__annotations__
-    found = {name: value for name, value in stored.items() if name in known and value is not None}
-    if not found.get("do_center_crop"):
-        found.pop("crop_size", None)
-    return {"preset": "transformers", **found}
+    return in_our_settings(read_json_object(file) if file.is_file() else {})
 
 
 def _rebuilds_whole_patches(settings: dict[str, Any]) -> bool:
