@@ -223,13 +223,13 @@ class HfViTEmbeddings(nn.Module):
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_dear_to_compare:
             return self._make_positions(stored, grid, like)
         key = (grid, like.dtype, like.device, self.config.position_interpolation)
-        made_from, table = self._tables.get(key, (None, None))
-        if table is None or (stored is not None and not torch.equal(stored, made_from)):
+        kept = self._tables.get(key)
+        if kept is None or (stored is not None and not torch.equal(stored, kept[0])):
             if len(self._tables) == _CACHED_GRIDS:
                 self._tables.clear()
-            table = self._make_positions(stored, grid, like)
-            self._tables[key] = (None if stored is None else stored.clone(), table)
-        return table
+            kept = None if stored is None else stored.clone(), self._make_positions(stored, grid, like)
+            self._tables[key] = kept
+        return kept[1]
 
     def _make_positions(self, stored: torch.Tensor | None, grid: Grid, like: torch.Tensor) -> torch.Tensor:
         if stored is not None:

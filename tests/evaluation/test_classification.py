@@ -85,7 +85,7 @@ def test_real_labels_go_by_place_without_such_names(tiny, validation, tmp_path, 
     error = capsys.readouterr().err
     assert "there are ReaL labels of 5 images, and the split has 7" in error
     (tmp_path / "real.json").write_text("[1, 2]")
-    with pytest.raises(ValueError, match="entry 0 of .* is 1; it must be a list of class numbers"):
+    with pytest.raises(ValueError, match=r"entry 0 of .* is 1; it must be a list of class numbers"):
         evaluate(arguments(**settings, protocol="real"))
 
 
