@@ -43,7 +43,8 @@ def convert(
     .msgpack of flax, an Orbax folder or a TensorStore folder of big_vision's trainer; .safetensors, .pth, .pt or .bin
     of timm (ViT, hybrids and BiT), torchvision, DeiT, MAE or DINO; a folder of timm, or of transformers' `vit` (of
     PyTorch or Flax), `vit_mae`, `vit-hybrid` or `bit`. The model computes with the numbers that the source computes
-    with (GELU, epsilons).
+    with (GELU, epsilons). Of a file with two towers (SigLIP, LiT, CLIPPO, PaliGemma) the image tower is converted; the
+    record's `beside` names the rest, which `export_jax(beside=...)` takes from the file again.
 
     Args:
         source: a path, `https://...` or `gs://bucket/path` of a file, a folder that holds one, or a name on the Hub; or
@@ -63,9 +64,10 @@ def convert(
             torchvision `num_attention_heads`, where the heads are not of 64 channels, and `hidden_act`.
 
     Returns:
-        The model in evaluation mode: a classifier, or the bare encoder where the file has no trained head. And the
-        image processor that does what the source did at evaluation. `model.conversion_record` says what was read;
-        `save_pretrained` writes it to `conversion.json`.
+        The model in evaluation mode: a classifier, or the bare encoder where the file has no trained head, with a
+        projection (`image_embeds`) where the head of an image tower is one. And the image processor that does what the
+        source did at evaluation. `model.conversion_record` says what was read; `save_pretrained` writes it to
+        `conversion.json`.
 
     Raises:
         ValueError: the file is not a checkpoint that we can convert; one sentence says why.

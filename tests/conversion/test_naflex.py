@@ -10,7 +10,7 @@ from hf_vit.conversion import ConversionError, convert, convert_to_folder, expor
 from hf_vit.models.loading import load_model, save_folder
 
 from ..paths import MORE, golden_runs
-from .test_towers import stored
+from .test_way_back import stored
 
 (RUN,) = golden_runs("naflex", folder=MORE)
 ORIGINAL = MORE / RUN["checkpoint"]
@@ -87,7 +87,7 @@ def test_it_comes_back(tmp_path):
 
 
 def test_a_folder_in_transformers(tmp_path, expected):
-    convert_to_folder(ORIGINAL, tmp_path / "folder")
+    assert convert_to_folder(ORIGINAL, tmp_path / "folder").device.type == "meta"
     assert gap(run(AutoModel.from_pretrained(tmp_path / "folder"), expected).pooler_output, expected["pooled"]) <= 2e-5
     processor = AutoImageProcessor.from_pretrained(tmp_path / "folder")
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8))

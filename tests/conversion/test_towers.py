@@ -23,6 +23,7 @@ from hf_vit.files.npz import NpzReader
 from hf_vit.models.loading import load_model, save_folder
 
 from ..paths import MORE, golden_runs
+from .test_way_back import stored
 
 RUNS = {run["id"]: run for run in golden_runs("siglip", "siglip2", "clippo", "lit", "paligemma", folder=MORE)}
 POOLING = {"map": "map", "tok": "cls", "cls": "cls", "none": "none"}
@@ -70,7 +71,7 @@ def test_what_stands_beside_a_tower_is_said(tmp_path, capsys):
 @pytest.mark.parametrize("checkpoint", ["clippo", "paligemma_bf16"])
 def test_a_folder_of_a_tower_in_transformers(tmp_path, checkpoint):
     """Straight from file to file, then by the Auto class and the pipeline; the original's `image_embeds` judge."""
-    convert_to_folder(MORE / f"{checkpoint}.npz", tmp_path / "folder")
+    assert convert_to_folder(MORE / f"{checkpoint}.npz", tmp_path / "folder").device.type == "meta"
     with np.load(MORE / f"{checkpoint}.expected.npz") as expected:
         model = AutoModel.from_pretrained(tmp_path / "folder")
         assert gaps(model, expected, "")["image_embeds"] <= 2e-5
@@ -107,12 +108,6 @@ def test_a_projection_is_no_classifier(tmp_path):
     assert encoder.config.projection_dim is None
     assert encoder.projection is None
     assert HfViTModel.from_pretrained(tmp_path / "classifier").layernorm.weight.equal(model.layernorm.weight)
-
-
-def stored(path):
-    """Names in their order, shapes, dtypes and bytes of a file; NumPy judges."""
-    with np.load(path) as arrays:
-        return [(name, array.shape, str(array.dtype), array.tobytes()) for name, array in arrays.items()]
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
