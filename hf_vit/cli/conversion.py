@@ -27,6 +27,12 @@ def _add_convert(commands: Commands) -> None:
     command.add_argument("--labels", help="names of the classes: imagenet1k, or a file with one per line, or JSON")
     command.add_argument("--image-size", type=parse_size, metavar="N|HxW", help="resample the position embeddings")
     command.add_argument(
+        "--patch-size",
+        type=parse_size,
+        metavar="N|HxW",
+        help="compute with patches of this size; the stored kernel and positions are kept (FlexiViT)",
+    )
+    command.add_argument(
         "--position-grid", type=parse_size, metavar="RxC", help="rows x columns, where it is no square"
     )
     command.add_argument(
@@ -52,6 +58,7 @@ def _convert(arguments: argparse.Namespace) -> None:
         overwrite=arguments.overwrite,
         labels=arguments.labels,
         image_size=arguments.image_size,
+        patch_size=arguments.patch_size,
         position_grid=arguments.position_grid,
         **dict(arguments.set),
     )

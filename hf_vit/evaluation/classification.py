@@ -19,6 +19,7 @@ from ..training.assembly import evaluation_batches, open_named
 from ..training.data import EvalSamples, Split
 from ..training.labels import match_to_model
 from ..training.measuring import predict, score
+from ..training.patch_sizes import set_patch_size
 from ..training.settings import EvaluateSettings
 
 _REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
@@ -60,6 +61,7 @@ def _load(settings: EvaluateSettings, accelerator: Accelerator) -> tuple[Any, An
     """A classifier on its device, and its image processor."""
     assert settings.model
     model, processor = models.load_for_evaluation(settings.model, settings.image_size)
+    set_patch_size(model, settings.patch_size, settings.image_size)
     if settings.compile:
         model.compile()
     processor = with_preset(processor, settings.preset, model.config)

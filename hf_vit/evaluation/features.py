@@ -25,6 +25,7 @@ from ..training.data import EvalSamples, Split
 from ..training.identity import identify_data, identify_model
 from ..training.labels import match_to_split
 from ..training.measuring import collect, model_inputs
+from ..training.patch_sizes import set_patch_size
 from ..training.settings import EvaluateSettings
 
 _PIECE = 8192  # images between two writes
@@ -55,6 +56,7 @@ class Extractor:
         assert settings.model
         self.settings, self.accelerator = settings, accelerator
         model, processor = models.load_encoder(settings.model, settings.image_size)
+        set_patch_size(model, settings.patch_size, settings.image_size)
         self.processor = with_preset(processor, settings.preset, model.config)
         self.config = model.config
         self.model_identity = identify_model(settings.model) if settings.output_dir else {}
@@ -96,7 +98,7 @@ class Extractor:
     def _identity(self, split: Split, name: str) -> dict[str, Any]:
         """Everything that features depend on."""
         chosen = ("dataset", "dataset_config", "image_column", "label_column", "image_size", "mixed_precision")
-        chosen += ("features", "feature_layer")
+        chosen += ("features", "feature_layer", *(("patch_size",) if self.settings.patch_size else ()))
         return {
             "model": self.model_identity,
             "data": identify_data(split, self.settings),

@@ -26,6 +26,7 @@ from .loop import Run
 from .measuring import empty_batch, predict, score
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
 from .optimization import MovingAverage, build_optimizer
+from .patch_sizes import over_patch_sizes
 from .recipes import SettingsError, dump
 from .reporting import choose_trackers
 from .schedules import build_schedule
@@ -169,7 +170,10 @@ def evaluator(
     def evaluate() -> dict[str, float]:
         if isinstance(state.objective, MaskedPatches):
             return state.objective.evaluate(accelerator, state.model, loader, empty)
-        return score(predict(accelerator, state.model, loader, empty, settings.loss))
+        return over_patch_sizes(
+            settings.eval_patch_sizes or settings.patch_sizes,
+            lambda **sizes: score(predict(accelerator, state.model, loader, empty, settings.loss, **sizes)),
+        )
 
     return evaluate
 

@@ -26,6 +26,7 @@ from .data import Shares, Split, train_loader
 from .identity import identify_run
 from .loop import TrainingStopped, resume, train
 from .optimization import freeze_parameters
+from .patch_sizes import prepare_patch_sizes
 from .recipes import dump, parse_settings
 from .reporting import card_data, write_curve
 from .settings import DataSettings, FinetuneSettings, PretrainSettings, TrainingSettings
@@ -78,6 +79,7 @@ def run(
 ) -> dict[str, Any]:
     """Train a model and save it, with half the images per forward while they do not fit; return the metrics."""
     models.set_head_bias(model, settings)
+    prepare_patch_sizes(model, [*settings.patch_sizes, *settings.eval_patch_sizes])
     if settings.gradient_checkpointing:
         newer = getattr(model, "activation_checkpointing_enable", None)
         (newer or model.gradient_checkpointing_enable)()

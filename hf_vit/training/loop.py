@@ -16,6 +16,7 @@ from .data import Shares
 from .identity import describe
 from .objectives import Objective
 from .optimization import MovingAverage, set_learning_rate
+from .patch_sizes import draw_sizes
 from .reporting import Report
 from .schedules import Schedule
 from .settings import TrainingSettings
@@ -107,13 +108,14 @@ def optimizer_step(run: Run, step: int, batches: Iterator[dict]) -> tuple[torch.
     accelerator = run.accelerator
     rng = _seed_step(run.settings.seed, step, accelerator.process_index)
     set_learning_rate(run.optimizer, run.schedule(step))
+    sizes = draw_sizes(run.settings, step)
     sums = torch.zeros(3, device=accelerator.device)
     norm = torch.zeros(())
     for _ in range(run.shares.accumulation):
         batch = {name: t.to(accelerator.device, non_blocking=True) for name, t in _next_batch(run, batches).items()}
         with accelerator.accumulate(run.model):
             with accelerator.autocast():
-                losses, correct = run.objective(run.model, batch, rng)
+                losses, correct = run.objective(run.model, batch, rng, **sizes)
             accelerator.backward(losses.mean())
             if accelerator.sync_gradients:
                 norm = accelerator.clip_grad_norm_(run.model.parameters(), run.settings.max_grad_norm or math.inf)

@@ -43,14 +43,18 @@ def predict(
     loader: DataLoader,
     empty: dict[str, torch.Tensor],
     loss: str = "softmax",
+    **sizes: Any,
 ) -> dict[str, Any]:
     """Run a classifier over all samples of all processes.
+
+    Args:
+        sizes: of the forward, such as `patch_size`.
 
     Returns:
         On every process, for the samples whose image could be read, in the order of the data set: "ranked" (number, 5)
         class numbers, best first, "label", "loss" and "index"; and "skipped", the number of unreadable images.
     """
-    return collect(accelerator, model, loader, empty, partial(_scores, model, loss=loss))
+    return collect(accelerator, model, loader, empty, partial(_scores, model, loss=loss, sizes=sizes))
 
 
 @torch.no_grad()
@@ -82,9 +86,9 @@ def collect(
     return _tidy({name: torch.cat([row[name] for row in rows]).numpy() for name in rows[0]} if rows else {})
 
 
-def _scores(model: torch.nn.Module, batch: dict[str, torch.Tensor], loss: str) -> dict[str, torch.Tensor]:
+def _scores(model: torch.nn.Module, batch: dict[str, torch.Tensor], loss: str, sizes: dict) -> dict[str, torch.Tensor]:
     """The best classes of each sample of one batch, and its loss."""
-    logits = model(**model_inputs(batch)).logits.float()
+    logits = model(**model_inputs(batch), **sizes).logits.float()
     targets = make_targets(batch["label"].clamp(min=0), logits.shape[1])
     ranked = logits.topk(min(TOP_K, logits.shape[1])).indices
     return {"ranked": ranked, "loss": cross_entropy(logits, targets, loss)}

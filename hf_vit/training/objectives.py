@@ -1,6 +1,7 @@
 """What one forward of training computes: the loss of each sample, and whether it counts as right.
 
-An objective takes the model, a batch and the generator of the step, and returns (loss, correct), each (batch,).
+An objective takes the model, a batch and the generator of the step (that of labels: a `patch_size` too), and returns
+(loss, correct), each (batch,).
 """
 
 from typing import Any, TypeAlias
@@ -38,10 +39,10 @@ class Classification:
         self.mixer = Mixer(settings.mixup_alpha, settings.cutmix_alpha)
         self.normalizer, self.num_labels = normalizer, num_labels
 
-    def __call__(self, model, batch, rng):
+    def __call__(self, model, batch, rng, **sizes):
         targets = make_targets(batch["label"], self.num_labels, self.label_smoothing, self.loss)
         pixel_values, targets = self.mixer(self.normalizer(batch["image"]), targets, rng)
-        logits = model(pixel_values=pixel_values).logits
+        logits = model(pixel_values=pixel_values, **sizes).logits
         return cross_entropy(logits, targets, self.loss), is_correct(logits.detach(), targets)
 
 

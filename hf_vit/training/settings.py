@@ -71,6 +71,9 @@ class TrainingSettings(DataSettings):
     attention_dropout: float | None = None
     drop_path: float | None = None
     gradient_checkpointing: bool = False
+    patch_sizes: list[int] = field(default_factory=list)  # one is drawn for each step (FlexiViT)
+    eval_patch_sizes: list[int] = field(default_factory=list)  # by default patch_sizes
+    patch_size_weights: list[float] = field(default_factory=list)  # how often each; by default equally
 
     crop: Literal["inception", "random", "resmall", "none"] = "inception"  # random distorts, resmall does not
     crop_area: list[float] = field(default_factory=lambda: [0.05, 1.0])
@@ -118,8 +121,20 @@ class TrainingSettings(DataSettings):
             raise ValueError(f"crop {self.crop} cuts from a resized image: set resize")
         if self.crop == "resmall" and isinstance(self.resize, list):
             raise ValueError(f"resize is {self.resize}; crop resmall takes one number, the shorter side")
+        self._validate_patch_sizes()
         if self.resume and self.overwrite:
             raise ValueError("resume continues a run and overwrite deletes it: choose one")
+
+    def _validate_patch_sizes(self) -> None:
+        for name in ("patch_sizes", "eval_patch_sizes"):
+            if getattr(self, name):
+                _require_all_positive(self, name)
+        weights = self.patch_size_weights
+        if weights and (len(weights) != len(self.patch_sizes) or min(weights) < 0 or not sum(weights)):
+            raise ValueError(
+                f"patch_size_weights is {weights}; it must have {len(self.patch_sizes)} numbers, one for each of "
+                "patch_sizes, none below 0 and one above"
+            )
 
     def _validate_schedule(self) -> None:
         _require_positive(self, "decay_power", "timescale")
@@ -182,6 +197,8 @@ class PretrainSettings(TrainingSettings):
             raise ValueError(
                 f"mask_share ({self.mask_share}) and random_patch_share ({self.random_patch_share}) exceed 1 together"
             )
+        if self.objective == "masked_patch_prediction" and (sizes := self.patch_sizes or self.eval_patch_sizes):
+            raise ValueError(f"patch_sizes is {sizes}, and masked_patch_prediction has one patch size")
         if self.objective == "masked_patch_prediction" and self.head == "mlp":
             raise ValueError("head is mlp, and masked_patch_prediction has no head")
         if self.objective == "masked_patch_prediction" and (self.mixup_alpha or self.cutmix_alpha):
@@ -198,6 +215,7 @@ class EvaluateSettings(DataSettings):
     model: str | None = None
     protocol: Protocol = "accuracy"
     split: str | None = None  # by default test; of real validation; of objectnet train
+    patch_size: int | list[int] | None = None  # [height, width]; by default the model's
     overwrite: bool = False  # do not take up features and results that output_dir has
 
     label_map: str | None = None  # YAML or JSON: the data's name of a class -> the model's name or number of it
@@ -227,6 +245,8 @@ class EvaluateSettings(DataSettings):
             raise ValueError("no model: set --model to a Hub name or a folder")
         if self.protocol == "vtab" and not self.output_dir and not self.print_config:
             raise ValueError("no place for the results of the tasks: set --output_dir")
+        if self.patch_size is not None and self.protocol == "vtab":
+            raise ValueError(f"patch_size is {self.patch_size}, and vtab fine-tunes models at the size they have")
         if self.label_map and self.protocol not in ("accuracy", "real"):
             raise ValueError(f"label_map is for a classifier's own classes, which protocol {self.protocol} lacks")
         if self.protocol in ("few_shot", "linear_probe", "knn") and self.streaming:

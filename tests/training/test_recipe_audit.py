@@ -69,6 +69,7 @@ OURS = {  # settings of our own; benchmarks measure what they give
     "mnist.yaml",
     "small.yaml",
     "axial_small.yaml",
+    "flexivit_small.yaml",
     "figure3_small.yaml",
     "figure4_small.yaml",
     "figure5_small.yaml",

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 # dropout, averaging and accumulation: all that has state or chance in it
 EVERYTHING = {**DIGITS, "dropout": 0.1, "drop_path": 0.1, "ema_decay": 0.9, "momentum_dtype": "bfloat16"}
+EVERYTHING |= {"patch_sizes": "2,4,8"}
 
 
 def start_and_kill(output: Path, saved: int, delay: float, processes: int, **settings):

@@ -1,0 +1,63 @@
+"""A patch size for each step: the original's sequence, what is refused, and that such a run trains and is evaluated."""
+
+import json
+
+import pytest
+
+from hf_vit.evaluation.commands import evaluate
+from hf_vit.models.loading import load_model
+from hf_vit.training.commands import pretrain
+from hf_vit.training.patch_sizes import draw_sizes
+from hf_vit.training.settings import FinetuneSettings
+
+from ..launching import DIGITS, MODEL, arguments
+
+# `choice(v, p, mkrng(-1, -1, step))` of big_vision's trainers/proj/flexi/common.py at 0127fb6, for steps 1 to 24:
+# v=(5, 6, 8, 10, 12, 15, 16, 20, 24, 30) with p all 1, which its configurations have; and v=(5, 8, 10), p=(1, 2, 5).
+ORIGINAL = [12, 16, 20, 30, 30, 16, 6, 6, 24, 12, 16, 20, 6, 12, 20, 6, 6, 24, 30, 24, 15, 5, 12, 15]
+WEIGHTED = [10, 10, 10, 10, 10, 10, 8, 8, 10, 10, 10, 10, 8, 10, 10, 8, 8, 10, 10, 10, 10, 5, 10, 10]
+
+RUN = {**DIGITS, "steps": 4, "warmup_steps": 0, "num_workers": 0, "patch_sizes": "4,2,8"}
+
+
+def drawn(**settings) -> list[int]:
+    return [draw_sizes(FinetuneSettings(**settings), step)["patch_size"] for step in range(24)]
+
+
+def test_the_sequence_is_the_originals():
+    counts = [5, 6, 8, 10, 12, 15, 16, 20, 24, 30]
+    assert drawn(patch_sizes=counts) == ORIGINAL
+    assert drawn(patch_sizes=[240 // count for count in counts]) == [240 // count for count in ORIGINAL]
+    assert drawn(patch_sizes=[5, 8, 10], patch_size_weights=[1, 2, 5]) == WEIGHTED
+    assert drawn(patch_sizes=counts, seed=1) != ORIGINAL
+    assert draw_sizes(FinetuneSettings(), 3) == {}
+
+
+@pytest.mark.usefixtures("fresh_accelerator")
+def test_a_run_draws_and_evaluates_patch_sizes(tmp_path):
+    metrics = pretrain(arguments(**RUN, output_dir=tmp_path / "out"))
+    each = [metrics[f"accuracy_at_patch_{size}"] for size in (4, 2, 8)]
+    assert metrics["accuracy"] == pytest.approx(sum(each) / 3)
+    assert metrics["samples"] == 103
+    model = load_model(tmp_path / "out")
+    assert (model.config.kernel_size, model.config.stored_grid, model.config.patch_size) == ((4, 4), (2, 2), 4)
+    for size, accuracy in zip((4, 2, 8), each, strict=True):
+        where = {"model": tmp_path / "out", "dataset": "digits", "split": "test[:103]", "num_workers": 0}
+        assert evaluate(arguments(**where, patch_size=size))["accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.usefixtures("fresh_accelerator")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"patch_sizes": "4,3"}, r"image height 8 is not a multiple of 3"),
+        ({"patch_sizes": "4,0"}, r"patch_sizes is \[4, 0\]; it must have entries, all above 0"),
+        ({"patch_size_weights": "1,2"}, r"patch_size_weights is \[1.0, 2.0\]; it must have 3 numbers"),
+        ({"objective": "masked_patch_prediction"}, r"masked_patch_prediction has one patch size"),
+        ({"config": json.dumps({"depths": [1], "image_size": 8})}, r"HfBiTForImageClassification is no ViT of hf_vit"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, changes, message):
+    assert MODEL["image_size"] == 8
+    with pytest.raises((ValueError, SystemExit), match=message):
+        pretrain(arguments(**{**RUN, **changes}, output_dir=tmp_path / "out"))
