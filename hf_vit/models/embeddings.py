@@ -78,6 +78,8 @@ class HfViTPatchProjection(nn.Conv2d):
     @torch.no_grad()
     def resize(self, patch_size: tuple[int, int]) -> None:
         """Resize the kernel for good."""
+        if patch_size == self.kernel_size:
+            return
         self.weight = nn.Parameter(resize_patch_kernel(self.weight, patch_size), self.weight.requires_grad)
         self.kernel_size = self.stride = patch_size
 

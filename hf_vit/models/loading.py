@@ -39,7 +39,11 @@ _UPSTREAM_PRESETS: dict[str, dict[str, Any]] = {
 
 
 def load(
-    name: str | os.PathLike, image_size: Size | None = None, preset: str | None = None, **settings: Any
+    name: str | os.PathLike,
+    image_size: Size | None = None,
+    preset: str | None = None,
+    patch_size: Size | None = None,
+    **settings: Any,
 ) -> tuple[HfVisionPreTrainedModel, Any]:
     """Load a model and its image processor, which makes images of the model's size.
 
@@ -53,6 +57,7 @@ def load(
         image_size: the model's and the processor's, an int or (height, width) in pixels; by default the stored one.
         preset: whose resizing and cropping the processor follows, one of `HfViTImageProcessor`'s; by default the stored
             one. Mean and deviation stay, which the weights know.
+        patch_size: as in `set_patch_size`, an int or (height, width); by default the stored one.
 
     Returns:
         The model, in evaluation mode, and the processor.
@@ -69,7 +74,12 @@ def load(
     processor = load_processor(name, **where) or _make_processor(name, stored, model.config, where)
     if image_size is None and is_upstream_bit(stored) and "image_size" not in stored:
         image_size = size_of(processor)
-    if image_size is not None:
+    if patch_size is not None:
+        model.set_patch_size(patch_size, image_size, processor_follows=True)
+        model.config.grid_of(*as_pair(model.config.image_size))  # refuses a size that the patches do not divide
+        if getattr(processor, "preset", None) == "native":
+            processor.update(patch_size=_patch_pixels(model.config))
+    elif image_size is not None:
         model.set_image_size(image_size, processor_follows=True)
     if preset is not None:
         processor = with_resizing_of(_as_ours(processor, model.config), preset, model.config)
@@ -156,8 +166,13 @@ def build_processor(config: HfVisionConfig, **settings: Any) -> HfViTImageProces
     height, width = as_pair(config.image_size)
     own: dict[str, Any] = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
     if isinstance(config, HfViTConfig):
-        own["patch_size"] = [size * config.stride for size in as_pair(config.patch_size)]
+        own["patch_size"] = _patch_pixels(config)
     return HfViTImageProcessor(**{**own, **settings})
+
+
+def _patch_pixels(config: HfViTConfig) -> list[int]:
+    """Height and width of a patch in pixels of the image."""
+    return [size * config.stride for size in as_pair(config.patch_size)]
 
 
 def _make_processor(

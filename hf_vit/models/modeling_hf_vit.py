@@ -91,7 +91,9 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
         """Resample the position embeddings for good; those of a flexible model stay as stored."""
         self._set_sizes(self.config.patch_size, image_size)
 
-    def set_patch_size(self, patch_size: Size, image_size: Size | None = None) -> None:
+    def set_patch_size(
+        self, patch_size: Size, image_size: Size | None = None, processor_follows: bool = False
+    ) -> None:
         """Set another patch size, an int or (height, width), in the units of the configuration.
 
         A flexible model changes its configuration alone, any number of times without loss. In any other, the kernel and
@@ -99,6 +101,7 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
 
         Args:
             image_size: another image size with it, in pixels; by default it stays.
+            processor_follows: as in `set_image_size`.
 
         Raises:
             ValueError: the patches do not divide the image size of a model that is not flexible; the message names
@@ -107,7 +110,9 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
         check_size("patch_size", patch_size)
         before = self.config.image_size
         self._set_sizes(patch_size, before if image_size is None else image_size)
-        self._say_image_size(before)
+        self.base_model._image_size_noted = False
+        if not processor_follows:
+            self._say_image_size(before)
 
     def make_flexible(self) -> None:
         """Keep kernel and position embeddings as they are now; each forward resizes them to the sizes in use."""

@@ -267,7 +267,9 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         self.config.image_size = image_size
         self.config.validate_architecture()
 
-    def set_patch_size(self, patch_size: Size, image_size: Size | None = None) -> None:
+    def set_patch_size(
+        self, patch_size: Size, image_size: Size | None = None, processor_follows: bool = False
+    ) -> None:
         """Set another size of the patches.
 
         Raises:

@@ -11,9 +11,10 @@ from hf_vit.conversion import export_timm, export_transformers
 from hf_vit.conversion.converting import convert
 from hf_vit.images.image_processing_hf_vit import patchify
 from hf_vit.models.embeddings import resize_patch_kernel
+from hf_vit.models.loading import load
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
 
-from ..models import tiny
+from ..models import save_tiny, tiny
 
 FLEXIBLE = {"stored_patch_size": (7, 5), "position_grid": (3, 4), "position_interpolation": "bilinear"}
 POSITIONS = {
@@ -128,6 +129,17 @@ def test_the_patch_size_at_load(tmp_path, fields, image_size):
     settings = json.loads((tmp_path / "again" / "config.json").read_text())
     assert settings["patch_size"] == [9, 2]
     assert AutoConfig.from_pretrained(tmp_path / "again").stored_grid == model.config.stored_grid
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fields", [{}, FLEXIBLE], ids=["fixed", "flexible"])
+def test_load_gives_a_pair_at_both_sizes(tmp_path, fields):
+    model, processor = load(save_tiny(tmp_path / "folder", **fields), patch_size=(9, 2), image_size=(18, 10))
+    images = processor(np.zeros((30, 40, 3), np.uint8), return_tensors="pt")
+    assert images.pixel_values.shape == (1, 3, 18, 10)
+    assert model(**images).logits.shape == (1, 11)
+    with pytest.raises(ValueError, match="nearest sizes are 14 and 21"):
+        load(tmp_path / "folder", patch_size=7)
 
 
 @torch.no_grad()
