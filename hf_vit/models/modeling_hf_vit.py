@@ -91,9 +91,7 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
         """Resample the position embeddings for good; those of a flexible model stay as stored."""
         self._set_sizes(self.config.patch_size, image_size)
 
-    def set_patch_size(
-        self, patch_size: Size, image_size: Size | None = None, processor_follows: bool = False
-    ) -> None:
+    def set_patch_size(self, patch_size: Size, image_size: Size | None = None, processor_follows: bool = False) -> None:
         """Set another patch size, an int or (height, width), in the units of the configuration.
 
         A flexible model changes its configuration alone, any number of times without loss. In any other, the kernel and

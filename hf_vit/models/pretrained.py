@@ -267,9 +267,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         self.config.image_size = image_size
         self.config.validate_architecture()
 
-    def set_patch_size(
-        self, patch_size: Size, image_size: Size | None = None, processor_follows: bool = False
-    ) -> None:
+    def set_patch_size(self, patch_size: Size, image_size: Size | None = None, processor_follows: bool = False) -> None:
         """Set another size of the patches.
 
         Raises:
