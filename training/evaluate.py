@@ -15,8 +15,12 @@ from pathlib import Path
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path.pop(0)  # or evaluate.py in this folder would hide the package of that name
 
-from hf_vit.evaluation.commands import evaluate
-from hf_vit.training.commands import main as run_command
+try:
+    from hf_vit.evaluation.commands import evaluate
+    from hf_vit.training.commands import main as run_command
+except KeyboardInterrupt:  # they take seconds to import
+    print("error: interrupted", file=sys.stderr)
+    sys.exit(130)
 
 
 def main() -> None:

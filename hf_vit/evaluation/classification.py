@@ -12,6 +12,7 @@ from PIL.Image import Image
 
 from ..files.messages import shorten
 from ..files.reading import parse_yaml, read_json, read_yaml
+from ..models.configuration_hf_vision import MAX_LABELS
 from ..models.configuration_hf_vit import as_pair
 from ..models.loading import with_preset
 from ..training import models
@@ -89,8 +90,8 @@ def read_real_labels(place: str) -> list[list[int]]:
 
 def _check_class_numbers(numbers: Any, place: str) -> None:
     """Raise ValueError where something is no list of class numbers."""
-    if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError(f"{place} is {shorten(numbers)}; it must be a list of class numbers, from 0")
+    if not isinstance(numbers, list) or not all(type(number) is int and 0 <= number < MAX_LABELS for number in numbers):
+        raise ValueError(f"{place} is {shorten(numbers)}; it must be a list of class numbers, 0 to {MAX_LABELS - 1:,}")
 
 
 def _local_file(place: str) -> Path:

@@ -241,6 +241,17 @@ def test_a_pth_without_checksums_is_read(tmp_path):
     assert model.config.num_attention_heads == 2
 
 
+@pytest.mark.parametrize("name", ["finetune", "pretrain", "evaluate"])
+def test_ctrl_c_while_a_training_script_imports(tmp_path, name):
+    (tmp_path / "hf_vit.py").write_text("raise KeyboardInterrupt")
+    command, environment = (
+        [sys.executable, str(ROOT / f"training/{name}.py")],
+        {**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (130, "error: interrupted\n")
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_a_training_script_in_one_sentence(tmp_path):
     command = [sys.executable, "training/pretrain.py", "--recipe", str(RECIPES / "digits.yaml"), "--steps", "100000"]

@@ -138,7 +138,7 @@ def test_a_set_of_labels_and_the_first_k():
     }
 
 
-@pytest.mark.parametrize("entry", ["3", [1.0], [True], [-1], [[1]], None])
+@pytest.mark.parametrize("entry", ["3", [1.0], [True], [-1], [10**400], [[1]], None])
 def test_class_numbers_of_a_file_are_numbers(tmp_path, entry):
     (tmp_path / "real.json").write_text(json.dumps([[0, 1], [], entry]))
     with pytest.raises(ValueError, match=r"entry 2 of .*real\.json is .*; it must be a list of class numbers"):

@@ -126,7 +126,7 @@ def _floats(array: np.ndarray) -> np.ndarray:
 def _same_numbers(ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
     """Whether two lists of arrays hold the same numbers but for zeros, in any order."""
     first, second = (np.sort(np.concatenate(arrays)) for arrays in (ours, theirs))
-    return np.array_equal(first[first != 0], second[second != 0])
+    return np.array_equal(first[first != 0], second[second != 0], equal_nan=True)
 
 
 class Pth(Conversion):
