@@ -98,7 +98,7 @@ def parse_yaml(text: str, name: str) -> Any:
     """
     try:
         return yaml.load(text, _PlainLoader)
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:  # pyyaml raises any
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         reason = " ".join(str(error).split())[:500] or type(error).__name__
         raise ValueError(f"{name} is not YAML: {reason}") from None
 

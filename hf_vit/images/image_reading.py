@@ -13,6 +13,7 @@ Levels are uint8 where the source has 8 bits, and float32 with 16 bits of precis
 
 import base64
 import io
+import math
 import os
 import queue
 import socket
@@ -149,11 +150,10 @@ def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, 
     """Pixels of an image file, or PIL image, upright: (height, width) or (height, width, channels)."""
     try:
         if isinstance(image, Image.Image):
+            _check_pixels(image.width, image.height)
             return _pixels_of_pillow(image)
         with Image.open(_open_source(image)) as file:
-            if file.width * file.height > _MAX_PIXELS and not allowed("large"):
-                limit = f"at most {_MAX_PIXELS:,} pixels are read (HF_VIT_ALLOW=large reads more)"
-                raise ValueError(f"it has {file.width} x {file.height}; {limit}")
+            _check_pixels(file.width, file.height)
             if getattr(file, "is_animated", False) and file.format != "MPO":  # MPO: a photograph and its preview
                 logger.warning_once(f"{file.format} images with several frames: the first frame is used")
             if reduce_to is not None:
@@ -166,6 +166,13 @@ def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, 
     except Exception as error:  # decoders of damaged files raise anything: OSError, SyntaxError, struct.error, ...
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ImageReadingError(f"{name} cannot be read: {reason}") from error
+
+
+def _check_pixels(width: int, height: int) -> None:
+    """Raise ValueError where an image declares more pixels than are read."""
+    if width * height > _MAX_PIXELS and not allowed("large"):
+        limit = f"at most {_MAX_PIXELS:,} pixels are read (HF_VIT_ALLOW=large reads more)"
+        raise ValueError(f"it has {width} x {height}; {limit}")
 
 
 def _open_source(image: Any) -> Any:
@@ -366,6 +373,9 @@ def _levels_of_array(
         raise ImageReadingError(f"{name} has dtype {array.dtype}, which is no image")
     if array.ndim not in (2, 3, 4):
         raise ImageReadingError(f"{name} has {array.ndim} dimensions (shape {tuple(array.shape)}), expected 2, 3 or 4")
+    if (values := math.prod(array.shape[-3:])) > 4 * _MAX_PIXELS and not allowed("large"):  # a view may declare any
+        limit = f"at most {4 * _MAX_PIXELS:,} are read (HF_VIT_ALLOW=large reads more)"
+        raise ImageReadingError(f"{name} has shape {tuple(array.shape)}, {values:,} values; {limit}")
     tensor = array if isinstance(array, torch.Tensor) else _tensor_of(array)
     if tensor.ndim == 2:
         return _to_levels(tensor[None], keep_float, name)
@@ -375,7 +385,7 @@ def _levels_of_array(
 
 
 def _layout_of(tensor: torch.Tensor) -> str:
-    """ "dense" for a tensor that has a number for each place; what else it is."""
+    """Say "dense" of a tensor that has a number for each place, and of any other what it is."""
     kinds = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "meta": tensor.is_meta}
     sparse = tensor.layout is not torch.strided
     return next((kind for kind, is_one in {**kinds, "sparse": sparse}.items() if is_one), "dense")

@@ -352,8 +352,10 @@ def _damage_refused(what: str) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:
-        modules = {frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)}
-        from_reader = type(error).__name__ == "SafetensorError" or "torch.serialization" in modules
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        modules = {frame.f_globals.get("__name__") for frame in frames}
+        from_reader = type(error).__name__ == "SafetensorError" or modules & {"torch.serialization", "zipfile"}
+        from_reader = from_reader or frames[-1].f_code.co_name == "_load_pretrained_model"  # a pickle of no dictionary
         if not from_reader or getattr(error, "filename", None):  # a file that cannot be opened
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -126,6 +126,7 @@ RECIPES_OF_WRONG_VALUES = [
     (ALIASES + "learning_rate: *g\n", "is not YAML: it has an alias"),
     ("[" * 5_000, "is not YAML"),
     ("batch_size: " + "9" * 5_000, "is not YAML"),
+    ("flip: !!bool x\n", "is not YAML: 'x'"),
     ("epochs: .inf\n", "epochs is inf; it must be float"),
     ("epochs: .nan\n", "epochs is nan; it must be float"),
     ("batch_size: .inf\n", "batch_size is inf; it must be int"),

@@ -1,6 +1,7 @@
 """The fuzz gate itself: it catches planted faults, and a short run of every kind finds none."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -64,3 +65,14 @@ def test_the_gate_catches_planted_faults():
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = dict(map(json.loads, result.stdout.splitlines()))
     assert found == {fault: [[number, verdict] for number in range(2)] for fault, verdict in VERDICTS.items()}
+
+
+@pytest.mark.slow
+def test_mutated_inputs_of_every_kind(tmp_path):
+    command = [sys.executable, "-m", "tests.fuzz", "--count", "60", "--output", str(tmp_path / "findings")]
+    result = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert not (tmp_path / "findings").exists()
+    assert result.stdout.count("| 60 |") == 12
