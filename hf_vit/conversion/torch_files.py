@@ -3,7 +3,9 @@
 import argparse
 import io
 import pickletools
+import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -89,17 +91,13 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
 def _read_pickle(path: Path) -> Any:
     try:
-        with (
-            ThreadPoolExecutor(1) as executor,
-            torch.serialization.safe_globals([argparse.Namespace]),  # the settings of DINO's script; holds no code
-        ):
+        with torch.serialization.safe_globals([argparse.Namespace]):  # the settings of DINO's script; holds no code
             _check_pickle(path)
-            problem = executor.submit(_damage, path)
             contents = torch.load(path, map_location="cpu", weights_only=True)
-            if problem.result():
-                raise ValueError(problem.result())
-            _check_declared(contents, path)
-            return contents
+        _check_declared(contents, path)
+        if problem := _damage(path, contents):
+            raise ValueError(problem)
+        return contents
     except UnpicklingError as error:
         raise ConversionError(f"{path.name} holds more than arrays, and hf_vit runs no code of a checkpoint") from error
     except (ConversionError, NpzError, FileNotFoundError, PermissionError, MemoryError):
@@ -165,19 +163,42 @@ def _tensors_in(contents: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(value)
 
 
-def _damage(path: Path) -> str | None:
-    """Say which part of a .pth is not what its checksum says; PyTorch does not look.
+def _damage(path: Path, contents: Any) -> str | None:
+    """Say what of a .pth is not what a checksum says; PyTorch does not look.
+
+    Of the numbers, those in memory are compared: PyTorch's reader of archives may find others than Python's.
 
     None for an intact file, for one of PyTorch before 1.6, which has no checksums, and for one written without
     (`torch.serialization.set_crc32_options(False)`), in which none is right.
     """
     if not zipfile.is_zipfile(path):
         return None
-    wrong, right = [], []
     with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            (right if _is_whole(archive, member) else wrong).append(member.filename)
-    return f"the checksum of {wrong[0]} is wrong" if wrong and right else None
+        stored = {member.filename: member for member in archive.infolist()}
+        numbers = {name for name in stored if "/data/" in name}
+        orders = [
+            member for name, member in stored.items() if name.endswith("/byteorder")
+        ]  # it holds "little" or "big"
+        if any(order.file_size != len(sys.byteorder) for order in orders):  # PyTorch has turned the numbers' bytes
+            numbers = set()
+        found = {name: _is_whole(archive, stored[name]) for name in stored.keys() - numbers}
+    known = {(stored[name].file_size, stored[name].CRC) for name in numbers}
+    with ThreadPoolExecutor() as executor:
+        checksums = executor.map(_checksum, storages := _storages(contents) if numbers else [])
+        right = [(storage.nbytes(), checksum) in known for storage, checksum in zip(storages, checksums, strict=True)]
+    wrong = [name for name, is_right in found.items() if not is_right] + ["numbers"] * (not all(right))
+    return f"the checksum of {wrong[0]} is wrong" if wrong and any([*right, *found.values()]) else None
+
+
+def _storages(contents: Any) -> list[torch.UntypedStorage]:
+    """The memory of all tensors, each once."""
+    tensors = [tensor for tensor in _tensors_in(contents) if tensor.layout == torch.strided and not tensor.is_meta]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return list({storage.data_ptr(): storage for storage in storages if storage.nbytes()}.values())
+
+
+def _checksum(storage: torch.UntypedStorage) -> int:
+    return zlib.crc32(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())  # pyright: ignore[reportArgumentType]
 
 
 def _is_whole(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bool:

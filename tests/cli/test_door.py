@@ -229,6 +229,18 @@ def test_weights_of_a_folder_that_are_damaged(whole, tmp_path, capfd, name):
     assert said.count("\n") == 1
 
 
+def test_a_pth_of_which_pytorch_reads_other_numbers_than_its_archive_has(tmp_path, capfd):
+    """A bit of the archive's directory makes a folder of a tensor; PyTorch leaves its memory as it is."""
+    content = bytearray((PEERS / "deit.pth").read_bytes())
+    directory = content.index(b"PK\1\2", content.index(b"PK\1\2", content.index(b"/data/0") + 1))
+    while b"/data/" not in content[directory : directory + 80]:
+        directory = content.index(b"PK\1\2", directory + 1)
+    content[directory + 38] |= 0x10
+    (tmp_path / "odd.pth").write_bytes(content)
+    assert main(["convert", str(tmp_path / "odd.pth"), str(tmp_path / "out"), "--set", "num_attention_heads=2"]) == 2
+    assert "odd.pth is damaged: the checksum of numbers is wrong" in capfd.readouterr().err
+
+
 def test_a_pth_without_checksums_is_read(tmp_path):
     from hf_vit.conversion import convert
 
