@@ -219,7 +219,7 @@ def _check_finite(settings: dict[str, Any]):
     """Refuse numbers that are NaN or infinite, and a background that is no colour."""
     for name in ("rescale_factor", "image_mean", "image_std"):
         value = settings[name]
-        if not all(math.isfinite(number) for number in (value if isinstance(value, list | tuple) else [value])):
+        if not all(abs(number) < math.inf for number in (value if isinstance(value, list | tuple) else [value])):
             raise ValueError(f"{name} is {reprlib.repr(value)}; it must be finite")
     background = settings["background"]
     if len(background) != 3 or not all(0 <= level <= 255 for level in background):

@@ -362,8 +362,17 @@ def normalize(levels: torch.Tensor, settings: SimpleNamespace, name: str) -> tor
 def _scale_and_offset(
     factor: float, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
-    return (factor / stds).float().to(device), (-means / stds).float().to(device)
+    try:
+        means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
+        scale, offset = (factor / stds).float(), (-means / stds).float()
+    except (OverflowError, RuntimeError):  # an int that no float holds
+        scale = offset = torch.tensor(torch.inf)
+    if not (255 * scale + offset).isfinite().all():
+        numbers = (
+            f"rescale_factor {reprlib.repr(factor)}, image_mean {reprlib.repr(mean)}, image_std {reprlib.repr(std)}"
+        )
+        raise ValueError(f"{numbers} make pixel values that no float32 holds")
+    return scale.to(device), offset.to(device)
 
 
 def _as_tuple(values: float | list[float] | tuple[float, ...]) -> tuple[float, ...]:

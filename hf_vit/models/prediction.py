@@ -48,7 +48,10 @@ def classify(model: Any, processor: Any, images: Any, top_k: int = 5) -> list[li
     if not hasattr(model, "classifier"):
         raise ValueError(f"{type(model).__name__} has no classification head; load a folder of a classifier")
     batch = processor(images, return_tensors="pt").to(model.device)
-    return most_likely(model(**batch).logits, model.config.id2label, top_k)
+    logits = model(**batch).logits
+    if logits.ndim != 2:
+        raise ValueError(f"the model classifies tokens, not images: its pooling is {model.config.pooling!r}")
+    return most_likely(logits, model.config.id2label, top_k)
 
 
 def most_likely(logits: torch.Tensor, id2label: Mapping[int, str], top_k: int = 5) -> list[list[Prediction]]:

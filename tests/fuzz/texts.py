@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -84,12 +85,12 @@ class Configuration(Kind):
             if case.value == "timm":
                 return []
         _PICTURE.save(folder / "picture.png")
+        place = folder / (OUTPUT if case.value == "transformers" else "input")
         try:
-            return list(
-                predict(folder / (OUTPUT if case.value == "transformers" else "input"), [folder / "picture.png"])
-            )
+            return list(predict(place, [folder / "picture.png"]))
         finally:
             (folder / "picture.png").unlink()
+            shutil.rmtree(folder / OUTPUT, ignore_errors=True)
 
     def judge(self, case: Case, result: Any) -> str | None:
         for prediction in (prediction for predictions in result for prediction in predictions):

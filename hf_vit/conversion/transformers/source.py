@@ -58,10 +58,11 @@ class Transformers(Source):
         try:
             with wrong_types_refused(f"the config.json of {folder}"):
                 fields = translate_bit_settings(settings) if is_upstream_bit(settings) else translate_settings(settings)
+                model_class = model_class_for(settings)
             if _rebuilds_whole_patches(settings):
                 model, info = _load_masked_image_model(folder, fields | request.overrides)
             else:
-                model, info = model_class_for(settings).from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
+                model, info = model_class.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
                     folder, output_loading_info=True, dtype=torch.float32, **request.overrides
                 )
         except ValueError as error:
