@@ -148,7 +148,8 @@ def _follow_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[
     values = {name: changes.get(name, settings[name]) for name in ("image_mean", "image_std")}
     if "num_channels" in changes:
         values = {name: value if isinstance(value, list | tuple) else [value] for name, value in values.items()}
-        return {name: value[:1] * changes["num_channels"] for name, value in values.items() if len(set(value)) == 1}
+        count = min(changes["num_channels"], MAX_CHANNELS + 1)  # more is refused once all settings are known
+        return {name: value[:1] * count for name, value in values.items() if len(set(value)) == 1}
     if "image_mean" in changes:
         mean = changes["image_mean"]
         return {"num_channels": len(mean) if isinstance(mean, list | tuple) else None}

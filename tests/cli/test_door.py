@@ -49,6 +49,7 @@ PROCESSORS = [
     ({"size": {"height": 10**6, "width": 10**5}}, "size is {'height': 1000000, 'width': 100000}; it must be at most"),
     ({"size": {"height": True, "width": 3}}, "size is"),
     ({"image_mean": ["a"]}, "image_mean is ['a']; expected float"),
+    ({"num_channels": 10**10}, "image_mean has 1025 entries for 10000000000 channels"),
     ({"image_std": [1e-320] * 3}, "make pixel values that no float32 holds"),
     ({"image_mean": [10**400] * 3}, "make pixel values that no float32 holds"),
     ({"image_std": [float("inf")] * 3}, "image_std is [inf, inf, inf]; it must be finite"),
