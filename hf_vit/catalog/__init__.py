@@ -2,8 +2,8 @@
 
 from .augreg import AUGREG_MODELS, INDEX, parse_augreg
 from .explaining import explain
-from .released import Released, find_released, released, released_facts, variants
-from .searching import address_of, best_augreg, search
+from .released import Released, families, find_released, refused, released, released_facts, variants
+from .searching import address_of, best_augreg, files_of, search
 
 __all__ = [
     "AUGREG_MODELS",
@@ -12,8 +12,11 @@ __all__ = [
     "address_of",
     "best_augreg",
     "explain",
+    "families",
+    "files_of",
     "find_released",
     "parse_augreg",
+    "refused",
     "released",
     "released_facts",
     "search",

@@ -6,7 +6,7 @@ from typing import Any
 
 # Those of "Knowledge distillation: A good teacher is patient and consistent", and their teachers; evaluated as
 # configs/proj/distill/bit_i1k.py of big_vision does.
-_DISTILLED = re.compile(r"R\d+x\d(?:_T)?_(\d+)")
+_DISTILLED = re.compile(r"R\d+x\d(?:_T)?_(flowers|food|pet|sun)?(\d+)")
 _FLEXIVIT_BASELINE = re.compile(r"vit_b(16|30)_i21k_300ep")
 # Of VTAB, the data sets whose images are smaller than 96 x 96 pixels, as big_transfer's files call them.
 _SMALL_IMAGES = ("cifar100", "svhn", "eurosat", "dsprites-orientation", "dsprites-xpos")
@@ -44,8 +44,19 @@ def preprocessing_of_flexivit(location: str) -> dict[str, Any] | None:
 
 
 def preset_of_bit(location: str) -> str:
-    """The preset of a big_transfer file: "bit", or "big_vision" for the distilled ones."""
-    return "big_vision" if _DISTILLED.fullmatch(PurePosixPath(location).stem) else "bit"
+    """The preset of a big_transfer file: "bit", or "big_vision" for the distilled ones and their teachers."""
+    return preprocessing_of_bit(location)["preset"]
+
+
+def preprocessing_of_bit(location: str) -> dict[str, Any]:
+    """How a big_transfer file was evaluated: arguments of `HfViTImageProcessor`.
+
+    configs/proj/distill of big_vision: resize_small(160)|central_crop(128) for all data sets but ImageNet.
+    """
+    match = _DISTILLED.fullmatch(PurePosixPath(location).stem)
+    if match is None:
+        return {"preset": "bit"}
+    return {"preset": "big_vision", **({"crop_pct": 128 / 160} if match[1] else {})}
 
 
 def image_size_of_bit(location: str) -> int:
@@ -58,5 +69,5 @@ def image_size_of_bit(location: str) -> int:
     if match := re.search(r"-run\d-(.+)$", name):
         return 128 if match[1] in _SMALL_IMAGES else 480
     if match := _DISTILLED.fullmatch(name):
-        return int(match[1])
+        return int(match[2])
     return 480 if name.endswith("-ILSVRC2012") else 224

@@ -1,6 +1,6 @@
 """A released file in words."""
 
-from .released import Released, bare_name, data_set_name, find_released, released, variants
+from .released import Released, bare_name, data_set_name, families, find_released, refused, released, variants
 
 
 def explain(name: str) -> str:
@@ -16,7 +16,12 @@ def explain(name: str) -> str:
     entry = find_released(name)
     namesakes = [other for other in released() if other.name == bare]
     if entry is None and not namesakes:
-        raise ValueError(f"{name!r} is no released file, and no architecture: {', '.join(variants())}")
+        if (what := refused(name)) is not None:
+            return f"{name}\nnot converted by hf_vit: {what}"
+        raise ValueError(
+            f"{name!r} is no released file, and no architecture: {', '.join(variants())}; "
+            f"and no family: {', '.join(families())}"
+        )
     return "\n\n".join(_in_words(entry) for entry in ([entry] if entry else namesakes))
 
 
@@ -29,6 +34,8 @@ def _in_words(entry: Released) -> str:
         f"{architecture}, {facts['title']}"
         + (f"; {resolution} x {resolution} pixels" if resolution else "; its resolution is read from the file"),
     ]
+    if "beside" in facts:
+        lines.append(f"  beside it in the file, not converted: {', '.join(facts['beside'])}")
     lines += [f"  {label}: {text}" for label, text in facts["hyper_parameters"].items()]
     for result in facts.get("results", ()):
         of = f" of {result['of']}" if "of" in result else ""

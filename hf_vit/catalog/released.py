@@ -1,5 +1,7 @@
 """The released checkpoints: the entries of released.yaml, and what the names of AugReg's other files say."""
 
+import re
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from pathlib import PurePosixPath
@@ -21,14 +23,14 @@ class Released(NamedTuple):
     @property
     def location(self) -> str:
         """Its address, `gs://...`."""
-        return f"{self.facts['location']}/{self.name}.npz"
+        return f"{self.facts['location']}/{self.facts.get('path', self.name)}.npz"
 
     @property
     def preset(self) -> str:
         """The preprocessing that it was evaluated with, a preset of `HfViTImageProcessor`."""
         if self.variant in BIT_VARIANTS:
             return preset_of_bit(self.location)
-        return "big_vision" if self.family == "big_vision" else preset_of_vit(self.location)
+        return self.facts.get("preset") or preset_of_vit(self.location)
 
 
 @cache
@@ -57,7 +59,7 @@ def find_released(location: str) -> Released | None:
     """The checkpoint at an address; for any other path, the one of that file name if only one is called so."""
     bucket_and_name = "/".join(bare_name(location).split("/")[-2:])
     for entry in released():
-        if bucket_and_name == f"{entry.family}/{entry.name}":
+        if bucket_and_name == "/".join(bare_name(entry.location).split("/")[-2:]):
             return entry
     name = PurePosixPath(bucket_and_name).name
     namesakes = [entry for entry in released() if entry.name == name]
@@ -65,6 +67,23 @@ def find_released(location: str) -> Released | None:
         return namesakes[0]
     if (parsed := parse_augreg(name)) is not None:
         return Released("augreg", name, AUGREG_MODELS[parsed.model], _augreg_entry(parsed))
+    return _of_pattern(name)
+
+
+def _of_pattern(name: str) -> Released | None:
+    """The checkpoint of a family that is known by a pattern of names."""
+    for family, facts in released_facts()["patterns"].items():
+        if match := re.fullmatch(facts["pattern"], name):
+            return Released(family, name, match.groupdict().get("variant") or facts["variants"][0], facts)
+    return None
+
+
+def refused(location: str) -> str | None:
+    """What a released file is that hf_vit does not convert, by its address or name; None for any other."""
+    for entry in released_facts()["refused"]:
+        files = entry["files"] if "://" in location else f"*/{PurePosixPath(entry['files']).name}"
+        if fnmatchcase(location if "://" in location else f"/{location}", files):
+            return entry["what"]
     return None
 
 
@@ -101,3 +120,8 @@ def data_set_name(key: str) -> str:
 def variants() -> list[str]:
     """The architectures that have released checkpoints."""
     return list(dict.fromkeys([*AUGREG_MODELS.values(), *(entry.variant for entry in released())]))
+
+
+def families() -> list[str]:
+    """The families of released.yaml."""
+    return [*released_facts()["families"], *released_facts()["patterns"]]

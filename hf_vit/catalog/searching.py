@@ -13,7 +13,7 @@ from ..files.download import fetch
 from ..files.messages import shorten
 from ..files.reading import read_text
 from .augreg import ADAPTED_TO, AUGREG, AUGREG_MODELS, INDEX, parse_augreg
-from .released import Released, released, variants
+from .released import Released, families, released, released_facts, variants
 
 COLUMNS = ("name", "ds", "final_val", "adapt_ds", "adapt_resolution", "adapt_final_val", "adapt_final_test",
            "filename", "adapt_filename")  # fmt: skip
@@ -54,7 +54,11 @@ def search(
         raise ValueError(f"no file was adapted to {adapted_to!r}; data sets: {', '.join(ADAPTED_TO)}")
     if index is None:
         found = [entry for entry in released() if _fits(entry, variant, adapted_to, resolution)]
-        return [Found(entry.location, entry.facts["title"]) for entry in found][:limit]
+        by_pattern = [
+            *(found for family, facts in released_facts()["patterns"].items() if variant in facts["variants"]
+              for found in files_of(family))
+        ] if adapted_to is None and resolution is None else []  # fmt: skip
+        return [*(Found(entry.location, entry.facts["title"]) for entry in found), *by_pattern][:limit]
     rows = (row for row in _read_index(index) if row["name"] == variant)
     if adapted_to is None and resolution is None:
         best = sorted({(_number(row, "final_val"), row["filename"], row["ds"]) for row in rows}, reverse=True)
@@ -72,6 +76,21 @@ def search(
         )
         for row in chosen[:limit]
     ]
+
+
+def files_of(family: str) -> list[Found]:
+    """Every file of a family of released.yaml; of a family of very many files how they are named.
+
+    Raises:
+        ValueError: no family has this name.
+    """
+    if family in released_facts()["patterns"]:
+        facts = released_facts()["patterns"][family]
+        return [Found(f"{facts['location']}/{facts['file']}.npz", facts["title"])]
+    found = [Found(entry.location, entry.facts["title"]) for entry in released() if entry.family == family]
+    if not found:
+        raise ValueError(f"no family is called {family!r}; known: {', '.join(families())}")
+    return found
 
 
 def _fits(entry: Released, variant: str, adapted_to: str | None, resolution: int | None) -> bool:

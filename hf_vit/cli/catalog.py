@@ -8,7 +8,9 @@ from .arguments import Commands, add_command
 def add_commands(commands: Commands) -> None:
     """Add `catalog`."""
     command = add_command(commands, "catalog", _catalog, "find released checkpoints, or say what a file name means")
-    command.add_argument("query", help='an architecture such as "B/16" or "R50+L/32", or the name of a file')
+    command.add_argument(
+        "query", help='an architecture ("B/16", "R50+L/32"), a family ("siglip2"), or the name of a file'
+    )
     command.add_argument("--adapted-to", metavar="DATA", help="fine-tuned on imagenet2012, oxford_iiit_pet, ...")
     command.add_argument("--resolution", type=int, metavar="PIXELS", help="of fine-tuning: 224 or 384")
     command.add_argument("--index", help="AugReg's index.csv of 51,509 files: a path, https://... or gs://...")
@@ -16,8 +18,12 @@ def add_commands(commands: Commands) -> None:
 
 
 def _catalog(arguments: argparse.Namespace) -> None:
-    from ..catalog import INDEX, explain, search, variants
+    from ..catalog import INDEX, explain, families, files_of, search, variants
 
+    if arguments.query in families():
+        for location, about in files_of(arguments.query):
+            print(location, f"  {about}", sep="\n")
+        return
     if arguments.query not in variants():
         print(explain(arguments.query))
         return

@@ -30,7 +30,7 @@ from transformers.image_utils import load_image
 processor = AutoImageProcessor.from_pretrained("{name}")
 model = AutoModel.from_pretrained("{name}")
 inputs = processor(load_image("{image}"), return_tensors="pt")
-print(model(**inputs).pooler_output.shape)  # (1, {width})"""
+print(model(**inputs).{output}.shape)  # (1, {width})"""
 
 
 def render_sections(sources: Sources, name: str, licence: str | None, has_title: bool) -> str:
@@ -113,6 +113,8 @@ def _architecture(sources: Sources) -> dict[str, str]:
         "map": "attention pooling",
         "none": "every token",
     }[config["pooling"]]
+    if config.get("projection_dim") is not None:
+        rows["the embedding (`image_embeds`)"] = f"{config['projection_dim']} numbers, not normalised"
     if sources.classifies:
         rows["classes"] = str(len(config.get("id2label") or (0, 1)))
     return rows
@@ -134,12 +136,14 @@ def _architecture_of_bit(sources: Sources) -> dict[str, str]:
 
 
 def _count_parameters(config: Mapping[str, Any]) -> int:
-    """Of the model that a config.json describes; of an encoder, what comes before the pooling."""
+    """Of the model that a config.json describes; of an encoder without what stands behind an untrained pooling."""
     model_class: Any = {model.__name__: model for _, model in AUTO_MODELS}[config["architectures"][0]]
     with torch.device("meta"):
         model = model_class(model_class.config_class.from_dict(dict(config)))
     pooler = getattr(model, "pooler", None)
-    return model.num_parameters() - (0 if pooler is None else sum(weight.numel() for weight in pooler.parameters()))
+    if pooler is None or config.get("pooling") == "map":
+        return model.num_parameters()
+    return model.num_parameters() - sum(weight.numel() for weight in pooler.parameters())
 
 
 def _size(size: int | Sequence[int]) -> str:
@@ -173,10 +177,12 @@ def _limits(sources: Sources) -> list[str]:
 def _usage(sources: Sources, name: str) -> str:
     if sources.classifies:
         return _CLASSIFY.format(name=name, image=COCO_CATS)
+    if (width := sources.config.get("projection_dim")) is not None:
+        return _EXTRACT.format(name=name, image=COCO_CATS, output="image_embeds", width=width)
     width = sources.config.get("representation_size") or sources.config.get("hidden_size")
     if sources.is_bit:
         width = 4 * sources.config["embedding_size"] * 2 ** (len(sources.config["depths"]) - 1)
-    return _EXTRACT.format(name=name, image=COCO_CATS, width=width)
+    return _EXTRACT.format(name=name, image=COCO_CATS, output="pooler_output", width=width)
 
 
 def _preprocessing(sources: Sources) -> str:
@@ -243,7 +249,9 @@ def _conversion(sources: Sources, name: str) -> dict[str, Any]:
         rows["versions"] = ", ".join(f"{package} {its}" for package, its in record["versions"].items())
     text = "Every array was read once and rearranged, none was changed."
     if record.get("dialect", {}).get("names", "vit_jax") in _JAX:
-        text += " `hf-vit export --to jax` gives the source back."
+        is_beside = sources.facts.get("beside") or record.get("beside")
+        option = " --beside SOURCE.npz" if is_beside else ""
+        text += f" `hf-vit export --to jax{option}` gives the source back."
     if "image_size" in record and not sources.is_bit:
         text = "Every array was read once and rearranged; the position embeddings were resampled to the image size."
     return {"text": text, "command": shlex.join(command), "rows": rows}

@@ -5,17 +5,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..catalog import Released, parse_augreg, released
+from ..catalog import Released, parse_augreg, released, released_facts
 from ..files.output import write_text
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.loading import build_processor
-from ..models.variants import config_of_variant
+from ..models.variants import VARIANTS, config_of_variant
 from .cards import render_card
 
-_NUM_CLASSES = {"imagenet-1k": 1000, "imagenet-21k": 21843}
-_PLAIN_VIT_BASELINE = {"pooling": "mean", "position_embedding_type": "sincos2d", "representation_size": 384}
+_NUM_CLASSES = {"imagenet-1k": 1000, "imagenet-21k": 21843, "oxford-flowers-102": 102, "oxford-iiit-pet": 37}
+_NUM_CLASSES |= {"food101": 101, "sun397": 397}
 
 
 def write_published_cards(folder: str | Path) -> list[Path]:
@@ -37,7 +37,8 @@ def folder_name(entry: Released) -> str:
     """What to call the folder of a conversion, and a repository (at most 96 characters, no two hyphens in a row)."""
     name = f"{entry.name}-{entry.family}"
     if entry.variant in BIT_VARIANTS:
-        name = entry.name if entry.name.startswith("BiT") else f"BiT-{entry.name}-distilled"
+        kind = "teacher" if entry.family == "bit_teachers" else "distilled"
+        name = entry.name if entry.name.startswith("BiT") else f"BiT-{entry.name}-{kind}"
     if (parsed := parse_augreg(entry.name)) is not None:
         adapted = f"-{parsed.adapted_to}-{parsed.resolution}" if parsed.adapted_to else ""
         name = f"vit-{entry.variant}-augreg-{parsed.data}{adapted}"
@@ -58,13 +59,17 @@ def _folder_texts(entry: Released) -> dict[str, str]:
 
 
 def _configuration(entry: Released) -> HfViTConfig | HfBiTConfig:
-    has_head = entry.family != "imagenet21k"
-    fields: dict[str, Any] = {"image_size": entry.facts.get("resolution") or 224}
+    facts = entry.facts
+    has_head = facts.get("head", True)
+    fields: dict[str, Any] = {"image_size": facts.get("resolution") or 224, **facts.get("config", {})}
     if has_head:
-        fields["num_labels"] = _NUM_CLASSES[entry.facts["datasets"][-1]]
-    if entry.family == "big_vision":
-        fields |= _PLAIN_VIT_BASELINE
-    config = config_of_variant(entry.variant, **fields)
+        fields["num_labels"] = _NUM_CLASSES[facts["datasets"][-1]]
+    if entry.variant in VARIANTS:
+        config = config_of_variant(entry.variant, **fields)
+    else:
+        width, patch_size = entry.variant.split("/")
+        sizes = released_facts()["architectures"][width]
+        config = HfViTConfig(**sizes, patch_size=int(patch_size), **fields)
     prefix = type(config).__name__.removesuffix("Config")
     config.architectures = [f"{prefix}{'ForImageClassification' if has_head else 'Model'}"]
     return config

@@ -10,6 +10,7 @@ from hf_vit.catalog import (
     address_of,
     best_augreg,
     explain,
+    files_of,
     find_released,
     parse_augreg,
     released,
@@ -23,6 +24,10 @@ from hf_vit.conversion import convert
 from hf_vit.models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from hf_vit.models.configuration_hf_vit import VARIANTS
 
+from ..paths import MORE
+
+REFUSED = {"MLP-Mixer", "UViM", "GIVT", "VAE of GIVT", "VQ-VAE of PaliGemma's segmentation"}
+REFUSED |= {"BiT-S and BiT-M for Keras", "the same for TensorFlow Hub"}
 LIGHT = "R_Ti_16-i21k-30ep-lr_0.001-aug_light0-wd_0.03-do_0.1-sd_0.1--oxford_iiit_pet-steps_0k-lr_0.003-res_384"
 
 
@@ -35,13 +40,21 @@ def test_there_are_as_many_as_were_released():
         "sam": 5,
         "gsam": 4,
         "big_vision": 3,
+        "deit3": 12,
+        "lit": 6,
+        "clippo": 6,
+        "siglip": 9,
+        "siglip2": 15,
+        "siglip2_naflex": 2,
         "bit_s": 5,
         "bit_m": 6,
         "bit_m+imagenet2012": 6,
         "bit_distilled": 2,
+        "bit_teachers": 6,
     }
-    assert {entry.variant for entry in released()} <= {*VARIANTS, *BIT_VARIANTS}
-    assert len({entry.location for entry in released()}) == 66
+    others = {"So400m/14", "So400m/16", "g-opt/16"}
+    assert {entry.variant for entry in released()} <= {*VARIANTS, *BIT_VARIANTS, *others}
+    assert len({entry.location for entry in released()}) == 122
 
 
 def test_every_number_has_its_source_and_every_data_set_is_known():
@@ -107,11 +120,68 @@ def test_the_built_in_list_is_searched_without_an_index():
     assert search("B/16", "oxford_iiit_pet") == []
     assert {find_released(location).family for location, _ in search("B/16", limit=99)} == set(
         released_facts()["families"]
-    ) - {"big_vision", "bit_s", "bit_m", "bit_m+imagenet2012", "bit_distilled"}
+    ) - {"big_vision", "bit_s", "bit_m", "bit_m+imagenet2012", "bit_distilled", "bit_teachers"}
     with pytest.raises(ValueError, match="unknown architecture 'B/17'; known: Ti/16"):
         search("B/17")
     with pytest.raises(ValueError, match="no file was adapted to 'pets'; data sets: imagenet2012, cifar100"):
         search("B/16", "pets")
+
+
+# A file of each family in families.csv that has an address there; those of AugReg and vit_jax are above.
+A_FILE_OF = {
+    "SAM": "vit_models/sam/ViT-S_16.npz",
+    "GSAM": "vit_models/gsam/ViT-S_16.npz",
+    "LiT": "vit_models/lit/LiT-L16Ti.npz",
+    "MLP-Mixer": "mixer_models/imagenet21k/Mixer-L_16.npz",
+    "ViT-S/16 on ImageNet-1k": "big_vision/vit_s16_i1k_150ep.npz",
+    "DeiT III": "big_vision/zoo/deit3/bv_deit_3_large_384_21k.npz",
+    "SigLIP": "big_vision/siglip/webli_i18n_b16_256_66117334.npz",
+    "SigLIP 2, fixed resolution": "big_vision/siglip2/siglip2_g-opt16_384.npz",
+    "SigLIP 2 NaFlex": "big_vision/siglip2/siglip2_so400m16_naflex.npz",
+    "LiT of big_vision, COCO": "vit_models/lit/big_vision/coco_B16B/checkpoint.npz",
+    "CLIPPO": "big_vision/clippo/clippo_b16_100c4.npz",
+    "UViM": "big_vision/uvim/panoptic_stageII_params.npz",
+    "GIVT": "big_vision/givt/givt_coco_panoptic_params.npz",
+    "VAE of GIVT": "big_vision/givt/vae_imagenet_2012_beta_1e-4_params",
+    "VQ-VAE of PaliGemma's segmentation": "big_vision/paligemma/vae-oid.npz",
+    "BiT students and teachers of distillation": "bit_models/distill/R152x2_T_food128.npz",
+    "BiT-S and BiT-M": "bit_models/BiT-S-R152x4.npz",
+    "BiT-S and BiT-M for Keras": "bit_models/BiT-S-R101x3.h5",
+    "BiT-M fine-tuned on ImageNet": "bit_models/BiT-M-R152x2-ILSVRC2012.npz",
+    "BiT-M fine-tuned on VTAB-1k": "bit_models/vtab/BiT-M-R101x3-run2-dsprites-xpos.npz",
+    "the same for TensorFlow Hub": "bit_models/vtab/BiT-M-R50x1-run0-svhn/tfhub/saved_model.pb",
+}
+ABOVE = {"ViT and hybrids of the first release", "the same fine-tuned on ImageNet", "AugReg"}
+FLEXIVIT = {"FlexiViT", "FlexiViT's fixed baselines", "FlexiViT's public run"}
+
+
+def test_every_family_with_an_address_is_here():
+    with open(MORE / "families.csv", newline="") as file:
+        families = {row["family"] for row in csv.DictReader(file) if row["path"].startswith("gs://")}
+    assert families == {*A_FILE_OF, *ABOVE, *FLEXIVIT}
+
+
+@pytest.mark.parametrize("family", A_FILE_OF)
+def test_a_file_of_every_released_family_is_found(family):
+    about = explain(f"gs://{A_FILE_OF[family]}")
+    assert about.startswith(f"gs://{A_FILE_OF[family]}")
+    assert ("not converted by hf_vit" in about) == (family in REFUSED), about
+
+
+def test_families_are_listed(capsys):
+    assert main(["catalog", "siglip2_naflex"]) == 0
+    assert "siglip2_so400m16_naflex.npz" in capsys.readouterr().out
+    assert main(["catalog", "bit_vtab"]) == 0
+    assert "gs://bit_models/vtab/BiT-M-{variant}-run[0-2]-[task].npz" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no family is called 'siglip3'; known: imagenet21k"):
+        files_of("siglip3")
+
+
+def test_files_known_by_a_pattern():
+    entry = find_released("gs://bit_models/vtab/BiT-M-R101x3-run2-dsprites-xpos.npz")
+    assert (entry.family, entry.variant) == ("bit_vtab", "R101x3")
+    assert find_released("paligemma2-3b-pt-448.b16.npz").variant == "So400m/14"
+    assert find_released("/runs/checkpoint.npz") is None
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_vit.catalog import families
 from hf_vit.conversion import ConversionError, convert
 from hf_vit.conversion.building import build_config, check_required, empty_model, shapes_of
 from hf_vit.conversion.checkpoint import Checkpoint
@@ -20,7 +21,7 @@ from hf_vit.conversion.rules import check_names, check_shapes
 from hf_vit.conversion.source import Request
 from hf_vit.conversion.sources import recognise
 
-from ..paths import MORE, PEERS
+from ..paths import MORE, PEERS, ROOT
 
 B, L, H, S, TI = (768, 12, 12), (1024, 24, 16), (1280, 32, 16), (384, 12, 6), (192, 12, 3)  # width, depth, heads
 # Of big_vision's models/vit.py
@@ -41,6 +42,7 @@ RIGHT = {
     "SigLIP B/16": (B, {"patch_size": 16, "pooling": "map", "image_size": 256, "projection_dim": None}),
     "SigLIP So400m/14": (SO400M, {"patch_size": 14, "pooling": "map", "intermediate_size": 4304, "image_size": 378}),
     "SigLIP 2 g-opt/16": (G_OPT, {"patch_size": 16, "pooling": "map", "intermediate_size": 6144, "image_size": 384}),
+    "SigLIP 2 NaFlex B/16": (B, {"patch_size": 16, "pooling": "map", "image_size": 256, "projection_dim": None}),
     "LiT B16B": (B, {"patch_size": 16, "pooling": "cls", "projection_dim": 768, "image_size": 224}),
     "LiT L16S": (L, {"patch_size": 16, "pooling": "cls", "projection_dim": None, "image_size": 224}),
     "LiT of big_vision B/16": (B, {"patch_size": 16, "pooling": "cls", "projection_dim": 768, "image_size": 224}),
@@ -81,7 +83,7 @@ FAMILIES = {
     "FlexiViT's public run": ["FlexiViT-B"],
     "SigLIP": ["SigLIP B/16", "SigLIP So400m/14", "text tower"],
     "SigLIP 2, fixed resolution": ["SigLIP 2 g-opt/16"],
-    "SigLIP 2 NaFlex": "tests/conversion/test_towers.py",
+    "SigLIP 2 NaFlex": ["SigLIP 2 NaFlex B/16"],
     "LiT of big_vision, COCO": ["LiT of big_vision B/16"],
     "CLIPPO": ["CLIPPO B/16"],
     "PaliGemma, pre-trained, mixture, transfers": ["PaliGemma 3B", "language model"],
@@ -130,7 +132,7 @@ def test_every_family_is_here():
         assert [row["family"] for row in csv.DictReader(file)] == list(FAMILIES)
     named = {tree for where in FAMILIES.values() if isinstance(where, list) for tree in where}
     assert named == {*RIGHT, *ASKS, *REFUSED}
-    assert set(trees()) - named == {"SigLIP 2 NaFlex B/16"}
+    assert set(trees()) == named
 
 
 def model_of(tree: str):
@@ -146,6 +148,20 @@ def model_of(tree: str):
     model = empty_model(config, has_head)
     check_shapes(shapes, model.state_dict(), rules, tree)
     return model
+
+
+def test_the_page_says_of_every_family_what_the_tests_show():
+    page = (ROOT / "docs" / "families.md").read_text()
+    _, *rows = re.findall(r"^\| (\w[^|]+) \|([^|]*)\| (\w+)", page, re.MULTILINE)
+    assert [family for family, _, _ in rows] == list(FAMILIES)
+    for family, named, what in rows:
+        assert set(re.findall("`([^`]+)`", named)) <= set(families()), family
+        trees_of = FAMILIES[family]
+        if isinstance(trees_of, list):
+            refused = {
+                name in REFUSED for name in trees_of if name not in ("text tower", "language model", "ResNet of Flax")
+            }
+            assert refused == {what == "refused"}, family
 
 
 @pytest.mark.parametrize("tree", RIGHT)

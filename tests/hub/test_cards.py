@@ -43,7 +43,7 @@ def test_cards_of_published_checkpoints_are_up_to_date_and_good(entry):
 
 
 def test_there_is_a_card_for_each_and_no_other():
-    assert len(list(MODEL_CARDS.glob("*/*.md"))) == len({folder_name(entry) for entry in released()}) == 66
+    assert len(list(MODEL_CARDS.glob("*/*.md"))) == len({folder_name(entry) for entry in released()}) == 122
 
 
 def test_parameters_are_those_of_the_original():
@@ -55,6 +55,15 @@ def test_parameters_are_those_of_the_original():
         ("gsam/ViT-S_32", "22,878,184"),
     ):
         assert f"| parameters | {count} |" in cards[f"gs://vit_models/{name}.npz"]
+
+
+def test_the_card_of_an_image_tower():
+    """93 million parameters: README of CLIPPO."""
+    (entry,) = (entry for entry in released() if entry.name == "clippo_b16_yfcc100m")
+    card = published_card(entry)
+    assert re.search(r"\| parameters of the encoder \| 93,\d{3},\d{3} \|", card)
+    assert "model(**inputs).image_embeds.shape)  # (1, 768)" in card
+    assert "`hf-vit export --to jax --beside SOURCE.npz` gives the source back." in card
 
 
 def test_a_card_says_what_was_converted_and_who_measured_what(goldens, tmp_path):

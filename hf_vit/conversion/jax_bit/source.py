@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...catalog.evaluation import image_size_of_bit, preset_of_bit
+from ...catalog.evaluation import image_size_of_bit, preprocessing_of_bit
 from ...files.npz import write_npz
 from ...models.configuration_hf_bit import ORIGINALS, HfBiTConfig
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
@@ -87,7 +87,7 @@ class _BigTransfer(_JaxBit):
         return model, record
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
-        return {"preset": preset_of_bit(checkpoint.location)}
+        return preprocessing_of_bit(checkpoint.location)
 
 
 def _plain(name: str) -> str:
