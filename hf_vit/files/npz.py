@@ -238,6 +238,7 @@ def _write_zip(file: IO[bytes], path: Path, arrays: Iterable[tuple[str, torch.Te
                 reason = f"the array {name!r} has the unsupported dtype {array.dtype}"
                 raise NpzError(f"{path} cannot be written: {reason}") from error
             _write_member(archive, name, data)
+            del array, data  # before the next one is made
     if not names:
         raise NpzError(f"{path} cannot be written: there are no arrays")
 

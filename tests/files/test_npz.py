@@ -6,6 +6,7 @@ import os
 import platform
 import random
 import resource
+import weakref
 import zipfile
 from pathlib import Path
 
@@ -129,6 +130,21 @@ def test_reading_takes_the_memory_of_one_array(tmp_path):
             reader.read(name)
         growth = memory("VmHWM") - before
     assert 40 * 1024 * 0.9 <= growth <= 40 * 1024 * 1.25
+
+
+def test_writing_lets_go_of_an_array_before_the_next_is_made(tmp_path):
+    made = []
+
+    def arrays():
+        for name in "abc":
+            assert all(one() is None for one in made), "an array that was written is still in memory"
+            array = np.ones(3, "f4")
+            made.append(weakref.ref(array))
+            yield name, array
+            del array
+
+    write_npz(tmp_path / "out.npz", arrays())
+    assert len(made) == 3
 
 
 def rewrite(path, name, change):
