@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
+from ..files.bucket import fetch_folder, is_folder_address
 from ..files.containers import array_container, open_arrays
 from ..files.download import Fetched, SourceError, fetch
 from ..files.messages import shorten
@@ -64,7 +65,9 @@ def fetch_any(location: str) -> Fetched:
         SourceError: it does not exist or cannot be had.
     """
     is_name = _HUB_NAME.fullmatch(location) and not location.endswith(_SUFFIXES) and not Path(location).exists()
-    return Fetched(location, _fetch_from_hub(location)) if is_name else fetch(location)
+    if is_name:
+        return Fetched(location, _fetch_from_hub(location))
+    return fetch_folder(location) if is_folder_address(location) else fetch(location)
 
 
 def _fetch_from_hub(name: str) -> Path:

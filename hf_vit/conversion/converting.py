@@ -47,8 +47,9 @@ def convert(
     record's `beside` names the rest, which `export_jax(beside=...)` takes from the file again.
 
     Args:
-        source: a path, `https://...` or `gs://bucket/path` of a file, a folder that holds one, or a name on the Hub; or
-            `augreg:best:B/16`, what the original code chooses of "How to train your ViT?", or `augreg:NAME`.
+        source: a path, `https://...` or `gs://bucket/path` of a file, a folder that holds one (`gs://bucket/folder/`
+            too), or a name on the Hub; or `augreg:best:B/16`, what the original code chooses of "How to train your
+            ViT?", or `augreg:NAME`.
         labels: names of the classes: "imagenet1k", a file (a name per line, or JSON) or a list; by default those that
             a folder of transformers or timm has itself.
         image_size: resample the position embeddings to another size, an int or (height, width) in pixels.

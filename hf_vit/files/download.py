@@ -26,6 +26,7 @@ from .limits import MAX_CHECKPOINT_BYTES, allowed
 
 _logger = logging.getLogger(__name__)
 
+BUCKETS = "https://storage.googleapis.com"  # the public address of gs://
 MAX_FAILURES = 3  # in a row, without a byte of progress between them
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a byte
 RETRY_WAIT = 1.0  # seconds before the second try; doubled before the third
@@ -106,7 +107,7 @@ def _https_address(location: str) -> str:
     scheme, rest = location.split("://", 1)
     scheme = scheme.lower()
     if scheme == "gs":
-        return f"https://storage.googleapis.com/{quote(rest)}"
+        return f"{BUCKETS}/{quote(rest)}"
     if scheme in ("https", "http"):
         return location
     raise SourceError(f"{location} begins with {scheme}://; a path, https:// or gs:// is needed")
