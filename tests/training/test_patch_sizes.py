@@ -33,17 +33,18 @@ def test_the_sequence_is_the_originals():
     assert draw_sizes(FinetuneSettings(), 3) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_accelerator")
 def test_a_run_draws_and_evaluates_patch_sizes(tmp_path):
     metrics = pretrain(arguments(**RUN, output_dir=tmp_path / "out"))
     each = [metrics[f"accuracy_at_patch_{size}"] for size in (4, 2, 8)]
+    assert len(set(each)) > 1
     assert metrics["accuracy"] == pytest.approx(sum(each) / 3)
     assert metrics["samples"] == 103
     model = load_model(tmp_path / "out")
     assert (model.config.kernel_size, model.config.stored_grid, model.config.patch_size) == ((4, 4), (2, 2), 4)
-    for size, accuracy in zip((4, 2, 8), each, strict=True):
-        where = {"model": tmp_path / "out", "dataset": "digits", "split": "test[:103]", "num_workers": 0}
-        assert evaluate(arguments(**where, patch_size=size))["accuracy"] == pytest.approx(accuracy)
+    where = {"model": tmp_path / "out", "dataset": "digits", "split": "test[:103]", "num_workers": 0}
+    assert evaluate(arguments(**where, patch_size=8))["accuracy"] == pytest.approx(each[2])
 
 
 @pytest.mark.usefixtures("fresh_accelerator")
