@@ -107,6 +107,8 @@ def _architecture(sources: Sources) -> dict[str, str]:
         rows["ResNet stem"] = f"units per stage: {units}; patches of {_size(config['patch_size'])} on its map"
     else:
         rows["patches"] = f"{_size(config['patch_size'])} pixels"
+        if (stored := config.get("stored_patch_size")) is not None:
+            rows["patches"] += f", resized from the stored {_size(stored)}; `set_patch_size` sets another size"
     rows["the head sees"] = {
         "cls": "the class token",
         "mean": "the mean of the tokens",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog import Released, parse_augreg, released, released_facts
+from ..catalog.evaluation import preprocessing_of_flexivit
 from ..files.output import write_text
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..models.configuration_hf_bit import HfBiTConfig
@@ -49,7 +50,7 @@ def _folder_texts(entry: Released) -> dict[str, str]:
     """What the small files of the converted folder will say, as far as the catalog knows it."""
     config = _configuration(entry)
     resolution = entry.facts.get("resolution")
-    processor = build_processor(config, preset=entry.preset)
+    processor = build_processor(config, **(preprocessing_of_flexivit(entry.location) or {"preset": entry.preset}))
     fields: dict[str, Any] = {"image_size": resolution} if resolution is None else {}
     return {
         "config.json": json.dumps(config.to_dict() | fields),

@@ -118,6 +118,11 @@ def test_a_file_with_its_buffers_asks_for_the_patch_size_unless_its_name_says_it
     source = MORE / run["checkpoint"]
     with pytest.raises(ConversionError, match=r"32 x 32 kernel, 7 x 7 positions.*patch_size=16"):
         convert(source)
+    run_of_it = tmp_path / "big_vision" / "flexivit" / "a_run"
+    run_of_it.mkdir(parents=True)
+    (run_of_it / "checkpoint.npz").write_bytes((MORE / "flexi_gap.npz").read_bytes())
+    with pytest.raises(ConversionError, match=r"8 x 8 kernel, 4 x 4 positions.*patch_size=16"):
+        convert(run_of_it / "checkpoint.npz")
     (tmp_path / "flexivit_s_i1k.npz").write_bytes(source.read_bytes())
     model, processor = convert(tmp_path / "flexivit_s_i1k.npz")
     assert (model.config.patch_size, model.config.image_size, model.config.is_flexible) == (16, 240, True)

@@ -9,6 +9,7 @@ from ..checkpoint import Checkpoint
 from ..rules import ConversionError
 from .table import POSITIONS
 
+_PLACE = "big_vision/flexivit/"  # of the released files, and of the folder of a run
 _KERNEL, _GRID, _IMAGE_SIZE = 32, 7, 240  # of what FlexiViT stores, and of its images
 
 
@@ -32,14 +33,16 @@ def flexible_fields(
     if fields["position_embedding_type"] != "learned" or is_of_vit_jax or "stem_depths" in fields:
         return {}
     sizes = sizes_of_flexivit(checkpoint.location)
-    has_its_buffers = as_pair(fields["patch_size"]) == (_KERNEL, _KERNEL) and grid == (_GRID, _GRID)
-    if sizes is None and not (has_its_buffers and fields["pooling"] == "mean"):
+    kernel = as_pair(fields["patch_size"])
+    has_its_buffers = kernel == (_KERNEL, _KERNEL) and grid == (_GRID, _GRID)
+    looks_flexible = (has_its_buffers and fields["pooling"] == "mean") or _PLACE in checkpoint.location
+    if sizes is None and not looks_flexible:
         return {}
     if sizes is None and patch_size is None:
         raise ConversionError(
-            f"{checkpoint.path.name} has what FlexiViT stores ({_KERNEL} x {_KERNEL} kernel, {_GRID} x {_GRID} "
-            "positions, mean pooling) and does not say its patch size; state it: patch_size=16 (any from 8 to 48) for "
-            f"a FlexiViT at {_IMAGE_SIZE} pixels, patch_size={_KERNEL} for a ViT with patches of {_KERNEL}"
+            f"{checkpoint.path.name} has what FlexiViT stores ({kernel[0]} x {kernel[1]} kernel, {grid[0]} x {grid[1]} "
+            "positions) and does not say its patch size; state it: patch_size=16 (any from 8 to 48) for a FlexiViT at "
+            f"{_IMAGE_SIZE} pixels, patch_size={kernel[0]} for a ViT with patches of {kernel[0]}"
         )
     known_patch, image_size = sizes or (patch_size, _IMAGE_SIZE)
     return {
