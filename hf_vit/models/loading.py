@@ -28,13 +28,13 @@ _MODEL_TYPES = [config_class.model_type for config_class in CONFIGURATIONS]
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 # What turns levels into pixel values, which the weights know; a preset for other resizing leaves it as it is.
 _NORMALIZATION = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
-# How transformers' own models were evaluated, where their folder does not say: as the preprocessor_config.json of the
-# published google/vit-*, facebook/vit-mae-*, google/vit-hybrid-* and google/bit-* do.
+# How transformers' own models were evaluated, where their folder does not say: the preprocessor_config.json of the
+# published google/vit-*, facebook/vit-mae-* and google/vit-hybrid-*; for bit timm's evaluation of the same weights.
 _UPSTREAM_PRESETS: dict[str, dict[str, Any]] = {
     "vit": {"preset": "transformers"},
     "vit_mae": {"preset": "transformers", **IMAGENET},
     "vit-hybrid": {"preset": "timm", "crop_pct": 1.0},
-    "bit": {"preset": "timm", "crop_pct": 1.0},
+    "bit": {"preset": "timm", "resample": 2, "crop_pct": 1.0},  # bilinear
 }
 
 

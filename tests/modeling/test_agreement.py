@@ -127,7 +127,8 @@ def test_the_crop_keeps_its_share(processor, resized):
         ("converted", "augreg", HALVES),
         ("ours", "vit_jax", HALVES),
         ("bit", "bit", HALVES),
-        # preprocessor_config.json of google/vit-base-patch16-224, facebook/vit-mae-base, google/bit-50
+        # facts that nothing here judges: preprocessor_config.json of google/vit-base-patch16-224 and of
+        # facebook/vit-mae-base, timm's settings of its BiT
         ("vit", "transformers", HALVES),
         ("vit_mae", "transformers", IMAGENET),
         ("transformers bit", "timm", HALVES),
