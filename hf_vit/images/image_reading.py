@@ -17,8 +17,10 @@ import math
 import os
 import queue
 import socket
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -39,6 +41,7 @@ logger = logging.get_logger(__name__)
 _ORIENTATION = 0x0112  # the EXIF tag
 # What is read at most, on what an image declares. The largest photographs have some 100 million pixels.
 _MAX_PIXELS = 2**27
+_BLOCK = 2**20  # bytes that are read at once
 _MAX_NESTING = 16  # lists of images inside each other
 _MAX_DOWNLOAD_BYTES = 2**26  # of an image behind an address
 _DOWNLOAD_SECONDS = 60.0  # for all of it
@@ -151,9 +154,11 @@ def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, 
     try:
         if isinstance(image, Image.Image):
             _check_pixels(image.width, image.height)
+            _check_png(image)
             return _pixels_of_pillow(image)
         with Image.open(_open_source(image)) as file:
             _check_pixels(file.width, file.height)
+            _check_png(file)
             if getattr(file, "is_animated", False) and file.format != "MPO":  # MPO: a photograph and its preview
                 logger.warning_once(f"{file.format} images with several frames: the first frame is used")
             if reduce_to is not None:
@@ -173,6 +178,24 @@ def _check_pixels(width: int, height: int) -> None:
     if width * height > _MAX_PIXELS and not allowed("large"):
         limit = f"at most {_MAX_PIXELS:,} pixels are read (HF_VIT_ALLOW=large reads more)"
         raise ValueError(f"it has {width} x {height}; {limit}")
+
+
+def _check_png(image: Image.Image) -> None:
+    """Compare the chunks of a PNG that is not loaded yet with their checksums; Pillow skips those of the pixels."""
+    file = getattr(image, "fp", None)
+    if image.format != "PNG" or file is None:
+        return
+    place = file.tell()
+    file.seek(8)  # after the signature
+    kind = b""
+    while kind != b"IEND" and len(beginning := file.read(8)) == 8:
+        length, kind = struct.unpack(">I4s", beginning)
+        checksum = zlib.crc32(kind)
+        while length and (block := file.read(min(length, _BLOCK))):
+            checksum, length = zlib.crc32(block, checksum), length - len(block)
+        if len(stated := file.read(4)) == 4 and int.from_bytes(stated) != checksum:
+            raise OSError(f"the checksum of its {kind.decode('latin-1')} is wrong")
+    file.seek(place)
 
 
 def _open_source(image: Any) -> Any:

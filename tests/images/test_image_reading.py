@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image, features
 
-from hf_vit.images.image_reading import ImageReadingError, logger, read_image
+from hf_vit.images.image_reading import ImageReadingError, decode, logger, read_image
 
 HEIGHT, WIDTH = 11, 17
 RNG = np.random.default_rng(7)
@@ -343,3 +343,17 @@ def test_decompression_bomb():
     assert len(bomb) < 100_000
     with pytest.raises(ImageReadingError, match=r"photo cannot be read: .*400000000 pixels.* decompression bomb"):
         read_image(bomb, name="photo")
+
+
+@pytest.mark.parametrize("of", [bytes, "pil"])
+def test_pixels_of_a_png_are_compared_with_their_checksum(of):
+    """zlib wrote the checksum; the damage is in a stored block, which any decoder would take as it is."""
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 13, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=0)
+    whole, damaged = file.getvalue(), bytearray(file.getvalue())
+    damaged[whole.index(b"IDAT") + 40] ^= 4
+    assert (decode(whole, None, "photo") == pixels).all()
+    source = bytes(damaged) if of is bytes else Image.open(io.BytesIO(damaged))
+    with pytest.raises(ImageReadingError, match="photo cannot be read: the checksum of its IDAT is wrong"):
+        decode(source, None, "photo")
