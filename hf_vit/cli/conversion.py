@@ -23,7 +23,12 @@ def _add_convert(commands: Commands) -> None:
         "of transformers: a path, https://..., gs://bucket/path or a name on the Hub; or augreg:best:B/16",
     )
     command.add_argument("--index", help="AugReg's index.csv, for `augreg:best:` of what is not recommended")
-    command.add_argument("output", type=Path, help="the folder to write")
+    command.add_argument("output", type=Path, nargs="?", help="the folder to write; none with --check")
+    command.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing: print what is recognised, each inference with its reason, and what is left out or assumed",
+    )
     command.add_argument("--labels", help="names of the classes: imagenet1k, or a file with one per line, or JSON")
     command.add_argument("--image-size", type=parse_size, metavar="N|HxW", help="resample the position embeddings")
     command.add_argument(
@@ -47,29 +52,28 @@ def _add_convert(commands: Commands) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> None:
-    refuse_existing(arguments.output, arguments.overwrite)  # before the work, not after
+    if arguments.output is None and not arguments.check:
+        raise ValueError("cannot convert without the folder to write; give it, or --check")
+    if not arguments.check:
+        refuse_existing(arguments.output, arguments.overwrite)  # before the work, not after
     silence_progress_bars()
     from ..catalog import address_of
-    from ..conversion import convert_to_folder
+    from ..conversion import check, convert_to_folder
+    from ..conversion.checking import left_out
 
-    model = convert_to_folder(
-        address_of(arguments.source, arguments.index),
-        arguments.output,
-        overwrite=arguments.overwrite,
-        labels=arguments.labels,
-        image_size=arguments.image_size,
-        patch_size=arguments.patch_size,
-        position_grid=arguments.position_grid,
-        **dict(arguments.set),
-    )
+    source = address_of(arguments.source, arguments.index)
+    options = {name: getattr(arguments, name) for name in ("labels", "image_size", "patch_size", "position_grid")}
+    options |= dict(arguments.set)
+    if arguments.check:
+        print(check(source, **options))
+        return
+    model = convert_to_folder(source, arguments.output, overwrite=arguments.overwrite, **options)
     record = model.conversion_record or {}
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, image size {model.config.image_size}")
     identity = f" (sha256 {record['sha256'][:16]}...)" if "sha256" in record else ""
     print(f"read as {record['dialect']['names']} from {record['source']}{identity}")
-    if record["left_out"]:
-        print("the head of the checkpoint is all zero: it was left out, so this is an encoder without a head")
-    if record["beside"]:
-        print(f"not converted, beside the model in the file: {', '.join(record['beside'])}")
+    for sentence in [*left_out(record), *(f"assumed: {sentence}" for sentence in record["assumed"])]:
+        print(sentence)
     print(f"saved in {arguments.output}")
 
 

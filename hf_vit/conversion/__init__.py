@@ -1,5 +1,6 @@
 """Reading and writing other people's checkpoints: one rule table per source."""
 
+from .checking import check
 from .converting import convert, convert_to_folder
 from .exporting import export, export_jax, export_timm, export_transformers
 from .programs import export_aot_inductor, export_onnx, export_torch
@@ -7,6 +8,7 @@ from .rules import ConversionError
 
 __all__ = [
     "ConversionError",
+    "check",
     "convert",
     "convert_to_folder",
     "export",

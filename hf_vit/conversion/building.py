@@ -16,9 +16,11 @@ from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.upstream import MODELS
 from .checkpoint import Checkpoint
-from .rules import ConversionError, Rule, check_shapes, check_values
+from .inferred import Inferred, by
+from .rules import ConversionError, Rule, check_values
 
 _DEFAULT_IMAGE_SIZE = 224  # where a file has no table of positions to read it from
+UNKNOWN_IMAGE_SIZE = Inferred(_DEFAULT_IMAGE_SIZE, "no array of a ResNet shows it; the usual size", is_assumed=True)
 
 
 class StoredArray(NamedTuple):
@@ -101,7 +103,7 @@ def fill(
     arrays: Mapping[str, StoredArray],
     weights: Path | None,
 ) -> None:
-    """Give an empty model its parameters, in float32, after checking all shapes and values.
+    """Give an empty model its parameters, in float32, after checking all values; shapes are right.
 
     Args:
         arrays: for every name of the rules, where its array is.
@@ -109,10 +111,9 @@ def fill(
             stays empty.
 
     Raises:
-        ConversionError: arrays of the wrong shape or type, or not finite.
+        ConversionError: arrays of the wrong type, or not finite.
     """
-    file, parameters = checkpoint.path.name, model.state_dict()
-    check_shapes(shapes_of(checkpoint, arrays), parameters, rules, file)
+    parameters = model.state_dict()
     place = {name: index for index, name in enumerate(checkpoint.shapes)}
     rules = sorted(rules, key=lambda rule: place[arrays[rule.theirs].name])
     converted = _convert_arrays(rules, checkpoint, arrays)
@@ -166,29 +167,34 @@ def with_class_row(
 
 
 def image_size_of(
-    num_patches: int | None, pixels: Sequence[int], grid: tuple[int, int] | None, file: str
-) -> int | tuple[int, int]:
+    num_patches: int | None, pixels: Sequence[int], grid: tuple[int, int] | None, file: str, has_cls: bool
+) -> Inferred:
     """The image size in pixels that a table of positions is for: one number where height and width are equal.
 
     Args:
         num_patches: rows of the table; None for a model without, of 224 x 224 pixels or about.
         pixels: height and width of a patch.
         grid: (rows, columns) that the caller states; a square by default.
+        has_cls: whether there is a class token, for the reason.
 
     Raises:
         ConversionError: the table is neither of that grid nor of a square.
     """
     if num_patches is None:
         rows, columns = grid or (max(_DEFAULT_IMAGE_SIZE // size, 1) for size in pixels)
+        known = "no positions show it; taken as"
     elif _fits(num_patches, grid):
         rows, columns = grid or (math.isqrt(num_patches), math.isqrt(num_patches))
+        known = f"{num_patches} positions" + (", without the class token's:" if has_cls else ":")
     else:
         expected = f"the {grid[0]} x {grid[1]} of position_grid" if grid else "a square"
         raise ConversionError(
             f"{file} has position embeddings for {num_patches} patches, which is not {expected}; "
             "state the shape of their grid as position_grid=(rows, columns)"
         )
-    return one_or_pair(rows * pixels[0], columns * pixels[1])
+    because = f"{known} {rows} x {columns} patches of {by(pixels)} pixels"
+    because += ", if the grid is square" if num_patches is not None and grid is None else ""
+    return Inferred(one_or_pair(rows * pixels[0], columns * pixels[1]), because, is_assumed=grid is None)
 
 
 def one_or_pair(rows: int, columns: int) -> int | tuple[int, int]:

@@ -17,7 +17,8 @@ from ..models.loading import build_processor, let_agree, size_of
 from ..models.pretrained import HfVisionPreTrainedModel
 from .building import has_head, one_or_pair
 from .checkpoint import fetch_any, open_checkpoint
-from .labels import set_labels
+from .inferred import Fields, Inferred, as_configured, assumed_of
+from .labels import labels_of, set_labels
 from .record import package_versions
 from .rules import ConversionError
 from .source import Request
@@ -67,24 +68,43 @@ def convert(
     Returns:
         The model in evaluation mode: a classifier, or the bare encoder where the file has no trained head, with a
         projection (`image_embeds`) where the head of an image tower is one. And the image processor that does what the
-        source did at evaluation. `model.conversion_record` says what was read; `save_pretrained` writes it to
-        `conversion.json`.
+        source did at evaluation. `model.conversion_record` says what was read and what was assumed; `save_pretrained`
+        writes it to `conversion.json`. `check` reports all reasons.
 
     Raises:
         ValueError: the file is not a checkpoint that we can convert; one sentence says why.
         OSError: it cannot be fetched.
     """
+    grid = None if position_grid is None else as_pair(position_grid)
+    request = Request(grid, weights, overrides, patch_size)
+    model, processor, _ = convert_request(source, request, labels, image_size, preset)
+    return model, processor
+
+
+def convert_request(
+    source: str | Path,
+    request: Request,
+    labels: str | Path | list[str] | None,
+    image_size: Size | None,
+    preset: str | None,
+) -> tuple[HfVisionPreTrainedModel, HfViTImageProcessor, Fields]:
+    """What `convert` does, and every field of the configuration, the preset and the labels with their reasons."""
+    patch_size, overrides = request.patch_size, request.overrides
     fetched = fetch_any(address_of(str(source)))
-    request = Request(None if position_grid is None else as_pair(position_grid), weights, overrides, patch_size)
     with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor:
-        is_file = checkpoint.path.is_file()
+        is_file = checkpoint.path.is_file() and not request.without_weights
         sha256 = executor.submit(lambda: fetched.sha256 or sha256_of(checkpoint.path)) if is_file else None  # meanwhile
         its_source, naming = recognise(checkpoint, request)
-        model, record = its_source.read(checkpoint, naming, request)
+        model, fields, record = its_source.read(checkpoint, naming, request)
         identity = {"sha256": sha256.result()} if sha256 else {}
         record = {"source": public_name(fetched), "file": checkpoint.path.name, **identity, **record}
     with wrong_types_refused(f"the preprocessing beside {checkpoint.path.name}"):
-        preprocessing = {"preset": preset} if preset else its_source.preprocessing(checkpoint, naming.dialect)
+        chosen = Inferred({"preset": preset}, "stated")
+        if not preset:
+            chosen = its_source.preprocessing(checkpoint, naming.dialect)
+    preprocessing = chosen.value
+    sizes = {"patch_size": patch_size, "image_size": image_size}
+    stated = overrides.keys() | {name for name, size in sizes.items() if size is not None}
     if patch_size is not None:
         image_size = _set_patch_size(model, patch_size, image_size, overrides)
         record["patch_size"] = patch_size
@@ -94,18 +114,23 @@ def convert(
         record["image_size"] = image_size
     if getattr(model.config, "is_flexible", False):
         record["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
+    its_labels = labels
     if labels is None and has_head(model):
         with wrong_types_refused(f"the config.json beside {checkpoint.path.name}"):
-            labels = its_source.labels(checkpoint, model.config.num_labels or 0)
-    if labels is not None:
-        set_labels(model, labels)
-    model.conversion_record = {**record, "preset": preprocessing["preset"], "versions": package_versions()}
+            its_labels = its_source.labels(checkpoint, model.config.num_labels or 0)
+    if its_labels is not None:
+        set_labels(model, its_labels)
     processor = build_processor(model.config, **preprocessing)
     if image_size is None and "size" in preprocessing and isinstance(model.config, HfBiTConfig):
         image_size = size_of(processor)  # which the folder of a BiT states nowhere else
         model.set_image_size(image_size, processor_follows=True)
+        fields["image_size"] = chosen
+    fields |= {"preset": chosen._replace(value=preprocessing["preset"]), "labels": labels_of(model, labels is not None)}
+    found = as_configured(fields, model.config, stated)
+    record |= {"assumed": assumed_of(found), "preset": preprocessing["preset"]}
+    model.conversion_record = {**record, "versions": package_versions()}
     let_agree(model, processor, source, asked=image_size is not None)
-    return model, processor
+    return model, processor, found
 
 
 def _set_patch_size(model: Any, patch_size: Size, image_size: Size | None, overrides: dict[str, Any]) -> Size | None:

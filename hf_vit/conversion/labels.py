@@ -8,6 +8,7 @@ from ..catalog.class_names import BUILT_IN, built_in_class_names
 from ..files.messages import shorten
 from ..files.reading import read_json, read_text
 from ..models.pretrained import HfVisionPreTrainedModel
+from .inferred import Inferred
 from .rules import ConversionError
 
 
@@ -62,3 +63,14 @@ def _check_names(names: list[Any]) -> None:
     for index, name in enumerate(names):
         if not isinstance(name, str) or not name.strip() or any(category(letter) in ("Cc", "Cs") for letter in name):
             raise ConversionError(f"the name of class {index} is {shorten(name)}; it must be text on one line")
+
+
+def labels_of(model: HfVisionPreTrainedModel, are_stated: bool) -> Inferred:
+    """The number of classes that have names, and where these come from."""
+    if not hasattr(model, "classifier"):
+        return Inferred(None, "there is no trained head")
+    names = list(model.config.id2label.values())
+    if all(name == f"LABEL_{index}" for index, name in enumerate(names)):
+        return Inferred(None, "no names are stored")
+    shown = ", ".join(map(str, names[:3])) + (", ..." if len(names) > 3 else "")
+    return Inferred(len(names), f"{'stated' if are_stated else 'config.json says so'}: {shown}")

@@ -12,7 +12,8 @@ from ..models.configuration_hf_vit import Size
 from ..models.pretrained import HfVisionPreTrainedModel
 from .building import StoredArray, build_config, check_required, empty_model, fill, shapes_of, untrained_head
 from .checkpoint import Checkpoint
-from .rules import Rule, check_names
+from .inferred import Fields, Inferred, values_of
+from .rules import Rule, check_names, check_shapes
 
 Model = HfVisionPreTrainedModel
 Shapes = Mapping[str, tuple[int, ...]]
@@ -26,12 +27,14 @@ class Request(NamedTuple):
     weights: a .safetensors file that an .npz is streamed into; None to keep the weights in memory.
     overrides: fields of the configuration that no array shows.
     patch_size: of the model, where it is not that of the stored kernel.
+    without_weights: leave the model on the meta device and read no array that is not needed to recognise it.
     """
 
     position_grid: Grid
     weights: Path | None
     overrides: dict[str, Any]
     patch_size: Size | None = None
+    without_weights: bool = False
 
 
 class Writing(NamedTuple):
@@ -85,8 +88,8 @@ class Source(ABC):
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         """How a checkpoint names its arrays; None where it is of another source."""
 
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
-        """The fields of the configuration.
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
+        """The fields of the configuration, each with its reason.
 
         Args:
             shapes: of the arrays, by the names of the rules.
@@ -97,12 +100,12 @@ class Source(ABC):
         """A row for every array of a model, of the classifier or the bare encoder."""
         raise NotImplementedError
 
-    def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, dict[str, Any]]:
+    def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
         """Read a checkpoint by its rules.
 
         Returns:
-            The model in float32, in evaluation mode, without a head where the file has none or an untrained one; and
-            what `conversion.json` says of it.
+            The model in float32, in evaluation mode, without a head where the file has none or an untrained one; what
+            was inferred; and what else `conversion.json` says of it.
 
         Raises:
             ConversionError: arrays are missing, left over, of the wrong shape or not finite.
@@ -113,23 +116,26 @@ class Source(ABC):
         check_required(shapes, self.required, self.optional, checkpoint.path.name)
         fields = self.infer(shapes, checkpoint, request)
         has_head = self.head[0] in arrays
-        config = build_config({**fields, **request.overrides})
+        config = build_config({**values_of(fields), **request.overrides})
         rules = self.rules(config, has_head)
         check_names(rules, arrays, checkpoint.path.name)  # before anything of that depth is built
         model = empty_model(config, has_head)
-        fill(model, rules, checkpoint, arrays, request.weights)
-        return model.eval(), {
+        check_shapes(shapes, model.state_dict(), rules, checkpoint.path.name)
+        if not request.without_weights:
+            fill(model, rules, checkpoint, arrays, request.weights)
+        record = {
             "dialect": naming.dialect,
             "dtypes": sorted({checkpoint.dtypes[stored.name] for stored in arrays.values()}),
-            "inferred": fields,
+            "inferred": values_of(fields),
             "overrides": request.overrides,
             "left_out": left_out,
             "beside": naming.beside,
             **({"similarity": naming.similarity} if naming.similarity else {}),
         }
+        return model.eval(), fields, record
 
     @abstractmethod
-    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         """The preprocessing of its evaluation, as far as it is known: arguments of `HfViTImageProcessor`."""
 
     def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:

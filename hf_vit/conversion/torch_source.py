@@ -7,6 +7,7 @@ from typing import Any
 from ..models.configuration_hf_vision import wrong_types_refused
 from .building import StoredArray
 from .checkpoint import Checkpoint
+from .inferred import Fields, Inferred, all_because
 from .rules import ConversionError
 from .source import Grid, Naming, Request, Shapes, Source
 
@@ -43,13 +44,14 @@ class TorchSource(Source):
         """A name as the rules have it."""
         return name
 
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
         file, overrides = checkpoint.path.name, request.overrides
         with wrong_types_refused(f"the config.json beside {file}"):
             stated = self.stated(checkpoint.settings)
-        fields = {**self.sizes(shapes, request.position_grid, file), **stated}
-        if "hidden_size" in fields:
-            fields = {"num_attention_heads": _num_heads({**fields, **overrides}, file), **fields}
+        fields = self.sizes(shapes, request.position_grid, file) | all_because(stated, "config.json says so")
+        if "hidden_size" in fields and "num_attention_heads" not in {**fields, **overrides}:
+            hidden_size = overrides.get("hidden_size", fields["hidden_size"].value)
+            fields = {"num_attention_heads": _num_heads(hidden_size, file), **fields}
         return {name: value for name, value in fields.items() if name not in overrides}
 
     def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
@@ -67,24 +69,22 @@ class TorchSource(Source):
         return [descriptions.get(name, name) for name in names]
 
     @abstractmethod
-    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> dict[str, Any]:
-        """The fields of the configuration that the arrays show: all but the number of heads."""
+    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
+        """The fields of the configuration, each with its reason: all but the number of heads."""
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
         """The fields that the config.json beside the weights states."""
         return {}
 
 
-def _num_heads(fields: dict[str, Any], file: str) -> int:
+def _num_heads(hidden_size: int, file: str) -> Inferred:
     """Fused projections do not show it: heads of 64 are the rule."""
-    hidden_size = fields["hidden_size"]
-    if "num_attention_heads" in fields:
-        return fields["num_attention_heads"]
     if hidden_size in _HEADS:
-        return _HEADS[hidden_size]
+        because = f"no array shows it; published models of width {hidden_size} have as many"
+        return Inferred(_HEADS[hidden_size], because, is_assumed=True)
     if hidden_size % 64:
         raise ConversionError(
             f"{file} does not say how many attention heads share its {hidden_size} channels, "
             "which are no multiple of 64; state num_attention_heads"
         )
-    return hidden_size // 64
+    return Inferred(hidden_size // 64, f"no array shows it; heads of 64 channels: {hidden_size} / 64", is_assumed=True)

@@ -17,6 +17,7 @@ from hf_vit.catalog import families
 from hf_vit.conversion import ConversionError, convert
 from hf_vit.conversion.building import build_config, check_required, empty_model, shapes_of
 from hf_vit.conversion.checkpoint import Checkpoint
+from hf_vit.conversion.inferred import values_of
 from hf_vit.conversion.rules import check_names, check_shapes
 from hf_vit.conversion.source import Request
 from hf_vit.conversion.sources import recognise
@@ -142,7 +143,7 @@ def model_of(tree: str):
     shapes = shapes_of(checkpoint, naming.arrays)
     check_required(shapes, source.required, source.optional, tree)
     has_head = source.head[0] in naming.arrays
-    config = build_config(source.infer(shapes, checkpoint, request))
+    config = build_config(values_of(source.infer(shapes, checkpoint, request)))
     rules = source.rules(config, has_head)
     check_names(rules, naming.arrays, tree)
     model = empty_model(config, has_head)

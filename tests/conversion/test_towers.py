@@ -60,7 +60,7 @@ def test_a_tower_computes_what_the_original_computes(run):
 
 def test_what_stands_beside_a_tower_is_said(tmp_path, capsys):
     assert main(["convert", str(MORE / "siglip2.npz"), str(tmp_path / "folder")]) == 0
-    assert "not converted, beside the model in the file: b, t, txt" in capsys.readouterr().out
+    assert "not converted, beside the model in the file: b (bias of the similarity), t (temp" in capsys.readouterr().out
     record = convert(MORE / "siglip2.npz")[0].conversion_record
     with np.load(MORE / "siglip2.npz") as arrays:
         assert record["similarity"] == {"t": float(arrays["params/t"][0]), "b": float(arrays["params/b"][0])}

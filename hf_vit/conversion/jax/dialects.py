@@ -86,6 +86,12 @@ def has_patch_vectors(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     return prefix is not None and len(shapes[prefix + _PATCH_KERNEL]) == 2
 
 
+def grid_of_patch_vectors(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
+    """(rows, columns) of the positions of patches that are vectors; None for any other file."""
+    positions = shapes.get(f"{_prefix_of(shapes)}pos_embedding", ()) if has_patch_vectors(shapes) else ()
+    return positions[:2] if len(positions) == 3 else None
+
+
 def names_beside(names: Iterable[str], prefix: str) -> list[str]:
     """What a file holds beside the model: the first part of each name, below what the two towers have in common."""
     root = prefix.removesuffix(TOWER)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...catalog import find_released
 from ...catalog.evaluation import preprocessing_of_flexivit, preset_of_vit
 from ...files.npz import write_npz
 from ...models.configuration_hf_bit import ORIGINALS
@@ -23,10 +24,20 @@ from ..building import (
     with_class_row,
 )
 from ..checkpoint import Checkpoint
+from ..inferred import Fields, Inferred, all_because, by, has_array, length_of
 from ..record import record_of
 from ..rules import Rule, count_units
 from ..source import Model, Naming, Request, Shapes, Source, Writing
-from .dialects import TOWER, Dialect, dialect_name, has_language_model, has_patch_vectors, names_beside, recognise
+from .dialects import (
+    TOWER,
+    Dialect,
+    dialect_name,
+    grid_of_patch_vectors,
+    has_language_model,
+    has_patch_vectors,
+    names_beside,
+    recognise,
+)
 from .flexivit import flexible_fields
 from .naflex import as_convolution, as_patch_vectors
 from .table import POSITIONS, rules_for, with_flat_norms
@@ -61,51 +72,61 @@ class Jax(Source):
             described, arrays = {**described, "patch_vectors": True}, as_convolution(checkpoint, arrays)
         return Naming(described, arrays, beside, _similarity(checkpoint, dialect.prefix))
 
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
         patch_rows, patch_columns, channels, hidden_size = shapes["embedding/kernel"]
         layers = [int(match[1]) for name in shapes if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))]
         has_cls, has_positions = "cls" in shapes, POSITIONS in shapes
-        fields: dict[str, Any] = {
-            "hidden_size": hidden_size,
-            "num_hidden_layers": max(layers) + 1,
-            "num_attention_heads": shapes[_QUERY][1],
-            "intermediate_size": shapes[_DENSE][1],
-            "patch_size": one_or_pair(patch_rows, patch_columns),
-            "num_channels": channels,
+        kernel = f"the kernel of the patches is {by(shapes['embedding/kernel'])}"
+        fields: Fields = {
+            "patch_size": Inferred(one_or_pair(patch_rows, patch_columns), kernel),
+            "num_channels": Inferred(channels, kernel),
+            "hidden_size": Inferred(hidden_size, kernel),
+            "num_hidden_layers": Inferred(max(layers) + 1, f"the last block is encoderblock_{max(layers)}"),
+            "num_attention_heads": Inferred(shapes[_QUERY][1], f"the kernel of the queries is {by(shapes[_QUERY])}"),
+            "intermediate_size": Inferred(shapes[_DENSE][1], f"the first kernel of the MLP is {by(shapes[_DENSE])}"),
             "pooling": _pooling(shapes, checkpoint),
-            "use_cls_token": has_cls,
-            "representation_size": shapes["pre_logits/kernel"][1] if "pre_logits/kernel" in shapes else None,
+            "use_cls_token": has_array("cls", shapes),
+            "representation_size": length_of("pre_logits/kernel", shapes, 1),
         }
         if has_patch_vectors(checkpoint.shapes):
-            fields["position_interpolation"] = "bilinear"
+            fields["position_interpolation"] = Inferred("bilinear", "patches are vectors: NaFlex, which resamples so")
         stride = 1
         if "head/kernel" in shapes:
-            fields["num_labels"] = shapes["head/kernel"][1]
+            fields["num_labels"] = length_of("head/kernel", shapes, 1)
         if "projection/kernel" in shapes:
-            fields["projection_dim"] = shapes["projection/kernel"][1]
+            fields["projection_dim"] = length_of("projection/kernel", shapes, 1)
         if "conv_root/kernel" in shapes:
             depths = count_units(shapes, r"block(\d+)/unit(\d+)/", first=1)
             _, _, channels, width = shapes["conv_root/kernel"]
-            fields |= {"stem_depths": depths, "stem_width": width, "num_channels": channels}
+            root = f"the kernel of the ResNet's root is {by(shapes['conv_root/kernel'])}"
+            fields["stem_depths"] = Inferred(depths, f"the ResNet has {len(depths)} stages, counted by their units")
+            fields |= all_because({"stem_width": width, "num_channels": channels}, root)
             stride = stem_stride(depths)
+        grid = request.position_grid or grid_of_patch_vectors(checkpoint.shapes)
         num_patches = shapes[POSITIONS][1] - has_cls if has_positions else None
         pixels = patch_rows * stride, patch_columns * stride
-        image_size = image_size_of(num_patches, pixels, request.position_grid, checkpoint.path.name)
-        fields |= {"position_embedding_type": "learned" if has_positions else "sincos2d", "image_size": image_size}
-        rows, columns = (size // side for size, side in zip(as_pair(image_size), pixels, strict=True))
+        image_size = image_size_of(num_patches, pixels, grid, checkpoint.path.name, has_cls)
+        fields |= {"position_embedding_type": _positions(shapes), "image_size": image_size}
+        rows, columns = (size // side for size, side in zip(as_pair(image_size.value), pixels, strict=True))
         return fields | flexible_fields(fields, (rows, columns), checkpoint, request.patch_size)
 
     def rules(self, config: HfViTConfig, has_head: bool) -> list[Rule]:
         return rules_for(config, has_head)
 
-    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
+        location = checkpoint.location
         if dialect.get("patch_vectors"):
-            return {"preset": "native"}
+            return Inferred({"preset": "native"}, "patches are vectors: NaFlex, which keeps the shape of images")
         if dialect["prefix"].endswith(TOWER):
-            return {"preset": "lit"}
-        if (of_flexivit := preprocessing_of_flexivit(checkpoint.location)) is not None:
-            return of_flexivit
-        return {"preset": "big_vision" if dialect["names"] == "big_vision" else preset_of_vit(checkpoint.location)}
+            return evaluated_as({"preset": "lit"}, "image towers", location)
+        if (of_flexivit := preprocessing_of_flexivit(location)) is not None:
+            return Inferred(of_flexivit, "the file has the name of a FlexiViT, evaluated so")
+        if dialect["names"] == "big_vision":
+            return evaluated_as({"preset": "big_vision"}, "files of big_vision", location)
+        preset = preset_of_vit(location)
+        if preset == "augreg":
+            return Inferred({"preset": preset}, "the name or address of the file is AugReg's")
+        return evaluated_as({"preset": preset}, "files of vit_jax", location)
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
@@ -147,13 +168,28 @@ class Jax(Source):
         return as_patch_vectors(arrays, model.config.stored_grid) if dialect.get("patch_vectors") else arrays
 
 
-def _pooling(shapes: Shapes, checkpoint: Checkpoint) -> str:
+def evaluated_as(settings: dict[str, Any], kind: str, location: str) -> Inferred:
+    """The preprocessing of most files of a kind: known for a released file, by its name, assumed for any other."""
+    if find_released(location) is not None:
+        return Inferred(settings, "the name of the file is a released one, evaluated so")
+    return Inferred(settings, f"no array shows it; released {kind} were evaluated so", is_assumed=True)
+
+
+def _pooling(shapes: Shapes, checkpoint: Checkpoint) -> Inferred:
     """What the head sees; a language model looks at every token (PaliGemma)."""
     if "MAPHead_0/probe" in shapes:
-        return "map"
+        return Inferred("map", "there is a MAP head")
     if "cls" in shapes:
-        return "cls"
-    return "none" if has_language_model(checkpoint.shapes) else "mean"
+        return Inferred("cls", "there is an array cls, and no MAP head")
+    if has_language_model(checkpoint.shapes):
+        return Inferred("none", "a language model stands beside it, which takes every token")
+    return Inferred("mean", "there is no array cls, and no MAP head")
+
+
+def _positions(shapes: Shapes) -> Inferred:
+    if POSITIONS in shapes:
+        return Inferred("learned", f"there is a table of positions, {by(shapes[POSITIONS])}")
+    return Inferred("sincos2d", "there is no table of positions; big_vision computes them then", is_assumed=True)
 
 
 def _similarity(checkpoint: Checkpoint, prefix: str) -> dict[str, float]:

@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 
+from ...catalog import find_released
 from ...catalog.evaluation import image_size_of_bit, preprocessing_of_bit
 from ...files.npz import write_npz
 from ...models.configuration_hf_bit import ORIGINALS, HfBiTConfig
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
-from ..building import StoredArray, has_head, other_numbers
+from ..building import UNKNOWN_IMAGE_SIZE, StoredArray, has_head, other_numbers
 from ..checkpoint import Checkpoint
+from ..inferred import Fields, Inferred, all_because, by
 from ..jax.dialects import Dialect
-from ..jax.source import arrays_of, flat_norms
+from ..jax.source import arrays_of, evaluated_as, flat_norms
 from ..record import record_of
 from ..rules import Rule, count_units
 from ..source import Model, Naming, Request, Shapes, Source, Writing
@@ -54,17 +56,29 @@ class _JaxBit(Source):
                 return Naming(dialect, arrays, sorted(beside))
         return None
 
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
         _, _, channels, width = shapes[self.root]
         depths = count_units(shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1) or [1]
-        fields = {"num_channels": channels, "embedding_size": width, "depths": depths, **ORIGINALS[self.code]}
-        return {**fields, "num_labels": shapes[self.head[0]][-1]} if self.head[0] in shapes else fields
+        root = f"the kernel of the root is {by(shapes[self.root])}"
+        fields = {
+            **all_because({"num_channels": channels, "embedding_size": width}, root),
+            "depths": Inferred(depths, f"it has {len(depths)} stages, counted by their units"),
+            **all_because(ORIGINALS[self.code], f"the code of {self.code} computes so"),
+            "image_size": self.image_size(checkpoint),
+        }
+        if self.head[0] in shapes:
+            head = shapes[self.head[0]]
+            fields["num_labels"] = Inferred(head[-1], f"the kernel of the head is {by(head)}")
+        return fields
+
+    def image_size(self, checkpoint: Checkpoint) -> Inferred:
+        return UNKNOWN_IMAGE_SIZE
 
     def rules(self, config: HfBiTConfig, has_head: bool) -> list[Rule]:
         return rules_for(config, has_head, self.names)
 
-    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
-        return {"preset": "big_vision"}
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
+        return evaluated_as({"preset": "big_vision"}, "files of big_vision", checkpoint.location)
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
         return other_numbers(model.config, ORIGINALS[self.code])
@@ -80,14 +94,15 @@ class _JaxBit(Source):
 class _BigTransfer(_JaxBit):
     """The released files: their names say the preprocessing, and the image size that no array shows."""
 
-    def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, dict[str, Any]]:
-        model, record = super().read(checkpoint, naming, request)
-        size = request.overrides.get("image_size", image_size_of_bit(checkpoint.location))
-        model.set_image_size(size, processor_follows=True)
-        return model, record
+    def image_size(self, checkpoint: Checkpoint) -> Inferred:
+        size = image_size_of_bit(checkpoint.location)
+        if find_released(checkpoint.location) is None:
+            return UNKNOWN_IMAGE_SIZE._replace(value=size)
+        return Inferred(size, "the name of the file is a released one, evaluated so")
 
-    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
-        return preprocessing_of_bit(checkpoint.location)
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
+        settings = preprocessing_of_bit(checkpoint.location)
+        return evaluated_as(settings, "files of big_transfer", checkpoint.location)
 
 
 def _plain(name: str) -> str:

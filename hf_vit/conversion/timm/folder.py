@@ -11,19 +11,23 @@ from ...files.contents import MARK
 from ...files.output import new_file, new_folder, write_json
 from ...images.image_resizing import BICUBIC, BILINEAR
 from ...models.configuration_hf_vision import HfVisionConfig, as_pair
+from ..inferred import Inferred
 
 _RESAMPLING = {"bilinear": BILINEAR, "bicubic": BICUBIC}
 
 
-def preprocessing_of(pretrained_cfg: dict[str, Any]) -> dict[str, Any]:
-    """What a config.json says of the evaluation, as arguments of `HfViTImageProcessor`."""
+def preprocessing_of(pretrained_cfg: dict[str, Any]) -> Inferred:
+    """What a config.json says of the evaluation, as arguments of `HfViTImageProcessor`; timm's usual for the rest."""
     found = {
         "crop_pct": pretrained_cfg.get("crop_pct"),
         "image_mean": pretrained_cfg.get("mean"),
         "image_std": pretrained_cfg.get("std"),
         "resample": _RESAMPLING.get(pretrained_cfg.get("interpolation", "")),
     }
-    return {"preset": "timm"} | {name: value for name, value in found.items() if value is not None}
+    stated = {name: value for name, value in found.items() if value is not None}
+    missing = ", ".join(name for name in found if name not in stated)
+    because = f"no config.json states {missing}; timm's usual" if missing else "config.json says so"
+    return Inferred({"preset": "timm"} | stated, because, is_assumed=bool(missing))
 
 
 def description(

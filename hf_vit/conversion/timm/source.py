@@ -9,6 +9,7 @@ from ...models.loading import IMAGENET
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ..building import has_head, image_size_of, one_or_pair, projection, variants_of_the_paper, with_class_row
 from ..checkpoint import Checkpoint
+from ..inferred import Fields, Inferred, all_because, by, has_array, length_of
 from ..rules import ConversionError, Rule, count_units, to_theirs
 from ..source import Grid, Model, Naming, Request, Shapes, Writing
 from ..torch_source import TorchSource
@@ -56,35 +57,37 @@ class Timm(TorchSource):
         arrays = with_class_row(checkpoint, naming.arrays, "cls_token", POSITIONS, request.position_grid)
         return naming._replace(arrays=arrays)
 
-    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> dict[str, Any]:
+    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
         hidden_size, map_channels, patch_rows, patch_columns = shapes[self.marker]
-        has_cls, has_map, norm_last = "cls_token" in shapes, "attn_pool.latent" in shapes, "fc_norm.weight" in shapes
+        has_cls = "cls_token" in shapes
         stem = _stem(shapes)
-        stride = stem_stride(stem["stem_depths"]) if stem else 1
-        fields: dict[str, Any] = {
-            "hidden_size": hidden_size,
-            "num_hidden_layers": 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")),
-            "intermediate_size": shapes["blocks.0.mlp.fc1.weight"][0],
-            "patch_size": one_or_pair(patch_rows, patch_columns),
-            "num_channels": map_channels,
-            "hidden_act": "gelu",
-            "layer_norm_eps": 1e-6,
-            "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
-            "pooling": "map" if has_map else "cls" if has_cls and not norm_last else "mean",
-            "use_cls_token": has_cls,
-            "pool_patches_only": has_cls,
-            "norm_after_pooling": norm_last,
-            "representation_size": shapes["pre_logits.fc.weight"][0] if "pre_logits.fc.weight" in shapes else None,
-            "position_interpolation": "bicubic",
+        stride = stem_stride(stem["stem_depths"].value) if stem else 1
+        last_block = max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks."))
+        kernel = f"{self.marker} is {by(shapes[self.marker])}"
+        class_token = has_array("cls_token", shapes)
+        fields: Fields = {
+            "patch_size": Inferred(one_or_pair(patch_rows, patch_columns), kernel),
+            "num_channels": Inferred(map_channels, kernel),
+            "hidden_size": Inferred(hidden_size, kernel),
+            "num_hidden_layers": Inferred(last_block + 1, f"the last block is blocks.{last_block}"),
+            "intermediate_size": length_of("blocks.0.mlp.fc1.weight", shapes, 0),
+            **all_because({"hidden_act": "gelu", "layer_norm_eps": 1e-6}, "no array shows it; timm's usual", True),
+            "qkv_bias": has_array("blocks.0.attn.qkv.bias", shapes),
+            "pooling": _pooling(shapes),
+            "use_cls_token": class_token,
+            "pool_patches_only": Inferred(has_cls, f"{class_token.because}; timm pools without it"),
+            "norm_after_pooling": has_array("fc_norm.weight", shapes),
+            "representation_size": length_of("pre_logits.fc.weight", shapes, 0),
+            "position_interpolation": Inferred("bicubic", "timm resamples so"),
             **stem,
         }
         if "head.weight" in shapes:
-            fields["num_labels"] = shapes["head.weight"][0]
+            fields["num_labels"] = length_of("head.weight", shapes, 0)
         if POSITIONS not in shapes:
-            fields["position_embedding_type"] = "none"
+            fields["position_embedding_type"] = Inferred("none", "there is no table of positions")
         num_patches = shapes[POSITIONS][1] - has_cls if POSITIONS in shapes else None
         pixels = patch_rows * stride, patch_columns * stride
-        return {**fields, "image_size": image_size_of(num_patches, pixels, grid, file)}
+        return {**fields, "image_size": image_size_of(num_patches, pixels, grid, file, has_cls)}
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
         arguments = settings.get("model_args") or {}
@@ -103,10 +106,11 @@ class Timm(TorchSource):
     def rules(self, config: HfViTConfig, has_head: bool) -> list[Rule]:
         return rules_for(config, has_head)
 
-    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         """By the name of the container: their scripts keep the weights under these, and timm under others."""
         if checkpoint.container in ("model", "teacher", "student"):
-            return _FACEBOOK
+            because = f"the weights are under {checkpoint.container!r}, where DeiT, MAE and DINO keep them"
+            return Inferred(_FACEBOOK, because, is_assumed=True)
         return preprocessing_of(checkpoint.settings.get("pretrained_cfg") or checkpoint.settings)
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
@@ -135,12 +139,27 @@ class Timm(TorchSource):
         return write(path, arrays, description(config, architecture, arguments, "bicubic", 0.9), options.overwrite)
 
 
-def _stem(shapes: Shapes) -> dict[str, Any]:
-    root = next((shapes[name] for name in _RESNET_ROOTS if name in shapes), None)
-    if root is None:
+def _pooling(shapes: Shapes) -> Inferred:
+    if "attn_pool.latent" in shapes:
+        return Inferred("map", "there is an attn_pool")
+    if "cls_token" not in shapes:
+        return Inferred("mean", "there is no cls_token and no attn_pool")
+    if "fc_norm.weight" in shapes:
+        return Inferred("mean", "there is an fc_norm, which timm has after the mean")
+    return Inferred("cls", "there is a cls_token, and no fc_norm or attn_pool")
+
+
+def _stem(shapes: Shapes) -> Fields:
+    name = next((name for name in _RESNET_ROOTS if name in shapes), None)
+    if name is None:
         return {}
+    root = shapes[name]
     depths = count_units(shapes, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0)
-    return {"stem_depths": depths, "stem_width": root[0], "num_channels": root[1], **RESNET_NUMBERS}
+    return {
+        "stem_depths": Inferred(depths, f"the ResNet has {len(depths)} stages, counted by their blocks"),
+        **all_because({"stem_width": root[0], "num_channels": root[1]}, f"{name} is {by(root)}"),
+        **all_because(RESNET_NUMBERS, "timm's ResNets compute so"),
+    }
 
 
 def _model_arguments(config: HfViTConfig, has_head: bool) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from typing import Any
 
 from ...models.configuration_hf_bit import DEPTHS, HfBiTConfig
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
-from ..building import has_head, one_or_pair, other_numbers
+from ..building import UNKNOWN_IMAGE_SIZE, has_head, one_or_pair, other_numbers
 from ..checkpoint import Checkpoint
+from ..inferred import Fields, Inferred, all_because, by, length_of
 from ..rules import ConversionError, Layout, Rule, as_is, count_units, resnet_units, table, to_theirs, weight_and_bias
 from ..source import Grid, Model, Shapes, Writing
 from ..timm.folder import description, preprocessing_of, write
@@ -36,16 +37,19 @@ class TimmBit(TorchSource):
     format = "timm"
     models = (HfBiTModel, HfBiTForImageClassification)
 
-    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> dict[str, Any]:
+    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
         width, channels, *_ = shapes[_ROOT]
+        depths = count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
         fields = {
-            "num_channels": channels,
-            "embedding_size": width,
-            "depths": count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0),
+            **all_because({"num_channels": channels, "embedding_size": width}, f"{_ROOT} is {by(shapes[_ROOT])}"),
+            "depths": Inferred(depths, f"it has {len(depths)} stages, counted by their blocks"),
             # the rest is big_transfer's
-            "weight_standardization_eps": _NUMBERS["weight_standardization_eps"],
+            "weight_standardization_eps": Inferred(_NUMBERS["weight_standardization_eps"], "timm's ResNets compute so"),
+            "image_size": UNKNOWN_IMAGE_SIZE,
         }
-        return {**fields, "num_labels": shapes["head.fc.weight"][0]} if "head.fc.weight" in shapes else fields
+        if "head.fc.weight" in shapes:
+            fields["num_labels"] = length_of("head.fc.weight", shapes, 0)
+        return fields
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
         if settings.get("global_pool", "avg") != "avg":
@@ -69,9 +73,11 @@ class TimmBit(TorchSource):
             ]
         )
 
-    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
-        stated = checkpoint.settings.get("pretrained_cfg")
-        return preprocessing_of(stated or {"crop_pct": 0.875, "interpolation": "bilinear"})
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
+        if stated := checkpoint.settings.get("pretrained_cfg"):
+            return preprocessing_of(stated)
+        usual = preprocessing_of({"crop_pct": 0.875, "interpolation": "bilinear"}).value
+        return Inferred(usual, "no config.json states it; timm's usual of BiT", is_assumed=True)
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config

@@ -7,6 +7,7 @@ from ...models.configuration_hf_vit import HfViTConfig
 from ...models.loading import IMAGENET
 from ..building import image_size_of, one_or_pair
 from ..checkpoint import Checkpoint
+from ..inferred import Fields, Inferred, all_because, by, length_of
 from ..rules import Block, Rule, as_is, part, table, weight_and_bias
 from ..source import Grid, Shapes
 from ..torch_source import TorchSource
@@ -47,25 +48,23 @@ class Torchvision(TorchSource):
         """Before 0.13, an MLP had `linear_1` and `linear_2`."""
         return name.replace("mlp.linear_1.", "mlp.0.").replace("mlp.linear_2.", "mlp.3.")
 
-    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> dict[str, Any]:
+    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
         hidden_size, channels, *pixels = shapes[self.marker]
         layers = {int(name.removeprefix(_BLOCK).split(".")[0]) for name in shapes if name.startswith(_BLOCK)}
+        kernel = f"{self.marker} is {by(shapes[self.marker])}"
+        theirs = {"hidden_act": "gelu", "layer_norm_eps": 1e-6, "position_interpolation": "bicubic"}
         fields = {
-            "hidden_size": hidden_size,
-            "num_hidden_layers": max(layers) + 1,
-            "intermediate_size": shapes[f"{_BLOCK}0.mlp.0.weight"][0],
-            "image_size": image_size_of(shapes[_POSITIONS][1] - 1, pixels, grid, file),
-            "patch_size": one_or_pair(*pixels),
-            "num_channels": channels,
-            "hidden_act": "gelu",
-            "layer_norm_eps": 1e-6,
-            "position_interpolation": "bicubic",
-            "representation_size": None,
+            "patch_size": Inferred(one_or_pair(*pixels), kernel),
+            "num_channels": Inferred(channels, kernel),
+            "hidden_size": Inferred(hidden_size, kernel),
+            "num_hidden_layers": Inferred(max(layers) + 1, f"the last block is encoder_layer_{max(layers)}"),
+            "intermediate_size": length_of(f"{_BLOCK}0.mlp.0.weight", shapes, 0),
+            "image_size": image_size_of(shapes[_POSITIONS][1] - 1, pixels, grid, file, has_cls=True),
+            **all_because(theirs, "torchvision's ViTs compute so"),
+            "representation_size": length_of("heads.pre_logits.weight", shapes, 0),
         }
-        if "heads.pre_logits.weight" in shapes:
-            fields["representation_size"] = shapes["heads.pre_logits.weight"][0]
         if "heads.head.weight" in shapes:
-            fields["num_labels"] = shapes["heads.head.weight"][0]
+            fields["num_labels"] = length_of("heads.head.weight", shapes, 0)
         return fields
 
     def rules(self, config: HfViTConfig, has_head: bool) -> list[Rule]:
@@ -78,6 +77,7 @@ class Torchvision(TorchSource):
             blocks.append(("", base, weight_and_bias("heads.pre_logits", "pooler.dense")))
         return table([*blocks, ("", "", weight_and_bias("heads.head", "classifier") if has_head else ())])
 
-    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         """ViT_..._Weights.transforms(): resize 256, centre crop 224."""
-        return {"preset": "timm", "resample": BILINEAR, "crop_pct": 224 / 256, **IMAGENET}
+        settings = {"preset": "timm", "resample": BILINEAR, "crop_pct": 224 / 256, **IMAGENET}
+        return Inferred(settings, "no array shows it; most weights of torchvision were evaluated so", is_assumed=True)

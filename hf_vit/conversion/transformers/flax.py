@@ -6,6 +6,7 @@ from ...models.configuration_hf_vision import wrong_types_refused
 from ...models.configuration_hf_vit import HfViTConfig, translate_settings
 from ..building import StoredArray
 from ..checkpoint import Checkpoint
+from ..inferred import Fields, Inferred, all_because, length_of
 from ..rules import Block, Rule, as_is, channels_first, table, transpose
 from ..source import Naming, Request, Shapes, Source
 from .source import preprocessing_of
@@ -35,12 +36,12 @@ class FlaxTransformers(Source):
         arrays = {name.removeprefix("vit/"): StoredArray(name) for name in checkpoint.shapes}
         return Naming({"names": "transformers", "model_type": "vit", "framework": "flax"}, arrays)
 
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
         with wrong_types_refused(f"the config.json of {checkpoint.path.parent}"):
-            fields = translate_settings(checkpoint.settings)
-        fields["representation_size"] = shapes[_POOLER][1] if _POOLER in shapes else None
+            fields = all_because(translate_settings(checkpoint.settings), "config.json says so")
+        fields["representation_size"] = length_of(_POOLER, shapes, 1)
         if "classifier/kernel" in shapes:
-            fields["num_labels"] = shapes["classifier/kernel"][1]
+            fields["num_labels"] = length_of("classifier/kernel", shapes, 1)
         return fields
 
     def rules(self, config: HfViTConfig, has_head: bool) -> list[Rule]:
@@ -53,7 +54,7 @@ class FlaxTransformers(Source):
             blocks.append(("", base, _dense("pooler/dense", "pooler.dense")))
         return table([*blocks, ("", "", _dense("classifier", "classifier") if has_head else ())])
 
-    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         return preprocessing_of(checkpoint.path.parent)
 
 

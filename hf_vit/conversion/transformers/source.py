@@ -20,8 +20,9 @@ from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ...models.upstream import is_of_transformers, model_class_for
-from ..building import has_head, other_numbers, projection, variants_of_the_paper
+from ..building import UNKNOWN_IMAGE_SIZE, has_head, other_numbers, projection, variants_of_the_paper
 from ..checkpoint import Checkpoint
+from ..inferred import Fields, Inferred, all_because
 from ..rules import ConversionError, check_values
 from ..source import Model, Naming, Request, Source, Writing
 from .writing import their_model, their_processor
@@ -53,7 +54,7 @@ class Transformers(Source):
         dialect = {"names": "transformers", "model_type": settings.get("model_type")}
         return Naming(dialect) if is_of_transformers(settings) and not checkpoint.shapes else None
 
-    def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, dict[str, Any]]:
+    def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
         folder, settings = checkpoint.path.parent, checkpoint.settings
         try:
             with wrong_types_refused(f"the config.json of {folder}"):
@@ -63,15 +64,23 @@ class Transformers(Source):
                 model, info = _load_masked_image_model(folder, fields | request.overrides)
             else:
                 model, info = model_class.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
-                    folder, output_loading_info=True, dtype=torch.float32, **request.overrides
+                    folder,
+                    output_loading_info=True,
+                    dtype=torch.float32,
+                    **({"device_map": "meta"} if request.without_weights else {}),
+                    **request.overrides,
                 )
         except ValueError as error:
             raise ConversionError(str(error)) from error
         if info["missing_keys"] or info["mismatched_keys"]:
             raise ConversionError(f"{folder} does not hold the head that its config.json speaks of")
-        if problems := [text for name, array in model.state_dict().items() for text in check_values(name, array)]:
+        arrays = {} if model.device.type == "meta" else model.state_dict()
+        if problems := [text for name, array in arrays.items() for text in check_values(name, array)]:
             raise ConversionError(f"{folder} cannot be used: {'; '.join(problems)}")
-        return model.eval(), {
+        found = all_because(fields, "config.json says so")
+        if is_upstream_bit(settings):
+            found = {"image_size": UNKNOWN_IMAGE_SIZE, **found}
+        record = {
             "dialect": naming.dialect,
             "dtypes": [str(settings.get("dtype") or settings.get("torch_dtype") or "float32")],
             "inferred": fields,
@@ -79,8 +88,9 @@ class Transformers(Source):
             "left_out": {},
             "beside": sorted(info["unexpected_keys"]),
         }
+        return model.eval(), found, record
 
-    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> dict[str, Any]:
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         return preprocessing_of(checkpoint.path.parent)
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
@@ -116,10 +126,12 @@ class Transformers(Source):
         return {}
 
 
-def preprocessing_of(folder: Path) -> dict[str, Any]:
+def preprocessing_of(folder: Path) -> Inferred:
     """The preprocessing that the preprocessor_config.json of a folder states: arguments of `HfViTImageProcessor`."""
     file = folder / "preprocessor_config.json"
-    return in_our_settings(read_json_object(file) if file.is_file() else {})
+    if file.is_file():
+        return Inferred(in_our_settings(read_json_object(file)), "preprocessor_config.json says so")
+    return Inferred(in_our_settings({}), "there is no preprocessor_config.json; transformers' usual", is_assumed=True)
 
 
 def _rebuilds_whole_patches(settings: dict[str, Any]) -> bool:

@@ -1,0 +1,89 @@
+"""What `convert` would make of a checkpoint, and why, without making it."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ..models.configuration_hf_vit import Size, as_pair
+from .converting import convert_request
+from .inferred import Fields, as_text
+from .source import Request
+
+_OF_ANY_MODEL = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype"}
+_BESIDE = {  # what stands beside a model of the original repositories, by its name
+    "b": "bias of the similarity",
+    "llm": "language model",
+    "opt": "state of the optimiser",
+    "t": "temperature of the similarity",
+    "txt": "text tower",
+}
+
+
+def check(
+    source: str | Path,
+    *,
+    labels: str | Path | list[str] | None = None,
+    image_size: Size | None = None,
+    patch_size: Size | None = None,
+    position_grid: Size | None = None,
+    preset: str | None = None,
+    **overrides: Any,
+) -> str:
+    """Report what `convert` recognises, each field with its reason, what it assumes and what it leaves out.
+
+    Nothing is written, and no array is read that is not needed to recognise the model, so that its values are not
+    checked.
+
+    Args:
+        source, labels, image_size, patch_size, position_grid, preset, overrides: those of `convert`.
+
+    Returns:
+        Lines of text.
+
+    Raises:
+        ValueError, OSError: as `convert`.
+    """
+    grid = None if position_grid is None else as_pair(position_grid)
+    request = Request(grid, None, overrides, patch_size, without_weights=True)
+    model, _, found = convert_request(source, request, labels, image_size, preset)
+    record: dict[str, Any] = model.conversion_record or {}
+    kind = f"{type(model).__name__}, {model.num_parameters():,} parameters"
+    return "\n".join([f"{record['file']}: {_dialect(record)}", kind, *_table(found), *left_out(record)])
+
+
+def left_out(record: dict[str, Any]) -> list[str]:
+    """What a checkpoint holds that was not converted, a sentence each.
+
+    Args:
+        record: the content of `conversion.json`.
+    """
+    lines = []
+    if record["left_out"]:
+        lines.append("the head of the checkpoint is all zero: it was left out, so this is an encoder without a head")
+    if record["beside"]:
+        names = [f"{name} ({_BESIDE[name]})" if name in _BESIDE else name for name in record["beside"]]
+        lines.append(f"not converted, beside the model in the file: {', '.join(names)}")
+    return lines
+
+
+def _dialect(record: dict[str, Any]) -> str:
+    """How the file names its arrays, and their dtypes."""
+    dialect = dict(record["dialect"])
+    parts = [f"names of {dialect.pop('names')}"]
+    named = {name.replace("_", " "): value for name, value in dialect.items() if value}
+    parts += [name if value is True else f"{name} {value}" for name, value in named.items()]
+    return ", ".join([*parts, *record["dtypes"]])
+
+
+def _table(found: Fields) -> list[str]:
+    """A line for each field: name, value, reason; a reason that is that of the line above is left out."""
+    rows, above = [], ""
+    for name, (value, because, is_assumed) in found.items():
+        if name not in _OF_ANY_MODEL:
+            reason = f"assumed: {because}" if is_assumed else because
+            rows.append((name, as_text(value), "" if reason == above else reason))
+            above = reason
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return [f"  {name:{widths[0]}}  {value:{widths[1]}}  {reason}".rstrip() for name, value, reason in rows]

@@ -1,0 +1,205 @@
+"""`hf-vit convert --check`: what it says is what `convert` builds; files with known sizes judge what was assumed."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from transformers import ViTConfig, ViTForImageClassification
+
+from hf_vit.cli import main
+from hf_vit.conversion import check, convert
+
+from ..models import SIZES
+from ..paths import GOLDENS, MORE, PEERS
+
+SQUARE, PRESET = "image_size", "preset"
+TIMM = {"num_attention_heads": 2}
+# A file, options, fields with a part of their reasons, and the fields that are assumed.
+CASES = {
+    "class token": (
+        GOLDENS / "vit_token.npz",
+        {},
+        {
+            "patch_size": (8, "the kernel of the patches is 8 x 8 x 3 x 32"),
+            "num_attention_heads": (4, "the kernel of the queries is 32 x 4 x 8"),
+            "pooling": ("cls", "there is an array cls"),
+            "image_size": (32, "16 positions, without the class token's: 4 x 4 patches of 8 x 8 pixels"),
+            "labels": ("none", "no names are stored"),
+        },
+        [SQUARE, PRESET],
+    ),
+    "stated": (
+        GOLDENS / "vit_token.npz",
+        {"position_grid": (2, 8), "preset": "augreg", "labels": [f"kind {index}" for index in range(10)]},
+        {
+            "image_size": ("16 x 64", "2 x 8 patches of 8 x 8 pixels"),
+            "preset": ("augreg", "stated"),
+            "labels": (10, "stated: kind 0, kind 1"),
+        },
+        [],
+    ),
+    "another image size": (
+        GOLDENS / "vit_token.npz",
+        {"image_size": 48},
+        {"image_size": (48, "stated"), "position_grid": ("square", "16 positions")},
+        ["position_grid", PRESET],
+    ),
+    "another patch size": (
+        GOLDENS / "vit_token.npz",
+        {"patch_size": 6},
+        {"patch_size": (6, "stated"), "image_size": (24, "follows from the stated patch size")},
+        ["position_grid", PRESET],
+    ),
+    "mean": (GOLDENS / "bv_gap.npz", {}, {"pooling": ("mean", "there is no array cls")}, [SQUARE, PRESET]),
+    "no positions": (
+        GOLDENS / "bv_sincos.npz",
+        {},
+        {"image_size": (224, "no positions show it; taken as 28 x 28 patches of 8 x 8 pixels")},
+        ["position_embedding_type", "image_size", PRESET],
+    ),
+    "no positions at a size": (GOLDENS / "bv_sincos.npz", {"image_size": 40}, {}, ["position_embedding_type", PRESET]),
+    "hybrid": (
+        GOLDENS / "hybrid_r349.npz",
+        {},
+        {"stem_depths": ("[3, 4, 9]", "3 stages"), "num_channels": (3, "root is 7 x 7 x 3 x 32")},
+        [SQUARE, PRESET],
+    ),
+    "BiT": (GOLDENS / "bit_v1.npz", {}, {"embedding_size": (32, "")}, ["image_size", PRESET]),
+    "timm": (
+        PEERS / "timm_plain.safetensors",
+        {**TIMM, "position_grid": (5, 9)},
+        {"num_attention_heads": (2, "stated")},
+        ["hidden_act", "layer_norm_eps", PRESET],
+    ),
+    "timm folder": (
+        PEERS / "timm_folder",
+        {"position_grid": (5, 9)},
+        {"num_attention_heads": (2, "config.json says so"), "hidden_act": ("gelu_pytorch_tanh", "config.json")},
+        ["layer_norm_eps"],
+    ),
+    "timm BiT": (PEERS / "timm_bit.safetensors", {}, {}, ["image_size", PRESET]),
+    "torchvision": (PEERS / "torchvision.pth", TIMM, {"representation_size": (17, "17 x 14")}, [SQUARE, PRESET]),
+    "Flax folder": (MORE / "flax_folder", {}, {"hidden_act": ("gelu", "config.json"), "labels": (10, "kind 0")}, []),
+    "flexible": (
+        MORE / "flexi_32_7.npz",
+        {"patch_size": 16},
+        {"patch_size": (16, "stated"), "stored_patch_size": (32, "32 x 32 x 3 x 16"), "image_size": (240, "FlexiViT")},
+        ["image_size", "position_grid", PRESET],
+    ),
+    "tower": (MORE / "siglip2.npz", {}, {"pooling": ("map", "MAP head")}, [SQUARE, PRESET]),
+    "language model": (MORE / "paligemma.npz", {}, {"projection_dim": (40, "32 x 40")}, [SQUARE, PRESET]),
+    "NaFlex": (MORE / "siglip2_naflex.npz", {}, {"preset": ("native", "NaFlex")}, []),
+}
+
+
+def rows_of(report: str) -> dict[str, tuple[str, str]]:
+    """By field, its value and its reason; that of the line above where none stands there."""
+    rows, above = {}, ""
+    for line in report.splitlines():
+        if line.startswith("  "):
+            name, value, *reason = re.split(r" {2,}", line.strip(), maxsplit=2)
+            above = reason[0] if reason else above
+            rows[name] = value, above
+    return rows
+
+
+def as_shown(value) -> str:
+    return "none" if value is None else " x ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def listing(folder):
+    return sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_check_says_what_convert_builds_and_what_was_assumed(case):
+    source, options, expected, assumed = CASES[case]
+    rows = rows_of(check(source, **options))
+    model, processor = convert(source, **options)
+    for name, (value, reason) in expected.items():
+        assert rows[name][0] == str(value)
+        assert reason in rows[name][1]
+    fields = {name: value for name, (value, _) in rows.items() if name not in ("labels", "preset", "position_grid")}
+    assert len(fields) > 5
+    assert fields == {name: as_shown(getattr(model.config, name)) for name in fields}
+    assert rows["preset"][0] == processor.preset
+    sentences = model.conversion_record["assumed"]
+    assert sorted(sentence.split()[0] for sentence in sentences) == sorted(assumed)
+    assert sorted(name for name, (_, reason) in rows.items() if reason.startswith("assumed: ")) == sorted(assumed)
+    for sentence in sentences:
+        name, value, reason = re.fullmatch(r"(\w+) (.*?): (.*)", sentence).groups()
+        assert rows[name] == (value, f"assumed: {reason}")
+
+
+@pytest.mark.parametrize("has_preprocessor", [True, False])
+def test_a_folder_of_transformers(tmp_path, has_preprocessor):
+    ViTForImageClassification(ViTConfig(**SIZES, image_size=24, patch_size=4, num_labels=5)).save_pretrained(tmp_path)
+    if has_preprocessor:
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3]}))
+    before, rows = listing(tmp_path), rows_of(check(tmp_path))
+    assert listing(tmp_path) == before
+    assert (rows["image_size"], rows["layer_norm_eps"][0]) == (("24", "config.json says so"), "1e-12")
+    assert convert(tmp_path)[0].conversion_record["assumed"] == (
+        [] if has_preprocessor else ["preset transformers: there is no preprocessor_config.json; transformers' usual"]
+    )
+
+
+def test_the_command_writes_nothing_and_convert_says_what_it_assumed(tmp_path, monkeypatch, capsys):
+    with np.load(MORE / "siglip2.npz") as arrays:
+        np.savez(tmp_path / "in.npz", **arrays)
+    monkeypatch.chdir(tmp_path)
+    before = listing(tmp_path)
+    assert main(["convert", "--check", "in.npz"]) == 0
+    assert listing(tmp_path) == before
+    report = capsys.readouterr().out
+    assert "in.npz: names of big_vision, prefix params/img/, stacked, float32\nHfViTModel, " in report
+    assert "b (bias of the similarity), t (temperature of the similarity), txt (text tower)" in report
+    assert main(["convert", "in.npz", "folder"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("assumed: ")]
+    written = json.loads((tmp_path / "folder" / "conversion.json").read_text())
+    assert lines == [f"assumed: {sentence}" for sentence in written["assumed"]]
+    assert len(lines) == 2
+
+
+def test_an_untrained_head_and_only_what_is_needed_is_read(tmp_path):
+    """Arrays that are not finite are no matter for a check, which does not read them."""
+    with np.load(GOLDENS / "vit_token.npz") as arrays:
+        changed = dict(arrays)
+    changed["head/kernel"] = np.zeros_like(changed["head/kernel"])
+    changed["head/bias"] = np.zeros_like(changed["head/bias"])
+    changed["Transformer/encoder_norm/bias"] = np.full_like(changed["Transformer/encoder_norm/bias"], np.nan)
+    np.savez(tmp_path / "in.npz", **changed)
+    report = check(tmp_path / "in.npz")
+    assert "the head of the checkpoint is all zero: it was left out" in report
+    assert rows_of(report)["labels"] == ("none", "there is no trained head")
+
+
+def test_the_grid_of_naflex_is_in_the_file(tmp_path):
+    with np.load(MORE / "siglip2_naflex.npz") as arrays:
+        changed = dict(arrays)
+    positions = changed["params/img/pos_embedding"]
+    np.savez(tmp_path / "in.npz", **changed | {"params/img/pos_embedding": positions.reshape(2, 8, -1)})
+    assert convert(tmp_path / "in.npz")[0].config.image_size == (8, 32)
+    assert rows_of(check(tmp_path / "in.npz"))["image_size"] == (
+        "8 x 32",
+        "16 positions: 2 x 8 patches of 4 x 4 pixels",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["flexi_32_7.npz"], "does not say its patch size; state it: patch_size=16"),
+        (["BiT-M-R50x1.h5"], "a Keras model in HDF5"),
+        (["siglip.npz", "--position-grid", "3x5"], "has position embeddings for 16 patches, which is not the 3 x 5"),
+    ],
+)
+def test_what_cannot_be_converted_is_one_sentence_and_status_2(capsys, arguments, sentence):
+    assert main(["convert", "--check", str(MORE / arguments[0]), *arguments[1:]]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_convert_needs_a_folder_or_check(capsys):
+    assert main(["convert", str(GOLDENS / "vit_token.npz")]) == 2
+    assert "without the folder to write; give it, or --check" in capsys.readouterr().err
