@@ -10,6 +10,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +24,7 @@ from hf_vit.conversion.source import Request
 from hf_vit.conversion.sources import recognise
 
 from ..paths import MORE, PEERS, ROOT
+from .test_bit import as_big_transfer
 
 B, L, H, S, TI = (768, 12, 12), (1024, 24, 16), (1280, 32, 16), (384, 12, 6), (192, 12, 3)  # width, depth, heads
 # Of big_vision's models/vit.py
@@ -50,6 +52,10 @@ RIGHT = {
     "CLIPPO B/16": (B, {"patch_size": 16, "pooling": "map", "projection_dim": 768, "image_size": 224}),
     "PaliGemma 3B": (SO400M, {"patch_size": 14, "pooling": "none", "projection_dim": 2048, "image_size": 224}),
     "PaliGemma 2 3B": (SO400M, {"patch_size": 14, "pooling": "none", "projection_dim": 2304, "image_size": 448}),
+}
+RESNETS = {
+    "BiT R152x2": {"depths": [3, 8, 36, 3], "embedding_size": 128, "num_labels": 1000},
+    "BiT R101x3": {"depths": [3, 4, 23, 3], "embedding_size": 192, "num_labels": 397},
 }
 ASKS = {"FlexiViT-B": "does not say its patch size; state it: patch_size=16"}
 REFUSED = {
@@ -93,17 +99,23 @@ FAMILIES = {
     "GIVT": ["GIVT", "GIVT of images"],
     "VAE of GIVT": ["VAE of GIVT (convolutions)", "VAE of GIVT (ViT)"],
     "VQ-VAE of PaliGemma's segmentation": ["VQ-VAE of PaliGemma"],
-    "BiT students and teachers of distillation": "tests/conversion/test_bit.py",
+    "BiT students and teachers of distillation": ["BiT R152x2"],
     "CapPa, JetFormer, Jet": ["CapPa B/16", "JetFormer", "Jet"],
     "BiT-S and BiT-M": "tests/conversion/test_bit.py",
     "BiT-S and BiT-M for Keras": "test_models_of_keras_are_refused_with_what_to_take",
     "BiT-M fine-tuned on ImageNet": "tests/conversion/test_bit.py",
-    "BiT-M fine-tuned on VTAB-1k": "tests/conversion/test_bit.py",
+    "BiT-M fine-tuned on VTAB-1k": ["BiT R101x3"],
     "the same for TensorFlow Hub": "test_models_of_keras_are_refused_with_what_to_take",
     "runs of big_vision since 2023": "tests/conversion/test_containers.py",
     "runs of other JAX trainers": "tests/conversion/test_containers.py",
     "flax.serialization": "tests/conversion/test_containers.py",
     "Flax ViT of transformers 4": "tests/conversion/test_containers.py",
+}
+# Modules of a block, in the released files of vit_jax; present-day Flax numbers them by class.
+BY_POSITION = {
+    "LayerNorm_1": "LayerNorm_2",
+    "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1",
+    "MlpBlock_0": "MlpBlock_3",
 }
 BY_HAND = {  # no class of the repositories: names from segmentation.py's reader, gemma.py's parameters, Flax's example
     "VQ-VAE of PaliGemma": {"_vq_vae._embedding": [128, 512], "decoder.0.weight": [512, 512, 1, 1]},
@@ -117,37 +129,42 @@ def trees() -> dict[str, dict[str, list[int]]]:
     return json.loads((PEERS / "trees.json").read_text()) | BY_HAND
 
 
-def checkpoint_of(tree: str) -> Checkpoint:
-    """A file of such a tree without its values."""
+def file_of(shapes: dict[str, tuple[int, ...]]) -> Checkpoint:
+    """A file without its values."""
+    dtypes = dict.fromkeys(shapes, "float32")
+    return Checkpoint("x.npz", Path("x.npz"), {}, shapes, dtypes, "", lambda name: torch.ones(1).expand(shapes[name]))
+
+
+def shapes_in(tree: str) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of a tree, a block each."""
     shapes = {}
     for name, shape in trees()[tree].items():
         count = re.search(r"\{(\d+)\}", name)
         for number in range(int(count[1]) if count else 1):
             shapes[name.replace(count[0], str(number)) if count else name] = tuple(shape)
-    dtypes = dict.fromkeys(shapes, "float32")
-    return Checkpoint("x.npz", Path("x.npz"), {}, shapes, dtypes, "", lambda name: torch.ones(1).expand(shapes[name]))
+    return shapes
 
 
 def test_every_family_is_here():
     with open(MORE / "families.csv", newline="") as file:
         assert [row["family"] for row in csv.DictReader(file)] == list(FAMILIES)
     named = {tree for where in FAMILIES.values() if isinstance(where, list) for tree in where}
-    assert named == {*RIGHT, *ASKS, *REFUSED}
+    assert named == {*RIGHT, *RESNETS, *ASKS, *REFUSED}
     assert set(trees()) == named
 
 
-def model_of(tree: str):
-    """The empty model of a tree, after every check of a conversion but that of values."""
-    checkpoint, request = checkpoint_of(tree), Request(None, None, {})
+def model_of(shapes: dict[str, tuple[int, ...]]):
+    """The empty model of a file, after every check of a conversion but that of values."""
+    checkpoint, request = file_of(shapes), Request(None, None, {})
     source, naming = recognise(checkpoint, request)
     shapes = shapes_of(checkpoint, naming.arrays)
-    check_required(shapes, source.required, source.optional, tree)
+    check_required(shapes, source.required, source.optional, "x")
     has_head = source.head[0] in naming.arrays
     config = build_config(values_of(source.infer(shapes, checkpoint, request)))
     rules = source.rules(config, has_head)
-    check_names(rules, naming.arrays, tree)
+    check_names(rules, naming.arrays, "x")
     model = empty_model(config, has_head)
-    check_shapes(shapes, model.state_dict(), rules, tree)
+    check_shapes(shapes, model.state_dict(), rules, "x")
     return model
 
 
@@ -169,15 +186,38 @@ def test_the_page_says_of_every_family_what_the_tests_show():
 def test_a_full_size_tree_is_recognised_as_its_variant(tree):
     (width, depth, heads), others = RIGHT[tree]
     expected = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads, **others}
-    config = model_of(tree).config
+    config = model_of(shapes_in(tree)).config
     found = {name: getattr(config, name) for name in expected}
     assert {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()} == expected
 
 
 @pytest.mark.parametrize(("tree", "message"), [*ASKS.items(), *REFUSED.items()])
 def test_a_tree_that_is_asked_about_or_refused_by_name(tree, message):
+    shapes = shapes_in(tree)
     with pytest.raises(ConversionError, match=message):
-        model_of(tree)
+        model_of(shapes)
+
+
+@pytest.mark.parametrize("tree", ["LiT B16B", "LiT L16S"])
+def test_a_lit_file_may_number_its_modules_by_position(tree):
+    released = {}
+    for name, shape in shapes_in(tree).items():
+        block = re.match(r"(img/Transformer/encoderblock_\d+/)(\w+)(/.*)", name)
+        released["".join((block[1], BY_POSITION.get(block[2], block[2]), block[3])) if block else name] = shape
+    model = model_of(released)
+    assert model.config == model_of(shapes_in(tree)).config
+
+
+@pytest.mark.parametrize("layout", ["bit_paper", "big_transfer"])
+@pytest.mark.parametrize("tree", RESNETS)
+def test_a_full_size_resnet_is_recognised_as_its_variant(tree, layout):
+    """In the names of bit_paper.py, and in those of gs://bit_models, which have no original class."""
+    shapes = shapes_in(tree)
+    if layout == "big_transfer":
+        arrays = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
+        shapes = {name: array.shape for name, array in as_big_transfer(arrays).items()}
+    config = model_of(shapes).config
+    assert {name: getattr(config, name) for name in RESNETS[tree]} == RESNETS[tree]
 
 
 def test_models_of_keras_are_refused_with_what_to_take(tmp_path):

@@ -26,7 +26,7 @@ for module in ("tensorflow", "tensorflow.io", "tensorflow.io.gfile", "flaxformer
     sys.modules[module] = MagicMock()  # for reading files and for BERT, neither of which is needed here
 sys.modules["tensorflow"].Tensor = sys.modules["tensorflow"].Variable = type("Tensor", (), {})  # einops asks for them
 
-from big_vision.models import vit  # noqa: E402
+from big_vision.models import bit_paper, vit  # noqa: E402
 from big_vision.models.proj.cappa import cappa  # noqa: E402
 from big_vision.models.proj.clippo import one_tower  # noqa: E402
 from big_vision.models.proj.givt import cnn, givt  # noqa: E402
@@ -138,6 +138,8 @@ def families() -> dict[str, dict]:
         "Jet": tree(jet.Model(depth=4), (1, 64, 64, 3), method="forward"),
         "text tower": tree(text_transformer.Model(num_classes=768, width=192, depth=2, mlp_dim=768, num_heads=3),
                            tokens),
+        "BiT R152x2": tree(bit_paper.Model(depth=152, width=2, num_classes=1000), (1, 224, 224, 3)),
+        "BiT R101x3": tree(bit_paper.Model(depth=101, width=3, num_classes=397), (1, 224, 224, 3)),
         "JetFormer": tree(jetformer.Model(**jetformer_sizes), jnp.zeros((1, 4), jnp.int32), (1, 16, 16),
                           jnp.zeros((1,), bool)),
     }  # fmt: skip
