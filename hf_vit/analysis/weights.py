@@ -43,7 +43,8 @@ def _first_kernels(model: nn.Module) -> np.ndarray:
         raise NotInThisModel(f"{type(model).__name__} has no convolution")
     weight = convolution.weight.detach().double()
     if isinstance(convolution, HfViTPatchProjection):
-        weight = resize_patch_kernel(weight, as_pair(model.config.patch_size))
+        config: Any = model.config
+        weight = resize_patch_kernel(weight, as_pair(config.patch_size))
     numbers = getattr(convolution, "numbers", None)  # what a convolution with standardised weights has
     return (weight if numbers is None else standardize(weight, numbers)).cpu().numpy()
 

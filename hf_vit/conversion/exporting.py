@@ -56,8 +56,7 @@ def export(
         raise ConversionError(f"unknown format {to!r}; known: {', '.join(FORMATS)}")
     refuse_existing(path, overwrite)
     if to != "jax" and getattr(model.config, "is_flexible", False):
-        model = copy.deepcopy(model)  # nobody else stores a kernel of another size than its patches
-        model.make_fixed()
+        model = _fixed(model, size)
     if to in _PROGRAMS:
         _PROGRAMS[to](model, path, size, overwrite)
         return {}
@@ -70,6 +69,15 @@ def export(
         return {}
     source, dialect = _writer(model, to, dialect)
     return source.write(model, Path(path), Writing(dialect, processor, overwrite))
+
+
+def _fixed(model: Any, size: Size | str | None) -> Any:
+    """A copy of a flexible model with resized weights: nobody else stores a kernel of another size than its patches."""
+    model = copy.deepcopy(model)
+    if size is not None and not isinstance(size, str):
+        model.set_image_size(size, processor_follows=True)
+    model.make_fixed()
+    return model
 
 
 def export_jax(

@@ -156,13 +156,15 @@ class HfViTEmbeddings(nn.Module):
             patches, positions = self.as_padded_patches(pixel_values, spatial_shapes, patch_size)
             return self.as_tokens(self._mask(patches, bool_masked_pos), positions)
         patches = self._mask(self.as_patches(pixel_values, patch_size), bool_masked_pos)
-        grid = self.config.grid_of(*pixel_values.shape[-2:], patch_size)
+        grid = self.config.grid_of(*pixel_values.shape[-2:], patch_size=patch_size)
         return self.as_tokens(patches, self.positions_on(grid, patches))
 
     def as_patches(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> torch.Tensor:
         """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size)"""
         self.config.check_images(pixel_values.shape)
-        self.config.grid_of(*pixel_values.shape[-2:], patch_size)  # refuses a size that the patches do not divide
+        self.config.grid_of(
+            *pixel_values.shape[-2:], patch_size=patch_size
+        )  # refuses a size that the patches do not divide
         return self.patch_embeddings(pixel_values if self.stem is None else self.stem(pixel_values), patch_size)
 
     def as_padded_patches(

@@ -7,7 +7,7 @@ the class token, if there is one, and the patches, row by row.
 from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -106,9 +106,9 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
                 the nearest sizes.
         """
         check_size("patch_size", patch_size)
-        before = self.config.image_size
+        before, base = self.config.image_size, cast(HfVisionPreTrainedModel, self.base_model)
         self._set_sizes(patch_size, before if image_size is None else image_size)
-        self.base_model._image_size_noted = False
+        base._image_size_noted = False
         if not processor_follows:
             self._say_image_size(before)
 
@@ -280,7 +280,9 @@ class HfViTModel(HfViTEncoder):
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
         shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in _RECORDS)
         first_is_enough = only_pooled and self.config.pooling == "cls" and attention_mask is None and not shows_all
-        grid = None if spatial_shapes is not None else self.config.grid_of(*pixel_values.shape[-2:], patch_size)
+        grid = (
+            None if spatial_shapes is not None else self.config.grid_of(*pixel_values.shape[-2:], patch_size=patch_size)
+        )
         num_queries = 1 if first_is_enough else None
         hidden_states, _ = self.encode(hidden_states, grid, attention_mask, num_queries, **kwargs)
         norm_before, norm_after = (None, self.layernorm) if self.config.norm_after_pooling else (self.layernorm, None)
@@ -356,7 +358,7 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
         Returns:
             `feature_maps`: (batch, hidden_size, rows, columns) for every name in `out_features`.
         """
-        grid = self.config.grid_of(*pixel_values.shape[-2:], patch_size)
+        grid = self.config.grid_of(*pixel_values.shape[-2:], patch_size=patch_size)
         tokens = self.embeddings(pixel_values, patch_size=patch_size)
         stages = [index for index, name in enumerate(self.stage_names) if name in self.out_features]  # 0: "stem"
         _, maps = self.encode(tokens, grid, keep=[stage - 1 for stage in stages], **kwargs)

@@ -1,6 +1,7 @@
 """Patch sizes: those of a flexible model, chosen by each forward, and of a fixed one, which is resized for good."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_the_patch_size_at_load(tmp_path, fields, image_size):
     model = tiny(**fields, image_size=(36, 60))
     model.save_pretrained(tmp_path)
     stored = {name: weight.clone() for name, weight in model.state_dict().items()}
-    sizes = {"patch_size": (9, 2)} | ({} if image_size is None else {"image_size": image_size})
+    sizes: dict[str, Any] = {"patch_size": (9, 2)} | ({} if image_size is None else {"image_size": image_size})
     loaded = HfViTForImageClassification.from_pretrained(tmp_path, **sizes)
     by_auto = AutoModelForImageClassification.from_pretrained(tmp_path, **sizes)
     model.set_patch_size(**sizes)
