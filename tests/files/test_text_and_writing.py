@@ -20,7 +20,7 @@ SOURCES = {
     for room in ("hf_vit", "training", "conversion", "benchmarks")
     for path in sorted((ROOT / room).rglob("*.py"))
 }
-BINARY = {"Image", "os", "archive", "zip"}  # what else has a method `open`
+BINARY = {"Image", "os", "archive", "zip", "tensorstore", "KvStore"}  # what else has a method `open`
 WHOLE = {"new_file", "new_folder", "new_model_files"}
 # What these write is somebody's draft, or appears whole in another way.
 IN_DRAFTS = {
