@@ -5,12 +5,12 @@ import re
 
 import numpy as np
 import pytest
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import BitConfig, BitForImageClassification, ViTConfig, ViTForImageClassification
 
 from hf_vit.cli import main
-from hf_vit.conversion import check, convert
+from hf_vit.conversion import ConversionError, check, convert, export_timm
 
-from ..models import SIZES
+from ..models import SIZES, tiny
 from ..paths import GOLDENS, MORE, PEERS
 
 SQUARE, PRESET = "image_size", "preset"
@@ -77,6 +77,12 @@ CASES = {
         {"position_grid": (5, 9)},
         {"num_attention_heads": (2, "config.json says so"), "hidden_act": ("gelu_pytorch_tanh", "config.json")},
         ["layer_norm_eps"],
+    ),
+    "DeiT": (
+        PEERS / "deit.pth",
+        {**TIMM, "position_grid": (5, 9)},
+        {"preset": ("timm", "the weights are under 'model', where DeiT, MAE and DINO keep them")},
+        ["hidden_act", "layer_norm_eps", PRESET],
     ),
     "timm BiT": (PEERS / "timm_bit.safetensors", {}, {}, ["image_size", PRESET]),
     "torchvision": (PEERS / "torchvision.pth", TIMM, {"representation_size": (17, "17 x 14")}, [SQUARE, PRESET]),
@@ -145,6 +151,27 @@ def test_a_folder_of_transformers(tmp_path, has_preprocessor):
     )
 
 
+def test_heads_of_64_channels_are_assumed_unless_they_are_stated(tmp_path):
+    export_timm(tiny(hidden_size=128, num_attention_heads=4, image_size=24, patch_size=4), tmp_path / "in.safetensors")
+    assert rows_of(check(tmp_path / "in.safetensors"))["num_attention_heads"] == (
+        "2",
+        "assumed: no array shows it; heads of 64 channels: 128 / 64",
+    )
+    rows = rows_of(check(tmp_path / "in.safetensors", num_attention_heads=4, hidden_act="gelu_pytorch_tanh"))
+    assert rows["num_attention_heads"] == ("4", "stated")
+    assert rows["hidden_act"] == ("gelu_pytorch_tanh", "stated")
+
+
+def test_the_image_size_of_a_bit_of_transformers_is_in_no_config(tmp_path):
+    sizes = {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [1, 2], "global_padding": "SAME"}
+    config = BitConfig(**sizes, layer_type="bottleneck", embedding_dynamic_padding=True, num_labels=7)
+    BitForImageClassification(config).save_pretrained(tmp_path)
+    assert rows_of(check(tmp_path))["image_size"][1].startswith("assumed: no array of a ResNet shows it")
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 43, "width": 64}}))
+    assert rows_of(check(tmp_path))["image_size"] == ("43 x 64", "preprocessor_config.json says so")
+    assert convert(tmp_path)[0].config.image_size == (43, 64)
+
+
 def test_the_command_writes_nothing_and_convert_says_what_it_assumed(tmp_path, monkeypatch, capsys):
     with np.load(MORE / "siglip2.npz") as arrays:
         np.savez(tmp_path / "in.npz", **arrays)
@@ -170,6 +197,8 @@ def test_an_untrained_head_and_only_what_is_needed_is_read(tmp_path):
     changed["head/bias"] = np.zeros_like(changed["head/bias"])
     changed["Transformer/encoder_norm/bias"] = np.full_like(changed["Transformer/encoder_norm/bias"], np.nan)
     np.savez(tmp_path / "in.npz", **changed)
+    with pytest.raises(ConversionError, match="encoder_norm/bias"):
+        convert(tmp_path / "in.npz")
     report = check(tmp_path / "in.npz")
     assert "the head of the checkpoint is all zero: it was left out" in report
     assert rows_of(report)["labels"] == ("none", "there is no trained head")
