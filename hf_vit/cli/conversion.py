@@ -52,10 +52,11 @@ def _add_convert(commands: Commands) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> None:
-    if arguments.output is None and not arguments.check:
+    output: Path | None = None if arguments.check else arguments.output
+    if output is not None:
+        refuse_existing(output, arguments.overwrite)  # before the work, not after
+    elif not arguments.check:
         raise ValueError("cannot convert without the folder to write; give it, or --check")
-    if not arguments.check:
-        refuse_existing(arguments.output, arguments.overwrite)  # before the work, not after
     silence_progress_bars()
     from ..catalog import address_of
     from ..conversion import check, convert_to_folder
@@ -64,17 +65,17 @@ def _convert(arguments: argparse.Namespace) -> None:
     source = address_of(arguments.source, arguments.index)
     options = {name: getattr(arguments, name) for name in ("labels", "image_size", "patch_size", "position_grid")}
     options |= dict(arguments.set)
-    if arguments.check:
+    if output is None:
         print(check(source, **options))
         return
-    model = convert_to_folder(source, arguments.output, overwrite=arguments.overwrite, **options)
+    model = convert_to_folder(source, output, overwrite=arguments.overwrite, **options)
     record = model.conversion_record or {}
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, image size {model.config.image_size}")
     identity = f" (sha256 {record['sha256'][:16]}...)" if "sha256" in record else ""
     print(f"read as {record['dialect']['names']} from {record['source']}{identity}")
     for sentence in [*left_out(record), *(f"assumed: {sentence}" for sentence in record["assumed"])]:
         print(sentence)
-    print(f"saved in {arguments.output}")
+    print(f"saved in {output}")
 
 
 def _add_export(commands: Commands) -> None:

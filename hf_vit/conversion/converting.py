@@ -122,7 +122,7 @@ def convert_request(
         set_labels(model, its_labels)
     processor = build_processor(model.config, **preprocessing)
     if image_size is None and "size" in preprocessing and isinstance(model.config, HfBiTConfig):
-        image_size = size_of(processor)  # which the folder of a BiT states nowhere else
+        image_size = size_of(processor) or model.config.image_size  # which the folder of a BiT states nowhere else
         model.set_image_size(image_size, processor_follows=True)
         fields["image_size"] = chosen
     fields |= {"preset": chosen._replace(value=preprocessing["preset"]), "labels": labels_of(model, labels is not None)}
