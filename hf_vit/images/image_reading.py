@@ -193,7 +193,7 @@ def _check_png(image: Image.Image) -> None:
         checksum = zlib.crc32(kind)
         while length and (block := file.read(min(length, _BLOCK))):
             checksum, length = zlib.crc32(block, checksum), length - len(block)
-        if len(stated := file.read(4)) == 4 and int.from_bytes(stated) != checksum:
+        if len(stated := file.read(4)) == 4 and int.from_bytes(stated, "big") != checksum:
             raise OSError(f"the checksum of its {kind.decode('latin-1')} is wrong")
     file.seek(place)
 

@@ -186,7 +186,7 @@ def _make_processor(
         recorded = {} if record is None else read_json_object(record)
         if recorded.get("preset") in PRESETS:
             settings = {"preset": recorded["preset"]}
-    processor = build_processor(config, **settings)
+    processor: Any = build_processor(config, **settings)
     logger.warning(
         f"{name} holds no image processor: one was made for its model, with the preset {processor.preset!r}, "
         f"image_mean {processor.image_mean} and image_std {processor.image_std}; if the weights were trained with "
@@ -283,7 +283,8 @@ def set_processor_size(processor: Any, image_size: Size) -> None:
     """
     if size_of(processor) == as_pair(image_size):
         return
-    sizes = _sizes_at(_sizing_of(processor), as_pair(image_size))
+    sizing = _sizing_of(processor)
+    sizes = _sizes_at(sizing, as_pair(image_size))
     if not isinstance(processor, HfViTImageProcessor):
         for name, size in sizes.items():
             setattr(processor, name, size)
@@ -291,7 +292,7 @@ def set_processor_size(processor: Any, image_size: Size) -> None:
         height, width = as_pair(image_size)
         processor.update(size={"height": height, "width": width})
     else:
-        processor.update(**sizes, do_center_crop=processor.do_center_crop)
+        processor.update(**sizes, do_center_crop=sizing["do_center_crop"])
 
 
 def _follows_preset(processor: Any) -> bool:

@@ -56,7 +56,8 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
 
     def _settle_upstream(self, info: dict[str, Any]) -> None:
         super()._settle_upstream(info)
-        self.base_model._image_size_noted = True  # its config.json states none: any size may be its own
+        base: Any = self.base_model
+        base._image_size_noted = True  # its config.json states none: any size may be its own
 
     def get_input_embeddings(self) -> nn.Module:
         return self._resnet.convolution

@@ -246,7 +246,8 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         """
         before = self.config.image_size
         self._take_image_size(image_size)
-        self.base_model._image_size_noted = False
+        base: Any = self.base_model
+        base._image_size_noted = False
         if not processor_follows:
             self._say_image_size(before)
 
@@ -284,9 +285,10 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             pixel_values: (batch, num_channels, height, width)
             is_asked: whether the caller wants positions to follow the images.
         """
-        if is_asked or torch.compiler.is_compiling() or torch.jit.is_tracing() or self._image_size_noted:
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
+        if is_asked or is_traced or self._image_size_noted:
             return
-        size, own = tuple(pixel_values.shape[-2:]), as_pair(self.config.image_size)
+        size, own = (pixel_values.shape[-2], pixel_values.shape[-1]), as_pair(self.config.image_size)
         if size != own:
             self._image_size_noted = True
             logger.warning(

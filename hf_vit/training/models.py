@@ -50,7 +50,8 @@ def _load(
     config = settings.get("config") or AutoConfig.from_pretrained(name)
     is_ours = auto_class is HfViTModel or isinstance(config, HfVisionConfig)
     size = {} if image_size is None or is_ours else {"image_size": image_size}
-    model, info = auto_class.from_pretrained(name, output_loading_info=True, **size, **settings)
+    pair: Any = auto_class.from_pretrained(name, output_loading_info=True, **size, **settings)
+    model, info = pair
     if image_size is not None and is_ours:
         model.set_image_size(image_size, processor_follows=True)
     processor = AutoImageProcessor.from_pretrained(name)
