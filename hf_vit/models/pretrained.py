@@ -140,26 +140,33 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             check_pushed(name, settings, kwargs, thorough=verify)
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs.setdefault("ignore_mismatched_sizes", True)
-        try:
-            with _damage_refused(f"the weights of {name}"):
-                result: Any = super().from_pretrained(
-                    name, *model_args, config=config, output_loading_info=True, **kwargs
-                )
-        except TypeError as error:
-            cls._refuse_leftover(error)
-            raise
+        result: Any = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
         if name is not None:  # once more, for what was downloaded just now
             check_pushed(name, settings, kwargs)
         model, info = result
         if upstream_names:
             model._settle_upstream(info)
         cls._check_loading(info, name or "the state_dict")
-        changed = [field for field, size in sizes.items() if as_pair(size) != as_pair(stored_sizes[field])]
-        if "patch_size" in changed:
-            model.set_patch_size(**sizes)
-        elif changed:
-            model.set_image_size(sizes["image_size"])  # which says that the image processor does not follow
+        model._take_sizes(sizes, stored_sizes)
         return result if wants_info else model
+
+    @classmethod
+    def _load(cls, name: str | os.PathLike | None, *model_args: Any, **kwargs: Any) -> Any:
+        """As in transformers; damaged weights and unknown arguments are one sentence."""
+        try:
+            with _damage_refused(f"the weights of {name}"):
+                return super().from_pretrained(name, *model_args, **kwargs)
+        except TypeError as error:
+            cls._refuse_leftover(error)
+            raise
+
+    def _take_sizes(self, sizes: dict[str, Any], stored: dict[str, Any]) -> None:
+        """Take the sizes that were asked for, where they are not the stored ones."""
+        changed = [field for field, size in sizes.items() if as_pair(size) != as_pair(stored[field])]
+        if "patch_size" in changed:
+            self.set_patch_size(**sizes)
+        elif changed:
+            self.set_image_size(sizes["image_size"])  # which says that the image processor does not follow
 
     @staticmethod
     def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
