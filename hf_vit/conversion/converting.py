@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..catalog import address_of
-from ..files.download import public_name, sha256_of
+from ..files.download import Fetched, public_name, sha256_of
 from ..files.output import new_folder
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_bit import HfBiTConfig
@@ -16,15 +16,13 @@ from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.loading import build_processor, let_agree, size_of
 from ..models.pretrained import HfVisionPreTrainedModel
 from .building import has_head, one_or_pair
-from .checkpoint import fetch_any, open_checkpoint
+from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .inferred import Fields, Inferred, as_configured, assumed_of
 from .labels import labels_of, set_labels
 from .record import package_versions
 from .rules import ConversionError
-from .source import Request
+from .source import Naming, Request, Source
 from .sources import recognise
-
-# What another image size replaces in the preprocessing of a source.
 
 
 def convert(
@@ -89,48 +87,76 @@ def convert_request(
     preset: str | None,
 ) -> tuple[HfVisionPreTrainedModel, HfViTImageProcessor, Fields]:
     """What `convert` does, and every field of the configuration, the preset and the labels with their reasons."""
-    patch_size, overrides = request.patch_size, request.overrides
     fetched = fetch_any(address_of(str(source)))
     with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor:
-        is_file = checkpoint.path.is_file() and not request.without_weights
-        sha256 = executor.submit(lambda: fetched.sha256 or sha256_of(checkpoint.path)) if is_file else None  # meanwhile
+        identity = executor.submit(_identity, fetched, checkpoint, request)  # runs beside the reading
         its_source, naming = recognise(checkpoint, request)
         model, fields, record = its_source.read(checkpoint, naming, request)
-        identity = {"sha256": sha256.result()} if sha256 else {}
-        record = {"source": public_name(fetched), "file": checkpoint.path.name, **identity, **record}
-    with wrong_types_refused(f"the preprocessing beside {checkpoint.path.name}"):
-        chosen = Inferred({"preset": preset}, "stated")
-        if not preset:
-            chosen = its_source.preprocessing(checkpoint, naming.dialect)
-    preprocessing = chosen.value
-    sizes = {"patch_size": patch_size, "image_size": image_size}
-    stated = overrides.keys() | {name for name, size in sizes.items() if size is not None}
-    if patch_size is not None:
-        image_size = _set_patch_size(model, patch_size, image_size, overrides)
-        record["patch_size"] = patch_size
+        record = {"source": public_name(fetched), "file": checkpoint.path.name, **identity.result(), **record}
+    sizes = _take_sizes(model, request, image_size)
+    its_labels = _take_labels(model, its_source, checkpoint, labels)
+    preprocessing = _preprocessing(its_source, checkpoint, naming, preset)
+    processor = build_processor(model.config, **preprocessing.value)
+    has_own_size = "image_size" in sizes or not isinstance(model.config, HfBiTConfig)  # a BiT's arrays show none
+    if not has_own_size and "size" in preprocessing.value:
+        model.set_image_size(size_of(processor) or model.config.image_size, processor_follows=True)
+        fields["image_size"] = preprocessing
+    let_agree(model, processor, source, asked="image_size" in sizes or fields.get("image_size") is preprocessing)
+    used = preprocessing.value["preset"]
+    fields |= {"preset": preprocessing._replace(value=used), "labels": its_labels}
+    found = as_configured(fields, model.config, _stated(request, image_size))
+    record |= {**sizes, "assumed": assumed_of(found), "preset": used, "versions": package_versions()}
+    model.conversion_record = record
+    return model, processor, found
+
+
+def _identity(fetched: Fetched, checkpoint: Checkpoint, request: Request) -> dict[str, str]:
+    """The sha256 of a file whose arrays are read."""
+    if request.without_weights or not checkpoint.path.is_file():
+        return {}
+    return {"sha256": fetched.sha256 or sha256_of(checkpoint.path)}
+
+
+def _take_sizes(model: Any, request: Request, image_size: Size | None) -> dict[str, Any]:
+    """Give a model the sizes that the caller states; return what `conversion.json` says of them."""
+    said: dict[str, Any] = {}
+    if request.patch_size is not None:
+        image_size = _set_patch_size(model, request.patch_size, image_size, request.overrides)
+        said["patch_size"] = request.patch_size
     elif image_size is not None:
         model.set_image_size(image_size, processor_follows=True)
     if image_size is not None:
-        record["image_size"] = image_size
+        said["image_size"] = image_size
     if getattr(model.config, "is_flexible", False):
-        record["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
-    its_labels = labels
-    if labels is None and has_head(model):
+        said["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
+    return said
+
+
+def _take_labels(
+    model: HfVisionPreTrainedModel, source: Source, checkpoint: Checkpoint, labels: str | Path | list[str] | None
+) -> Inferred:
+    """Name the classes of a model, as the caller or else the source does."""
+    names = labels
+    if names is None and has_head(model):
         with wrong_types_refused(f"the config.json beside {checkpoint.path.name}"):
-            its_labels = its_source.labels(checkpoint, model.config.num_labels or 0)
-    if its_labels is not None:
-        set_labels(model, its_labels)
-    processor = build_processor(model.config, **preprocessing)
-    if image_size is None and "size" in preprocessing and isinstance(model.config, HfBiTConfig):
-        image_size = size_of(processor) or model.config.image_size  # which the folder of a BiT states nowhere else
-        model.set_image_size(image_size, processor_follows=True)
-        fields["image_size"] = chosen
-    fields |= {"preset": chosen._replace(value=preprocessing["preset"]), "labels": labels_of(model, labels is not None)}
-    found = as_configured(fields, model.config, stated)
-    record |= {"assumed": assumed_of(found), "preset": preprocessing["preset"]}
-    model.conversion_record = {**record, "versions": package_versions()}
-    let_agree(model, processor, source, asked=image_size is not None)
-    return model, processor, found
+            names = source.labels(checkpoint, model.config.num_labels or 0)
+    if names is not None:
+        set_labels(model, names)
+    return labels_of(model, labels is not None)
+
+
+def _preprocessing(source: Source, checkpoint: Checkpoint, naming: Naming, preset: str | None) -> Inferred:
+    """Arguments of the image processor, as the caller or else the source states them."""
+    if preset:
+        return Inferred({"preset": preset}, "stated")
+    with wrong_types_refused(f"the preprocessing beside {checkpoint.path.name}"):
+        return source.preprocessing(checkpoint, naming.dialect)
+
+
+def _stated(request: Request, image_size: Size | None) -> set[str]:
+    """Names of the fields that the caller states."""
+    sizes = {"patch_size": request.patch_size, "image_size": image_size}
+    return request.overrides.keys() | {name for name, size in sizes.items() if size is not None}
 
 
 def _set_patch_size(model: Any, patch_size: Size, image_size: Size | None, overrides: dict[str, Any]) -> Size | None:
