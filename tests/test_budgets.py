@@ -87,6 +87,7 @@ def test_too_many_arrays_and_a_header_without_end(tmp_path, monkeypatch):
         NpzReader(tmp_path / "a.npz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
@@ -179,6 +180,7 @@ def test_a_config_json_alone(tmp_path):
         HfBiTConfig(embedding_size=96, depths=[1] * 8, num_labels=250_000, id2label=None)
 
 
+@pytest.mark.slow
 def test_a_head_may_be_larger_than_the_file(tmp_path):
     tiny().save_pretrained(tmp_path)
     model = HfViTForImageClassification.from_pretrained(tmp_path, num_labels=20_000)

@@ -254,6 +254,7 @@ def test_what_transformers_and_timm_have_not(tmp_path):
         export_timm(wide, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_folder_for_timm_and_back(tmp_path):
     torch.manual_seed(0)
     config = HfBiTConfig.from_variant("R50x1", weight_standardization_eps=1e-8, num_labels=3)

@@ -51,6 +51,7 @@ def torch_runner(path):
     return run
 
 
+@pytest.mark.slow
 def test_onnx_of_the_models_own_size(classifier, tmp_path):
     pytest.importorskip("onnxscript", reason="onnxscript (extra export) is not installed")
     save_folder(tmp_path / "folder", classifier, _Nothing())

@@ -279,6 +279,7 @@ def test_hybrids_convert(tmp_path):
     assert processor(torch.zeros(3, 99, 77), return_tensors="pt").pixel_values.shape[2:] == (64, 80)
 
 
+@pytest.mark.slow
 def test_hybrids_are_exported_without_converting_them_first(tmp_path):
     theirs = UpstreamHybrid()
     theirs.save(tmp_path / "theirs")

@@ -332,6 +332,7 @@ def test_a_task_has_its_augmentation_at_any_size(tiny, tmp_path):
     assert (changed.crop, changed.flip, changed.resize, changed.preset) == ("random", True, 400, "timm")
 
 
+@pytest.mark.slow
 def test_settings_are_chosen_on_the_200(tiny, root, tmp_path, capsys):
     evaluate(vtab_arguments(tiny, root, tmp_path, "EuroSAT", split="validation"))
     assert "EuroSAT: 80 examples to train on, 20 to measure on" in capsys.readouterr().out

@@ -61,6 +61,7 @@ def test_pushed_and_loaded_in_a_fresh_cache(hub, client, folder, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_own_text_stays_and_weights_that_were_replaced_go(hub, client, folder, tmp_path):
     code = f"""
     from huggingface_hub import HfApi, ModelCard
@@ -110,6 +111,7 @@ def test_transformers_default_card_never_appears(hub, client, folder):
     assert "- mine" in readme
 
 
+@pytest.mark.slow
 def test_branches_pull_requests_and_dry_runs(hub, client, folder):
     output = client(push(folder, "acme/vit", "--dry-run"))
     assert "nothing was pushed" in output
@@ -201,6 +203,7 @@ def test_a_push_that_is_killed_goes_on_where_it_stopped(hub, client, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_two_pushers_at_once(hub, client, tmp_path):
     client("from huggingface_hub import HfApi; HfApi().create_repo('acme/vit')")
     pushers = []
@@ -311,6 +314,7 @@ def test_links_are_never_followed(name, hub, client, folder, tmp_path):
     assert not hub.requests
 
 
+@pytest.mark.slow
 def test_the_manifest_lists_what_was_pushed_and_follows_later_pushes(hub, client, folder):
     def manifest():
         return json.loads(read_file(hub, "alice/vit", "manifest.json"))["files"]

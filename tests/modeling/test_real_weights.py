@@ -32,6 +32,7 @@ def photographs(shared, tmp_path_factory):
     return [str(found[row["file_name"]]) for row in rows], [int(row["label"]) for row in rows]
 
 
+@pytest.mark.slow
 def test_classifies_photographs_through_pipeline(folder, photographs):
     """81.7 % top-1 and 96.2 % top-5 of 104: seen with independent code, the original's resize and GELU."""
     paths, labels = photographs

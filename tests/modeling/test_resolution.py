@@ -121,6 +121,7 @@ def test_saves_record_the_trained_size_and_the_history(tmp_path):
     assert tuple(config.image_size) == (20, 36)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "method"),
     [

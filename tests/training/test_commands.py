@@ -103,6 +103,7 @@ def test_finetuning_an_image_folder(flags, pretrained, tmp_path):
     assert again["accuracy"] == 1.0
 
 
+@pytest.mark.slow
 def test_evaluation_numbers_labels_as_the_model_does(flags, pretrained, tmp_path):
     """A data set that has the model's labels in another order, and one that has more of them."""
     finetune_flags(flags, pretrained, tmp_path / "out")
@@ -185,6 +186,7 @@ def test_linear_probe_moves_the_head_alone(flags, pretrained, tmp_path):
     assert trained.classifier.weight.any()
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_saved(flags, pretrained, tmp_path):
     for decay in (0.0, 0.99):
         finetune_flags(flags, pretrained, tmp_path / str(decay), ema_decay=decay, steps=6)
@@ -197,6 +199,7 @@ def test_averaged_weights_are_saved(flags, pretrained, tmp_path):
     assert slow.norm() < 0.2 * plain.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default:.is_gradient_checkpointing. is deprecated:FutureWarning")  # asked for by PEFT
 def test_low_rank_adapters(flags, pretrained, tmp_path):
     pytest.importorskip("peft", reason="PEFT is an optional extra")
@@ -237,6 +240,7 @@ def test_masked_patch_prediction_then_finetuning(flags, tmp_path, target):
     assert finetune_flags(flags, tmp_path / "pretrained", tmp_path / "tuned")["samples"] == 18
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
