@@ -21,8 +21,9 @@ from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vit import as_pair
 from ..training.data import Split
 from ..training.identity import identify_data, identify_model
-from ..training.loop import FREE_ON_RESUME, TrainingStopped, with_new_defaults
 from ..training.recipes import build, merge
+from ..training.resuming import FREE_ON_RESUME, with_new_defaults
+from ..training.run import TrainingStopped
 from ..training.settings import EvaluateSettings, FinetuneSettings
 from .vtab_data import Task, TaskData, join, open_task, read_table
 from .vtab_report import summarise, write_figure, write_table

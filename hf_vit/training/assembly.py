@@ -22,13 +22,13 @@ from .augmentation import TrainTransform
 from .checkpoints import Checkpoints
 from .data import EvalSamples, Shares, Split, eval_loader, open_split
 from .labels import match_to_split
-from .loop import Run
 from .measuring import empty_batch, predict, score
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
 from .optimization import MovingAverage, build_optimizer
 from .patch_sizes import over_patch_sizes
 from .recipes import SettingsError, dump
 from .reporting import choose_trackers
+from .run import Run
 from .schedules import build_schedule
 from .settings import DataSettings, PretrainSettings, TrainingSettings
 from .sources import load_split

@@ -24,11 +24,13 @@ from .assembly import (
 )
 from .data import Shares, Split, train_loader
 from .identity import identify_run
-from .loop import TrainingStopped, resume, train
+from .loop import train
 from .optimization import freeze_parameters
 from .patch_sizes import prepare_patch_sizes
 from .recipes import dump, parse_settings
 from .reporting import card_data, write_curve
+from .resuming import resume
+from .run import TrainingStopped
 from .settings import DataSettings, FinetuneSettings, PretrainSettings, TrainingSettings
 
 

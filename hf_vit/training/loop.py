@@ -2,61 +2,16 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedType, set_seed
+from accelerate.utils import set_seed
 
-from . import checkpoints
-from .checkpoints import Checkpoints
-from .data import Shares
-from .identity import describe
-from .objectives import Objective
-from .optimization import MovingAverage, set_learning_rate
+from .optimization import set_learning_rate
 from .patch_sizes import draw_sizes
 from .reporting import Report
-from .schedules import Schedule
-from .settings import TrainingSettings
-
-# Settings that a resumed run may change: they do not change the weights.
-FREE_ON_RESUME = frozenset(
-    "print_config resume overwrite output_dir num_workers num_processes log_every eval_every save_every "
-    "keep_checkpoints report_to eval_batch_size per_device_batch_size find_batch_size".split()
-)
-
-
-class TrainingStopped(RuntimeError):
-    """Training cannot go on; the last checkpoint is good."""
-
-
-@dataclass
-class Run:
-    """All there is to a training run."""
-
-    settings: TrainingSettings
-    accelerator: Accelerator
-    model: torch.nn.Module  # prepared by the accelerator
-    optimizer: Any  # prepared by the accelerator
-    schedule: Schedule
-    num_steps: int
-    shares: Shares
-    objective: Objective
-    checkpoints: Checkpoints
-    average: MovingAverage | None = None
-    step: int = 0  # optimiser steps done
-    best: float = -math.inf
-    skipped: int = 0  # unreadable images on all processes
-    history: list[dict[str, float]] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    identity: dict[str, Any] = field(default_factory=dict)  # of "data", and of the "model" that training began from
-
-    @property
-    def parameters(self) -> dict[str, torch.Tensor]:
-        """The model's parameters by name, as they are without the accelerator's wrappers."""
-        return dict(self.accelerator.unwrap_model(self.model).named_parameters())
+from .resuming import save
+from .run import Run, TrainingStopped
 
 
 def train(
@@ -92,7 +47,7 @@ def train(
         if evaluates:
             _evaluate_and_keep(run, report, evaluate, keep_best)
         if saves:
-            _save(run)
+            save(run)
     report.bar.close()
     return report
 
@@ -124,7 +79,7 @@ def optimizer_step(run: Run, step: int, batches: Iterator[dict]) -> tuple[torch.
         sums += torch.stack([losses.detach().sum(), correct.sum(), batch["skipped"].sum()]).float()
     if run.average is not None:
         run.average.update(run.parameters)
-    return sums, torch.zeros(()) if norm is None else torch.as_tensor(norm)  # DeepSpeed clips by itself
+    return sums, torch.as_tensor(norm)
 
 
 def _next_batch(run: Run, batches: Iterator[dict]) -> dict[str, torch.Tensor]:
@@ -203,98 +158,3 @@ def _evaluate_and_keep(
     if run.average is not None:
         run.average.swap(run.parameters)
     run.model.train()
-
-
-def _save(run: Run) -> None:
-    """Write a checkpoint; every process takes part, since weights may be spread over them."""
-    model = run.accelerator.unwrap_model(run.model)
-    if run.accelerator.distributed_type == DistributedType.DEEPSPEED:  # keeps the optimiser's state to itself
-        whole_model: Any = run.accelerator.get_state_dict(run.model)
-        groups = {"model": {name: checkpoints.whole(tensor) for name, tensor in whole_model.items()}}
-    else:
-        optimizer = checkpoints.optimizer_tensors(model, run.optimizer.optimizer)
-        groups = {"model": checkpoints.model_tensors(model), "optimizer": optimizer}
-    if run.average is not None:
-        groups["average"] = {name: checkpoints.whole(tensor) for name, tensor in run.average.parameters.items()}
-    if run.accelerator.is_main_process:
-        run.checkpoints.write(run.step, groups, _state_of(run))
-    run.accelerator.wait_for_everyone()
-
-
-def _state_of(run: Run) -> dict[str, Any]:
-    """What a checkpoint holds besides tensors."""
-    scaler = run.accelerator.scaler
-    return {
-        "step": run.step,
-        "best": run.best,
-        "skipped": run.skipped,
-        "num_steps": run.num_steps,
-        "shares": {"processes": run.shares.processes, "per_device_batch_size": run.shares.per_device},
-        "settings": asdict(run.settings),
-        "identity": run.identity,
-        "scaler": scaler.state_dict() if scaler is not None else None,
-        "history": run.history,
-    }
-
-
-def resume(run: Run) -> None:
-    """Restore the run from its newest intact checkpoint; without one it starts from the beginning.
-
-    Raises:
-        ValueError: when settings, data or the model to begin from differ, naming each difference.
-    """
-    if run.accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise ValueError("DeepSpeed keeps the optimiser's state to itself; resume needs another launcher template")
-    path, complaints = run.checkpoints.newest()
-    for complaint in complaints:
-        run.accelerator.print(complaint)
-    if path is None:
-        run.accelerator.print(
-            f"There is no checkpoint in {run.checkpoints.folder}: training starts from the beginning."
-        )
-        return
-    groups, state = checkpoints.read(path)
-    _refuse_differences(state, _state_of(run), type(run.settings))
-    if "identity" not in state:
-        run.accelerator.print(f"{path} does not say which data it was trained on: they are taken to be the same.")
-    model = run.accelerator.unwrap_model(run.model)
-    checkpoints.restore_model(model, groups["model"])
-    checkpoints.restore_optimizer(model, run.optimizer.optimizer, groups["optimizer"])
-    if run.average is not None:
-        for name, tensor in run.average.parameters.items():
-            tensor.copy_(checkpoints.placed_like(groups["average"][name], tensor))
-    if run.accelerator.scaler is not None and state["scaler"]:
-        run.accelerator.scaler.load_state_dict(state["scaler"])
-    run.step, run.best, run.skipped, run.history = (state[name] for name in ("step", "best", "skipped", "history"))
-    run.accelerator.print(f"Resuming from {path} at step {run.step} of {run.num_steps}.")
-
-
-def with_new_defaults(saved: dict[str, Any], settings_class: type[TrainingSettings]) -> dict[str, Any]:
-    """Settings that were saved, with the defaults of those that did not exist then."""
-    defaults = settings_class()
-    return {**{name: value for name, value in asdict(defaults).items() if name not in FREE_ON_RESUME}, **saved}
-
-
-def _refuse_differences(saved: dict[str, Any], current: dict[str, Any], settings_class: type[TrainingSettings]) -> None:
-    """A run resumes with the settings and on the data it had, or not at all."""
-    before = _fixed({**saved, "settings": with_new_defaults(saved["settings"], settings_class)})
-    differences = [
-        f"{name} was {before.get(name)} and is {value}"
-        for name, value in _fixed(current).items()
-        if before.get(name) != value
-    ]
-    if differences:
-        raise ValueError(f"cannot resume with other settings: {'; '.join(differences)}")
-    changed = [
-        f"the {what} was {describe(identity)} and is {describe(current['identity'][what])}"
-        for what, identity in saved.get("identity", {}).items()
-        if identity != current["identity"].get(what)
-    ]
-    if changed:
-        raise ValueError(f"cannot resume with what has changed: {'; '.join(changed)}")
-
-
-def _fixed(state: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint and the run that resumes it must agree on."""
-    settings = {name: value for name, value in state["settings"].items() if name not in FREE_ON_RESUME}
-    return {**settings, **state["shares"], "the number of steps": state["num_steps"]}

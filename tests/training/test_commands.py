@@ -23,7 +23,7 @@ from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.training import commands
 from hf_vit.training.augmentation import TrainTransform
 from hf_vit.training.commands import finetune, main, pretrain
-from hf_vit.training.loop import TrainingStopped
+from hf_vit.training.run import TrainingStopped
 from hf_vit.training.sources import load_split
 
 from ..launching import DIGITS, arguments, history

@@ -13,7 +13,7 @@ from hf_vit.training import identity as module
 from hf_vit.training.assembly import open_named
 from hf_vit.training.commands import finetune, pretrain
 from hf_vit.training.identity import identify_data, identify_model
-from hf_vit.training.loop import FREE_ON_RESUME, with_new_defaults
+from hf_vit.training.resuming import FREE_ON_RESUME, with_new_defaults
 from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
 
 from ..launching import DIGITS, arguments

@@ -1,0 +1,46 @@
+"""All there is to a training run, and the error that ends one."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from .checkpoints import Checkpoints
+from .data import Shares
+from .objectives import Objective
+from .optimization import MovingAverage
+from .schedules import Schedule
+from .settings import TrainingSettings
+
+
+class TrainingStopped(RuntimeError):
+    """Training cannot go on; the last checkpoint is good."""
+
+
+@dataclass
+class Run:
+    """All there is to a training run."""
+
+    settings: TrainingSettings
+    accelerator: Accelerator
+    model: torch.nn.Module  # prepared by the accelerator
+    optimizer: Any  # prepared by the accelerator
+    schedule: Schedule
+    num_steps: int
+    shares: Shares
+    objective: Objective
+    checkpoints: Checkpoints
+    average: MovingAverage | None = None
+    step: int = 0  # optimiser steps done
+    best: float = -math.inf
+    skipped: int = 0  # unreadable images on all processes
+    history: list[dict[str, float]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    identity: dict[str, Any] = field(default_factory=dict)  # of "data", and of the "model" that training began from
+
+    @property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The model's parameters by name, as they are without the accelerator's wrappers."""
+        return dict(self.accelerator.unwrap_model(self.model).named_parameters())
