@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .augmentation import TrainTransform, sample_generator
+from .orders import ShuffledOrder
 
 _SHUFFLE_BUFFER = 10_000  # raw samples of a stream that are held to draw from
 
@@ -152,23 +153,18 @@ class _TrainSamples(Dataset):
 
     def __init__(self, split: Split, transform: TrainTransform, seed: int):
         self.split, self.transform, self.seed = split, transform, seed
-        self._order: tuple[int, np.ndarray] = (-1, np.empty(0))
+        self.order = ShuffledOrder(len(split), seed)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
-        epoch, offset = divmod(position, len(self.split))
+        epoch, place = divmod(position, len(self.split))
         for skipped in range(len(self.split)):
-            index = int(self._order_of(epoch)[(offset + skipped) % len(self.split)])
+            index = int(self.order.rows(epoch, np.array([(place + skipped) % len(self.split)]))[0])
             sample = self.split.samples[index]
             image = decode(sample[self.split.image_column])
             if image is not None:
                 pixels = self.transform(image, sample_generator(self.seed, epoch, index))
                 return {"image": pixels, "label": self.split.label(sample), "skipped": skipped}
         raise ValueError(f"none of the {len(self.split)} images can be read")
-
-    def _order_of(self, epoch: int) -> np.ndarray:
-        if self._order[0] != epoch:
-            self._order = (epoch, np.random.default_rng((self.seed, epoch)).permutation(len(self.split)))
-        return self._order[1]
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def test_every_epoch_shows_every_sample_once():
     assert positions == list(range(78))
     split = open_split(make(index=(datasets.Value("int64"), list(range(13)))))
     loader = train_loader(split, TRANSFORM, 5, Shares(13, 13), range(3), 0)
-    orders = [loader.dataset._order_of(epoch).tolist() for epoch in range(3)]
+    orders = [loader.dataset.order.rows(epoch, np.arange(13)).tolist() for epoch in range(3)]
     assert all(sorted(order) == list(range(13)) for order in orders)
     assert orders[0] != orders[1] != orders[2]
 
