@@ -62,6 +62,11 @@ def output_of(settings: TrainingSettings) -> Path:
     return Path(str(settings.output_dir))
 
 
+def checkpoints_of(settings: TrainingSettings) -> Path:
+    """The folder of a run's checkpoints."""
+    return output_of(settings) / "checkpoints"
+
+
 def prepare_output(settings: TrainingSettings, accelerator: Accelerator) -> None:
     """Make the folder of the run.
 
@@ -77,9 +82,14 @@ def prepare_output(settings: TrainingSettings, accelerator: Accelerator) -> None
             refuse_foreign(output)
             shutil.rmtree(output)
         output.mkdir(parents=True, exist_ok=True)
-        if not settings.resume:
-            write_text(output / "recipe.yaml", dump(settings))
+        if not (output / "recipe.yaml").exists():
+            write_recipe(settings)
     accelerator.wait_for_everyone()
+
+
+def write_recipe(settings: TrainingSettings) -> None:
+    """Write the settings of a run to its folder."""
+    write_text(output_of(settings) / "recipe.yaml", dump(settings))
 
 
 def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[Split, Split | None]:
@@ -119,7 +129,7 @@ def prepare_run(
     prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding exchanges the parameters of both
     normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)
     objective = _make_objective(settings, normalizer, model.config)
-    checkpoints = Checkpoints(output_of(settings) / "checkpoints", settings.keep_checkpoints)
+    checkpoints = Checkpoints(checkpoints_of(settings), settings.keep_checkpoints)
     state = Run(settings, accelerator, prepared, optimizer, schedule, num_steps, shares, objective, checkpoints)
     if settings.ema_decay is not None:
         state.average = MovingAverage(state.parameters, settings.ema_decay)

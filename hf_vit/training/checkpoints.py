@@ -69,7 +69,12 @@ class Checkpoints:
 def read(path: Path) -> tuple[dict[str, _Tensors], dict[str, Any]]:
     """Load the tensors, by group and name, and the state of a checkpoint."""
     groups = {file.stem: load_file(file) for file in path.glob("*.safetensors")}
-    return groups, json.loads((path / "state.json").read_text(encoding="utf-8"))
+    return groups, read_state(path)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds besides tensors."""
+    return json.loads((path / "state.json").read_text(encoding="utf-8"))
 
 
 def damage(path: Path) -> str | None:

@@ -13,6 +13,7 @@ from ..files.output import write_json
 from ..files.progress import silence_progress_bars
 from . import models
 from .assembly import (
+    checkpoints_of,
     evaluator,
     open_splits,
     output_of,
@@ -21,6 +22,7 @@ from .assembly import (
     saver,
     start,
     train_transform,
+    write_recipe,
 )
 from .data import Shares, Split, train_loader
 from .identity import identify_run
@@ -29,7 +31,7 @@ from .optimization import freeze_parameters
 from .patch_sizes import prepare_patch_sizes
 from .recipes import dump, parse_settings
 from .reporting import card_data, write_curve
-from .resuming import resume
+from .resuming import resume, saved_per_device
 from .run import TrainingStopped
 from .settings import DataSettings, FinetuneSettings, PretrainSettings, TrainingSettings
 
@@ -87,6 +89,8 @@ def run(
         (newer or model.gradient_checkpointing_enable)()
     prepare_output(settings, accelerator)
     per_device = settings.per_device_batch_size or max(settings.batch_size // accelerator.num_processes, 1)
+    if settings.resume and (settings.find_batch_size or settings.per_device_batch_size is None):
+        per_device = saved_per_device(checkpoints_of(settings)) or per_device
     while True:
         try:
             return _train_and_save(settings, accelerator, model, processor, split, eval_split, per_device)
@@ -113,8 +117,8 @@ def _train_and_save(
     accelerator.gradient_accumulation_steps = shares.accumulation
     state = prepare_run(settings, accelerator, model, processor, split, shares)
     state.identity = identify_run(settings, split)
-    if settings.resume:
-        resume(state)
+    if settings.resume and resume(state) and accelerator.is_main_process:
+        write_recipe(settings)
     steps = range(state.step, state.num_steps)
     transform = train_transform(settings, model.config)
     loader = train_loader(split, transform, settings.seed, shares, steps, settings.num_workers)

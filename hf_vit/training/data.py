@@ -188,9 +188,13 @@ class Shares:
         """Forwards of each process per optimiser step."""
         return self.batch_size // (self.per_device * self.processes)
 
+    def micro_batch(self, forward: int) -> int:
+        """Number of the micro-batch within its step that this process sees in one forward."""
+        return forward * self.processes + self.rank
+
     def positions(self, step: int, forward: int) -> range:
         """What this process sees in one forward of one step."""
-        start = step * self.batch_size + (forward * self.processes + self.rank) * self.per_device
+        start = step * self.batch_size + self.micro_batch(forward) * self.per_device
         return range(start, start + self.per_device)
 
 

@@ -61,13 +61,13 @@ def optimizer_step(run: Run, step: int, batches: Iterator[dict]) -> tuple[torch.
         Sums over this process's samples (3,): loss, correct and skipped; and the norm of the gradient.
     """
     accelerator = run.accelerator
-    rng = _seed_step(run.settings.seed, step, accelerator.process_index)
     set_learning_rate(run.optimizer, run.schedule(step))
     sizes = draw_sizes(run.settings, step)
     sums = torch.zeros(3, device=accelerator.device)
     norm = torch.zeros(())
-    for _ in range(run.shares.accumulation):
+    for forward in range(run.shares.accumulation):
         batch = {name: t.to(accelerator.device, non_blocking=True) for name, t in _next_batch(run, batches).items()}
+        rng = _seed_forward(run.settings.seed, step, run.shares.micro_batch(forward))
         with accelerator.accumulate(run.model):
             with accelerator.autocast():
                 losses, correct = run.objective(run.model, batch, rng, **sizes)
@@ -95,9 +95,12 @@ def _next_batch(run: Run, batches: Iterator[dict]) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _seed_step(seed: int, step: int, process: int) -> np.random.Generator:
-    """Dropout and the like of this step and process; the generator returned is the same on all processes."""
-    words = np.random.SeedSequence((seed, step, process)).generate_state(1)
+def _seed_forward(seed: int, step: int, micro_batch: int) -> np.random.Generator:
+    """Seed dropout and the like by the micro-batch; the generator returned is the same for all forwards of the step.
+
+    So one mixing weight serves the whole batch, as in the original, and nothing depends on the number of processes.
+    """
+    words = np.random.SeedSequence((seed, step, micro_batch)).generate_state(1)
     set_seed(int(words[0]))
     return np.random.default_rng((seed, step))
 

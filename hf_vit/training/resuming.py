@@ -1,11 +1,16 @@
 """Saving a training run and going on from where it was saved."""
 
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from . import checkpoints
+from .checkpoints import Checkpoints
 from .identity import describe
+from .objectives import MaskedPatches
 from .run import Run
+from .schedules import build_schedule
 from .settings import TrainingSettings
 
 # Settings that a resumed run may change: they do not change the weights.
@@ -43,8 +48,11 @@ def _state_of(run: Run) -> dict[str, Any]:
     }
 
 
-def resume(run: Run) -> None:
+def resume(run: Run) -> bool:
     """Restore the run from its newest intact checkpoint; without one it starts from the beginning.
+
+    Returns:
+        Whether there was one.
 
     Raises:
         ValueError: when settings, data or the model to begin from differ, naming each difference.
@@ -56,9 +64,9 @@ def resume(run: Run) -> None:
         run.accelerator.print(
             f"There is no checkpoint in {run.checkpoints.folder}: training starts from the beginning."
         )
-        return
+        return False
     groups, state = checkpoints.read(path)
-    _refuse_differences(state, _state_of(run), type(run.settings))
+    _refuse_differences(state, run)
     if "identity" not in state:
         run.accelerator.print(f"{path} does not say which data it was trained on: they are taken to be the same.")
     model = run.accelerator.unwrap_model(run.model)
@@ -71,6 +79,7 @@ def resume(run: Run) -> None:
         run.accelerator.scaler.load_state_dict(state["scaler"])
     run.step, run.best, run.skipped, run.history = (state[name] for name in ("step", "best", "skipped", "history"))
     run.accelerator.print(f"Resuming from {path} at step {run.step} of {run.num_steps}.")
+    return True
 
 
 def with_new_defaults(saved: dict[str, Any], settings_class: type[TrainingSettings]) -> dict[str, Any]:
@@ -79,14 +88,24 @@ def with_new_defaults(saved: dict[str, Any], settings_class: type[TrainingSettin
     return {**{name: value for name, value in asdict(defaults).items() if name not in FREE_ON_RESUME}, **saved}
 
 
-def _refuse_differences(saved: dict[str, Any], current: dict[str, Any], settings_class: type[TrainingSettings]) -> None:
-    """A run resumes with the settings and on the data it had, or not at all."""
-    before = _fixed({**saved, "settings": with_new_defaults(saved["settings"], settings_class)})
+def saved_per_device(folder: Path) -> int | None:
+    """Images per forward of the run whose checkpoints are in `folder`; None where there are none."""
+    for path in reversed(Checkpoints(folder, keep=1).paths()):
+        with suppress(OSError, ValueError, KeyError):  # a damaged one
+            return int(checkpoints.read_state(path)["shares"]["per_device_batch_size"])
+    return None
+
+
+def _refuse_differences(saved: dict[str, Any], run: Run) -> None:
+    """A run resumes with what decides its result, or not at all; the number of processes does not."""
+    current = _state_of(run)
+    before = _fixed({**saved, "settings": with_new_defaults(saved["settings"], type(run.settings))})
     differences = [
         f"{name} was {before.get(name)} and is {value}"
         for name, value in _fixed(current).items()
         if before.get(name) != value
     ]
+    differences += _differing_shares(saved["shares"], current["shares"], run) + _differing_length(saved, run)
     if differences:
         raise ValueError(f"cannot resume with other settings: {'; '.join(differences)}")
     changed = [
@@ -99,6 +118,39 @@ def _refuse_differences(saved: dict[str, Any], current: dict[str, Any], settings
 
 
 def _fixed(state: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint and the run that resumes it must agree on."""
-    settings = {name: value for name, value in state["settings"].items() if name not in FREE_ON_RESUME}
-    return {**settings, **state["shares"], "the number of steps": state["num_steps"]}
+    """Settings that a checkpoint and the run that resumes it must agree on."""
+    free = {*FREE_ON_RESUME, "steps", "epochs"}
+    return {name: value for name, value in state["settings"].items() if name not in free}
+
+
+def _differing_shares(before: dict[str, int], now: dict[str, int], run: Run) -> list[str]:
+    """How a step was divided and is now, where that changes the result."""
+    compared = set(now)
+    if not run.settings.streaming:  # whose order depends on both
+        compared.remove("processes")
+        if not _draws_by_micro_batch(run):
+            compared.remove("per_device_batch_size")
+    return [f"{name} was {before[name]} and is {now[name]}" for name in sorted(compared) if now[name] != before[name]]
+
+
+def _draws_by_micro_batch(run: Run) -> bool:
+    """Whether something random is drawn for each micro-batch, or images of one are mixed."""
+    config: Any = run.accelerator.unwrap_model(run.model).config
+    rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate")
+    dropout = any(getattr(config, name, 0) for name in rates)
+    mixes = run.settings.mixup_alpha or run.settings.cutmix_alpha
+    return bool(dropout or mixes or isinstance(run.objective, MaskedPatches))
+
+
+def _differing_length(saved: dict[str, Any], run: Run) -> list[str]:
+    """The number of steps, where a run of the new number would have taken other steps up to here."""
+    before, now, done = saved["num_steps"], run.num_steps, saved["step"]
+    if now == before:
+        return []
+    sentence = f"the number of steps was {before} and is {now}"
+    if now < done:
+        return [f"{sentence}, and {done} are done"]
+    earlier = build_schedule(run.settings, before)
+    if all(earlier(step) == run.schedule(step) for step in range(done)):
+        return []
+    return [f"{sentence}, on which learning rates of steps already taken depend (not with decay_steps)"]

@@ -20,7 +20,7 @@ def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
     Judged by the rates that those functions return, tests/goldens/training/schedules.npz.
 
     Args:
-        num_steps: the step at which the decay would reach its end.
+        num_steps: the step at which the decay would reach its end, unless `decay_steps` says another.
 
     Raises:
         ValueError: for a warm-up that fills the run.
@@ -68,7 +68,8 @@ def _staircase(settings: TrainingSettings, step: int, num_steps: int) -> float:
 
 def _progress(settings: TrainingSettings, step: int, num_steps: int) -> float:
     """From 0 at the end of the warm-up to 1."""
-    return min(max((step - settings.warmup_steps) / (num_steps - settings.warmup_steps), 0.0), 1.0)
+    end = settings.decay_steps[0] if settings.decay_steps else num_steps
+    return min(max((step - settings.warmup_steps) / (end - settings.warmup_steps), 0.0), 1.0)
 
 
 def _towards_final(settings: TrainingSettings, share: float) -> float:

@@ -1,5 +1,6 @@
 """Every setting of training and evaluation, declared once; `recipes.parse_settings` fills them."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -54,7 +55,8 @@ class TrainingSettings(DataSettings):
     weight_decay: float = 0.0  # of matmul and convolution kernels only; sgd adds it to the gradient (L2)
     weight_decay_convention: Literal["torch", "jax"] = "torch"  # torch multiplies it by the learning rate
     schedule: Literal["linear", "cosine", "polynomial", "constant", "rsqrt", "staircase"] = "cosine"
-    decay_steps: list[int] = field(default_factory=list)  # after each of these, staircase divides by 10
+    # After each of these, staircase divides by 10; linear, cosine and polynomial end at the one given, or with the run.
+    decay_steps: list[int] = field(default_factory=list)
     decay_factors: list[float] = field(default_factory=list)  # or takes these shares of learning_rate
     decay_power: float = 2.0  # of polynomial
     timescale: float = 10_000  # of rsqrt: steps after which the rate is 1 / sqrt(2)
@@ -138,8 +140,14 @@ class TrainingSettings(DataSettings):
 
     def _validate_schedule(self) -> None:
         _require_positive(self, "decay_power", "timescale")
-        if bool(self.decay_steps) != (self.schedule == "staircase"):
-            raise ValueError(f"schedule is {self.schedule} and decay_steps {self.decay_steps}: staircase needs steps")
+        fewest, most = {"staircase": (1, math.inf), "constant": (0, 0), "rsqrt": (0, 0)}.get(self.schedule, (0, 1))
+        if not fewest <= len(self.decay_steps) <= most:
+            raise ValueError(
+                f"schedule is {self.schedule} and decay_steps {self.decay_steps}: staircase needs steps, "
+                "linear, cosine and polynomial take one, constant and rsqrt none"
+            )
+        if self.decay_steps and min(self.decay_steps) <= self.warmup_steps and self.schedule != "staircase":
+            raise ValueError(f"decay_steps {self.decay_steps} must be above warmup_steps ({self.warmup_steps})")
         if self.decay_factors and len(self.decay_factors) != len(self.decay_steps):
             raise ValueError(f"decay_factors {self.decay_factors} must be as many as decay_steps {self.decay_steps}")
         if self.final_learning_rate and self.schedule not in ("linear", "cosine", "polynomial"):

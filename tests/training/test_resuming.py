@@ -1,0 +1,50 @@
+"""What a resumed run may change, and what it is refused with. Judged by runs that were not interrupted."""
+
+import pytest
+import torch
+
+from hf_vit.training.commands import pretrain
+from hf_vit.training.recipes import read_recipe
+
+from ..launching import DIGITS, arguments, weights
+
+pytestmark = [pytest.mark.usefixtures("fresh_accelerator"), pytest.mark.slow]
+
+SHORT = {**DIGITS, "num_workers": 0, "warmup_steps": 1, "save_every": 2, "eval_every": 100, "log_every": 2}
+SHORT |= {"eval_split": "test[:20]"}
+
+
+def train(output, **changes):
+    pretrain(arguments(**{**SHORT, "resume": "true", "output_dir": output, **changes}))
+    return weights(output)
+
+
+@pytest.mark.parametrize("schedule", [{"schedule": "constant"}, {"schedule": "cosine", "decay_steps": 5}])
+def test_a_prolonged_run_is_one_of_the_new_length(tmp_path, schedule):
+    """The same command line serves every start: the first finds neither folder nor checkpoint."""
+    train(tmp_path / "out", steps=2, **schedule)
+    prolonged = train(tmp_path / "out", steps=4, **schedule)
+    assert read_recipe(tmp_path / "out" / "recipe.yaml")["steps"] == 4
+    for name, tensor in train(tmp_path / "straight", steps=4, **schedule).items():
+        assert torch.equal(tensor, prolonged[name]), name
+
+
+def test_a_number_of_steps_that_earlier_rates_depend_on_is_refused(tmp_path):
+    train(tmp_path / "out", steps=4)
+    with pytest.raises(ValueError, match="the number of steps was 4 and is 6, on which learning rates of steps"):
+        train(tmp_path / "out", steps=6)
+    with pytest.raises(ValueError, match="the number of steps was 4 and is 3, and 4 are done"):
+        train(tmp_path / "out", steps=3)
+
+
+def test_images_per_forward_may_change_where_nothing_is_drawn_for_each(tmp_path):
+    """Without dropout or mixing they are a matter of rounding; what was not asked for stays as it was."""
+    settings = {"schedule": "constant", "per_device_batch_size": 6}
+    train(tmp_path / "out", steps=2, **settings)
+    ours = train(tmp_path / "out", **{**settings, "steps": 4, "per_device_batch_size": 12})
+    for name, tensor in train(tmp_path / "straight", steps=4, **settings).items():
+        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-6, msg=name)
+    settings["mixup_alpha"] = 0.2
+    train(tmp_path / "mixed", steps=2, **settings)
+    with pytest.raises(ValueError, match="per_device_batch_size was 6 and is 12"):
+        train(tmp_path / "mixed", **{**settings, "steps": 4, "per_device_batch_size": 12})
