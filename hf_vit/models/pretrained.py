@@ -365,6 +365,9 @@ def _damage_refused(what: str) -> Iterator[None]:
         modules = {frame.f_globals.get("__name__") for frame in frames}
         from_reader = type(error).__name__ == "SafetensorError" or modules & {"torch.serialization", "zipfile"}
         from_reader = from_reader or frames[-1].f_code.co_name == "_load_pretrained_model"  # a pickle of no dictionary
+        from_index = any(frame.f_code.co_name == "get_checkpoint_shard_files" for frame in frames)
+        if from_index and not isinstance(error, OSError):
+            raise ValueError(f"{what} have an index that is no table of files: {error!r:.300}") from error
         if not from_reader or getattr(error, "filename", None):  # a file that cannot be opened
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
@@ -377,8 +380,8 @@ def _check_size(model: nn.Module, files: Sequence[str]) -> None:
     Raises:
         ValueError: it is; or the header of a file is damaged or too large.
     """
-    counts = [_count_stored(Path(file)) for file in files if str(file).endswith((".safetensors", ".bin"))]
-    if len(counts) < len(files) or is_allowed("large"):
+    counts = [_count_stored(Path(file)) for file in files]
+    if is_allowed("large"):
         return
     stored, stored_tensors = (sum(column) for column in zip(*counts, strict=True))
     sizes = [parameter.numel() for parameter in model.parameters()]
@@ -392,7 +395,7 @@ def _check_size(model: nn.Module, files: Sequence[str]) -> None:
 def _count_stored(file: Path) -> tuple[int, int]:
     """The most parameters and tensors that a file of weights can hold."""
     size = file.stat().st_size
-    if file.suffix == ".bin":
+    if file.suffix != ".safetensors":
         return size, size
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")

@@ -233,6 +233,19 @@ def test_weights_of_a_folder_that_are_damaged(whole, tmp_path, capfd, name):
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("weight_map", [None, {"a": 1, "b": "x"}, {"a": ["b"]}, [], {"a": "odd.txt"}])
+def test_an_index_of_weights_that_is_none(whole, tmp_path, capfd, weight_map):
+    folder = shutil.copytree(whole, tmp_path / "folder")
+    (folder / "model.safetensors").unlink()
+    (folder / "odd.txt").write_text("no weights")
+    index = {"metadata": {}} | ({} if weight_map is None else {"weight_map": weight_map})
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert main(["predict", str(folder), str(whole.parent / "picture.png")]) == 2
+    said = capfd.readouterr().err
+    assert f"the weights of {folder} " in said
+    assert said.count("\n") == 1
+
+
 def test_a_pth_of_which_pytorch_reads_other_numbers_than_its_archive_has(tmp_path, capfd):
     """A bit of the archive's directory makes a folder of a tensor; PyTorch leaves its memory as it is."""
     content = bytearray((PEERS / "deit.pth").read_bytes())

@@ -111,19 +111,19 @@ class Npz(Conversion):
         prefix, left_out = result["record"]["dialect"].get("prefix", ""), result["record"]["left_out"]
         with np.load(io.BytesIO(case.files[self.file])) as file:
             names = [name for name in file.files if name.startswith(prefix) and not (left_out and "head/" in name)]
-            theirs = [_floats(file[name]) for name in names]
+            theirs = [floats(file[name]) for name in names]
         ours = [tensor.numpy().ravel() for tensor in result["arrays"].values()]
-        return None if _same_numbers(ours, theirs) else "NumPy reads other numbers in the file"
+        return None if same_numbers(ours, theirs) else "NumPy reads other numbers in the file"
 
 
-def _floats(array: np.ndarray) -> np.ndarray:
+def floats(array: np.ndarray) -> np.ndarray:
     """Numbers in one row; bfloat16, which NumPy does not know, is the upper half of a float32."""
     if array.dtype.kind == "V":
         return (np.frombuffer(array.tobytes(), "<u2").astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32).ravel()
 
 
-def _same_numbers(ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
+def same_numbers(ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
     """Whether two lists of arrays hold the same numbers but for zeros, in any order."""
     first, second = (np.sort(np.concatenate(arrays)) for arrays in (ours, theirs))
     return np.array_equal(first[first != 0], second[second != 0], equal_nan=True)
@@ -193,7 +193,7 @@ class Safetensors(Conversion):
             return None
         theirs = _numbers_of_safetensors(case.files[self.file])
         ours = [tensor.numpy().ravel() for tensor in result["arrays"].values()]
-        return None if theirs is None or _same_numbers(ours, theirs) else "its header and data say other numbers"
+        return None if theirs is None or same_numbers(ours, theirs) else "its header and data say other numbers"
 
 
 def _mutate_safetensors(data: bytes, random: Random, others: list[bytes]) -> tuple[bytes, str]:
@@ -251,4 +251,4 @@ class Weights(Kind):
             return None
         theirs = _numbers_of_safetensors(case.files["model.safetensors"])
         ours = [tensor.numpy().ravel() for tensor in result.values()]
-        return None if theirs is None or _same_numbers(ours, theirs) else "its header and data say other numbers"
+        return None if theirs is None or same_numbers(ours, theirs) else "its header and data say other numbers"

@@ -93,7 +93,7 @@ def write_files(case: Case, folder: Path) -> None:
     """Write the files of a case."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in case.files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
 
 

@@ -1,6 +1,7 @@
 """Every kind of input."""
 
 from .checkpoints import Npz, Pth, Safetensors, Weights
+from .containers import Arrays, Folders, Msgpack
 from .gate import Kind
 from .pictures import Objects, Pictures
 from .texts import Configuration, Index, LabelMap, Labels, Processor, Recipe
@@ -9,6 +10,9 @@ KINDS: tuple[Kind, ...] = (
     Npz(),
     Pth(),
     Safetensors(),
+    Msgpack(),
+    Arrays(),
+    Folders(),
     Weights(),
     Configuration(),
     Processor(),

@@ -75,4 +75,4 @@ def test_mutated_inputs_of_every_kind(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert not (tmp_path / "findings").exists()
-    assert result.stdout.count("| 60 |") == 12
+    assert result.stdout.count("| 60 |") == 15
