@@ -2,7 +2,7 @@
 
 from .augreg import AUGREG_MODELS, INDEX, parse_augreg
 from .explaining import explain
-from .released import Released, families, find_released, refused, released, released_facts, variants
+from .released import Released, families, find_released, refused, released, released_facts, variants, with_cards
 from .searching import address_of, best_augreg, files_of, search
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "released_facts",
     "search",
     "variants",
+    "with_cards",
 ]

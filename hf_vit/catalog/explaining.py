@@ -30,7 +30,7 @@ def _in_words(entry: Released) -> str:
     resolution = facts.get("resolution")
     architecture = f"{'BiT' if entry.family.startswith('bit') else 'ViT'}-{entry.variant.removesuffix('-gap-norep')}"
     lines = [
-        entry.location,
+        entry.location if "://" in facts["location"] else f"{entry.location} ({facts['location']})",
         f"{architecture}, {facts['title']}"
         + (f"; {resolution} x {resolution} pixels" if resolution else "; its resolution is read from the file"),
     ]

@@ -22,8 +22,9 @@ class Released(NamedTuple):
 
     @property
     def location(self) -> str:
-        """Its address, `gs://...`."""
-        return f"{self.facts['location']}/{self.facts.get('path', self.name)}.npz"
+        """Its address, `gs://...`; of a file without one its name."""
+        file = f"{self.facts.get('path', self.name)}.npz"
+        return f"{self.facts['location']}/{file}" if "://" in self.facts["location"] else file
 
     @property
     def preset(self) -> str:
@@ -43,9 +44,17 @@ def released_facts() -> dict[str, Any]:
 
 @cache
 def released() -> tuple[Released, ...]:
-    """Every checkpoint that has a card: all of the small buckets, and the recommended ones of AugReg."""
+    """Every checkpoint that has an entry: all of the small buckets, and the recommended ones of AugReg."""
     families = released_facts()["families"].items()
     return tuple(_released(family, entry) for family, facts in families for entry in facts["checkpoints"])
+
+
+@cache
+def with_cards() -> tuple[Released, ...]:
+    """Every checkpoint that has a card: those that have an entry, and an example of each pattern of names."""
+    patterns = released_facts()["patterns"].values()
+    examples = [_of_pattern(card["name"]) for facts in patterns for card in facts["cards"]]
+    return (*released(), *filter(None, examples))
 
 
 def _released(family: str, entry: dict[str, Any]) -> Released:
@@ -74,7 +83,9 @@ def _of_pattern(name: str) -> Released | None:
     """The checkpoint of a family that is known by a pattern of names."""
     for family, facts in released_facts()["patterns"].items():
         if match := re.fullmatch(facts["pattern"], name):
-            return Released(family, name, match.groupdict().get("variant") or facts["variants"][0], facts)
+            own = next((card for card in facts["cards"] if card["name"] == name), {})
+            variant = match.groupdict().get("variant") or facts["variants"][0]
+            return Released(family, name, variant, {**facts, **own, "cards": []})
     return None
 
 

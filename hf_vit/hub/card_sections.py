@@ -30,7 +30,7 @@ from transformers.image_utils import load_image
 processor = AutoImageProcessor.from_pretrained("{name}")
 model = AutoModel.from_pretrained("{name}")
 inputs = processor(load_image("{image}"), return_tensors="pt")
-print(model(**inputs).{output}.shape)  # (1, {width})"""
+print(model(**inputs).{output}.shape)  # ({shape})"""
 
 
 def render_sections(sources: Sources, name: str, licence: str | None, has_title: bool) -> str:
@@ -180,11 +180,12 @@ def _usage(sources: Sources, name: str) -> str:
     if sources.classifies:
         return _CLASSIFY.format(name=name, image=COCO_CATS)
     if (width := sources.config.get("projection_dim")) is not None:
-        return _EXTRACT.format(name=name, image=COCO_CATS, output="image_embeds", width=width)
+        shape = f"1, patches, {width}" if sources.config["pooling"] == "none" else f"1, {width}"
+        return _EXTRACT.format(name=name, image=COCO_CATS, output="image_embeds", shape=shape)
     width = sources.config.get("representation_size") or sources.config.get("hidden_size")
     if sources.is_bit:
         width = 4 * sources.config["embedding_size"] * 2 ** (len(sources.config["depths"]) - 1)
-    return _EXTRACT.format(name=name, image=COCO_CATS, output="pooler_output", width=width)
+    return _EXTRACT.format(name=name, image=COCO_CATS, output="pooler_output", shape=f"1, {width}")
 
 
 def _preprocessing(sources: Sources) -> str:

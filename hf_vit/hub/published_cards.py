@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..catalog import Released, parse_augreg, released, released_facts
+from ..catalog import Released, parse_augreg, released_facts, with_cards
 from ..catalog.evaluation import preprocessing_of_flexivit
 from ..files.output import write_text
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
@@ -20,9 +20,9 @@ _NUM_CLASSES |= {"food101": 101, "sun397": 397}
 
 
 def write_published_cards(folder: str | Path) -> list[Path]:
-    """Write a card for every checkpoint in released.yaml: `<folder>/<family>/<name>.md`."""
+    """Write the cards of released.yaml: `<folder>/<family>/<name>.md`."""
     written = []
-    for entry in released():
+    for entry in with_cards():
         path = Path(folder) / entry.family / f"{folder_name(entry)}.md"
         write_text(path, published_card(entry))
         written.append(path)

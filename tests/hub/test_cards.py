@@ -12,7 +12,7 @@ import yaml
 from PIL import Image
 
 from hf_vit import HfViTImageProcessor, HfViTModel
-from hf_vit.catalog import released
+from hf_vit.catalog import released, released_facts, with_cards
 from hf_vit.cli import build_parser, main
 from hf_vit.conversion import convert
 from hf_vit.hub.card_check import check_card
@@ -27,7 +27,7 @@ MODEL_CARDS = ROOT / "model_cards"
 TI_16 = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
 
 
-@pytest.mark.parametrize("entry", released(), ids=folder_name)
+@pytest.mark.parametrize("entry", with_cards(), ids=folder_name)
 def test_cards_of_published_checkpoints_are_up_to_date_and_good(entry):
     card = (MODEL_CARDS / entry.family / f"{folder_name(entry)}.md").read_text()
     assert card == published_card(entry), "run: hf-vit card --published model_cards"
@@ -43,7 +43,7 @@ def test_cards_of_published_checkpoints_are_up_to_date_and_good(entry):
 
 
 def test_there_is_a_card_for_each_and_no_other():
-    assert len(list(MODEL_CARDS.glob("*/*.md"))) == len({folder_name(entry) for entry in released()}) == 139
+    assert len(list(MODEL_CARDS.glob("*/*.md"))) == len({folder_name(entry) for entry in with_cards()}) == 141
 
 
 def test_parameters_are_those_of_the_original():
@@ -64,6 +64,16 @@ def test_the_card_of_an_image_tower():
     assert re.search(r"\| parameters of the encoder \| 93,\d{3},\d{3} \|", card)
     assert "model(**inputs).image_embeds.shape)  # (1, 768)" in card
     assert "`hf-vit export --to jax --beside SOURCE.npz` gives the source back." in card
+
+
+def test_the_cards_of_families_that_are_known_by_a_pattern():
+    """400 million parameters and Gemma 2B's width of 2,048: the paper of PaliGemma; 37 classes: Oxford-IIIT Pet."""
+    cards = {entry.family: published_card(entry) for entry in with_cards() if entry not in released()}
+    assert cards.keys() == released_facts()["patterns"].keys()
+    assert re.search(r"\| parameters of the encoder \| 41\d,\d{3},\d{3} \|", cards["paligemma"])
+    assert "model(**inputs).image_embeds.shape)  # (1, patches, 2048)" in cards["paligemma"]
+    assert "`hf-vit export --to jax --beside SOURCE.npz` gives the source back." in cards["paligemma"]
+    assert "| classes | 37 |" in cards["bit_vtab"]
 
 
 def test_a_card_says_what_was_converted_and_who_measured_what(goldens, tmp_path):
