@@ -39,7 +39,8 @@ def released_facts() -> dict[str, Any]:
     """The content of released.yaml."""
     import yaml
 
-    return yaml.safe_load((files("hf_vit.catalog") / "released.yaml").read_text(encoding="utf-8"))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML has it: 7 times as fast
+    return yaml.load((files("hf_vit.catalog") / "released.yaml").read_text(encoding="utf-8"), loader)
 
 
 @cache
