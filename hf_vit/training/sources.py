@@ -9,6 +9,8 @@ import datasets
 import numpy as np
 from datasets.exceptions import DatasetGenerationError
 
+from .folders import load_folder
+
 
 def load_split(name: str, split: str, config: str | None = None, streaming: bool = False) -> Any:
     """Open one split of a data set: a `datasets.Dataset`, or an `IterableDataset` when streaming.
@@ -28,7 +30,10 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
     if path.is_dir() and any(path.glob("*-images-idx3-ubyte*")):
         return slice_split(_load_idx_folder(path), split)
     try:
-        return datasets.load_dataset(**_reader_of(name), name=config, split=split, streaming=streaming)
+        reader = _reader_of(name)
+        if reader["path"] == "imagefolder" and not streaming and (splits := load_folder(path)) is not None:
+            return slice_split(splits, split)
+        return datasets.load_dataset(**reader, name=config, split=split, streaming=streaming)
     except (ValueError, FileNotFoundError, DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise ValueError(f"cannot read split {split!r} of {name}: {reason}") from error

@@ -1,0 +1,228 @@
+"""Folders of images, CLASS/FILE or SPLIT/CLASS/FILE: listed once, into an index that later runs and workers map.
+
+The index lies in the Hugging Face assets cache: `index.parquet` (split, path, label, size and time of every image),
+`directories.json` (when each directory last changed, which says whether the index still holds) and, for every split, an
+Arrow file that `datasets` maps into memory. Whatever `datasets` would read in another way (metadata, archives, other
+depths, split names in file names) is left to it.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets.data_files import NON_WORDS_CHARS, SPLIT_KEYWORDS
+from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+from filelock import FileLock
+from huggingface_hub import cached_assets_path
+from tqdm import tqdm
+
+from ..files.output import new_folder
+
+_THREADS = 16  # that list directories: most of their time is the disk's or the network's
+_BATCH = 10_000  # rows of an Arrow file that are written at once
+_EXTENSIONS = frozenset(ImageFolder.EXTENSIONS)
+_FOREIGN = (*ImageFolder.METADATA_FILENAMES, ".zip")  # ends of names of which `datasets` makes more than images
+_SPLITS = {
+    str(split): re.compile(rf"(?:^|[{NON_WORDS_CHARS}])(?:{'|'.join(words)})(?:[{NON_WORDS_CHARS}]|$)")
+    for split, words in SPLIT_KEYWORDS.items()
+}
+
+
+class _Unsuitable(Exception):
+    """A folder that `datasets` has to read."""
+
+
+class _Listing(NamedTuple):
+    """The images in one directory, whose path is relative to the folder."""
+
+    directory: str
+    changed: int  # nanoseconds
+    directories: list[str]
+    names: list[str]
+    sizes: list[int]
+    times: list[int]
+
+
+def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
+    """The splits of a folder of images, from its index, which is made first where there is none that holds.
+
+    Returns:
+        Columns image (undecoded: a path) and label, rows sorted by path; None for a folder that has another layout.
+    """
+    folder = Path(os.path.abspath(folder))
+    place = cached_assets_path("hf_vit", "folders", hashlib.sha256(str(folder).encode()).hexdigest()[:16])
+    with FileLock(place / "lock"):
+        index = place / "index"
+        if not _holds(index, folder):
+            try:
+                listings = _list_all(folder, place / "listing.jsonl")
+                _write_index(index, folder, listings)
+            except _Unsuitable:
+                return None
+            finally:
+                if index.exists():
+                    (place / "listing.jsonl").unlink(missing_ok=True)
+    digest = json.loads((index / "directories.json").read_text(encoding="utf-8"))["digest"]
+    return {file.stem: _map(file, f"{digest}-{file.stem}") for file in index.glob("*.arrow")}
+
+
+def _map(file: Path, fingerprint: str) -> datasets.Dataset:
+    dataset = datasets.Dataset.from_file(str(file))
+    dataset._fingerprint = fingerprint  # of the images' names, sizes and times, and not of the index's
+    return dataset
+
+
+def _holds(index: Path, folder: Path) -> bool:
+    """Whether no directory has changed since the index was made."""
+    try:
+        known = json.loads((index / "directories.json").read_text(encoding="utf-8"))["changed"]
+    except (OSError, ValueError, KeyError):
+        return False
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return all(pool.map(lambda item: _changed(folder / item[0]) == item[1], known.items()))
+
+
+def _changed(directory: Path) -> int:
+    try:
+        return directory.stat().st_mtime_ns
+    except OSError:
+        return -1
+
+
+def _list_all(folder: Path, log: Path) -> list[_Listing]:
+    """List a folder level by level; what a killed process had listed is in the log, and is not listed again."""
+    done = {listing.directory: listing for listing in _read_log(log)}
+    found: list[_Listing] = []
+    with ThreadPoolExecutor(_THREADS) as pool, open(log, "a", buffering=1, encoding="utf-8") as lines:
+        bar = tqdm(desc=f"Listing {folder}", unit=" images", unit_scale=True, delay=1)
+        level = [""]
+        for depth in range(4):
+            if depth == 3 and level:
+                raise _Unsuitable
+            todo = [name for name in level if name not in done or _changed(folder / name) != done[name].changed]
+            for listing in pool.map(lambda name: _list(folder, name), todo):
+                done[listing.directory] = listing
+                lines.write(json.dumps(listing) + "\n")
+                bar.update(len(listing.names))
+            listings = [done[name] for name in level]
+            found += listings
+            level = [f"{listing.directory}{name}/" for listing in listings for name in listing.directories]
+        bar.close()
+    return found
+
+
+def _read_log(log: Path) -> Iterator[_Listing]:
+    """What is whole of a log; a line may be cut short."""
+    if log.exists():
+        with open(log, encoding="utf-8") as lines:
+            for line in lines:
+                with suppress(ValueError, TypeError):
+                    yield _Listing(*json.loads(line))
+
+
+def _list(folder: Path, directory: str) -> _Listing:
+    """List one directory; hidden files, and directories that begin with two underscores, are no data."""
+    changed = _changed(folder / directory)
+    directories, images = [], []
+    with os.scandir(folder / directory) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                if not entry.name.startswith("__"):
+                    directories.append(entry.name)
+            elif os.path.splitext(entry.name)[1].lower() in _EXTENSIONS:
+                status = entry.stat()
+                images.append((entry.name, status.st_size, status.st_mtime_ns))
+            elif entry.name.lower().endswith(_FOREIGN):
+                raise _Unsuitable
+    names, sizes, times = zip(*sorted(images), strict=True) if images else ((), (), ())
+    return _Listing(directory, changed, sorted(directories), list(names), list(sizes), list(times))
+
+
+def _splits_of(listings: list[_Listing]) -> dict[str, list[_Listing]]:
+    """Directories of classes by split, as `datasets` finds them where there is no doubt."""
+    classes = [listing for listing in listings if listing.names]
+    depths = {listing.directory.count("/") for listing in classes}
+    named = {listing.directory: _find_splits(listing.directory.split("/")[0]) for listing in classes}
+    if depths == {1} and not any(named.values()):
+        if any(_find_splits(name) for listing in classes for name in listing.names):
+            raise _Unsuitable
+        splits = {"train": classes}
+    elif depths == {2} and all(len(found) == 1 for found in named.values()):
+        splits: dict[str, list[_Listing]] = {}
+        for listing in classes:
+            splits.setdefault(named[listing.directory][0], []).append(listing)
+        if any(_find_splits(listing.directory.split("/")[1]) for listing in classes):
+            raise _Unsuitable
+    else:
+        raise _Unsuitable
+    if any(len(part) < 2 or len({place.directory.split("/")[-3] for place in part if depths == {2}}) > 1
+           for part in splits.values()):  # fmt: skip
+        raise _Unsuitable
+    return splits
+
+
+def _find_splits(name: str) -> list[str]:
+    return [split for split, pattern in _SPLITS.items() if pattern.search(name)]
+
+
+def _write_index(index: Path, folder: Path, listings: list[_Listing]) -> None:
+    """Write the index of a folder; it is there as a whole or not at all."""
+    splits = _splits_of(listings)
+    classes = sorted({_class_of(listing) for part in splits.values() for listing in part})
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=classes)})
+    numbers = {name: number for number, name in enumerate(classes)}
+    digest = hashlib.sha256()
+    shutil.rmtree(index, ignore_errors=True)
+    with new_folder(index) as draft:
+        with pq.ParquetWriter(draft / "index.parquet", _INDEX_SCHEMA) as writer:
+            for split, part in splits.items():
+                schema = features.arrow_schema
+                with pa.OSFile(str(draft / f"{split}.arrow"), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
+                    for rows in _batches(_rows(folder, part, numbers)):
+                        paths, labels, sizes, times = map(list, zip(*rows, strict=True))
+                        digest.update(repr((split, paths, labels, sizes, times)).encode())
+                        table = pa.table([[split] * len(rows), paths, labels, sizes, times], schema=_INDEX_SCHEMA)
+                        writer.write_table(table)
+                        images = pa.StructArray.from_arrays(
+                            [pa.nulls(len(rows), pa.binary()), pa.array(paths, pa.string())], ["bytes", "path"]
+                        )
+                        stream.write_table(pa.table([images, pa.array(labels, pa.int64())], schema=schema))
+        changed = {listing.directory: listing.changed for listing in listings}
+        content = {"digest": digest.hexdigest()[:32], "changed": changed}
+        (draft / "directories.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+_INDEX_SCHEMA = pa.schema(
+    {"split": pa.string(), "path": pa.string(), "label": pa.int32(), "size": pa.int64(), "time": pa.int64()}
+)
+
+
+def _class_of(listing: _Listing) -> str:
+    return listing.directory.split("/")[-2]
+
+
+def _rows(folder: Path, part: list[_Listing], numbers: dict[str, int]) -> Iterator[tuple[str, int, int, int]]:
+    """(path, label, size, time) of the images of a split, sorted by path."""
+    for listing in sorted(part, key=lambda listing: listing.directory):
+        number = numbers[_class_of(listing)]
+        for name, size, time in zip(listing.names, listing.sizes, listing.times, strict=True):
+            yield f"{folder}/{listing.directory}{name}", number, size, time
+
+
+def _batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    rows = iter(rows)
+    while batch := list(islice(rows, _BATCH)):
+        yield batch
