@@ -34,7 +34,7 @@ _EVALUATION = (
     *(f"{protocol}.json" for protocol in ("real", "objectnet", "few_shot", "linear_probe", "knn")),
     *(f"features/*/{name}" for name in ("*.safetensors", "about.json")),
 )
-_CHECKPOINT = ("optimizer.safetensors", "average.safetensors", "state.json", "checksums.json")
+_CHECKPOINT = ("shard-?????-model-?????-of-?????.safetensors", "state.json", "checksums.json")
 _REPORT = (
     *("report.html", "attention_distance.png", "position_similarity.png", "filters.png"),
     *(f"[0-9][0-9]*-*.{kind}.png" for kind in ("rollout", "flow", "heads")),

@@ -55,7 +55,7 @@ def new_file(path: str | os.PathLike, overwrite: bool = False, flush: bool = Fal
         _finish(file, workplace, flush)
         os.replace(file, path)
         if flush:
-            _flush(path.parent)
+            flush_to_disk(path.parent)
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def new_folder(path: str | os.PathLike, overwrite: bool = False, flush: bool = F
         _refuse_to_replace(path, overwrite)  # somebody may have put something there meanwhile
         _replace_folder(path, folder, workplace / _REPLACED)
         if flush:
-            _flush(path.parent)
+            flush_to_disk(path.parent)
 
 
 @contextmanager
@@ -206,7 +206,7 @@ def _finish(entry: Path, workplace: Path, flush: bool) -> None:
     if entry.is_file():
         entry.chmod(workplace.stat().st_mode & 0o666)
     if flush:
-        _flush(entry)
+        flush_to_disk(entry)
 
 
 def _replace_folder(path: Path, folder: Path, replaced: Path) -> None:
@@ -221,7 +221,7 @@ def _replace_folder(path: Path, folder: Path, replaced: Path) -> None:
         raise
 
 
-def _flush(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
     """Ask the system to put a file, or the names in a folder, onto the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

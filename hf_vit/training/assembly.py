@@ -17,6 +17,7 @@ from ..files.contents import refuse_foreign
 from ..files.output import new_model_files, write_text
 from ..models.configuration_hf_vit import as_pair
 from ..models.loading import settle_processor
+from . import checkpoints
 from .allocation import keep_freed_memory
 from .augmentation import TrainTransform
 from .checkpoints import Checkpoints
@@ -129,8 +130,8 @@ def prepare_run(
     prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding exchanges the parameters of both
     normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)
     objective = _make_objective(settings, normalizer, model.config)
-    checkpoints = Checkpoints(checkpoints_of(settings), settings.keep_checkpoints)
-    state = Run(settings, accelerator, prepared, optimizer, schedule, num_steps, shares, objective, checkpoints)
+    saved = Checkpoints(checkpoints_of(settings), settings.keep_checkpoints)
+    state = Run(settings, accelerator, prepared, optimizer, schedule, num_steps, shares, objective, saved)
     if settings.ema_decay is not None:
         state.average = MovingAverage(state.parameters, settings.ema_decay)
     return state
@@ -204,10 +205,11 @@ def saver(accelerator: Accelerator, model: nn.Module, processor: Any, folder: Pa
     """
 
     def save() -> None:
-        tensors = accelerator.get_state_dict(model)
+        plain = accelerator.unwrap_model(model)
+        tensors = checkpoints.whole_model(plain, keep=accelerator.is_main_process)
         if accelerator.is_main_process:
             with new_model_files(folder) as draft:
-                _save_plain(accelerator.unwrap_model(model), tensors, draft)
+                _save_plain(plain, tensors, draft)
                 processor.save_pretrained(draft)
                 settle_processor(draft)
         accelerator.wait_for_everyone()

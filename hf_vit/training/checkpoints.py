@@ -1,24 +1,37 @@
-"""Checkpoints that survive a crash: whole or absent, checked when read, the newest few kept.
+"""Checkpoints that survive a crash: whole or absent, checked when read, the newest few kept, written beside training.
 
 A checkpoint is a folder `step_00000120` of safetensors files, `state.json`, and `checksums.json` with the SHA-256 of
-each. It is written under another name, flushed to disk and renamed, so that a crash leaves the one before it. Nothing
-is pickled. What is random in training is a function of (seed, step, process): there are no generator states to keep.
+each. `torch.distributed.checkpoint` writes and reads the tensors: every process its part, at the same time, and on any
+number of processes again. All is written under a hidden name, flushed to disk and renamed, so that a crash leaves the
+checkpoint before it. Nothing is pickled. What is random in training is a function of (seed, step, micro-batch): there
+are no generator states to keep.
 """
 
 import json
+import os
 import re
 import shutil
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch.distributed.tensor import DTensor, distribute_tensor
+import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.tensor import DTensor
+from torch.futures import Future as WriteFuture
 
 from ..files.download import sha256_of
-from ..files.output import new_folder, write_text
+from ..files.output import flush_to_disk
 
-_Tensors = dict[str, torch.Tensor]
+FORMAT = 2  # of a checkpoint; the first had whole tensors in one file for each group
+_FILE_BYTES = 2**30  # of one file: it is held in memory once more while it is written
+
+Tensors = dict[str, torch.Tensor]
 
 
 class Checkpoints:
@@ -31,25 +44,42 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int):
         self.folder, self.keep = folder, keep
+        self._saving: tuple[Future, _Writer] | None = None
 
-    def write(self, step: int, groups: dict[str, _Tensors], state: dict[str, Any]) -> Path:
-        """Save tensors and JSON-able state; called by one process.
+    def save(self, step: int, tensors: Tensors, state: dict[str, Any]) -> None:
+        """Begin to save tensors and JSON-able state; every process must call it.
+
+        The tensors may change when it returns, and the checkpoint is there after `wait`.
 
         Raises:
-            OSError: when the disk is full; earlier checkpoints are as they were.
+            OSError: the checkpoint before could not be written; earlier ones are as they were.
         """
-        for unfinished in self.folder.glob(".*"):  # of a process that was killed
-            shutil.rmtree(unfinished)
-        path = self.folder / f"step_{step:08d}"
-        with new_folder(path, overwrite=True, flush=True) as draft:
-            for group, tensors in groups.items():
-                save_file(tensors, draft / f"{group}.safetensors")
-            write_text(draft / "state.json", json.dumps(state, indent=1))
-            sums = {file.name: sha256_of(file) for file in sorted(draft.iterdir())}
-            write_text(draft / "checksums.json", json.dumps(sums, indent=1))
-        for old in self.paths()[: -self.keep]:
-            shutil.rmtree(old)
-        return path
+        self.wait()
+        content = json.dumps({**state, "format": FORMAT}) if _rank() == 0 else ""
+        writer = _Writer(self.folder, step, content, self.keep, _distribute(tensors))
+        group, alone = saving_group(), not dist.is_initialized()
+        saving: Any = dcp.async_save(_own_share(tensors), storage_writer=writer, process_group=group, no_dist=alone)
+        self._saving = (saving, writer)
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one.
+
+        Raises:
+            OSError: it could not be written; earlier ones are as they were.
+        """
+        if self._saving is None:
+            return
+        saving, writer = self._saving
+        try:
+            saving.result()
+        except dcp.CheckpointException as error:
+            shutil.rmtree(writer.path, ignore_errors=True)
+            failure = next(iter(error.failures.values()))[0]
+            if not isinstance(failure, OSError):
+                raise
+            raise OSError(f"{writer.target} cannot be written: {failure.strerror or failure}") from error
+        finally:
+            self._saving = None
 
     def paths(self) -> list[Path]:
         """The folders of the checkpoints, oldest first."""
@@ -57,6 +87,8 @@ class Checkpoints:
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest whole checkpoint, and a sentence for each newer one that is damaged."""
+        with suppress(OSError):  # its sentence is not the one that is asked for
+            self.wait()
         complaints = []
         for path in reversed(self.paths()):
             problem = damage(path)
@@ -66,10 +98,100 @@ class Checkpoints:
         return None, complaints
 
 
-def read(path: Path) -> tuple[dict[str, _Tensors], dict[str, Any]]:
-    """Load the tensors, by group and name, and the state of a checkpoint."""
-    groups = {file.stem: load_file(file) for file in path.glob("*.safetensors")}
-    return groups, read_state(path)
+class _Writer(dcp.HuggingFaceStorageWriter):
+    """Writes one checkpoint: this process's part, and on the first process what makes it whole.
+
+    Args:
+        state: the content of state.json; only the first process needs it.
+        keep: how many checkpoints stay.
+        files: number of the file, from 1, of each tensor.
+    """
+
+    def __init__(self, folder: Path, step: int, state: str, keep: int, files: dict[str, int]):
+        self.target = folder / f"step_{step:08d}"
+        draft = folder / f".{step:08d}.incomplete.{self.target.name}"
+        super().__init__(str(draft), fqn_to_index_mapping=files, save_distributed=True)
+        self.state, self.keep = state, keep
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Leave the folder to the first process."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Make the folder, before any process writes; what a killed run left goes."""
+        for unfinished in self.target.parent.glob(".*"):
+            shutil.rmtree(unfinished)
+        Path(self.path).mkdir(parents=True)
+        return super().prepare_global_plan(plans)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> WriteFuture:
+        """Write this process's files; the result is (name, SHA-256) of each."""
+        written = super().write_data(plan, planner).value()
+        names = sorted({result.storage_data.relative_path for result in written})
+        hashed: WriteFuture = WriteFuture()
+        hashed.set_result([(name, sha256_of(Path(self.path) / name)) for name in names])
+        return hashed
+
+    def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
+        """Complete the checkpoint and give it its name, on the first process when all have written."""
+        draft = Path(self.path)
+        (draft / "state.json").write_bytes(self.state.encode())
+        sums = dict(pair for share in results for pair in share)
+        sums["state.json"] = sha256_of(draft / "state.json")
+        (draft / "checksums.json").write_bytes(json.dumps(sums, indent=1).encode())
+        for entry in (draft / "state.json", draft / "checksums.json", draft):
+            flush_to_disk(entry)
+        if self.target.exists():  # a damaged one, or training would not have come here again
+            shutil.rmtree(self.target)
+        os.rename(draft, self.target)
+        flush_to_disk(self.target.parent)
+        for old in Checkpoints(self.target.parent, self.keep).paths()[: -self.keep]:
+            shutil.rmtree(old)
+
+
+def saving_group() -> Any:
+    """The process group of saving and loading, over gloo, so that they never meet what training exchanges.
+
+    Every process must call it; None where there is one process alone.
+    """
+    if not dist.is_initialized():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as it is to be
+        return None
+    if "saving" not in _GROUPS or _GROUPS["saving"][0] is not dist.group.WORLD:
+        _GROUPS["saving"] = (dist.group.WORLD, dist.new_group(backend="gloo"))
+    return _GROUPS["saving"][1]
+
+
+_GROUPS: dict[str, tuple[Any, Any]] = {}
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _own_share(tensors: Tensors) -> Tensors:
+    """What this process saves: its parts of sharded tensors, and of the others its share, so that each is copied once.
+
+    Every process must have the same tensors in the same order.
+    """
+    loads = [0] * (dist.get_world_size() if dist.is_initialized() else 1)
+    share = {}
+    for name, tensor in tensors.items():
+        owner = loads.index(min(loads))
+        if isinstance(tensor, DTensor) or owner == _rank():
+            share[name] = tensor
+        if not isinstance(tensor, DTensor):
+            loads[owner] += tensor.nbytes
+    return share
+
+
+def _distribute(tensors: Tensors) -> dict[str, int]:
+    """The number of the file of each tensor, so that none is much larger than 1 GiB."""
+    files, size = {}, 0
+    for name, tensor in tensors.items():
+        files[name] = 1 + size // _FILE_BYTES
+        size += tensor.nbytes
+    return files
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -83,60 +205,74 @@ def damage(path: Path) -> str | None:
         sums = json.loads((path / "checksums.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return f"checksums.json: {error}"
-    for name, expected in sums.items():
-        if not (path / name).is_file():
-            return f"{name} is missing"
-        if sha256_of(path / name) != expected:
-            return f"the SHA-256 of {name} is not the one it was saved with"
-    return None
+    missing = [name for name in sums if not (path / name).is_file()]
+    if missing:
+        return f"{missing[0]} is missing"
+    with ThreadPoolExecutor() as pool:
+        found = dict(zip(sums, pool.map(lambda name: sha256_of(path / name), sums), strict=True))
+    changed = [name for name in sums if found[name] != sums[name]]
+    return f"the SHA-256 of {changed[0]} is not the one it was saved with" if changed else None
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor to the CPU, gathered from all processes if it is sharded; every process must call it."""
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full.detach().cpu().contiguous()
+def whole_model(model: torch.nn.Module, keep: bool) -> Tensors:
+    """The model's state dict, whole and on the CPU, where `keep` is set, and elsewhere nothing; each process calls it.
 
-
-def placed_like(full: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Put a whole tensor where `reference` is, sharded as that is."""
-    full = full.to(reference.device)
-    if isinstance(reference, DTensor) and full.shape == reference.shape:
-        return distribute_tensor(full, reference.device_mesh, reference.placements)
-    return full
-
-
-def model_tensors(model: torch.nn.Module) -> _Tensors:
-    """The model's state dict, whole and on the CPU; every process must call it."""
-    return {name: whole(tensor) for name, tensor in model.state_dict().items()}
-
-
-@torch.no_grad()
-def restore_model(model: torch.nn.Module, tensors: _Tensors) -> None:
-    """Copy saved tensors into the model in place.
-
-    Raises:
-        ValueError: they are those of another model.
+    One sharded tensor after the other is gathered, so that a process that does not keep them holds one at a time.
     """
-    current = model.state_dict()
-    if current.keys() != tensors.keys():
-        raise ValueError(f"the checkpoint has other tensors than the model: {sorted(current.keys() ^ tensors.keys())}")
-    for name, tensor in current.items():
-        tensor.copy_(placed_like(tensors[name], tensor))
-
-
-def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> _Tensors:
-    """The optimiser's state as `parameter name/state name`, whole and on the CPU; every process must call it."""
     tensors = {}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}/{key}"] = whole(torch.as_tensor(value))
+    for name, tensor in model.state_dict().items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if keep:
+            tensors[name] = full.detach().cpu().contiguous()
     return tensors
 
 
-def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: _Tensors) -> None:
-    """Do what `torch.optim.Optimizer.load_state_dict` does, but without casting a bfloat16 momentum to float32."""
-    parameters = dict(model.named_parameters())
-    for name, tensor in tensors.items():
-        parameter_name, _, key = name.rpartition("/")
-        parameter = parameters[parameter_name]
-        optimizer.state[parameter][key] = placed_like(tensor, parameter)
+def run_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Tensors | None = None) -> Tensors:
+    """The tensors of a run as they lie: `model/name`, `optimizer/name of the parameter/name` and `average/name`."""
+    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
+    return tensors | {f"average/{name}": tensor for name, tensor in (average or {}).items()}
+
+
+@torch.no_grad()
+def restore(
+    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Tensors | None = None
+) -> None:
+    """Read a checkpoint into a run in place, each process what it holds; every process must call it.
+
+    Raises:
+        ValueError: the tensors are those of another model, or of an earlier version.
+    """
+    if read_state(path).get("format") != FORMAT:
+        raise ValueError(f"cannot resume from {path}: an earlier version wrote it; finish the run with that version")
+    saved = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    optimizer.state.clear()
+    tensors = run_tensors(model, optimizer, average)
+    for name in saved:
+        group, _, rest = name.partition("/")
+        if group == "optimizer":
+            parameter, _, key = rest.rpartition("/")
+            tensors[name] = _empty_state(optimizer, model.get_parameter(parameter), saved[name])
+            optimizer.state[model.get_parameter(parameter)][key] = tensors[name]
+    differing = tensors.keys() ^ saved.keys()
+    differing |= {name for name in tensors.keys() & saved.keys() if tensors[name].shape != saved[name].size}
+    if differing:
+        raise ValueError(f"the checkpoint has other tensors than the run: {sorted(differing)}")
+    group, alone = saving_group(), not dist.is_initialized()
+    reader = dcp.HuggingFaceStorageReader(str(path))
+    dcp.load(tensors, storage_reader=reader, process_group=group, no_dist=alone)  # pyright: ignore[reportArgumentType]
+
+
+def _empty_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, saved: Any) -> torch.Tensor:
+    """Room for a tensor of the optimiser's state, of the type that was saved: a bfloat16 momentum stays one.
+
+    It lies as the parameter does; a count is on the CPU, unless the optimiser updates it on the device.
+    """
+    dtype = saved.properties.dtype
+    if saved.size == parameter.shape:
+        return torch.empty_like(parameter, dtype=dtype)
+    group = next(group for group in optimizer.param_groups if any(parameter is own for own in group["params"]))
+    on_device = group.get("fused") or group.get("capturable")
+    return torch.empty(saved.size, dtype=dtype, device=parameter.device if on_device else "cpu")

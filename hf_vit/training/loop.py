@@ -48,6 +48,7 @@ def train(
             _evaluate_and_keep(run, report, evaluate, keep_best)
         if saves:
             save(run)
+    run.checkpoints.wait()
     report.bar.close()
     return report
 

@@ -5,6 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate.utils import broadcast_object_list
+
 from . import checkpoints
 from .checkpoints import Checkpoints
 from .identity import describe
@@ -21,15 +24,18 @@ FREE_ON_RESUME = frozenset(
 
 
 def save(run: Run) -> None:
-    """Write a checkpoint; every process takes part, since weights may be spread over them."""
-    model = run.accelerator.unwrap_model(run.model)
-    optimizer = checkpoints.optimizer_tensors(model, run.optimizer.optimizer)
-    groups = {"model": checkpoints.model_tensors(model), "optimizer": optimizer}
-    if run.average is not None:
-        groups["average"] = {name: checkpoints.whole(tensor) for name, tensor in run.average.parameters.items()}
-    if run.accelerator.is_main_process:
-        run.checkpoints.write(run.step, groups, _state_of(run))
-    run.accelerator.wait_for_everyone()
+    """Begin to write a checkpoint; every process takes part, and training goes on meanwhile.
+
+    Raises:
+        OSError: the checkpoint before this one could not be written.
+    """
+    run.checkpoints.save(run.step, checkpoints.run_tensors(*_holders(run)), _state_of(run))
+
+
+def _holders(run: Run) -> tuple[torch.nn.Module, torch.optim.Optimizer, dict[str, torch.Tensor] | None]:
+    """What has tensors that a checkpoint keeps: the model, the optimiser, and the averages if there are any."""
+    average = run.average.parameters if run.average is not None else None
+    return run.accelerator.unwrap_model(run.model), run.optimizer.optimizer, average
 
 
 def _state_of(run: Run) -> dict[str, Any]:
@@ -57,7 +63,7 @@ def resume(run: Run) -> bool:
     Raises:
         ValueError: when settings, data or the model to begin from differ, naming each difference.
     """
-    path, complaints = run.checkpoints.newest()
+    path, complaints = _newest(run)
     for complaint in complaints:
         run.accelerator.print(complaint)
     if path is None:
@@ -65,21 +71,22 @@ def resume(run: Run) -> bool:
             f"There is no checkpoint in {run.checkpoints.folder}: training starts from the beginning."
         )
         return False
-    groups, state = checkpoints.read(path)
+    state = checkpoints.read_state(path)
     _refuse_differences(state, run)
     if "identity" not in state:
         run.accelerator.print(f"{path} does not say which data it was trained on: they are taken to be the same.")
-    model = run.accelerator.unwrap_model(run.model)
-    checkpoints.restore_model(model, groups["model"])
-    checkpoints.restore_optimizer(model, run.optimizer.optimizer, groups["optimizer"])
-    if run.average is not None:
-        for name, tensor in run.average.parameters.items():
-            tensor.copy_(checkpoints.placed_like(groups["average"][name], tensor))
+    checkpoints.restore(path, *_holders(run))
     if run.accelerator.scaler is not None and state["scaler"]:
         run.accelerator.scaler.load_state_dict(state["scaler"])
     run.step, run.best, run.skipped, run.history = (state[name] for name in ("step", "best", "skipped", "history"))
     run.accelerator.print(f"Resuming from {path} at step {run.step} of {run.num_steps}.")
     return True
+
+
+def _newest(run: Run) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint and complaints about newer ones; the first process looks, and tells the others."""
+    found = [run.checkpoints.newest() if run.accelerator.is_main_process else None]
+    return broadcast_object_list(found)[0]
 
 
 def with_new_defaults(saved: dict[str, Any], settings_class: type[TrainingSettings]) -> dict[str, Any]:

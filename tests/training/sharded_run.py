@@ -9,8 +9,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
@@ -49,14 +51,20 @@ def check_against_one_device(settings: FinetuneSettings):
         generator = torch.Generator().manual_seed(seed)
         for reference, parameter in zip(whole.parameters(), model.parameters(), strict=True):
             reference.grad = torch.randn(reference.shape, generator=generator)
-            parameter.grad = checkpoints.placed_like(reference.grad, parameter)
+            parameter.grad = distribute_tensor(reference.grad, parameter.device_mesh, parameter.placements)
         whole_optimizer.step()
         optimizer.step()
-    compare(checkpoints.model_tensors(whole), checkpoints.model_tensors(model))
-    expected = checkpoints.optimizer_tensors(whole, whole_optimizer)
-    compare(expected, checkpoints.optimizer_tensors(model, optimizer))
+    expected = gathered(whole, whole_optimizer)
+    compare(expected, gathered(model, optimizer))
     moments = [tensor.dtype for name, tensor in expected.items() if name.endswith(("momentum_buffer", "exp_avg"))]
     assert set(moments) == {getattr(torch, settings.momentum_dtype)}
+
+
+def gathered(model, optimizer, average=None) -> dict[str, torch.Tensor]:
+    """All tensors, whole and on their own."""
+    tensors = checkpoints.run_tensors(model, optimizer, average)
+    wholes = {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
+    return {name: tensor.detach().clone() for name, tensor in wholes.items()}
 
 
 def compare(expected: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]):
@@ -67,29 +75,30 @@ def compare(expected: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]):
 
 
 def check_continuing(folder: Path, settings: FinetuneSettings):
-    """A checkpoint holds whole tensors, and a fresh model continues from it exactly."""
+    """Each process writes its part while training goes on, and a fresh model continues from it exactly."""
     model, optimizer = build(settings)
     for seed in (1, 2):
         step(model, optimizer, seed)
     average = MovingAverage(dict(model.named_parameters()), 0.9)
-    groups = {
-        "model": checkpoints.model_tensors(model),
-        "optimizer": checkpoints.optimizer_tensors(model, optimizer),
-        "average": {name: checkpoints.whole(tensor) for name, tensor in average.parameters.items()},
-    }
-    assert groups["model"]["classifier.weight"].shape == (11, 14)  # whole, not half
-    if dist.get_rank() == 0:
-        Checkpoints(folder, 1).write(2, groups, {})
-    dist.barrier()
+    at_saving = gathered(model, optimizer, average.parameters)
+    store = Checkpoints(folder, 1)
+    store.save(2, checkpoints.run_tensors(model, optimizer, average.parameters), {})
     step(model, optimizer, 3)
     average.update(dict(model.named_parameters()))
+    store.wait()
+    sizes = [file.stat().st_size for file in store.paths()[0].glob("*.safetensors")]
+    assert len(sizes) == 2, sizes
+    assert max(sizes) < 1.3 * min(sizes), sizes  # each wrote half of it
+    if dist.get_rank() == 0:
+        save_file(at_saving, folder / "at_saving.safetensors")
 
     fresh, fresh_optimizer = build(settings)
-    saved, _ = checkpoints.read(folder / "step_00000002")
-    checkpoints.restore_model(fresh, saved["model"])
-    checkpoints.restore_optimizer(fresh, fresh_optimizer, saved["optimizer"])
+    fresh_average = MovingAverage(dict(fresh.named_parameters()), 0.9)
+    checkpoints.restore(store.paths()[0], fresh, fresh_optimizer, fresh_average.parameters)
     step(fresh, fresh_optimizer, 3)
-    compare(checkpoints.model_tensors(model), checkpoints.model_tensors(fresh))
+    fresh_average.update(dict(fresh.named_parameters()))
+    expected = gathered(model, optimizer, average.parameters)
+    compare(expected, gathered(fresh, fresh_optimizer, fresh_average.parameters))
 
 
 def main(folder: Path):

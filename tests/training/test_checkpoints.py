@@ -1,35 +1,40 @@
-"""Checkpoints: whole or absent, and checked."""
+"""Checkpoints: whole or absent, checked, and of the moment at which they were begun."""
 
+import copy
+import errno
 import json
 
 import pytest
 import torch
+from safetensors import safe_open
 
-from hf_vit.files import output
 from hf_vit.training import checkpoints
-from hf_vit.training.checkpoints import Checkpoints, damage, optimizer_tensors, read, restore_model, restore_optimizer
+from hf_vit.training.checkpoints import Checkpoints, damage, read_state, restore, run_tensors
+from hf_vit.training.optimization import CompactAdamW, CompactSGD
 
 
-def tensors(step: int) -> dict:
-    return {"model": {"weight": torch.full((3, 5), float(step))}}
+def save(store: Checkpoints, step: int):
+    store.save(step, {"model/weight": torch.full((3, 5), float(step))}, {"step": step})
+    store.wait()
+    return store.paths()[-1]
 
 
 def test_the_newest_are_kept(tmp_path):
     store = Checkpoints(tmp_path / "c", keep=2)
     for step in (3, 20, 100):
-        store.write(step, tensors(step), {"step": step})
+        save(store, step)
     assert [path.name for path in store.paths()] == ["step_00000020", "step_00000100"]
     newest, complaints = store.newest()
-    groups, state = read(newest)
-    assert (state["step"], complaints) == (100, [])
-    assert torch.equal(groups["model"]["weight"], torch.full((3, 5), 100.0))
+    assert (read_state(newest)["step"], complaints) == (100, [])
+    with safe_open(next(newest.glob("*.safetensors")), "pt") as file:
+        assert torch.equal(file.get_tensor("model/weight"), torch.full((3, 5), 100.0))
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "delete", "no sums", "bad sums"])
 def test_damage_is_noticed_and_the_one_before_is_used(tmp_path, harm):
     store = Checkpoints(tmp_path, keep=3)
-    first, second = (store.write(step, tensors(step), {"step": step}) for step in (1, 2))
-    file = second / "model.safetensors"
+    first, second = (save(store, step) for step in (1, 2))
+    file = next(second.glob("*.safetensors"))
     content = file.read_bytes()
     if harm == "cut":
         file.write_bytes(content[:-1])
@@ -50,25 +55,47 @@ def test_damage_is_noticed_and_the_one_before_is_used(tmp_path, harm):
 
 def test_an_unfinished_checkpoint_is_not_one(tmp_path):
     store = Checkpoints(tmp_path, keep=3)
-    store.write(1, tensors(1), {})
-    (tmp_path / ".0123.incomplete.step_00000002").mkdir()
+    save(store, 1)
+    for unfinished in (".0123.incomplete.step_00000002", ".00000002.incomplete.step_00000002"):
+        (tmp_path / unfinished).mkdir()
+        (tmp_path / unfinished / "shard-00009-model-00001-of-00001.safetensors").touch()
     assert [path.name for path in store.paths()] == ["step_00000001"]
-    store.write(2, tensors(2), {})
-    assert not (tmp_path / ".0123.incomplete.step_00000002").exists()
+    save(store, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000001", "step_00000002"]
+    assert len(list(store.paths()[-1].glob("*.safetensors"))) == 1
 
 
 def test_a_full_disk_is_said_and_leaves_the_last_one(tmp_path, monkeypatch):
+    """At the next point where training waits for the checkpoint, and in one sentence."""
     store = Checkpoints(tmp_path, keep=1)
-    first = store.write(1, tensors(1), {})
+    first = save(store, 1)
 
     def full(*arguments):
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(output, "_flush", full)
-    with pytest.raises(OSError, match=r"step_00000002 cannot be written: No space left on device"):
-        store.write(2, tensors(2), {})
+    monkeypatch.setattr(checkpoints, "flush_to_disk", full)
+    store.save(2, {"model/weight": torch.zeros(3)}, {})
+    with pytest.raises(OSError, match=r"step_00000002 cannot be written: No space left on device$"):
+        store.save(3, {"model/weight": torch.zeros(3)}, {})
     assert store.newest() == (first, [])
     assert list(tmp_path.iterdir()) == [first]
+    store.wait()  # it was said once
+
+
+def test_large_states_go_into_several_files(tmp_path, monkeypatch):
+    """No file is much larger than the limit, whose content is held in memory once more."""
+    monkeypatch.setattr(checkpoints, "_FILE_BYTES", 100)
+    model, optimizer = make(torch.optim.AdamW)
+    step(model, optimizer, 1)
+    store = Checkpoints(tmp_path, keep=1)
+    store.save(1, run_tensors(model, optimizer), {})
+    store.wait()
+    files = list(store.paths()[-1].glob("*.safetensors"))
+    assert len(files) == 4  # 35 numbers three times and 8 counts, of 4 bytes
+    saved = [{name: tensor.clone() for name, tensor in run_tensors(model, optimizer).items()}]
+    step(model, optimizer, 1)
+    restore(store.paths()[-1], model, optimizer)
+    assert all(torch.equal(tensor, saved[0][name]) for name, tensor in run_tensors(model, optimizer).items())
 
 
 def make(optimizer_class):
@@ -77,43 +104,63 @@ def make(optimizer_class):
     return model, optimizer_class(model.parameters())
 
 
-@pytest.mark.parametrize("kind", ["sgd", "compact_sgd", "adamw", "compact_adamw"])
-def test_model_and_optimizer_continue_exactly(kind, tmp_path):
-    from hf_vit.training.optimization import CompactAdamW, CompactSGD
-
-    classes = {
-        "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, 0.9, fused=True),
-        "compact_sgd": lambda parameters: CompactSGD(parameters, 0.1, 0.9),
-        "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.1, fused=True),
-        "compact_adamw": lambda parameters: CompactAdamW(parameters, 0.1, weight_decay=0.1),
-    }
+def step(model, optimizer, count: int):
     images = torch.randn(7, 3, generator=torch.Generator().manual_seed(1))
-
-    def steps(model, optimizer, count):
-        for _ in range(count):
-            model(images).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    model, optimizer = make(classes[kind])
-    steps(model, optimizer, 3)
-    groups = {"model": checkpoints.model_tensors(model), "optimizer": optimizer_tensors(model, optimizer)}
-    path = Checkpoints(tmp_path, 1).write(3, groups, {})
-    steps(model, optimizer, 2)
-
-    fresh, fresh_optimizer = make(classes[kind])
-    saved, _ = read(path)
-    restore_model(fresh, saved["model"])
-    restore_optimizer(fresh, fresh_optimizer, saved["optimizer"])
-    steps(fresh, fresh_optimizer, 2)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, fresh.state_dict()[name]), name
-    assert json.loads((path / "checksums.json").read_text()).keys() == {
-        "model.safetensors", "optimizer.safetensors", "state.json"
-    }  # fmt: skip
+    for _ in range(count):
+        model(images).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
-def test_a_checkpoint_of_another_model_is_refused():
-    model, _ = make(torch.optim.SGD)
-    with pytest.raises(ValueError, match=r"other tensors than the model: \['head.weight'\]"):
-        restore_model(model, {**checkpoints.model_tensors(model), "head.weight": torch.zeros(1)})
+KINDS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, 0.9, fused=True),
+    "compact_sgd": lambda parameters: CompactSGD(parameters, 0.1, 0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.1, fused=True),
+    "compact_adamw": lambda parameters: CompactAdamW(parameters, 0.1, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_run_continues_exactly_from_where_saving_began(kind, tmp_path, monkeypatch):
+    """Steps taken while the checkpoint is being written do not get into it."""
+    model, optimizer = make(KINDS[kind])
+    step(model, optimizer, 3)
+    average = {"0.weight": torch.full((5, 3), 0.5)}
+    store = Checkpoints(tmp_path, 1)
+    write, stepped = checkpoints._Writer.write_data, []
+
+    def write_late(self, plan, planner):
+        while not stepped:
+            pass
+        return write(self, plan, planner)
+
+    monkeypatch.setattr(checkpoints._Writer, "write_data", write_late)
+    store.save(3, run_tensors(model, optimizer, average), {"step": 3})
+    step(model, optimizer, 2)
+    average["0.weight"].zero_()
+    stepped.append(True)
+    store.wait()
+
+    fresh, fresh_optimizer = make(KINDS[kind])
+    fresh_average = copy.deepcopy(average)
+    restore(store.paths()[-1], fresh, fresh_optimizer, fresh_average)
+    assert torch.equal(fresh_average["0.weight"], torch.full((5, 3), 0.5))
+    step(fresh, fresh_optimizer, 2)
+    expected, found = run_tensors(model, optimizer), run_tensors(fresh, fresh_optimizer)
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), name
+        assert tensor.dtype == found[name].dtype, name
+
+
+def test_a_checkpoint_of_another_model_or_an_earlier_version_is_refused(tmp_path):
+    model, optimizer = make(torch.optim.SGD)
+    store = Checkpoints(tmp_path, 1)
+    store.save(1, run_tensors(model, optimizer), {})
+    store.wait()
+    other = torch.nn.Sequential(*model, torch.nn.Linear(5, 2, bias=False))
+    with pytest.raises(ValueError, match=r"other tensors than the run: \['model/2.weight'\]"):
+        restore(store.paths()[-1], other, optimizer)
+    (store.paths()[-1] / "state.json").write_text(json.dumps({"step": 1}))
+    with pytest.raises(ValueError, match="an earlier version wrote it"):
+        restore(store.paths()[-1], model, optimizer)
