@@ -1,10 +1,11 @@
 """`finetune` and `pretrain` from beginning to end: the page behind `training/*.py` and `hf-vit train`."""
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils.memory import should_reduce_batch_size
 from transformers import PreTrainedModel
 
@@ -29,6 +30,7 @@ from .identity import identify_run
 from .loop import train
 from .optimization import freeze_parameters
 from .patch_sizes import prepare_patch_sizes
+from .preemption import PREEMPTED, Preempted
 from .recipes import dump, parse_settings
 from .reporting import card_data, write_curve
 from .resuming import resume, saved_per_device
@@ -144,8 +146,18 @@ def show(settings: DataSettings) -> dict[str, Any]:
 
 
 def main(command: Callable[[list[str] | None], dict[str, Any]], argv: list[str] | None = None) -> None:
-    """Run a command; an error that the user can mend is one sentence and exit status 2, Ctrl+C one and 130."""
+    """Run a command; an error that the user can mend is one sentence and exit status 2, Ctrl+C one and 130.
+
+    The exit status of a run that was told to end by SIGTERM or SIGUSR1, and saved, is 75.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     silence_progress_bars()
     with ends_in_one_sentence("error", TrainingStopped):
-        command(argv)
+        try:
+            command(argv)
+        except Preempted as preempted:
+            processes = PartialState()
+            if processes.is_main_process:
+                print(preempted, file=sys.stderr)
+            processes.destroy_process_group()
+            raise SystemExit(PREEMPTED) from None

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .augmentation import TrainTransform, sample_generator
 from .orders import ShuffledOrder
+from .preemption import leave_process_group
 
 _SHUFFLE_BUFFER = 10_000  # raw samples of a stream that are held to draw from
 
@@ -321,6 +322,7 @@ def train_loader(
 ) -> DataLoader:
     """Batches for the steps in `steps`, one per forward; each process makes its own."""
     options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": torch.cuda.is_available()}
+    options["worker_init_fn"] = leave_process_group
     if num_workers:
         options["prefetch_factor"] = 4
     if isinstance(split.samples, datasets.IterableDataset):
@@ -341,6 +343,7 @@ def eval_loader(samples: EvalSamples, batch_size: int, processes: int, rank: int
     num_workers = min(num_workers, 1) if is_stream else num_workers
     options: dict[str, Any] = {"batch_size": batch_size, "collate_fn": _collate}
     options |= {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+    options["worker_init_fn"] = leave_process_group
     if is_stream:
         return DataLoader(_EvalStream(samples, processes, rank), **options)
     mine = range(rank, len(samples), processes)

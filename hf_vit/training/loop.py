@@ -9,6 +9,7 @@ from accelerate.utils import set_seed
 
 from .optimization import set_learning_rate
 from .patch_sizes import draw_sizes
+from .preemption import Preempted, Preemption
 from .reporting import Report
 from .resuming import save
 from .run import Run, TrainingStopped
@@ -29,6 +30,7 @@ def train(
 
     Raises:
         TrainingStopped: when a gradient is not finite.
+        Preempted: after SIGTERM or SIGUSR1, when a checkpoint of the step has been written.
     """
     settings = run.settings
     report = Report(run.accelerator, settings, run.num_steps, run.step, run.history)
@@ -36,21 +38,34 @@ def train(
     save_every = settings.save_every or eval_every
     window = _Window(run)
     run.model.train()
-    for step in range(run.step, run.num_steps):
-        window.add(step, *optimizer_step(run, step, batches))
-        run.step = step + 1
-        report.bar.update()
-        last = run.step == run.num_steps
-        evaluates, saves = last or run.step % eval_every == 0, last or run.step % save_every == 0
-        if evaluates or saves or run.step % settings.log_every == 0:
-            report.log(run.step, {**window.close(), "learning_rate": run.schedule(step)})
-        if evaluates:
-            _evaluate_and_keep(run, report, evaluate, keep_best)
-        if saves:
-            save(run)
-    run.checkpoints.wait()
+    with Preemption() as preemption:
+        for step in range(run.step, run.num_steps):
+            preemption.begin_step()
+            window.add(step, *optimizer_step(run, step, batches))
+            run.step = step + 1
+            report.bar.update()
+            preempted, last = preemption.end_step(), run.step == run.num_steps
+            evaluates = last or run.step % eval_every == 0
+            saves = last or run.step % save_every == 0 or preempted
+            if evaluates or saves or run.step % settings.log_every == 0:
+                report.log(run.step, {**window.close(), "learning_rate": run.schedule(step)})
+            if evaluates:
+                _evaluate_and_keep(run, report, evaluate, keep_best)
+            if saves:
+                save(run)
+            if preempted and not last:
+                _end_early(run, preempted)
+        run.checkpoints.wait()
     report.bar.close()
     return report
+
+
+def _end_early(run: Run, preempted: str) -> None:
+    run.checkpoints.wait()
+    raise Preempted(
+        f"{preempted}: training has saved step {run.step} of {run.num_steps} in {run.checkpoints.folder} and ends; "
+        "the same command with --resume goes on"
+    )
 
 
 def optimizer_step(run: Run, step: int, batches: Iterator[dict]) -> tuple[torch.Tensor, torch.Tensor]:

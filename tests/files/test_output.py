@@ -176,14 +176,14 @@ RUN = (
     "recipe.yaml",
     "metrics.json",
     "best/model.safetensors",
-    "checkpoints/step_00000070/optimizer.safetensors",
+    "checkpoints/step_00000070/shard-00001-model-00001-of-00001.safetensors",
 )
 TRACKED = ("training/events.out.tfevents.1.host", "training/171.2/hparams.yml", "features/0123/about.json", "knn.json")
 OURS = {
     "model": MODEL,
     "shards and code": (*MODEL, "model-00001-of-00002.safetensors", "model.safetensors.index.json", "layers.py"),
     "run": (*RUN, *TRACKED),
-    "run that was killed": ("recipe.yaml", "checkpoints/.01234567.incomplete.step_00000071/step_00000071/state.json"),
+    "run that was killed": ("recipe.yaml", "checkpoints/.00000071.incomplete.step_00000071/state.json"),
     "report": ("report.html", "filters.png", "01-cat.rollout.png", "102-cat.heads.png"),
     "export": ("config.json", "model.safetensors", MARK),
     "nothing": (),

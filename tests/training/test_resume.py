@@ -74,11 +74,12 @@ def test_damaged_checkpoint_is_detected_and_the_one_before_is_used(uninterrupted
     output = tmp_path / "out"
     shutil.copytree(uninterrupted, output)
     newest = sorted((output / "checkpoints").glob("step_*"))[-1]
-    with (newest / "optimizer.safetensors").open("r+b") as file:
+    damaged = next(newest.glob("*.safetensors"))
+    with damaged.open("r+b") as file:
         file.seek(-3, os.SEEK_END)
         file.write(b"\0\1\2")
     done = launch("pretrain", output_dir=output, resume="true", **EVERYTHING)
-    assert f"{newest} is damaged (the SHA-256 of optimizer.safetensors is not the one it was saved with)" in done.stdout
+    assert f"{newest} is damaged (the SHA-256 of {damaged.name} is not the one it was saved with)" in done.stdout
     assert "step_00000063" in done.stdout
     assert_same(output, uninterrupted)
 
