@@ -1,0 +1,118 @@
+"""How long training stands still for a checkpoint, beside one that the first process writes whole while all wait.
+
+    python benchmarks/checkpoints.py [--variant S/16] [--processes 2] [--sharded] [--rounds 7]
+
+CPU processes over gloo have a model and the state of AdamW, replicated, or sharded with --sharded (FSDP2). Both ways
+write the same tensors into the same folder in turn: flushed to disk, with SHA-256 of every file. "whole" is how the
+first edition wrote: every process gathers every tensor, the first one writes, and all wait for it. What is timed is the
+call in the training thread, on the process that waits longest; "on disk" is the time until the checkpoint is complete.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+
+from hf_vit.files.download import sha256_of
+from hf_vit.files.output import new_folder
+from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
+from hf_vit.models.variants import config_of_variant
+from hf_vit.training.allocation import keep_freed_memory
+from hf_vit.training.checkpoints import Checkpoints, run_tensors
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variant", default="S/16")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--sharded", action="store_true")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
+    parser.add_argument("--started", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.started:
+        measure(options)
+        return
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        launcher += ["--nproc_per_node", str(options.processes), __file__, *(sys.argv[1:] if argv is None else argv)]
+        subprocess.run([*launcher, "--started", "--folder", folder], check=True)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Write in turn, both ways, and print the medians."""
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as training does
+    dist.init_process_group("gloo")
+    model, optimizer = build(options)
+    tensors = run_tensors(model, optimizer)
+    times: dict[str, list[float]] = {"whole": [], "blocked": [], "on disk": []}
+    for step in range(1, options.rounds + 2):
+        times["whole"].append(longest(lambda step=step: write_whole(options.folder / f"whole_{step}", tensors)))
+        store = Checkpoints(options.folder / "checkpoints", keep=1)
+        times["blocked"].append(longest(lambda step=step, store=store: store.save(step, tensors, {})))
+        times["on disk"].append(times["blocked"][-1] + longest(store.wait))
+        if dist.get_rank() == 0:
+            shutil.rmtree(options.folder / f"whole_{step}")
+    if dist.get_rank() == 0:
+        medians = {
+            name: round(statistics.median(values[1:]), 4) for name, values in times.items()
+        }  # the first warms up
+        size = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
+        share = round(medians["blocked"] / medians["whole"], 4)
+        print(json.dumps({"variant": options.variant, "MiB": round(size), "seconds": medians, "blocked/whole": share}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def build(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model, and an optimiser that has its state."""
+    model = HfViTForImageClassification(config_of_variant(options.variant, num_labels=1000))
+    if options.sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in model.vit.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return model, optimizer
+
+
+def write_whole(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Gather every tensor on every process, and have the first one write them while all wait."""
+    wholes = {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
+    if dist.get_rank() == 0:
+        with new_folder(folder, flush=True) as draft:
+            for group in ("model", "optimizer"):
+                own = {name: tensor.detach() for name, tensor in wholes.items() if name.startswith(f"{group}/")}
+                save_file(own, draft / f"{group}.safetensors")
+            sums = {file.name: sha256_of(file) for file in sorted(draft.iterdir())}
+            (draft / "checksums.json").write_text(json.dumps(sums))
+    dist.barrier()
+
+
+def longest(action) -> float:
+    """Seconds that an action takes, on the process where it takes longest."""
+    dist.barrier()
+    start = time.perf_counter()
+    action()
+    seconds = torch.tensor(time.perf_counter() - start)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return float(seconds)
+
+
+if __name__ == "__main__":
+    main()
