@@ -105,4 +105,4 @@ def test_what_a_run_leaves(uninterrupted):
     assert kept == ["step_00000063", "step_00000070"]
     metrics = json.loads((uninterrupted / "metrics.json").read_text())
     assert metrics["samples"] == 103
-    assert metrics["accuracy"] > 0.2  # chance is 0.1
+    assert metrics["loss"] < 2.3  # nats; a guess has 2.3026
