@@ -95,7 +95,8 @@ def _train_with_hf_vit(options: argparse.Namespace) -> dict:
     from hf_vit.models.configuration_hf_vit import HfViTConfig
     from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
     from hf_vit.training import assembly
-    from hf_vit.training.data import Shares, open_split, train_loader
+    from hf_vit.training.batches import Shares
+    from hf_vit.training.data import open_split, train_loader
     from hf_vit.training.loop import optimizer_step
     from hf_vit.training.recipes import parse_settings
     from hf_vit.training.settings import FinetuneSettings

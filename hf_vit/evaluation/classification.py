@@ -110,10 +110,10 @@ def _match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
     Raises:
         ValueError: there are as many labels as images neither way.
     """
-    numbers = None if isinstance(split.samples, datasets.IterableDataset) else _validation_numbers(split)
+    numbers = _validation_numbers(split) if isinstance(split.samples, datasets.Dataset) else None
     if numbers is not None and max(numbers) <= len(real):
         return [real[number - 1] for number in numbers]
-    if not isinstance(split.samples, datasets.IterableDataset) and len(real) != len(split):
+    if len(real) != len(split):
         raise ValueError(
             f"there are ReaL labels of {len(real)} images, and the split has {len(split)}, "
             "whose files are not called ILSVRC2012_val_00000001 and so on"

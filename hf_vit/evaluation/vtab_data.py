@@ -17,7 +17,8 @@ import datasets
 import numpy as np
 import yaml
 
-from ..training.data import Split, find_column, find_label_column, is_image
+from ..training.columns import find_column, find_label_column, is_image
+from ..training.data import Split
 from ..training.sources import load_split, slice_split
 from .vtab_targets import TARGETS
 

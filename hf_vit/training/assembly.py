@@ -20,9 +20,10 @@ from ..models.loading import settle_processor
 from . import checkpoints
 from .allocation import keep_freed_memory
 from .augmentation import TrainTransform
+from .batches import Shares
 from .checkpoints import Checkpoints
-from .data import EvalSamples, Shares, Split, eval_loader, open_split
-from .labels import match_to_split
+from .data import EvalSamples, Split, eval_loader, open_split
+from .labels import match_to_split, state_classes
 from .measuring import empty_batch, predict, score
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
 from .optimization import MovingAverage, build_optimizer
@@ -110,7 +111,11 @@ def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> 
     """The split of the settings' data set that has this name."""
     assert settings.dataset
     samples = load_split(settings.dataset, name, settings.dataset_config, settings.streaming)
-    return open_split(samples, settings.image_column, settings.label_column, needs_labels)
+    are_stated = settings.num_labels is not None or settings.label_names is not None
+    together = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
+    columns = settings.image_column, settings.label_column
+    split = open_split(samples, *columns, needs_labels, not are_stated, together)
+    return state_classes(split, settings.num_labels, settings.label_names) if are_stated else split
 
 
 def prepare_run(
@@ -148,8 +153,6 @@ def count_steps(settings: TrainingSettings, split: Split) -> int:
     if settings.steps is not None:
         return settings.steps
     assert settings.epochs is not None
-    if settings.streaming:
-        raise SettingsError(f"epochs is {settings.epochs}, and a stream has no length: set steps")
     return max(round(settings.epochs * len(split) / settings.batch_size), 1)
 
 

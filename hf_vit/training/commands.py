@@ -25,7 +25,8 @@ from .assembly import (
     train_transform,
     write_recipe,
 )
-from .data import Shares, Split, train_loader
+from .batches import Shares
+from .data import Split, train_loader
 from .identity import identify_run
 from .loop import train
 from .optimization import freeze_parameters

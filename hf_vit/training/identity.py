@@ -6,14 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import datasets
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ..files.download import sha256_of
 from ..files.versions import versions_of
 from .data import Split
 from .settings import DataSettings, FinetuneSettings, TrainingSettings
-from .sources import files_of_stream
+from .shards import Shards
 
 _MOST_BYTES = 2**30  # of images whose content is read for their identity: some seconds
 _MODEL_FILES = (
@@ -52,8 +51,9 @@ def identify_data(split: Split, settings: DataSettings) -> dict[str, Any]:
     """
     meaning = {"names": split.label_names, "numbers": split.numbers, "labels": split.num_labels}
     meaning |= {"image_column": split.image_column, "label_column": split.label_column}
-    if isinstance(split.samples, datasets.IterableDataset):
-        return {"stream": _digest([meaning, files_of_stream(str(settings.dataset), settings.dataset_config)])}
+    if isinstance(split.samples, Shards):
+        index = split.samples.index
+        return {"shards": _digest([meaning, index.files, index.stamps]), "images": len(split)}
     images = len(split)
     content = _hash_content(split)
     if content is not None:

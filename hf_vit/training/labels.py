@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog.class_names import imagenet_numbers
-from ..files.reading import read_yaml
+from ..files.reading import read_text, read_yaml
 from .data import Split
+from .shards import Shards
 
 _SHOWN = 5  # names of each list in a message
 _LONGEST = 40  # characters of a name in a message
@@ -54,6 +55,47 @@ def match_to_split(split: Split, other: Split, name: str, other_name: str) -> Sp
     theirs = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
     numbers = _match(other, theirs, (other_name, name), {}, "give the classes the same names in both")
     return replace(other, numbers=numbers, num_labels=split.num_labels)
+
+
+def state_classes(split: Split, num_labels: int | None, names_file: str | None) -> Split:
+    """Give a split the classes that the user states.
+
+    Args:
+        num_labels: how many there are; the data may have fewer.
+        names_file: a text file with a name on each line, in the order of the class numbers.
+
+    Raises:
+        ValueError: the data have other classes or more, or the two numbers differ.
+    """
+    names = None if names_file is None else read_text(Path(names_file).expanduser()).split("\n")
+    if names is not None:
+        names = [name.strip() for name in names if name.strip()]
+        if num_labels not in (None, len(names)):
+            raise ValueError(f"num_labels is {num_labels}, and {names_file} has {len(names)} names")
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"{names_file} has the name {_short(twice)} more than once")
+    count = len(names) if names is not None else num_labels
+    if count is None or split.label_column is None:
+        return split
+    if names is not None and split.label_names not in (None, names):
+        return _order_names(split, names, str(names_file))
+    if split.num_labels > count:
+        raise ValueError(f"the data have {split.num_labels} classes, and {count} are stated")
+    return replace(split, label_names=names or split.label_names, num_labels=count)
+
+
+def _order_names(split: Split, names: list[str], file: str) -> Split:
+    """Number the classes of shards that have names in the order of a list, which may have more."""
+    ours = split.label_names or []
+    missing = [name for name in ours if name not in names]
+    if missing or split.multi_label or not isinstance(split.samples, Shards):
+        raise ValueError(
+            f"the classes of the data ({len(ours)}: {_listing(ours)}) are not those of {file} "
+            f"({len(names)}: {_listing(names)}), which lacks {_listing(missing) or 'their order'}"
+        )
+    samples = split.samples.renumbered([names.index(name) for name in ours])
+    return replace(split, samples=samples, label_names=names, num_labels=len(names))
 
 
 def read_label_map(place: str) -> dict[str, str | int]:

@@ -1,6 +1,7 @@
 """Orders of samples: permutations that are functions of a key and a place, whatever was asked before."""
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,3 +72,80 @@ class ShuffledOrder:
         if self._table[0] != epoch:
             self._table = (epoch, np.random.default_rng((self.seed, epoch)).permutation(self.size))
         return self._table[1][places]
+
+
+class Place(NamedTuple):
+    """One row at its place in an epoch, and what may be read with it."""
+
+    row: int
+    lane: int
+    window: tuple[int, int]  # (epoch, number within the lane): when it changes, what was read for the lane is used up
+    first: int  # the rows from here
+    end: int  # to here, exclusive, are needed in the same window; they lie in one block
+
+
+class LaneOrder:
+    """An order of rows that lie in blocks, each of which is read at once: a shuffle that reads every block once.
+
+    The blocks are permuted for each epoch, and the rows of all of them, one block after another, are cut into lanes of
+    equal length. Place p of the epoch is place p // lanes of lane p % lanes. Within a lane, the rows of `window` blocks
+    in a row are permuted together; windows of different lanes begin at different times. So a reader that serves some
+    lanes holds `window` blocks for each. All of it is a function of (seed, epoch, place).
+
+    Args:
+        lengths: (blocks,) rows of each block; rows are numbered block by block.
+    """
+
+    def __init__(self, lengths: np.ndarray, seed: int, lanes: int, window: int):
+        self.size, self.seed, self.lanes, self.window = int(lengths.sum()), seed, lanes, window
+        self.stride = lanes  # a stand-in for an unreadable image comes from the same lane
+        self._lengths = lengths
+        self._first_rows = np.cumsum(lengths) - lengths
+        self._epoch: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
+        self._tables: dict[int, tuple[tuple[int, int], np.ndarray]] = {}
+
+    def rows(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """Row numbers at some places of an epoch, each from 0 to size - 1."""
+        return np.array([self.place(epoch, int(place)).row for place in places], np.int64)
+
+    def place(self, epoch: int, place: int) -> Place:
+        """The row at a place of an epoch, from 0 to size - 1."""
+        blocks, starts = self._blocks_of(epoch)
+        turn, lane = divmod(place, self.lanes)
+        begin, end = self._bounds(lane), self._bounds(lane + 1)
+        first_block = _block_at(starts, begin)
+        ahead = lane * self.window // self.lanes  # blocks by which its first window is shorter
+        number = (_block_at(starts, begin + turn) - first_block + ahead) // self.window
+        block = first_block + number * self.window - ahead
+        low = max(int(starts[max(block, first_block)]), begin)
+        high = min(int(starts[min(block + self.window, len(blocks))]), end)
+        chosen = low + int(self._table(lane, epoch, number, high - low)[begin + turn - low])
+        block = _block_at(starts, chosen)
+        shift = int(self._first_rows[blocks[block]] - starts[block])
+        together = max(int(starts[block]), begin) + shift, min(int(starts[block + 1]), end) + shift
+        return Place(chosen + shift, lane, (epoch, number), *together)
+
+    def _bounds(self, lane: int) -> int:
+        """Where a lane begins; the first size % lanes of them are longer by one row."""
+        length, longer = divmod(self.size, self.lanes)
+        return lane * length + min(lane, longer)
+
+    def _blocks_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The blocks in the order of an epoch, and where in it each begins, with its end."""
+        if self._epoch[0] != epoch:
+            blocks = np.random.default_rng((self.seed, epoch)).permutation(len(self._lengths))
+            starts = np.concatenate([[0], np.cumsum(self._lengths[blocks])])
+            self._epoch = (epoch, blocks, starts)
+        return self._epoch[1:]
+
+    def _table(self, lane: int, epoch: int, number: int, size: int) -> np.ndarray:
+        """The permutation of a window; of each lane the newest is kept."""
+        kept = self._tables.get(lane)
+        if kept is None or kept[0] != (epoch, number):
+            table = np.random.default_rng((self.seed, epoch, lane, number)).permutation(size).astype(np.int32)
+            kept = self._tables[lane] = ((epoch, number), table)
+        return kept[1]
+
+
+def _block_at(starts: np.ndarray, place: int) -> int:
+    return int(np.searchsorted(starts, place, "right")) - 1

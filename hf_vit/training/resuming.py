@@ -133,10 +133,11 @@ def _fixed(state: dict[str, Any]) -> dict[str, Any]:
 def _differing_shares(before: dict[str, int], now: dict[str, int], run: Run) -> list[str]:
     """How a step was divided and is now, where that changes the result."""
     compared = set(now)
-    if not run.settings.streaming:  # whose order depends on both
+    draws = _draws_by_micro_batch(run)
+    if not draws:
+        compared.remove("per_device_batch_size")
+    if not (draws and run.settings.streaming):  # processes share out blocks of shards image by image
         compared.remove("processes")
-        if not _draws_by_micro_batch(run):
-            compared.remove("per_device_batch_size")
     return [f"{name} was {before[name]} and is {now[name]}" for name in sorted(compared) if now[name] != before[name]]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from .batches import Shares
 from .checkpoints import Checkpoints
-from .data import Shares
 from .objectives import Objective
 from .optimization import MovingAverage
 from .schedules import Schedule

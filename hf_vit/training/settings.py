@@ -13,7 +13,9 @@ class DataSettings:
     dataset_config: str | None = None
     image_column: str | None = None  # by default the one column of images
     label_column: str | None = None  # by default the one column of class labels
-    streaming: bool = False
+    streaming: bool = False  # read parquet and tar files where they are; addresses such as s3://... always are
+    num_labels: int | None = None  # classes of labels without names; by default one more than the highest
+    label_names: str | None = None  # file of the classes' names, one a line, in the order of their numbers
     num_workers: int = 2  # processes that decode and augment, per training process
     image_size: int | list[int] | None = None  # pixels, or [height, width]; by default the model's
     preset: str | None = None  # of the image processor that evaluates and is saved; by default the model's own
@@ -29,7 +31,7 @@ class DataSettings:
         """Raise ValueError for settings that contradict each other or that no value can satisfy."""
         if not self.dataset and not self.print_config:
             raise ValueError("no data: set --dataset to a Hub name, a folder, a file or digits")
-        _require_positive(self, "eval_batch_size")
+        _require_positive(self, "eval_batch_size", "num_labels")
         _require_between(self, 0, None, "num_workers")
 
 
@@ -42,6 +44,7 @@ class TrainingSettings(DataSettings):
     steps: int | None = None  # optimiser steps
     epochs: float | None = None  # instead of steps
     batch_size: int = 512  # images per optimiser step, over all processes and accumulated forwards
+    shuffle_buffer: int | None = None  # images of shards shuffled together; by default 250,000, or 4 GiB if held
     per_device_batch_size: int | None = None  # images per forward; by default batch_size / processes
     find_batch_size: bool = False  # halve per_device_batch_size until it fits into memory
 
@@ -105,7 +108,7 @@ class TrainingSettings(DataSettings):
             raise ValueError("no place for the result: set --output_dir")
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"set one of steps and epochs; they are {self.steps} and {self.epochs}")
-        _require_positive(self, "batch_size", "learning_rate", "log_every", "keep_checkpoints")
+        _require_positive(self, "batch_size", "learning_rate", "log_every", "keep_checkpoints", "shuffle_buffer")
         _require_positive(self, "steps", "epochs", "per_device_batch_size", "max_grad_norm", "eval_every", "save_every")
         _require_between(self, 0, 1, "label_smoothing", "ema_decay", "momentum", "dropout", "attention_dropout")
         _require_between(self, 0, 1, "drop_path", "layer_decay", "adam_beta1", "adam_beta2", "final_learning_rate")

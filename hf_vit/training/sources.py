@@ -1,11 +1,14 @@
 """Where a data set comes from: a Hub name, a folder or files, IDX files, or the digits that scikit-learn carries."""
 
 import gzip
+import re
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
+import fsspec
 import numpy as np
 from datasets.exceptions import DatasetGenerationError
 
@@ -13,43 +16,74 @@ from .folders import load_folder
 
 
 def load_split(name: str, split: str, config: str | None = None, streaming: bool = False) -> Any:
-    """Open one split of a data set: a `datasets.Dataset`, or an `IterableDataset` when streaming.
+    """Open one split of a data set: a `datasets.Dataset`, or the names of its shards when streaming.
 
     Args:
-        name: a Hub name, a folder of images / parquet / tars, a file, a glob, a folder of IDX files, or "digits".
-        split: a name, or a slice of one such as "train[:98%]" (not when streaming).
+        name: a Hub name, a folder of images / parquet / tars, a file, a glob, a folder of IDX files, "digits", or the
+            address of shards with a glob or a range in it, such as "s3://bucket/train-{0000..0146}.tar".
+        split: a name, or a slice of one such as "train[:98%]" (not of shards).
 
     Raises:
         ValueError: in one sentence, when there is no such data or split.
     """
-    if streaming and "[" in split:
-        raise ValueError(f"split {split!r} is a slice, which a stream does not have; name a whole split")
     if name == "digits":
         return slice_split(load_digits(), split)
     path = Path(name).expanduser()
     if path.is_dir() and any(path.glob("*-images-idx3-ubyte*")):
         return slice_split(_load_idx_folder(path), split)
     try:
+        if "://" in name:
+            return _shards_of(_find_remote(name), name, split)
         reader = _reader_of(name)
-        if reader["path"] == "imagefolder" and not streaming and (splits := load_folder(path)) is not None:
+        if reader["path"] == "imagefolder" and (splits := load_folder(path)) is not None:
             return slice_split(splits, split)
-        return datasets.load_dataset(**reader, name=config, split=split, streaming=streaming)
-    except (ValueError, FileNotFoundError, DatasetGenerationError) as error:
+        if streaming and reader["path"] != "imagefolder":
+            files = reader.get("data_files") or datasets.load_dataset_builder(name, name=config).config.data_files
+            return _shards_of(files or {}, name, split)
+        return datasets.load_dataset(**reader, name=config, split=split)
+    except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise ValueError(f"cannot read split {split!r} of {name}: {reason}") from error
 
 
-def files_of_stream(name: str, config: str | None = None) -> dict[str, Any]:
-    """The files of a data set on the Hub or in a folder, each with its commit, or its size and time of change."""
-    builder = datasets.load_dataset_builder(**_reader_of(name), name=config)
-    files: dict[str, Any] = {str(split): places for split, places in (builder.config.data_files or {}).items()}
-    local = {place: Path(place).stat() for places in files.values() for place in places if Path(place).is_file()}
-    return {
-        "files": {split: [str(place) for place in places] for split, places in files.items()},
-        "origin": {split: places.origin_metadata for split, places in files.items()},
-        "local": {place: (found.st_size, found.st_mtime_ns) for place, found in local.items()},
-        "builder": builder.hash,
-    }
+def _shards_of(files: Mapping[str, Sequence[str]], name: str, split: str) -> list[str]:
+    """The shards of one split."""
+    if "[" in split:
+        raise ValueError("it is a slice, which shards do not have; name a whole split")
+    shards = [str(file) for file in {str(key): places for key, places in files.items()}.get(split, [])]
+    if not shards:
+        raise ValueError(f"there is {', '.join(map(str, files)) or 'nothing'}")
+    kinds = {file.rpartition(".")[2] for file in shards}
+    if kinds not in ({"tar"}, {"parquet"}):
+        raise ValueError(
+            f"its files are {', '.join(sorted(kinds))} (expected parquet or tar); load it without streaming"
+        )
+    return shards
+
+
+def _find_remote(name: str) -> dict[str, list[str]]:
+    """Shards elsewhere by split: of an address with ranges and stars, each alternative in turn, or of a folder."""
+    found: list[str] = []
+    for address in _expand(name):
+        if not address.endswith((".tar", ".parquet")):
+            address = f"{address.rstrip('/')}/**"
+        if "*" in address:
+            filesystem, pattern = fsspec.core.url_to_fs(address)
+            names = [str(place) for place in filesystem.glob(pattern)]
+            found += [filesystem.unstrip_protocol(place) for place in names if place.endswith((".tar", ".parquet"))]
+        else:
+            found.append(address)
+    return _files_by_split(found)
+
+
+def _expand(address: str) -> list[str]:
+    """Addresses for each number of a range in braces, {000..146}, as the shell has it."""
+    match = re.search(r"\{(\d+)\.\.(\d+)\}", address)
+    if match is None:
+        return [address]
+    first, last = match.groups()
+    numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return [rest for number in numbers for rest in _expand(address.replace(match.group(), number, 1))]
 
 
 def _reader_of(name: str) -> dict[str, Any]:
@@ -57,25 +91,29 @@ def _reader_of(name: str) -> dict[str, Any]:
     path = Path(name).expanduser()
     if path.is_dir():
         for suffix, builder in (("parquet", "parquet"), ("tar", "webdataset")):
-            if files := sorted(path.rglob(f"*.{suffix}")):
+            if files := sorted(file.as_posix() for file in path.rglob(f"*.{suffix}")):
                 return {"path": builder, "data_files": _files_by_split(files)}
         return {"path": "imagefolder", "data_dir": str(path)}
-    files = sorted(path.parent.glob(path.name))
+    files = [file.as_posix() for file in sorted(path.parent.glob(path.name))]
     if path.suffix in (".parquet", ".tar"):
         if not files:
             raise ValueError(f"there is no file {name}")
-        return {"path": "parquet" if path.suffix == ".parquet" else "webdataset", "data_files": _files_by_split(files)}
+        return {
+            "path": "parquet" if path.suffix == ".parquet" else "webdataset",
+            "data_files": _files_by_split(files),
+        }
     if path.is_absolute() or name.startswith((".", "~")):
         raise ValueError(f"there is no folder {name}")
     return {"path": name}
 
 
-def _files_by_split(files: list[Path]) -> dict[str, list[str]]:
+def _files_by_split(files: Sequence[str]) -> dict[str, list[str]]:
     """Files sorted into splits by the names the Hub goes by; a file that names no split is training data."""
     splits: dict[str, list[str]] = {}
     for file in files:
-        named = [split for split in ("train", "validation", "test") if split in file.name or split == file.parent.name]
-        splits.setdefault(named[0] if named else "train", []).append(str(file))
+        *_, folder, name = ["", *file.split("/")]
+        named = [split for split in ("train", "validation", "test") if split in name or split == folder]
+        splits.setdefault(named[0] if named else "train", []).append(file)
     return splits
 
 

@@ -10,7 +10,8 @@ from PIL import Image
 
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.training.augmentation import TrainTransform
-from hf_vit.training.data import EvalSamples, Shares, StepBatches, eval_loader, open_split, train_loader
+from hf_vit.training.batches import Shares, StepBatches
+from hf_vit.training.data import EvalSamples, open_split, train_loader
 from hf_vit.training.sources import load_split, read_idx, split_digits
 
 TRANSFORM = TrainTransform((6, 10))
@@ -192,28 +193,3 @@ def test_broken_images_are_replaced_and_counted():
     assert batch["skipped"].sum() == 1
     samples = EvalSamples(split, HfViTImageProcessor(size={"height": 6, "width": 10}), (6, 10))
     assert [samples[n]["valid"] for n in range(4)] == [True, True, False, True]
-
-
-@pytest.mark.slow
-def test_streams_resume_and_do_not_depend_on_workers(tmp_path):
-    make(25).to_parquet(tmp_path / "train.parquet")
-    split = open_split(load_split(str(tmp_path), "train", streaming=True))
-
-    def first(count: int, workers: int, start: int = 0, rank: int = 0, processes: int = 1):
-        loader = train_loader(split, TRANSFORM, 1, Shares(4, 2, processes, rank), range(start, 99), workers)
-        return [batch["image"] for _, batch in zip(range(count), loader, strict=False)]
-
-    whole = first(20, 0)  # more than an epoch of 12 batches
-    assert all(a.equal(b) for a, b in zip(whole, first(20, 2), strict=True))
-    assert all(a.equal(b) for a, b in zip(whole[14:], first(6, 0, start=7), strict=True))
-    mine, other = first(6, 0, processes=2), first(6, 0, rank=1, processes=2)
-    assert not any(a.equal(b) for a, b in zip(mine, other, strict=True))
-
-
-def test_evaluation_takes_every_sample_once_from_map_and_stream(tmp_path):
-    make(11).to_parquet(tmp_path / "test.parquet")
-    for streaming in (False, True):
-        split = open_split(load_split(str(tmp_path), "test", streaming=streaming))
-        samples = EvalSamples(split, HfViTImageProcessor(size={"height": 6, "width": 10}), (6, 10))
-        seen = [int(i) for rank in range(3) for batch in eval_loader(samples, 2, 3, rank, 0) for i in batch["index"]]
-        assert sorted(seen) == list(range(11))

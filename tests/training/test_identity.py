@@ -15,6 +15,7 @@ from hf_vit.training.commands import finetune, pretrain
 from hf_vit.training.identity import identify_data, identify_model
 from hf_vit.training.resuming import FREE_ON_RESUME, with_new_defaults
 from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
+from hf_vit.training.sources import load_split
 
 from ..launching import DIGITS, arguments
 from ..models import save_tiny
@@ -109,11 +110,12 @@ def test_big_data_are_known_by_their_files(colors, monkeypatch):
     assert data_of(colors) != first
 
 
-def test_a_stream_is_known_by_its_files(colors):
-    first = data_of(colors, streaming=True)
-    assert ("stream" in first, data_of(colors, streaming=True)) == (True, first)
-    os.utime(colors / "train" / "red" / "3.bmp", (1, 1))
-    assert data_of(colors, streaming=True) != first
+def test_shards_are_known_by_their_files(colors, tmp_path):
+    load_split(str(colors), "train").to_parquet(tmp_path / "train.parquet")
+    first = data_of(tmp_path, streaming=True)
+    assert ("shards" in first, data_of(tmp_path, streaming=True)) == (True, first)
+    os.utime(tmp_path / "train.parquet", (1, 1))
+    assert data_of(tmp_path, streaming=True) != first
 
 
 @pytest.mark.parametrize("change", ["heads", "training images"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hf_vit.training import orders
-from hf_vit.training.orders import ShuffledOrder, permute
+from hf_vit.training.orders import LaneOrder, ShuffledOrder, permute
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 63, 64, 65, 1000, 4097, 2**16, 2**16 + 1, 3 * 2**15])
@@ -50,3 +50,48 @@ def test_small_sets_keep_the_order_of_recorded_runs_and_large_ones_need_no_table
     rows = large.rows(3, np.arange(4096))
     assert len(set(rows.tolist())) == 4096
     assert 0.4 < rows.mean() / 13_000_000 < 0.6
+
+
+def lay_out(lengths: list[int], seed: int, epoch: int, lanes: int, window: int) -> list[int]:
+    """An epoch of `LaneOrder`, written down from its definition."""
+    first = np.cumsum(lengths) - lengths
+    blocks = np.random.default_rng((seed, epoch)).permutation(len(lengths))
+    sequence = [(place, first[block] + n) for place, block in enumerate(blocks) for n in range(lengths[block])]
+    shares = [len(sequence) // lanes + (lane < len(sequence) % lanes) for lane in range(lanes)]
+    columns = []
+    for lane, share in enumerate(shares):
+        mine, sequence = sequence[:share], sequence[share:]
+        windows: dict[int, list[int]] = {}
+        for place, row in mine:
+            windows.setdefault((place - mine[0][0] + lane * window // lanes) // window, []).append(int(row))
+        columns.append([])
+        for number, rows in windows.items():
+            order = np.random.default_rng((seed, epoch, lane, number)).permutation(len(rows))
+            columns[-1] += [rows[n] for n in order]
+    return [column[turn] for turn in range(shares[0]) for column in columns if turn < len(column)]
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 6, 12])
+@pytest.mark.parametrize("window", [1, 3])
+def test_lanes_follow_their_definition_from_any_place(lanes, window):
+    lengths = np.random.default_rng(lanes).integers(1, 8, size=37)
+    order = LaneOrder(lengths, seed=5, lanes=lanes, window=window)
+    epochs = [lay_out(lengths.tolist(), 5, epoch, lanes, window) for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(order.size)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    asked = np.random.default_rng(0).permutation(3 * order.size)
+    for epoch, place in (divmod(int(position), order.size) for position in asked):
+        found = order.place(epoch, place)
+        assert (found.row, found.lane) == (epochs[epoch][place], place % lanes)
+        assert found.first <= found.row < found.end <= order.size
+
+
+def test_rows_of_a_block_are_spread_over_the_epoch():
+    """Sorted shards, as WebDataset tars of one class after the other, come out mixed."""
+    order = LaneOrder(np.full(500, 20), seed=0, lanes=48, window=4)
+    rows = order.rows(0, np.arange(order.size))
+    for batch in rows[: 48 * 200].reshape(-1, 48):
+        assert len(set((batch // 20).tolist())) == 48  # as many blocks as images
+    classes = (rows // 1000)[:9984].reshape(-1, 256)  # of 10, in their order
+    counts = np.stack([np.bincount(batch, minlength=10) for batch in classes])
+    assert counts.std() < 2 * np.sqrt(256 * 0.09)  # twice what a full shuffle has

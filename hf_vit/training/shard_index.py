@@ -1,0 +1,335 @@
+"""The index of shards: made once, with a progress bar, beside them where that can be written, or else in the cache.
+
+It is an Arrow file with a row for each image of a tar and each row group of a parquet file, and a JSON text with the
+names of the shards, what tells whether they have changed, and their columns and classes.
+"""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+from filelock import FileLock
+from huggingface_hub import cached_assets_path
+from tqdm import tqdm
+
+from ..files.output import new_file, write_text
+from .columns import find_column, find_label_column, is_image
+from .shards import HEADER, ShardIndex, open_file
+
+_VERSION = 1
+_THREADS = 8  # that read shards
+_SCHEMA = pa.schema({"position": pa.int64(), "size": pa.int64(), "rows": pa.int32(), "label": pa.int32()})
+_STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "last_modified")  # of fsspec's file systems
+_IMAGES = frozenset(extension[1:] for extension in ImageFolder.EXTENSIONS)
+
+
+class Columns(NamedTuple):
+    """What of the shards is wanted."""
+
+    image: str | None = None  # by default the one of images
+    label: str | None = None  # by default of tars "cls", of parquet files the one of class labels
+    needs_labels: bool = True
+    counts_labels: bool = True  # of labels without names; False where somebody says how many there are
+
+
+def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
+    """The index of some shards, made where there is none that holds.
+
+    Raises:
+        ValueError: a shard is damaged, or has no images or labels.
+        OSError: a shard cannot be read.
+    """
+    with ThreadPoolExecutor(_THREADS) as pool:
+        stamps = list(pool.map(_stamp, files))
+    index = _find_or_make(files, stamps, _key_of(files, columns))
+    if not columns.needs_labels and columns.label is None:
+        return index._replace(label_column=None, num_labels=None)
+    if index.is_tar and (missing := int((index.units["label"] < 0).sum())):
+        raise ValueError(
+            f"{missing} of {len(index.units['label'])} images in {len(files)} shards such as {files[0]} have no "
+            f"{index.label_column}; name the labels with --label_column"
+        )
+    return index
+
+
+def _find_or_make(files: Sequence[str], stamps: list, columns: Columns) -> ShardIndex:
+    """An index beside the shards or in the cache; a new one where neither holds, made by one process of a machine."""
+    cached = _cache() / index_name(files, columns)
+    places = [f"{files[0].rpartition('/')[0] or '.'}/{cached.name}", str(cached)]
+    with FileLock(f"{cached}.lock"):
+        for place in places:
+            if index := _load(place, cached, files, stamps):
+                return index
+        table = _build(files, stamps, columns, cached.with_suffix(".parts"))
+        for place in places:
+            if "://" not in place:
+                with suppress(OSError):
+                    write_index(Path(place), table)
+                    return _from_table(_map(place), files, stamps)
+    raise OSError(f"cannot write the index of {len(files)} shards to {' or '.join(places)}")
+
+
+def _key_of(files: Sequence[str], columns: Columns) -> Columns:
+    """Columns as an index is named by; that of tars always has the labels."""
+    if files[0].endswith(".tar"):
+        return Columns(columns.image, columns.label or "cls")
+    return columns
+
+
+def write_index(place: Path, table: pa.Table) -> None:
+    """Write an index as a whole or not at all."""
+    with new_file(place, overwrite=True) as file, pa.ipc.new_file(str(file), table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+
+
+def make_table(files: Sequence[str], stamps: list, units: pa.Table, ends: list[int], content: dict) -> pa.Table:
+    """An index as it is written: `stamps` with None in the place of a time hold wherever the shards are moved."""
+    about = {"version": _VERSION, "files": [_name(file) for file in files], "stamps": stamps, "ends": ends, **content}
+    return units.replace_schema_metadata({"hf_vit": json.dumps(about)})
+
+
+def index_name(files: Sequence[str], columns: Columns) -> str:
+    """The name of the index beside shards."""
+    return f"hf_vit_index-{_digest([[_name(file) for file in files], _key_of(files, columns)])}.arrow"
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def _name(file: str) -> str:
+    return file.rsplit("/", 1)[-1]
+
+
+def _cache() -> Path:
+    return cached_assets_path("hf_vit", "shards", "indexes")
+
+
+def _stamp(file: str) -> list:
+    """Size of a file, and its time or etag where its file system tells."""
+    if "://" not in file:
+        status = os.stat(file)
+        return [status.st_size, str(status.st_mtime_ns)]
+    filesystem, path = fsspec.core.url_to_fs(file)
+    about = filesystem.info(path)
+    stamp = next((about[name] for name in _STAMPS if about.get(name)), None)
+    return [about["size"], None if stamp is None else str(stamp)]
+
+
+def _load(place: str, cached: Path, files: Sequence[str], stamps: list) -> ShardIndex | None:
+    """Read an index if it is there and holds; one that lies elsewhere is kept in the cache."""
+    try:
+        if "://" in place:
+            with open_file(place) as source, new_file(cached, overwrite=True) as copy:
+                copy.write_bytes(source.read())
+            place = str(cached)
+        table = _map(place)
+        about = json.loads(table.schema.metadata[b"hf_vit"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    same = about["version"] == _VERSION and about["files"] == [_name(file) for file in files]
+    if not same or not all(map(_still_holds, about["stamps"], stamps)):
+        return None
+    return _from_table(table, files, stamps)
+
+
+def _still_holds(kept: list, now: list) -> bool:
+    return kept[0] == now[0] and (kept[1] is None or kept[1] == now[1])
+
+
+def _map(place: str) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(place)).read_all()
+
+
+def _from_table(table: pa.Table, files: Sequence[str], stamps: list) -> ShardIndex:
+    about = json.loads(table.schema.metadata[b"hf_vit"])
+    units = {name: table[name].combine_chunks().to_numpy() for name in table.column_names}
+    features = datasets.Features.from_dict(about["features"])
+    names = (about[name] for name in ("image_column", "label_column", "num_labels"))
+    return ShardIndex(list(files), stamps, units, np.array(about["ends"], np.int64), features, *names)
+
+
+def _build(files: Sequence[str], stamps: list, columns: Columns, folder: Path) -> pa.Table:
+    """Read every shard, or what a killed process wrote down of it in `folder`."""
+    folder.mkdir(exist_ok=True)
+
+    def scan(number: int) -> dict[str, Any]:
+        part, scanned = folder / f"{_digest([files[number], stamps[number]])}.json", None
+        with suppress(OSError, ValueError):
+            scanned = json.loads(part.read_text(encoding="utf-8"))
+        if scanned is None:
+            scanned = (_scan_tar if files[number].endswith(".tar") else _scan_parquet)(files[number], columns)
+            write_text(part, json.dumps(scanned))
+        return scanned | {name: np.array(scanned[name], np.int64) for name in _SCHEMA.names}
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        try:
+            parts = list(tqdm(pool.map(scan, range(len(files))), "Indexing", len(files), unit=" shards", delay=1))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    table = _join(files, stamps, parts)
+    shutil.rmtree(folder)
+    return table
+
+
+def _join(files: Sequence[str], stamps: list, parts: list[dict]) -> pa.Table:
+    """One index from those of the shards: one kind of labels, one numbering of their names."""
+    full = [part for part in parts if len(part["rows"])]
+    if not full:
+        raise ValueError(f"there is no image in {files[0]}" + (f" and {len(files) - 1} more" if files[1:] else ""))
+    for file, part in zip(files, parts, strict=True):
+        if len(part["rows"]) and part["kind"] != full[0]["kind"]:
+            raise ValueError(f"{file} has labels of another kind: {part['kind']} (expected {full[0]['kind']})")
+    names = sorted({name for part in parts for name in part["names"]})
+    numbers = {name: number for number, name in enumerate(names)}
+    for part in parts:
+        own = np.array([numbers[name] for name in part["names"]] + [-1], np.int64)  # its own numbers -> all shards'
+        part["label"] = own[part["label"]] if names else part["label"]
+    units = pa.table({name: np.concatenate([part[name] for part in parts]) for name in _SCHEMA.names}).cast(_SCHEMA)
+    image, label = full[0]["image_column"], full[0]["label_column"]
+    features = datasets.Features({image: datasets.Image(decode=False), **_label_feature(full[0], names)})
+    content = {"features": features.to_dict(), "image_column": image, "label_column": label}
+    content["num_labels"] = len(names) or max(part["num_labels"] for part in parts) or None
+    return make_table(files, stamps, units, np.cumsum([len(part["rows"]) for part in parts]).tolist(), content)
+
+
+def _label_feature(part: dict, names: list[str]) -> dict[str, Any]:
+    if part["label_column"] is None:
+        return {}
+    if part["feature"] is not None:
+        return dict(datasets.Features.from_dict({part["label_column"]: part["feature"]}))
+    feature = datasets.ClassLabel(names=names) if names else datasets.Value("int64")
+    return {part["label_column"]: feature}
+
+
+def _scan_tar(file: str, columns: Columns) -> dict[str, Any]:
+    """Where the images of a tar lie, and their labels, -1 where there is none.
+
+    Raises:
+        ValueError: it is cut short, or no tar.
+    """
+    positions, sizes, texts, column = [], [], [], columns.image
+    for sample in _samples_of(file, columns.label):
+        found = [name for name in sample if name.rsplit(".", 1)[-1].lower() in _IMAGES]
+        found = [name for name in found if columns.image in (None, name)]
+        if len(found) > 1:
+            raise ValueError(f"{file} has {' and '.join(found)} of one sample; choose with --image_column")
+        if found:
+            column = column or found[0]
+            positions.append(sample[found[0]][0])
+            sizes.append(sample[found[0]][1])
+            texts.append(sample.get(columns.label, (0, 0, None))[2])
+    given = [text for text in texts if text is not None]
+    are_numbers = all(text.isdecimal() for text in given)
+    names = [] if are_numbers else sorted(set(given))
+    numbers = {name: number for number, name in enumerate(names)}
+    labels = [-1 if text is None else int(text) if are_numbers else numbers[text] for text in texts]
+    return {
+        **{"position": positions, "size": sizes, "rows": [1] * len(sizes), "label": labels, "names": names},
+        "num_labels": max(labels, default=-1) + 1,
+        "kind": "class numbers" if are_numbers else "text",
+        **{"feature": None, "image_column": column or "image", "label_column": columns.label},
+    }
+
+
+def _samples_of(file: str, field: str | None) -> Iterator[dict[str, tuple]]:
+    """{extension: (position, size, text of the label)} of members that share a name up to its first dot."""
+    key, sample = None, {}
+    with _open_buffered(file) as source:
+        try:
+            end = 0
+            with tarfile.open(fileobj=source, mode="r:") as archive:
+                for member in archive:
+                    archive.members = []  # it would remember all
+                    end = member.offset_data + -(-member.size // HEADER) * HEADER
+                    folder, _, name = member.name.rpartition("/")
+                    stem, dot, extension = name.partition(".")
+                    if not member.isfile() or not stem or not dot:
+                        continue
+                    if (folder, stem) != key and sample:
+                        yield sample
+                        sample = {}
+                    key = (folder, stem)
+                    text = _text_of(archive, member) if extension == field else None
+                    sample[extension] = (member.offset_data, member.size, text)
+            source.seek(0, io.SEEK_END)
+            whole = source.tell() >= end
+            source.seek(end)
+            whole = whole and not any(source.read(HEADER))
+        except (tarfile.TarError, EOFError) as error:
+            raise ValueError(f"{file} is damaged, or no uncompressed tar: {error}") from error
+    if not whole:
+        raise ValueError(f"{file} is damaged: after {end} bytes it is no tar any more")
+    if sample:
+        yield sample
+
+
+def _text_of(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    """The text of a small member."""
+    content = archive.extractfile(member)
+    return content.read(4096).decode("utf-8", "replace").strip() if content else ""
+
+
+def _open_buffered(file: str) -> Any:
+    """A file that is read from its beginning to its end."""
+    if "://" not in file:
+        return open(file, "rb")
+    filesystem, path = fsspec.core.url_to_fs(file)
+    return filesystem.open(path, "rb", block_size=2**23)
+
+
+def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
+    """The row groups of a parquet file, and how many classes its labels have.
+
+    Raises:
+        ValueError: it is damaged, or has no such columns.
+    """
+    try:
+        with open_file(file) as source:
+            reader = pq.ParquetFile(source)
+            features = _mark_images(reader.schema_arrow)
+            image = find_column(features, columns.image, is_image, "image", "--image_column")
+            wanted = columns.needs_labels or columns.label is not None
+            label = find_label_column(features, columns.label) if wanted else None
+            feature = None if label is None else features[label]
+            groups = [reader.metadata.row_group(number) for number in range(reader.num_row_groups)]
+            plain = isinstance(feature, datasets.Value)
+            is_text = plain and "string" in feature.dtype
+            values = reader.read([label])[label].to_pylist() if is_text or (plain and columns.counts_labels) else []
+    except (pa.ArrowInvalid, pa.ArrowKeyError, EOFError) as error:
+        raise ValueError(f"{file} is damaged, or no parquet file: {error}") from error
+    return {
+        "position": list(range(len(groups))),
+        "size": [group.total_byte_size for group in groups],
+        "rows": [group.num_rows for group in groups],
+        "label": [-1] * len(groups),
+        "names": sorted({value for value in values if value is not None}) if is_text else [],
+        "num_labels": 0 if is_text else max((value for value in values if value is not None), default=-1) + 1,
+        "kind": str(feature),
+        "feature": None if feature is None or plain else datasets.Features({str(label): feature}).to_dict()[str(label)],
+        **{"image_column": image, "label_column": label},
+    }
+
+
+def _mark_images(schema: pa.Schema) -> datasets.Features:
+    """Columns of a parquet file; those of bytes, and of bytes with a path, are images whoever wrote it."""
+    features = datasets.Features.from_arrow_schema(schema)
+    for name, feature in features.items():
+        if feature == datasets.Value("binary") or (isinstance(feature, dict) and set(feature) == {"bytes", "path"}):
+            features[name] = datasets.Image()
+    return features

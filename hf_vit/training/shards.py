@@ -1,0 +1,253 @@
+"""Rows of shards, WebDataset tars or parquet files on any file system of fsspec, read by their numbers.
+
+What can be read alone is a unit: an image in a tar, a row group of a parquet file. The index says where each lies. Of a
+tar on this machine, images are read one by one. Everything else comes in blocks, runs of units, which are held until
+their rows have been seen; `orders.LaneOrder` is an order in which every block is read once.
+"""
+
+import copy
+import os
+import tarfile
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import datasets
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .orders import LaneOrder, Place
+
+HEADER = 512  # bytes before the content of a member of a tar
+_LANES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 480, 960)  # each divides the next but one: on 2, 3, 4, 6, 8, ... processes
+_ROWS_TOGETHER = 250_000  # that are shuffled together, as in big_vision
+_BYTES_TOGETHER = 2**32  # of images that are held for it at most, over all processes
+_LARGEST_BLOCK = 64  # images of a tar elsewhere that are fetched at once
+_LEAST_BLOCKS = 16  # row groups of a lane: one of them is read twice
+_THREADS = 8  # that fetch blocks
+_OPEN_FILES = 64
+
+
+class ShardIndex(NamedTuple):
+    """Where the rows of shards lie; the arrays are mapped from a file, and shared by all processes."""
+
+    files: list[str]  # paths or addresses
+    stamps: list[list]  # size and what else tells a file from a changed one
+    units: dict[str, np.ndarray]  # position (bytes; the number of a row group), size (bytes), rows, label
+    ends: np.ndarray  # (files,) number of the unit after the last one of each file
+    features: datasets.Features
+    image_column: str
+    label_column: str | None
+    num_labels: int | None
+
+    @property
+    def is_tar(self) -> bool:
+        """Whether units are images."""
+        return self.files[0].endswith(".tar")
+
+
+class Shards:
+    """The rows of shards: a sequence of {image column: {"bytes", "path"}, label column: label}."""
+
+    def __init__(self, index: ShardIndex, together: int | None = None):
+        self.index, self.features = index, index.features
+        self.is_local = all("://" not in file for file in index.files)
+        self._length = len(index.units["rows"]) if index.is_tar else int(index.units["rows"].sum())
+        self.holds_blocks = not (self.is_local and index.is_tar)
+        self._divide(together)
+        self._numbers: list[int] | None = None
+        self._held: dict[int, tuple[Any, dict[int, Future]]] = {}
+        self._descriptors: dict[int, int] = {}
+        self._footers: dict[int, Any] = {}
+
+    def _divide(self, together: int | None) -> None:
+        """Choose lanes, blocks and windows: functions of the index alone."""
+        units, rows = self.index.units, self._length
+        if together is None:
+            mean_bytes = max(int(units["size"].sum()) // max(rows, 1), 1)
+            together = min(_ROWS_TOGETHER, _BYTES_TOGETHER // mean_bytes) if self.holds_blocks else _ROWS_TOGETHER
+        together = max(min(together, rows), 1)
+        if self.index.is_tar:
+            self.lanes = _most_lanes(min(rows, together) // 128)
+            length = min(max(together // (4 * self.lanes), 1), _LARGEST_BLOCK)
+        else:
+            mean_rows = max(rows // max(len(units["rows"]), 1), 1)
+            self.lanes = _most_lanes(min(len(units["rows"]) // _LEAST_BLOCKS, together // (2 * mean_rows)))
+            length = 1
+        begins = [0, *self.index.ends[:-1].tolist()]
+        parts = [np.arange(begin, end, length) for begin, end in zip(begins, self.index.ends.tolist(), strict=True)]
+        self._first_units = np.concatenate(parts)
+        self._first_rows = self._first_units
+        if not self.index.is_tar:
+            self._first_rows = np.cumsum(units["rows"], dtype=np.int64) - units["rows"]
+        self.block_lengths = np.diff(np.append(self._first_rows, rows))
+        self.window = max(together // max(int(self.lanes * self.block_lengths.mean()), 1), 1)
+
+    def renumbered(self, numbers: list[int]) -> "Shards":
+        """The same rows, with another class number for each of the index."""
+        other = copy.copy(self)
+        other.__dict__ |= self.__getstate__() | {"_numbers": numbers}
+        return other
+
+    def order(self, seed: int) -> LaneOrder:
+        """The order of training."""
+        return LaneOrder(self.block_lengths, seed, self.lanes, self.window)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to a process."""
+        return {**self.__dict__, "_held": {}, "_descriptors": {}, "_footers": {}, "_pool": None}
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        block = int(np.searchsorted(self._first_rows, row, "right")) - 1
+        first = int(self._first_rows[block])
+        return self.read(Place(row, -1, (0, block), first, first + int(self.block_lengths[block])))
+
+    def read(self, place: Place) -> dict[str, Any]:
+        """One row.
+
+        Raises:
+            ValueError: the shard is damaged or has changed.
+            OSError: it cannot be read.
+        """
+        if not self.holds_blocks:
+            file = self._file_of(place.row)
+            return self._sample(place.row, self._read_local(file, *self._extent(place.row)), file)
+        content = self._request(place).result()
+        if self.index.is_tar:
+            position, size = self._extent(place.row)
+            begin = position - self._extent(place.first)[0]
+            return self._sample(place.row, content[begin : begin + HEADER + size], self._file_of(place.row))
+        return self._row_of_table(content, place.row)
+
+    def prefetch(self, places: Sequence[Place]) -> None:
+        """Begin to fetch what the first of these places in each lane needs, before any of them is read."""
+        if self.holds_blocks:
+            for place in {place.lane: place for place in reversed(places)}.values():  # the first of each lane
+                self._request(place)
+
+    def _request(self, place: Place) -> Future:
+        """The block of a place, read or being read; those of earlier windows of its lane are given up."""
+        window, blocks = self._held.get(place.lane, (None, {}))
+        if window != place.window:
+            window, blocks = self._held[place.lane] = (place.window, {})
+        if place.first not in blocks:
+            blocks[place.first] = self._start(place)
+        return blocks[place.first]
+
+    def _start(self, place: Place) -> Future:
+        if not self.is_local:
+            return self._threads.submit(self._fetch, place)
+        done: Future = Future()  # a disk is no slower at once
+        done.set_result(self._fetch(place))
+        return done
+
+    @property
+    def _threads(self) -> ThreadPoolExecutor:
+        """Threads of this process; those of its parent do not run in it."""
+        owner, pool = self.__dict__.get("_pool") or (None, None)
+        if owner != os.getpid():
+            pool = ThreadPoolExecutor(_THREADS)
+            self._pool = (os.getpid(), pool)
+        return pool
+
+    def _fetch(self, place: Place) -> Any:
+        file = self._file_of(place.row)
+        if self.index.is_tar:
+            (begin, _), (last, size) = self._extent(place.first), self._extent(place.end - 1)
+            return read_range(self.index.files[file], begin - HEADER, last + size)
+        return self._read_group(file, int(self.index.units["position"][self._unit_of(place.row)]))
+
+    def _unit_of(self, row: int) -> int:
+        return row if self.index.is_tar else int(np.searchsorted(self._first_rows, row, "right")) - 1
+
+    def _file_of(self, row: int) -> int:
+        return int(np.searchsorted(self.index.ends, self._unit_of(row), "right"))
+
+    def _extent(self, row: int) -> tuple[int, int]:
+        """(position, size) in bytes of the image of a row of a tar."""
+        return int(self.index.units["position"][row]), int(self.index.units["size"][row])
+
+    def _read_local(self, file: int, position: int, size: int) -> bytes:
+        """A member of a tar with its header."""
+        if file not in self._descriptors:
+            if len(self._descriptors) >= _OPEN_FILES:
+                os.close(self._descriptors.pop(next(iter(self._descriptors))))
+            self._descriptors[file] = os.open(self.index.files[file], os.O_RDONLY)
+        return os.pread(self._descriptors[file], HEADER + size, position - HEADER)
+
+    def _sample(self, row: int, member: bytes, file: int) -> dict[str, Any]:
+        """A row of a tar from the bytes of its image and the header before them, which says how many there are."""
+        _, size = self._extent(row)
+        try:
+            stated = tarfile.TarInfo.frombuf(member[:HEADER], "utf-8", "surrogateescape").size
+        except tarfile.HeaderError:
+            stated = None
+        if stated != size or len(member) != HEADER + size:
+            raise ValueError(
+                f"{self.index.files[file]} is damaged, or has changed since it was indexed: "
+                f"there is no image of {size} bytes at byte {self._extent(row)[0]}"
+            )
+        sample: dict[str, Any] = {self.index.image_column: {"bytes": member[HEADER:], "path": None}}
+        if self.index.label_column is not None:
+            sample[self.index.label_column] = self._number(int(self.index.units["label"][row]))
+        return sample
+
+    def _number(self, label: Any) -> Any:
+        """The class number of a label: a number of the index, or a name."""
+        if isinstance(label, str):
+            label = self._names.get(label, -1)
+        is_number = isinstance(label, int) and label >= 0
+        return self._numbers[label] if self._numbers is not None and is_number else label
+
+    def _read_group(self, file: int, group: int) -> pa.Table:
+        name = self.index.files[file]
+        columns = [column for column in (self.index.image_column, self.index.label_column) if column is not None]
+        try:
+            with open_file(name) as source:
+                reader = pq.ParquetFile(source, metadata=self._footers.get(file), pre_buffer=True)
+                self._footers[file] = reader.metadata
+                return reader.read_row_group(group, columns=columns, use_threads=False)
+        except (pa.ArrowInvalid, pa.ArrowKeyError, OSError, EOFError) as error:
+            raise ValueError(f"{name} is damaged, or has changed since it was indexed: {error}") from error
+
+    def _row_of_table(self, table: pa.Table, row: int) -> dict[str, Any]:
+        sample = table.slice(row - int(self._first_rows[self._unit_of(row)]), 1).to_pylist()[0]
+        if isinstance(content := sample[self.index.image_column], bytes):
+            sample[self.index.image_column] = {"bytes": content, "path": None}
+        if (label := self.index.label_column) is not None:
+            sample[label] = self._number(sample[label])
+        return sample
+
+    @cached_property
+    def _names(self) -> dict[str, int]:
+        """Class numbers of labels that are text."""
+        names = self.index.features[str(self.index.label_column)].names
+        return {name: number for number, name in enumerate(names)}
+
+
+def _most_lanes(limit: int) -> int:
+    return max((lanes for lanes in _LANES if lanes <= limit), default=1)
+
+
+def open_file(name: str) -> Any:
+    """A binary file on this machine or elsewhere, of which nothing is read that is not asked for."""
+    if "://" not in name:
+        return open(name, "rb")
+    filesystem, path = fsspec.core.url_to_fs(name)
+    return filesystem.open(path, "rb", cache_type="none")
+
+
+def read_range(name: str, begin: int, end: int) -> bytes:
+    """Bytes of a file elsewhere, in one request."""
+    filesystem, path = fsspec.core.url_to_fs(name)
+    if filesystem.async_impl:
+        return filesystem.cat_file(path, start=begin, end=end)
+    with filesystem.open(path, "rb", cache_type="none") as file:
+        file.seek(begin)
+        return file.read(end - begin)

@@ -1,0 +1,341 @@
+"""Shards: every row once on any number of processes and workers, exact resume, and no more read than is needed."""
+
+import gzip
+import io
+import pickle
+import tarfile
+from collections import Counter
+from itertools import chain, pairwise
+from pathlib import Path
+
+import datasets
+import fsspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from PIL import Image
+
+from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.training import shard_index
+from hf_vit.training.assembly import open_named
+from hf_vit.training.batches import LaneBatches, Shares
+from hf_vit.training.data import EvalSamples, TrainSamples, eval_loader, open_split, train_loader
+from hf_vit.training.labels import state_classes
+from hf_vit.training.settings import EvaluateSettings
+from hf_vit.training.shards import Shards
+from hf_vit.training.sources import load_split
+
+from .test_data import TRANSFORM, as_png, make
+
+ROWS = 75
+
+
+class Counting(MemoryFileSystem):
+    """Files in memory that count what is read of them."""
+
+    protocol = "counting"
+    store: dict = {}  # noqa: RUF012 - of the class, as in fsspec
+    pseudo_dirs = [""]  # noqa: RUF012
+    read: Counter = Counter()  # noqa: RUF012 - bytes of each file
+    requests: Counter = Counter()  # noqa: RUF012
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("counting://", "memory://"))
+
+    def unstrip_protocol(self, name):
+        return f"counting://{name}"
+
+    def _open(self, path, mode="rb", **kwargs):
+        return Reader(path, self.store[path].getvalue()) if mode == "rb" else super()._open(path, mode, **kwargs)
+
+
+class Reader(io.BytesIO):
+    def __init__(self, path: str, content: bytes):
+        super().__init__(content)
+        self.path = path
+
+    def read(self, size: int | None = -1) -> bytes:
+        content = super().read(size)
+        Counting.read[self.path] += len(content)
+        Counting.requests[self.path] += 1
+        return content
+
+
+@pytest.fixture
+def counting():
+    fsspec.register_implementation("counting", Counting, clobber=True)
+    Counting.store.clear()
+    Counting.read.clear()
+    Counting.requests.clear()
+    return Counting
+
+
+def write_tar(place: Path, rows: range, label="{}", image=as_png) -> None:
+    with tarfile.open(place, "w") as archive:
+        for number in rows:
+            for suffix, content in (("png", image(number)), ("cls", label.format(number % 3).encode())):
+                entry = tarfile.TarInfo(f"some/{number:05d}.{suffix}")
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+
+
+def numbered(number: int) -> bytes:
+    """An image that shows its number."""
+    image = io.BytesIO()
+    Image.new("RGB", (4, 4), (number, 7, 9)).save(image, "PNG")
+    return image.getvalue()
+
+
+@pytest.fixture(params=["tar", "parquet", "remote tar", "remote parquet"])
+def place(request, tmp_path, counting):
+    """Where 75 rows lie in 4 shards; the red of image n is n."""
+    kind = request.param.split()[-1]
+    bounds = [0, 30, 31, 60, ROWS]
+    for number, (begin, end) in enumerate(pairwise(bounds)):
+        file = tmp_path / f"train-{number:04d}.{kind}"
+        if kind == "tar":
+            write_tar(file, range(begin, end), image=numbered)
+        else:
+            data = make(end - begin).remove_columns("img")
+            data = data.add_column("image", [{"bytes": numbered(n), "path": None} for n in range(begin, end)])
+            pq.write_table(
+                data.data.table.replace_schema_metadata(data.features.arrow_schema.metadata), file, row_group_size=4
+            )
+    if "remote" not in request.param:
+        return str(tmp_path)
+    for file in tmp_path.iterdir():
+        counting().pipe_file(f"/bucket/{file.name}", file.read_bytes())
+    return f"counting://bucket/train-{{0000..0003}}.{kind}"
+
+
+def open_shards(place: str, lanes: int = 6, **options):
+    split = open_split(load_split(place, "train", streaming=True), **options)
+    shards = split.samples
+    assert isinstance(shards, Shards)
+    assert len(split) == ROWS
+    units = shards.index.units
+    shards.lanes = lanes
+    if shards.index.is_tar:  # blocks of five images
+        begins = [0, *shards.index.ends[:-1].tolist()]
+        shards._first_units = np.concatenate(
+            [np.arange(*ends, 5) for ends in zip(begins, shards.index.ends, strict=True)]
+        )
+        shards._first_rows = shards._first_units
+        shards.block_lengths = np.diff(np.append(shards._first_rows, ROWS))
+    else:
+        assert units["rows"].max() == 4
+    shards.window = 2
+    return split
+
+
+def shown(batches) -> list[list[int]]:
+    """The numbers that the images of batches show."""
+    return [batch["image"][:, 0, 0, 0].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_image_once_an_epoch_on_any_number_of_processes_and_workers(place, workers):
+    split = open_shards(place)
+    order = split.samples.order(3)
+    positions = [order.rows(*divmod(p, ROWS)[:1], np.array([p % ROWS]))[0] for p in range(2 * ROWS)]
+    for processes in (1, 2, 3):
+        if workers and processes == 2:
+            continue  # to save time
+        shares = [Shares(30, 5, processes, rank) for rank in range(processes)]
+        ranks = [shown(train_loader(split, TRANSFORM, 3, share, range(5), workers)) for share in shares]
+        for step in range(5):  # 150 images: two epochs
+            forwards = range(step * 6 // processes, (step + 1) * 6 // processes)
+            seen = [image for rank in ranks for forward in forwards for image in rank[forward]]
+            assert sorted(seen) == sorted(positions[30 * step : 30 * step + 30])
+    assert sorted(positions[:ROWS]) == sorted(positions[ROWS:]) == list(range(ROWS))
+
+
+def test_batches_do_not_depend_on_workers_and_go_on_where_they_were(place):
+    split = open_shards(place)
+    alone = list(train_loader(split, TRANSFORM, 1, Shares(12, 6, 2, 1), range(20), 0))
+    for start, workers in ((0, 2), (17, 0)):
+        loader = train_loader(split, TRANSFORM, 1, Shares(12, 6, 2, 1), range(start, 20), workers)
+        for left, right in zip(alone[start:], loader, strict=True):
+            assert left.keys() == right.keys()
+            assert all(left[name].equal(right[name]) for name in left)
+
+
+@pytest.mark.parametrize("place", ["remote tar", "remote parquet"], indirect=True)
+@pytest.mark.parametrize(("processes", "workers"), [(1, 1), (1, 3), (2, 3), (3, 2)])
+def test_a_row_is_read_once_over_all_processes_and_workers(place, processes, workers, counting, monkeypatch):
+    """Workers are copies of the data set in this process, each with what one would be asked for."""
+    split, rows, read_group = open_shards(place), [], pq.ParquetFile.read_row_group
+
+    def read_and_count(*arguments, **options):
+        table = read_group(*arguments, **options)
+        rows.append(len(table))
+        return table
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", read_and_count)
+    samples = TrainSamples(split, TRANSFORM, 3)
+    copies = {}
+    counting.read.clear()
+    for rank in range(processes):
+        batches = LaneBatches(
+            Shares(15 * processes, 15, processes, rank), samples.order, range(ROWS // processes // 15), workers
+        )
+        assert batches.by_lane
+        for number, positions in enumerate(batches):
+            worker = copies.setdefault((rank, number % workers), pickle.loads(pickle.dumps(samples)))
+            worker.__getitems__(positions)
+    if split.samples.index.is_tar:
+        assert sum(counting.read.values()) <= sum(len(file.getbuffer()) for file in counting.store.values())
+    else:  # a row group that two lanes share comes twice
+        assert ROWS <= sum(rows) <= ROWS + 5 * 4
+
+
+@pytest.mark.parametrize("place", ["remote tar"], indirect=True)
+def test_a_late_start_reads_what_it_needs(place, counting):
+    split = open_shards(place)
+    counting.read.clear()
+    counting.requests.clear()
+    next(iter(train_loader(split, TRANSFORM, 1, Shares(6, 6), range(10**9, 10**9 + 1), 0)))
+    assert sum(counting.requests.values()) <= 12  # a block of each of six lanes, and perhaps the next one
+    counting.requests.clear()
+    open_shards(place)
+    assert sum(counting.requests.values()) <= 1  # the index is in the cache: it looks whether one is beside the shards
+
+
+def test_evaluation_sees_every_row_once_in_order(place, counting):
+    split = open_shards(place)
+    samples = EvalSamples(split, HfViTImageProcessor(size={"height": 6, "width": 10}), (6, 10))
+    counting.requests.clear()
+    for processes, workers in ((1, 0), (3, 0), (2, 2)):
+        loaders = [eval_loader(samples, 4, processes, rank, workers) for rank in range(processes)]
+        seen = [[int(i) for batch in loader for i in batch["index"]] for loader in loaders]
+        assert sorted(chain(*seen)) == list(range(ROWS))
+        assert workers or list(chain(*seen)) == list(range(ROWS))
+    labels = {
+        int(i): int(y)
+        for batch in eval_loader(samples, 4, 1, 0, 0)
+        for i, y in zip(batch["index"], batch["label"], strict=True)
+    }
+    assert split.num_labels == 3
+    if split.samples.index.is_tar:
+        assert labels == {row: row % 3 for row in range(ROWS)}
+
+
+def test_whole_numbers_and_words_are_classes_of_tars(tmp_path):
+    write_tar(tmp_path / "train-0.tar", range(6))
+    split = open_split(load_split(str(tmp_path), "train", streaming=True))
+    assert (split.image_column, split.label_column, split.label_names, split.num_labels) == ("png", "cls", None, 3)
+    assert [split.label(split.samples[row]) for row in range(6)] == [0, 1, 2, 0, 1, 2]
+    write_tar(tmp_path / "test-0.tar", range(5), label="n{}")
+    split = open_split(load_split(str(tmp_path), "test", streaming=True))
+    assert (split.label_names, split.num_labels) == (["n0", "n1", "n2"], 3)
+    assert [split.label(split.samples[row]) for row in range(5)] == [0, 1, 2, 0, 1]
+
+
+def test_an_index_is_made_once_and_again_when_a_shard_changes(tmp_path, monkeypatch):
+    write_tar(tmp_path / "train-0.tar", range(6))
+    write_tar(tmp_path / "train-1.tar", range(6))
+    files = load_split(str(tmp_path), "train", streaming=True)
+    assert len(open_split(files)) == 12
+    assert len(list(tmp_path.glob("hf_vit_index-*.arrow"))) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_index, "_samples_of", None)
+        assert len(open_split(files)) == 12
+    write_tar(tmp_path / "train-1.tar", range(9))
+    assert len(open_split(files)) == 15
+
+
+def test_a_killed_index_goes_on_with_the_shards_that_are_left(tmp_path, monkeypatch):
+    for number in range(4):
+        write_tar(tmp_path / f"train-{number}.tar", range(number + 1))
+    scanned, scan = [], shard_index._scan_tar
+
+    def scan_two(file, columns):
+        if len(scanned) == 2:
+            raise KeyboardInterrupt
+        scanned.append(file)
+        return scan(file, columns)
+
+    files = load_split(str(tmp_path), "train", streaming=True)
+    monkeypatch.setattr(shard_index, "_THREADS", 1)
+    monkeypatch.setattr(shard_index, "_scan_tar", scan_two)
+    with pytest.raises(KeyboardInterrupt):
+        open_split(files)
+    monkeypatch.setattr(shard_index, "_scan_tar", lambda *arguments: scanned.append(arguments[0]) or scan(*arguments))
+    assert len(open_split(files)) == 10
+    assert sorted(scanned) == files
+
+
+@pytest.mark.parametrize("kind", ["cut", "garbage", "gz", "parquet", "changed", "changed parquet"])
+def test_a_damaged_shard_is_one_sentence_with_its_name(kind, tmp_path):
+    file = tmp_path / f"train-0.{'parquet' if 'parquet' in kind else 'tar'}"
+    if "parquet" in kind:
+        make(20).to_parquet(file)
+    else:
+        write_tar(file, range(20))
+    content = file.read_bytes()
+    split = open_split([str(file)]) if "changed" in kind else None
+    if kind == "cut":
+        file.write_bytes(content[:3000])
+    elif kind == "garbage":
+        file.write_bytes(content[:10240] + b"?" * 5000 + content[15240:])
+    elif kind == "gz":
+        file.write_bytes(gzip.compress(content))
+    elif kind == "parquet":
+        file.write_bytes(content[:-9])
+    else:
+        file.write_bytes(content[:600] + bytes(len(content) - 600))
+    with pytest.raises(ValueError, match=rf"{file.name} is damaged"):
+        split.samples[7] if split else open_split([str(file)])
+
+
+def test_unreadable_images_are_replaced_by_one_of_the_same_lane(tmp_path):
+    write_tar(tmp_path / "train-0.tar", range(40), image=lambda number: b"no" if number % 2 else numbered(number))
+    split = open_split(load_split(str(tmp_path), "train", streaming=True))
+    (batch,) = train_loader(split, TRANSFORM, 0, Shares(40, 40), range(1), 0)
+    assert (batch["skipped"] > 0).sum() == 20
+    assert all(number % 2 == 0 for number in batch["image"][:, 0, 0, 0].tolist())
+
+
+def test_what_is_wrong_with_a_name_is_one_sentence(tmp_path, counting):
+    write_tar(tmp_path / "train-0.tar", range(3))
+    for name, split, reason in (
+        (tmp_path, "test", "cannot read split 'test' of .*: there is train"),
+        (tmp_path, "train[:50%]", "is a slice, which shards do not have"),
+        ("counting://nothing/*.tar", "train", "there is nothing"),
+        ("unknown-protocol://nothing/*.tar", "train", "cannot read split 'train' .*unknown-protocol"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            load_split(str(name), split, streaming=True)
+
+
+def test_classes_can_be_stated(tmp_path):
+    write_tar(tmp_path / "train-0.tar", range(6), label="n{}")
+    write_tar(tmp_path / "test-0.tar", range(6))
+    (tmp_path / "names.txt").write_text("n2\nother\nn0\nn1\n")
+    words = open_split(load_split(str(tmp_path), "train", streaming=True))
+    split = state_classes(words, None, str(tmp_path / "names.txt"))
+    assert (split.label_names, split.num_labels) == (["n2", "other", "n0", "n1"], 4)
+    assert [split.label(split.samples[row]) for row in range(6)] == [2, 3, 0, 2, 3, 0]
+    numbers = open_split(load_split(str(tmp_path), "test", streaming=True))
+    assert state_classes(numbers, 9, None).num_labels == 9
+    assert state_classes(numbers, None, str(tmp_path / "names.txt")).label_names == ["n2", "other", "n0", "n1"]
+    with pytest.raises(ValueError, match="the data have 3 classes, and 2 are stated"):
+        state_classes(numbers, 2, None)
+    (tmp_path / "names.txt").write_text("n2\nn0\n")
+    with pytest.raises(ValueError, match=r"names.txt .*which lacks 'n1'"):
+        state_classes(words, None, str(tmp_path / "names.txt"))
+    with pytest.raises(ValueError, match=r"num_labels is 3, and .* has 2 names"):
+        state_classes(numbers, 3, str(tmp_path / "names.txt"))
+
+
+def test_labels_of_parquet_files_without_names_are_looked_at_unless_they_are_stated(tmp_path, monkeypatch):
+    data = make(7).cast_column("fine_label", datasets.Value("int32"))
+    data.to_parquet(tmp_path / "train-0.parquet")
+    files = load_split(str(tmp_path), "train", streaming=True)
+    assert open_split(files).num_labels == 3
+    monkeypatch.setattr(pq.ParquetFile, "read", None)
+    settings = EvaluateSettings(dataset=str(tmp_path), streaming=True, num_labels=11)
+    split = open_named(settings, "train")
+    assert (split.num_labels, split.label(split.samples[4])) == (11, 1)
