@@ -162,6 +162,15 @@ def test_a_long_name_in_the_pickle_of_a_folder(tmp_path):
     is_refused(lambda: load(tmp_path / "folder"), message)
 
 
+def test_an_image_file_that_declares_a_box_of_4_gib(tmp_path):
+    """Pillow asks the file for as much as a JPEG 2000 says that its header has."""
+    Image.new("RGB", (8, 9)).save(tmp_path / "a.jp2")
+    content = (tmp_path / "a.jp2").read_bytes()
+    place = content.index(b"jp2h") - 4
+    (tmp_path / "a.jp2").write_bytes(content[:place] + b"\xff\xff\xff\x00" + content[place + 4 :])
+    is_refused(lambda: read_image(tmp_path / "a.jp2"), "the image cannot be read", ImageReadingError)
+
+
 def test_an_old_pth_declares_more_than_it_holds(tmp_path):
     """PyTorch takes the memory before it looks for the numbers: 120 GB end in an error of its allocator."""
     torch.save({"a": torch.zeros(1000)}, tmp_path / "a.pth", _use_new_zipfile_serialization=False)
@@ -276,7 +285,7 @@ def png_of(width, height):
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_an_image_that_declares_too_many_pixels():
     with pytest.raises(
-        ImageReadingError, match=r"cannot be read: it has 12000 x 12000; at most 134,217,728 pixels are read \(HF"
+        ImageReadingError, match=r"cannot be read: it has 12000 x 12000; at most 134,217,728 are read \(HF"
     ):
         read_image(png_of(12_000, 12_000))
 
