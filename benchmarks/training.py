@@ -91,6 +91,8 @@ class _Clock:
 
 
 def _train_with_hf_vit(options: argparse.Namespace) -> dict:
+    import torch
+
     from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
     from hf_vit.models.configuration_hf_vit import HfViTConfig
     from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
@@ -119,9 +121,9 @@ def _train_with_hf_vit(options: argparse.Namespace) -> dict:
         loader = iter(train_loader(split, transform, 0, shares, steps, options.num_workers))
         clock = _Clock(options)
         state.model.train()
+        sums = torch.zeros(4, device=accelerator.device)
         for step in steps:
-            _, norm = optimizer_step(state, step, loader)
-            float(norm)
+            float(optimizer_step(state, step, loader, sums))
             clock._tick()
         return clock.result()
 

@@ -23,6 +23,7 @@ from .augmentation import TrainTransform
 from .batches import Shares
 from .checkpoints import Checkpoints
 from .data import EvalSamples, Split, eval_loader, open_split
+from .devices import keep_float32_weights, make_states
 from .labels import match_to_split, state_classes
 from .measuring import empty_batch, predict, score
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
@@ -50,6 +51,7 @@ def start(settings: DataSettings) -> Accelerator:
         log_with=[*trackers] or None,
         project_config=project,
     )
+    keep_float32_weights(accelerator)
     if settings.num_processes not in (None, accelerator.num_processes):
         raise SettingsError(
             f"num_processes is {settings.num_processes}, and {accelerator.num_processes} run; "
@@ -133,6 +135,7 @@ def prepare_run(
         model.compile()
     optimizer = build_optimizer(settings, model, fused=accelerator.device.type in ("cpu", "cuda"))
     prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding exchanges the parameters of both
+    make_states(accelerator, optimizer.optimizer)
     normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)
     objective = _make_objective(settings, normalizer, model.config)
     saved = Checkpoints(checkpoints_of(settings), settings.keep_checkpoints)
@@ -223,6 +226,6 @@ def saver(accelerator: Accelerator, model: nn.Module, processor: Any, folder: Pa
 def _save_plain(model: Any, tensors: dict[str, Any], folder: Path) -> None:
     """Save a model; PEFT's adapters become part of the weights."""
     if hasattr(model, "merge_and_unload"):
-        copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
+        copy.deepcopy(model).cpu().merge_and_unload().save_pretrained(folder)
     else:
         model.save_pretrained(folder, state_dict=tensors)

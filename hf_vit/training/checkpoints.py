@@ -260,9 +260,14 @@ def restore(
     differing |= {name for name in tensors.keys() & saved.keys() if tensors[name].shape != saved[name].size}
     if differing:
         raise ValueError(f"the checkpoint has other tensors than the run: {sorted(differing)}")
+    read: Any = {
+        name: torch.empty_like(t, device="cpu") if t.device.type == "xla" else t for name, t in tensors.items()
+    }
     group, alone = saving_group(), not dist.is_initialized()
-    reader = dcp.HuggingFaceStorageReader(str(path))
-    dcp.load(tensors, storage_reader=reader, process_group=group, no_dist=alone)  # pyright: ignore[reportArgumentType]
+    dcp.load(read, storage_reader=dcp.HuggingFaceStorageReader(str(path)), process_group=group, no_dist=alone)
+    for name, tensor in tensors.items():
+        if read[name] is not tensor:  # its memory cannot be written to
+            tensor.copy_(read[name])
 
 
 def _empty_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, saved: Any) -> torch.Tensor:

@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import set_seed
+from torch.distributed.tensor import DTensor
 
+from .devices import mark_step
 from .optimization import set_learning_rate
 from .patch_sizes import draw_sizes
 from .preemption import Preempted, Preemption
@@ -41,7 +44,7 @@ def train(
     with Preemption() as preemption:
         for step in range(run.step, run.num_steps):
             preemption.begin_step()
-            window.add(step, *optimizer_step(run, step, batches))
+            window.add(step, optimizer_step(run, step, batches, window.sums))
             run.step = step + 1
             report.bar.update()
             preempted, last = preemption.end_step(), run.step == run.num_steps
@@ -68,19 +71,21 @@ def _end_early(run: Run, preempted: str) -> None:
     )
 
 
-def optimizer_step(run: Run, step: int, batches: Iterator[dict]) -> tuple[torch.Tensor, torch.Tensor]:
+def optimizer_step(run: Run, step: int, batches: Iterator[dict], sums: torch.Tensor) -> torch.Tensor:
     """One update from `accumulation` forwards of this process.
 
     All forwards are of one size, so the mean over them and over the processes is the mean over the whole batch.
 
+    Args:
+        sums: (4,), to which is added over this process's samples: loss, correct, skipped; and 1 for an infinite norm.
+
     Returns:
-        Sums over this process's samples (3,): loss, correct and skipped; and the norm of the gradient.
+        The norm of the gradient.
     """
     accelerator = run.accelerator
     set_learning_rate(run.optimizer, run.schedule(step))
     sizes = draw_sizes(run.settings, step)
-    sums = torch.zeros(3, device=accelerator.device)
-    norm = torch.zeros(())
+    norm = torch.zeros((), device=accelerator.device)
     for forward in range(run.shares.accumulation):
         batch = {name: t.to(accelerator.device, non_blocking=True) for name, t in _next_batch(run, batches).items()}
         rng = _seed_forward(run.settings.seed, step, run.shares.micro_batch(forward))
@@ -89,13 +94,20 @@ def optimizer_step(run: Run, step: int, batches: Iterator[dict]) -> tuple[torch.
                 losses, correct = run.objective(run.model, batch, rng, **sizes)
             accelerator.backward(losses.mean())
             if accelerator.sync_gradients:
-                norm = accelerator.clip_grad_norm_(run.model.parameters(), run.settings.max_grad_norm or math.inf)
-            run.optimizer.step()
-            run.optimizer.zero_grad()
-        sums += torch.stack([losses.detach().sum(), correct.sum(), batch["skipped"].sum()]).float()
-    if run.average is not None:
-        run.average.update(run.parameters)
-    return sums, torch.as_tensor(norm)
+                limit = run.settings.max_grad_norm or math.inf
+                norm = _whole(accelerator.clip_grad_norm_(run.model.parameters(), limit))
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+                if run.average is not None:
+                    run.average.update(run.parameters)
+        sums += torch.stack([losses.detach().sum(), correct.sum(), batch["skipped"].sum(), ~norm.isfinite()]).float()
+        mark_step(accelerator)
+    return norm
+
+
+def _whole(norm: Any) -> torch.Tensor:
+    """A norm as a plain tensor; that of sharded gradients is a DTensor."""
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _next_batch(run: Run, batches: Iterator[dict]) -> dict[str, torch.Tensor]:
@@ -126,24 +138,28 @@ class _Window:
 
     def __init__(self, run: Run):
         self.run = run
-        self.entries: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        self._begin()
 
-    def add(self, step: int, sums: torch.Tensor, norm: torch.Tensor) -> None:
-        """Note what `optimizer_step` returned for a step."""
-        self.entries.append((step, sums, norm))
+    def _begin(self) -> None:
+        self.sums = torch.zeros(4).to(self.run.accelerator.device)  # what `optimizer_step` adds to
+        self.norms: list[tuple[int, torch.Tensor]] = []
+
+    def add(self, step: int, norm: torch.Tensor) -> None:
+        """Note the norm of a step's gradient."""
+        self.norms.append((step, norm))
         if self.run.accelerator.device.type == "cpu":
             self._refuse_infinite(step, norm)
 
     def close(self) -> dict[str, float]:
         """Return the means over all processes, and begin again; raise TrainingStopped if they are not finite."""
-        for step, _, norm in self.entries:
+        sums: Any = self.run.accelerator.reduce(self.sums, "sum")
+        loss, correct, skipped, infinite = sums.tolist()
+        for step, norm in self.norms if infinite else []:
             self._refuse_infinite(step, norm)
-        sums = self.run.accelerator.reduce(torch.stack([sums for _, sums, _ in self.entries]).sum(dim=0), "sum")
-        loss, correct, skipped = sums.tolist()  # pyright: ignore[reportAttributeAccessIssue]
-        samples = len(self.entries) * self.run.shares.batch_size
-        norm = float(self.entries[-1][2])
+        samples = len(self.norms) * self.run.shares.batch_size
+        norm = float(self.norms[-1][1])
         self.run.skipped += int(skipped)
-        self.entries = []
+        self._begin()
         if not math.isfinite(loss):
             raise self._stopped(self.run.step - 1, f"the loss is {loss}")
         return {"loss": loss / samples, "accuracy": correct / samples, "gradient_norm": norm}

@@ -33,7 +33,7 @@ class Mixer:
 
 def mixup(pixel_values: torch.Tensor, targets: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Arxiv 1710.09412: `weight` of each image and the rest of the one before it."""
-    return tuple(weight * values + (1 - weight) * values.roll(1, 0) for values in (pixel_values, targets))  # type: ignore
+    return _mix(pixel_values, targets, weight, weight, (0, 0, 0, 0))
 
 
 def cutmix(
@@ -47,10 +47,27 @@ def cutmix(
     side = (1 - weight) ** 0.5
     top, bottom = _clipped_span(height, side, rng)
     left, right = _clipped_span(width, side, rng)
-    mixed = pixel_values.clone()
-    mixed[..., top:bottom, left:right] = pixel_values.roll(1, 0)[..., top:bottom, left:right]
     kept = 1 - (bottom - top) * (right - left) / (height * width)
-    return mixed, kept * targets + (1 - kept) * targets.roll(1, 0)
+    return _mix(pixel_values, targets, 1, kept, (top, bottom, left, right))
+
+
+def _mix(
+    pixel_values: torch.Tensor, targets: torch.Tensor, weight: float, target_weight: float, box: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keep `weight` of each pixel and `target_weight` of the targets, and nothing within the box.
+
+    One computation for every draw, whose numbers come to the device as data: a compiled graph serves them all.
+
+    Args:
+        box: (top, bottom, left, right)
+    """
+    device = pixel_values.device
+    weights = torch.tensor([weight, target_weight]).to(device, non_blocking=True)
+    top, bottom, left, right = torch.tensor(box).to(device, non_blocking=True)
+    rows, columns = (torch.arange(length, device=device) for length in pixel_values.shape[-2:])
+    inside = ((rows >= top) & (rows < bottom)).unsqueeze(1) & ((columns >= left) & (columns < right))
+    kept = torch.where(inside, 0, weights[0])  # (height, width)
+    return pixel_values.roll(1, 0).lerp(pixel_values, kept), targets.roll(1, 0).lerp(targets, weights[1])
 
 
 def _clipped_span(length: int, share: float, rng: np.random.Generator) -> tuple[int, int]:

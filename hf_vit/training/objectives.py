@@ -79,12 +79,13 @@ class MaskedPatches:
         def compute(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             outputs = self._predict(model, batch["image"], generator)
             if not outputs.targets.is_floating_point():  # class numbers, not pixels
-                read = outputs.targets[(batch["index"] >= 0) & batch["valid"]]
-                counts.add_(torch.bincount(read.flatten(), minlength=len(counts)))
+                read = ((batch["index"] >= 0) & batch["valid"]).long()
+                each = read.view(-1, *[1] * (outputs.targets.ndim - 1)).expand_as(outputs.targets)
+                counts.index_add_(0, outputs.targets.flatten(), each.flatten())
             return {"loss": outputs.loss_per_image, "accuracy": outputs.accuracy_per_image}
 
         scores = collect(accelerator, model, loader, empty, compute)
-        counts = torch.as_tensor(accelerator.reduce(counts, "sum"))
+        counts = torch.as_tensor(accelerator.reduce(counts, "sum")).cpu()
         results = {
             "loss": float(scores["loss"].mean()),
             "patch_accuracy": float(scores["accuracy"].mean()),

@@ -10,6 +10,7 @@ from accelerate.utils import broadcast_object_list
 
 from . import checkpoints
 from .checkpoints import Checkpoints
+from .devices import is_xla, on_cpu
 from .identity import describe
 from .objectives import MaskedPatches
 from .run import Run
@@ -29,7 +30,12 @@ def save(run: Run) -> None:
     Raises:
         OSError: the checkpoint before this one could not be written.
     """
-    run.checkpoints.save(run.step, checkpoints.run_tensors(*_holders(run)), _state_of(run))
+    tensors = checkpoints.run_tensors(*_holders(run))
+    if is_xla(run.accelerator):  # each process has all of them, and torch.distributed knows of none
+        if run.accelerator.is_main_process:
+            run.checkpoints.save(run.step, on_cpu(tensors), _state_of(run))
+    else:
+        run.checkpoints.save(run.step, tensors, _state_of(run))
 
 
 def _holders(run: Run) -> tuple[torch.nn.Module, torch.optim.Optimizer, dict[str, torch.Tensor] | None]:

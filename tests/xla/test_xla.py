@@ -1,0 +1,147 @@
+"""Training on XLA's CPU device: what a TPU would be given, without one. `make test-xla` runs it, `make test` skips it.
+
+Judged by the counters of torch_xla, and by the same run on the CPU without it.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ..launching import DIGITS, LIMIT, arguments, environment, launch, weights
+from ..paths import ROOT
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("torch_xla") is None, reason="needs torch_xla: make test-xla"),
+]
+
+# Accumulation, clipping, a schedule, averaging; evaluated and saved first within the first three steps.
+SETTINGS = {**DIGITS, "per_device_batch_size": 12, "warmup_steps": 3, "steps": 12, "optimizer": "adamw"}
+SETTINGS |= {"eval_every": 2, "save_every": 2, "log_every": 100, "keep_checkpoints": 9, "num_workers": 0}
+SETTINGS |= {"learning_rate": 0.003, "weight_decay": 0.1, "ema_decay": 0.9, "mixup_alpha": 0.2, "cutmix_alpha": 1.0}
+
+
+def launch_on_xla(script: Path, devices: int = 1, variables: dict[str, str] | None = None, **settings) -> dict:
+    """Start a script as the template says, on XLA's CPU device; return what it counted."""
+    counts = Path(settings["output_dir"]).with_suffix(".json")
+    variables = {"PJRT_DEVICE": "CPU", "LOCAL_RANK": "0", "CPU_NUM_DEVICES": str(devices), **(variables or {})}
+    variables |= {"COMMAND": "pretrain", "COUNTS": str(counts), "ACCELERATE_USE_CPU": "false"}
+    line = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "training/accelerate/tpu.yaml"]
+    line += ["--mixed_precision", "no", str(script), *arguments(**settings)]
+    done = subprocess.run(
+        line, env={**environment(), **variables}, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return json.loads(counts.read_text()) if counts.exists() else {}
+
+
+def pretrain_on_xla(output: Path, devices: int = 1, variables: dict[str, str] | None = None, **settings) -> dict:
+    return launch_on_xla(Path(__file__).with_name("counted.py"), devices, variables, output_dir=output, **settings)
+
+
+def launch_on_cpu(output: Path, monkeypatch, **settings) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("USE_TORCH_XLA", "false")
+        launch("pretrain", output_dir=output, **settings)
+
+
+def compiled_after_step_3(counts: dict) -> int:
+    return counts["rows"][-1]["compiled"] - counts["rows"][3]["compiled"]
+
+
+def waits_of_steps(counts: dict) -> int:
+    """Values that the host waited for in those steps after which nothing is evaluated or saved: every other one."""
+    rows = counts["rows"]
+    return sum(after["waited"] - before["waited"] for before, after in zip(rows[:-1:2], rows[1::2], strict=False))
+
+
+def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=tolerance, msg=f"{name}: {{}}".format)
+
+
+def last_checkpoint(output: Path) -> dict[str, torch.Tensor]:
+    """The weights, the optimiser's state and the averages."""
+    files = (output / "checkpoints/step_00000012").glob("*.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> tuple[Path, dict]:
+    output = tmp_path_factory.mktemp("xla") / "out"
+    return output, pretrain_on_xla(output, **SETTINGS)
+
+
+def test_nothing_is_compiled_after_the_third_step(run):
+    """With all that a run does: it was evaluated and saved within the first three steps, and often afterwards."""
+    output, counts = run
+    assert compiled_after_step_3(counts) == 0
+    assert counts["rows"][3]["compiled"] > 0
+    assert waits_of_steps(counts) == 0
+    assert set(counts["fallbacks"]) <= {"aten::_local_scalar_dense"}  # reads a number
+    assert len(list((output / "checkpoints").iterdir())) == 6
+
+
+def test_the_weights_are_those_of_the_cpu(run, tmp_path, monkeypatch):
+    output, _ = run
+    launch_on_cpu(tmp_path / "out", monkeypatch, **SETTINGS)
+    assert_close(weights(output), weights(tmp_path / "out"), 1e-4)
+    assert_close(last_checkpoint(output), last_checkpoint(tmp_path / "out"), 1e-4)
+
+
+def test_a_resumed_run_ends_the_same_and_waits_for_nothing(run, tmp_path):
+    output, _ = run
+    again = tmp_path / "out"
+    shutil.copytree(output, again)
+    for step in (6, 8, 10, 12):
+        shutil.rmtree(again / f"checkpoints/step_{step:08d}")
+    counts = pretrain_on_xla(again, resume="true", **SETTINGS)
+    assert len(counts["rows"]) == 8 + 1
+    assert waits_of_steps(counts) == 0
+    assert compiled_after_step_3(counts) == 0
+    assert_close(weights(again), weights(output), 0)
+
+
+def test_masked_patches_in_bfloat16_keep_float32_weights(tmp_path, monkeypatch):
+    """Under the variables that Accelerate sets on a TPU for bf16, which make bfloat16 of the weights as well."""
+    settings = {**SETTINGS, "objective": "masked_patch_prediction", "mixup_alpha": 0, "cutmix_alpha": 0}
+    settings |= {"optimizer": "sgd", "learning_rate": 0.1, "weight_decay": 0, "momentum_dtype": "bfloat16"}
+    settings |= {"mixed_precision": "bf16"}
+    counts = pretrain_on_xla(tmp_path / "xla", 1, {"XLA_USE_BF16": "1", "XLA_DOWNCAST_BF16": "1"}, **settings)
+    assert compiled_after_step_3(counts) == 0
+    assert waits_of_steps(counts) == 0
+    for name, tensor in weights(tmp_path / "xla").items():
+        if tensor.any():
+            assert not torch.equal(tensor, tensor.bfloat16().float()), name
+    launch_on_cpu(tmp_path / "cpu", monkeypatch, **settings)
+    assert_close(weights(tmp_path / "xla"), weights(tmp_path / "cpu"), 1e-3)
+    ours, theirs = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("xla", "cpu"))
+    assert ours["histogram_entropy"] == pytest.approx(theirs["histogram_entropy"], abs=1e-6)
+
+
+def test_two_devices_do_what_one_does(run, tmp_path):
+    output, _ = run
+    counts = pretrain_on_xla(tmp_path / "out", 2, **{**SETTINGS, "per_device_batch_size": 6})
+    assert compiled_after_step_3(counts) == 0
+    assert_close(weights(tmp_path / "out"), weights(output), 1e-5)
+
+
+def test_finetune_as_the_template_says(run, tmp_path):
+    """Low-rank adapters are merged and saved: a model that loads."""
+    output, _ = run
+    settings = {name: SETTINGS[name] for name in ("dataset", "eval_split", "report_to", "num_workers")}
+    script = ROOT / "training/finetune.py"
+    launch_on_xla(
+        script, output_dir=tmp_path / "out", model=output, steps=2, batch_size=8, image_size=8, lora_rank=2, **settings
+    )
+    assert weights(tmp_path / "out").keys() == weights(output).keys()
+    assert os.path.exists(tmp_path / "out/checkpoints/step_00000002")
