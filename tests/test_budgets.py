@@ -27,7 +27,7 @@ from hf_vit.models.configuration_hf_vision import resnet_weights
 from hf_vit.models.loading import load
 from hf_vit.models.variants import config_of_variant
 
-from .models import tiny
+from .models import save_tiny, tiny
 from .paths import GOLDENS
 
 
@@ -125,14 +125,50 @@ def test_pickles_that_take_more_memory_than_their_file(zipped, tmp_path, monkeyp
         return lambda: torch_files.read_arrays(tmp_path / name)
 
     read = save({"a": torch.zeros(2), "b": Array()}, "array.pth")
-    is_refused(read, r"the pickle in array\.pth makes a bytearray", ConversionError)
+    is_refused(read, r"the pickle in array\.pth makes a bytearray")
     read = save({"a": torch.zeros(1).expand(10**9)}, "expanded.pth")
     message = r"expanded\.pth declares 4,000,000,000 bytes of tensors in [\d,]+; at most 268,435,456 are read \(HF_VIT"
     is_refused(read, message, ConversionError)
     read = save({"a": torch.zeros(2), "b": [{}] * 1000}, "long.pth")
     assert "a" in read()[0]
-    monkeypatch.setattr(torch_files, "_MAX_OPCODES", 500)
-    is_refused(read, r"the pickle in long\.pth has more than 500 operations", ConversionError)
+    read_text = save({"a": torch.zeros(2), "b": "x" * 5_000}, "text.pth")
+    is_refused(read_text, r"the pickle in text\.pth has a text of 5,000 characters; at most 4,096 are read")
+    monkeypatch.setattr(pretrained, "_MAX_OPERATIONS", 500)
+    is_refused(read, r"the pickle in long\.pth has more than 500 operations")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pth"])
+def test_a_pickle_that_declares_a_text_of_4_gib(kind, tmp_path):
+    """Python's reader takes the memory before it looks whether the file has as much."""
+    text = b"\x80\x04\x8d" + (2**32).to_bytes(8, "little") + b"x" * 2_000
+    if kind == "pth":
+        (tmp_path / "a.pth").write_bytes(text)
+        is_refused(lambda: convert(tmp_path / "a.pth"), r"a\.pth is damaged: expected 4294967296 bytes")
+        return
+    save_tiny(tmp_path / "folder")
+    (tmp_path / "folder" / "model.safetensors").unlink()
+    (tmp_path / "folder" / "pytorch_model.bin").write_bytes(text)
+    is_refused(lambda: load(tmp_path / "folder"), r"the weights of .*folder are damaged: expected 4294967296 bytes")
+
+
+def test_a_long_name_in_the_pickle_of_a_folder(tmp_path):
+    """PyTorch's search in its own message about this name takes half an hour."""
+    save_tiny(tmp_path / "folder")
+    (tmp_path / "folder" / "model.safetensors").unlink()
+    with zipfile.ZipFile(tmp_path / "folder" / "pytorch_model.bin", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02ctorch._utils\n" + b"x" * 200_000 + b"\n.")
+        archive.writestr("archive/version", b"3\n")
+    message = r"the pickle in pytorch_model\.bin has a text of 200,013 characters; at most 4,096 are read"
+    is_refused(lambda: load(tmp_path / "folder"), message)
+
+
+def test_an_image_file_that_declares_a_box_of_4_gib(tmp_path):
+    """Pillow asks the file for as much as a JPEG 2000 says that its header has."""
+    Image.new("RGB", (8, 9)).save(tmp_path / "a.jp2")
+    content = (tmp_path / "a.jp2").read_bytes()
+    place = content.index(b"jp2h") - 4
+    (tmp_path / "a.jp2").write_bytes(content[:place] + b"\xff\xff\xff\x00" + content[place + 4 :])
+    is_refused(lambda: read_image(tmp_path / "a.jp2"), "the image cannot be read", ImageReadingError)
 
 
 def test_an_old_pth_declares_more_than_it_holds(tmp_path):
@@ -249,7 +285,7 @@ def png_of(width, height):
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_an_image_that_declares_too_many_pixels():
     with pytest.raises(
-        ImageReadingError, match=r"cannot be read: it has 12000 x 12000; at most 134,217,728 pixels are read \(HF"
+        ImageReadingError, match=r"cannot be read: it has 12000 x 12000; at most 134,217,728 are read \(HF"
     ):
         read_image(png_of(12_000, 12_000))
 

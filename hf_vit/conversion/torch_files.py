@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import pickletools
 import sys
 import zipfile
 import zlib
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -19,11 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # where PyTorch's own 
 
 from ..files.limits import HOW_TO_ALLOW, allowed, most_bytes
 from ..files.npz import NpzError, check_archive
+from ..models.pretrained import MAX_PICKLE_BYTES, PickleBudgetError, check_operations, map_file
 from .rules import ConversionError
 
 _BLOCK_SIZE = 1 << 20  # bytes
-_MAX_OPCODES = 500_000  # of a pickle, 25 times those of ViT-H/14's weights; each may take 100 bytes
-_MAX_PICKLE_BYTES = 2**26  # what is cut off there ends in an error
 _LEGACY_PICKLES = 5  # in a file of PyTorch before 1.6, before the numbers begin
 # Under what training scripts keep the weights, the better first: timm, DeiT, MAE, DINO, Lightning.
 _CONTAINERS = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher", "student")
@@ -100,7 +98,7 @@ def _read_pickle(path: Path) -> Any:
         return contents
     except UnpicklingError as error:
         raise ConversionError(f"{path.name} holds more than arrays, and hf_vit runs no code of a checkpoint") from error
-    except (ConversionError, NpzError, FileNotFoundError, PermissionError, MemoryError):
+    except (ConversionError, NpzError, PickleBudgetError, FileNotFoundError, PermissionError, MemoryError):
         raise
     except Exception as error:  # damaged pickles raise anything: RuntimeError, EOFError, KeyError, TypeError, ...
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -111,15 +109,15 @@ def _check_pickle(path: Path) -> None:
     """Refuse a pickle that takes far more memory than its file, before it is followed.
 
     Raises:
-        ConversionError: it has too many operations, makes a `bytearray` (20 GB need 50 bytes), or, in a file of
-            PyTorch before 1.6, declares more than the file can hold.
+        ConversionError: in a file of PyTorch before 1.6, it declares more than the file can hold.
+        PickleBudgetError: see `check_operations`.
         NpzError: its archive declares more than it can hold.
     """
     with open(path, "rb") as file:
         if is_legacy := file.read(4) != b"PK\3\4":  # as PyTorch tells them apart
-            file.seek(0)
-            for _ in range(_LEGACY_PICKLES):
-                _check_operations(file, path.name)
+            with map_file(file) as content:
+                for _ in range(_LEGACY_PICKLES):
+                    check_operations(content, path.name)
     if is_legacy:
         with FakeTensorMode():  # shapes without memory, which PyTorch would take before it looks at the file's size
             _check_declared(torch.load(path, map_location="cpu", weights_only=True), path)
@@ -130,15 +128,7 @@ def _check_pickle(path: Path) -> None:
             if member.filename.lower().endswith("data.pkl"):  # PyTorch asks for it in any case
                 del member.CRC  # without it zipfile checks none; `_damage` knows of files that were written without
                 with archive.open(member) as stream:
-                    _check_operations(io.BytesIO(stream.read(_MAX_PICKLE_BYTES)), path.name)
-
-
-def _check_operations(stream: IO[bytes], name: str) -> None:
-    for number, (_, argument, _) in enumerate(pickletools.genops(stream)):
-        if number >= _MAX_OPCODES:
-            raise ConversionError(f"the pickle in {name} has more than {_MAX_OPCODES:,} operations")
-        if isinstance(argument, str) and "bytearray" in argument:
-            raise ConversionError(f"the pickle in {name} makes a bytearray, which can take any amount of memory")
+                    check_operations(io.BytesIO(stream.read(MAX_PICKLE_BYTES)), path.name)
 
 
 def _check_declared(contents: Any, path: Path) -> None:

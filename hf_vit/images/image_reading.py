@@ -22,7 +22,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -49,8 +49,7 @@ _SILENCE_SECONDS = 15.0  # without an answer or a byte of it
 _MAX_REDIRECTS = 5
 _EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "RGBA": "RGBA", "RGBa": "RGBA"}
 _DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
-# A channel axis of an array may have one of these lengths, besides the number of channels asked for.
-_CHANNEL_COUNTS = (1, 2, 3, 4)
+_CHANNEL_COUNTS = (1, 2, 3, 4)  # lengths of a channel axis of an array, besides the number of channels asked for
 
 
 class ImageReadingError(ValueError):
@@ -94,9 +93,8 @@ def count_images(images: list[Any]) -> int:
 
 def _can_stack(images: list[Any]) -> bool:
     """Whether these are equal images on one accelerator."""
-    if len(images) < 2 or not all(isinstance(image, torch.Tensor) and image.ndim == 3 for image in images):
-        return False
-    if any(_layout_of(image) != "dense" for image in images):
+    tensors = (isinstance(image, torch.Tensor) and image.ndim == 3 and _layout_of(image) == "dense" for image in images)
+    if len(images) < 2 or not all(tensors):
         return False
     kinds = {(image.shape, image.dtype, image.device) for image in images}
     return len(kinds) == 1 and images[0].device.type != "cpu"
@@ -104,9 +102,7 @@ def _can_stack(images: list[Any]) -> bool:
 
 def name_image(image: Any, index: int) -> str:
     """How messages call an image: by its file if it has one, else by its place."""
-    if isinstance(image, dict):
-        image = image.get("path")
-    path = getattr(image, "filename", image)
+    path = image.get("path") if isinstance(image, dict) else getattr(image, "filename", image)
     if isinstance(path, str | os.PathLike) and str(path):
         return str(path) if len(str(path)) <= 200 else f"image {index} ({str(path)[:50]}...)"
     return f"image {index}"
@@ -156,14 +152,13 @@ def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, 
             _check_pixels(image.width, image.height)
             _check_png(image)
             return _pixels_of_pillow(image)
-        with Image.open(_open_source(image)) as file:
+        with _open_source(image) as source, Image.open(source) as file:
             _check_pixels(file.width, file.height)
             _check_png(file)
             if getattr(file, "is_animated", False) and file.format != "MPO":  # MPO: a photograph and its preview
                 logger.warning_once(f"{file.format} images with several frames: the first frame is used")
             if reduce_to is not None:
-                width, height = turn(file.size, file)
-                height, width = reduce_to(height, width)
+                height, width = reduce_to(*turn(file.size, file)[::-1])
                 file.draft(None, turn((width, height), file))
             return _pixels_of_pillow(file)
     except Image.UnidentifiedImageError as error:
@@ -176,8 +171,7 @@ def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, 
 def _check_pixels(width: int, height: int) -> None:
     """Raise ValueError where an image declares more pixels than are read."""
     if width * height > _MAX_PIXELS and not allowed("large"):
-        limit = f"at most {_MAX_PIXELS:,} pixels are read (HF_VIT_ALLOW=large reads more)"
-        raise ValueError(f"it has {width} x {height}; {limit}")
+        raise ValueError(f"it has {width} x {height}; at most {_MAX_PIXELS:,} are read (HF_VIT_ALLOW=large reads more)")
 
 
 def _check_png(image: Image.Image) -> None:
@@ -198,8 +192,15 @@ def _check_png(image: Image.Image) -> None:
     file.seek(place)
 
 
-def _open_source(image: Any) -> Any:
-    """What `PIL.Image.open` takes: a path or an open file."""
+class _File(io.FileIO):
+    """A file of which nobody reads more than it has: Python takes the memory that a damaged header asks for."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(-1 if size is None else min(size, os.fstat(self.fileno()).st_size))
+
+
+def _open_source(image: Any) -> AbstractContextManager[Any]:
+    """What `PIL.Image.open` takes: an open file; one that was opened here is closed at the end of the block."""
     if isinstance(image, dict):
         image = image.get("bytes") or image.get("path")
     if isinstance(image, bytes | bytearray | memoryview):
@@ -212,9 +213,9 @@ def _open_source(image: Any) -> Any:
         path = Path(image)
         if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for
             raise ValueError("it is not a regular file")
-        return path
+        return _File(str(path))
     if hasattr(image, "read"):
-        return image
+        return nullcontext(image)
     raise TypeError(f"expected a path, URL, bytes, PIL image, NumPy array or tensor, got {type(image).__name__}")
 
 
@@ -382,8 +383,7 @@ def _sixteen_bits(pixels: np.ndarray) -> np.ndarray:
 
 def turn(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:
     """(width, height) in the file -> upright, or the other way round."""
-    width, height = size
-    return (width, height) if image.getexif().get(_ORIENTATION, 1) < 5 else (height, width)
+    return size if image.getexif().get(_ORIENTATION, 1) < 5 else size[::-1]
 
 
 def _levels_of_array(

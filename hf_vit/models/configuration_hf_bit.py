@@ -111,7 +111,7 @@ class HfBiTConfig(HfVisionConfig):
         return {**translate_bit_settings(settings), "model_type": cls.model_type}
 
     @classmethod
-    def from_variant(cls, name: str, original: str = "big_transfer", **overrides) -> "HfBiTConfig":
+    def from_variant(cls, name: str, /, original: str = "big_transfer", **overrides) -> "HfBiTConfig":
         """The configuration of a published model: `from_variant("R50x1", image_size=480)`.
 
         Args:

@@ -380,6 +380,9 @@ def check_general(settings: dict[str, Any], fields: Any) -> None:
         if value is not None and not (isinstance(value, dict) or hasattr(value, "to_dict")):
             raise ValueError(f"{name} is {reprlib.repr(value)}; it must be an object with names and values")
     _check_labels(fields.id2label)
+    numbers = fields.label2id or {}
+    if not isinstance(numbers, dict) or not all(str(number).isdecimal() for number in numbers.values()):
+        raise ValueError(f"label2id is {reprlib.repr(numbers)}; it must be names of classes with their numbers")
 
 
 def _check_labels(id2label: Any) -> None:

@@ -171,7 +171,7 @@ class HfViTConfig(HfVisionConfig):
         return translated
 
     @classmethod
-    def from_variant(cls, name: str, **overrides: Any) -> "HfViTConfig":
+    def from_variant(cls, name: str, /, **overrides: Any) -> "HfViTConfig":
         """The configuration of a released model: `from_variant("B/16", image_size=384)`.
 
         Args:

@@ -21,7 +21,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .axial_attention import replace_convolutions
 from .configuration_hf_bit import HfBiTConfig, is_upstream_bit
 from .configuration_hf_vision import Size, as_pair
-from .pretrained import HfVisionPreTrainedModel, HfViTHead
+from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead
 from .resnet_stem import GroupNorm, ResNetStage, ResNetStem, stem_numbers
 
 # Names in files of transformers -> ours, as regular expressions.
@@ -48,7 +48,7 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
     base_model_prefix = "bit"
     _no_split_modules = ["BottleneckUnit", "PreActivationUnit"]  # noqa: RUF012 - transformers declares the type
     _can_record_outputs = {"hidden_states": ResNetStage}  # noqa: RUF012
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\."]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [HEAD_KEYS]  # noqa: RUF012
 
     @classmethod
     def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
@@ -158,7 +158,7 @@ class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
     """
 
     has_attentions = False
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^(bit\.)?norm\."]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [HEAD_KEYS, r"^(bit\.)?norm\."]  # noqa: RUF012
 
     def __init__(self, config: HfBiTConfig):
         super().__init__(config)

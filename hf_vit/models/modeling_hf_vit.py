@@ -24,7 +24,7 @@ from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, is_upstream
 from .embeddings import HfViTEmbeddings
 from .layers import HfViTAttention, HfViTLayer, HfViTPooler
 from .position_embeddings import Grid, PositionTables, build_layer_tables
-from .pretrained import HfVisionPreTrainedModel, HfViTHead
+from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead
 
 # Names in files of transformers -> ours, as regular expressions. transformers 5 still writes the names of version 4.
 _STEM = r"embeddings\.patch_embeddings\.backbone\.bit\."
@@ -67,7 +67,7 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
     _input_embed_layer = "patch_embeddings"
     # A checkpoint with a head or a pooler may be loaded without: that loses nothing in silence, it is asked for.
     _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
-        r"^classifier\.",
+        HEAD_KEYS,
         r"^pooler\.",
         *_PROJECTION_KEYS,
         *_MASKED_PATCH_KEYS,

@@ -19,7 +19,7 @@ from .configuration_hf_vision import as_pair
 from .configuration_hf_vit import HfViTConfig
 from .embeddings import check_mask
 from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel
-from .pretrained import HfViTHead
+from .pretrained import HEAD_KEYS, HfViTHead
 
 LEVELS = 8  # 3 bits per channel
 _CELLS = 4  # the downsized patch has 4 x 4 cells
@@ -88,7 +88,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
     """The encoder, a mask token, and a linear layer that says what a corrupted patch looked like."""
 
     # An encoder or a classifier may be trained on; what it has behind the encoder is not needed for that.
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^(vit\.)?(pooler|projection)\."]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [HEAD_KEYS, r"^(vit\.)?(pooler|projection)\."]  # noqa: RUF012
     _new_when_missing = ("predictor.", "mask_token")
     _new_in_words = "{name} was not trained to predict masked patches: that layer is zero, its mask token random."
 

@@ -1,16 +1,20 @@
 """What all models share: loading that never draws at random, saving, initialisation, another image size."""
 
 import copy
+import io
 import json
 import math
+import mmap
 import os
+import pickletools
 import re
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -36,11 +40,15 @@ logger = logging.get_logger(__name__)
 _Model = TypeVar("_Model", bound="HfVisionPreTrainedModel")
 
 CONVERSION_RECORD = "conversion.json"
+HEAD_KEYS = r"^classifier\."  # what a checkpoint has besides the encoder
 # What a config.json may describe beyond the weights beside it: a head, a pre-logits layer. A head of ViT-g/14 for
 # ImageNet-21k has 31 million parameters, a fourth.
 _MORE_PARAMETERS = 2**27
 _MORE_TENSORS = 1_000
 _MAX_HEADER_BYTES = 2**24  # of a .safetensors; ViT-H/14's has 60 kB
+MAX_PICKLE_BYTES = 2**26  # of a .bin or .pth; what is cut off there ends in an error
+_MAX_OPERATIONS = 500_000  # of a pickle, 25 times those of ViT-H/14's weights; each may take 100 bytes
+_MAX_PICKLED_TEXT = 4_096  # characters; PyTorch's search in a message with 65,000 takes three minutes
 # Standard deviation of a normal distribution cut at two of its own: jax.nn.initializers corrects for it.
 _TRUNCATED_STD = 0.87962566103423978
 # Arguments of `from_pretrained` that say where a config.json is.
@@ -146,7 +154,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         model, info = result
         if upstream_names:
             model._settle_upstream(info)
-        cls._check_loading(info, name or "the state_dict")
+        model._check_loading(info, name or "the state_dict")
         model._take_sizes(sizes, stored_sizes)
         return result if wants_info else model
 
@@ -193,20 +201,27 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         conversions = vars(self).get("_weight_conversions") or []
         vars(self)["_weight_conversions"] = [one for one in conversions if not isinstance(one, WeightRenaming)]
 
-    @classmethod
-    def _check_loading(cls, info: dict[str, Any], name: str | os.PathLike) -> None:
-        """Only the head may differ from the checkpoint."""
-        may_be_new = cls._new_when_missing
-        missing = sorted(key for key in info["missing_keys"] if not key.startswith(may_be_new))
-        mismatched = [entry for entry in info["mismatched_keys"] if not entry[0].startswith(may_be_new)]
-        unexpected = sorted(key for key in info["unexpected_keys"] if not re.search(cls._upstream_extras, key))
+    def post_init(self) -> None:
+        super().post_init()
+        if hasattr(self, "classifier") and self._keys_to_ignore_on_load_unexpected:
+            # transformers adds what parts of a model ignore; to a classifier, its encoder's head is no leftover
+            self._keys_to_ignore_on_load_unexpected -= {HEAD_KEYS}
+
+    def _check_loading(self, info: dict[str, Any], name: str | os.PathLike) -> None:
+        """Only the head may differ from the checkpoint, and only as a whole."""
+        differs = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
+        heads = [{key for key in self.state_dict() if key.startswith(prefix)} for prefix in self._new_when_missing]
+        may_be_new = set[str]().union(*(head for head in heads if head <= differs))
+        missing = sorted(set(info["missing_keys"]) - may_be_new)
+        mismatched = [entry for entry in info["mismatched_keys"] if entry[0] not in may_be_new]
+        unexpected = sorted(key for key in info["unexpected_keys"] if not re.search(self._upstream_extras, key))
         if missing or mismatched or unexpected:
             problems = [f"{key} is missing" for key in missing]
             problems += [f"{key} has shape {tuple(theirs)}, not {tuple(ours)}" for key, theirs, ours in mismatched]
             problems += [f"{key} is not used" for key in unexpected]
             raise ValueError(f"{name} does not fit its configuration: {'; '.join(problems)}")
-        if info["missing_keys"] or info["mismatched_keys"]:
-            logger.warning(cls._new_in_words.format(name=name))
+        if differs:
+            logger.warning(self._new_in_words.format(name=name))
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
         """As in transformers; writes `conversion.json` too, if the model was converted."""
@@ -358,16 +373,17 @@ def _damage_refused(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError:
+    except (MemoryError, PickleBudgetError):
         raise
     except Exception as error:
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         modules = {frame.f_globals.get("__name__") for frame in frames}
-        from_reader = type(error).__name__ == "SafetensorError" or modules & {"torch.serialization", "zipfile"}
-        from_reader = from_reader or frames[-1].f_code.co_name == "_load_pretrained_model"  # a pickle of no dictionary
-        from_index = any(frame.f_code.co_name == "get_checkpoint_shard_files" for frame in frames)
-        if from_index and not isinstance(error, OSError):
+        functions = [frame.f_code.co_name for frame in frames]
+        if "get_checkpoint_shard_files" in functions and not isinstance(error, OSError):
             raise ValueError(f"{what} have an index that is no table of files: {error!r:.300}") from error
+        from_reader = type(error).__name__ == "SafetensorError" or modules & {"torch.serialization", "zipfile"}
+        from_reader = from_reader or "check_operations" in functions
+        from_reader = from_reader or functions[-1] == "_load_pretrained_model"  # a pickle of no dictionary
         if not from_reader or getattr(error, "filename", None):  # a file that cannot be opened
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
@@ -396,6 +412,7 @@ def _count_stored(file: Path) -> tuple[int, int]:
     """The most parameters and tensors that a file of weights can hold."""
     size = file.stat().st_size
     if file.suffix != ".safetensors":
+        _check_pickle(file)
         return size, size
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -408,6 +425,50 @@ def _count_stored(file: Path) -> tuple[int, int]:
         return sum(numbers), len(numbers)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged: its header is no table of tensors") from error
+
+
+def _check_pickle(file: Path) -> None:
+    """Check the pickle of a file of PyTorch; before 1.6 it is at the beginning."""
+    if not zipfile.is_zipfile(file):
+        with open(file, "rb") as stream, map_file(stream) as content:
+            check_operations(content, file.name)
+        return
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            if member.filename.lower().endswith("data.pkl"):  # PyTorch asks for it in any case
+                del member.CRC  # some files have none
+                with archive.open(member) as stream:
+                    check_operations(io.BytesIO(stream.read(MAX_PICKLE_BYTES)), file.name)
+
+
+class PickleBudgetError(ValueError):
+    """Why a pickle is not followed, in one sentence that names its file."""
+
+
+def map_file(stream: IO[bytes]) -> Any:
+    """A file in which `read` takes no memory for more than there is."""
+    return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def check_operations(stream: Any, name: str) -> None:
+    """Check a pickle before it is followed.
+
+    Args:
+        stream: in memory, or of `map_file`.
+
+    Raises:
+        PickleBudgetError: it has too many operations or too long a text, or makes a `bytearray` (20 GB need 50 bytes).
+        ValueError: it is damaged.
+    """
+    for number, (_, argument, _) in enumerate(pickletools.genops(stream)):
+        if number >= _MAX_OPERATIONS:
+            raise PickleBudgetError(f"the pickle in {name} has more than {_MAX_OPERATIONS:,} operations")
+        text = argument if isinstance(argument, str) else ""
+        if len(text) > _MAX_PICKLED_TEXT and not is_allowed("large"):
+            most = f"at most {_MAX_PICKLED_TEXT:,} are read (HF_VIT_ALLOW=large reads more)"
+            raise PickleBudgetError(f"the pickle in {name} has a text of {len(text):,} characters; {most}")
+        if "bytearray" in text:
+            raise PickleBudgetError(f"the pickle in {name} makes a bytearray, which can take any amount of memory")
 
 
 def _count_numbers(tensor: dict[str, Any]) -> int:

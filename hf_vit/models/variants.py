@@ -11,7 +11,7 @@ from .configuration_hf_vit import HfViTConfig
 VARIANTS = (*vit.VARIANTS, *bit.VARIANTS)
 
 
-def config_of_variant(name: str, **fields: Any) -> HfViTConfig | HfBiTConfig:
+def config_of_variant(name: str, /, **fields: Any) -> HfViTConfig | HfBiTConfig:
     """The configuration of a Vision Transformer, a hybrid or a BiT ResNet.
 
     Args:

@@ -68,7 +68,7 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
 
 def _find_or_make(files: Sequence[str], stamps: list, columns: Columns) -> ShardIndex:
     """An index beside the shards or in the cache; a new one where neither holds, made by one process of a machine."""
-    cached = _cache() / index_name(files, columns)
+    cached = _cache() / _index_name(files, columns)
     places = [f"{files[0].rpartition('/')[0] or '.'}/{cached.name}", str(cached)]
     with FileLock(f"{cached}.lock"):
         for place in places:
@@ -78,7 +78,7 @@ def _find_or_make(files: Sequence[str], stamps: list, columns: Columns) -> Shard
         for place in places:
             if "://" not in place:
                 with suppress(OSError):
-                    write_index(Path(place), table)
+                    _write_index(Path(place), table)
                     return _from_table(_map(place), files, stamps)
     raise OSError(f"cannot write the index of {len(files)} shards to {' or '.join(places)}")
 
@@ -90,19 +90,30 @@ def _key_of(files: Sequence[str], columns: Columns) -> Columns:
     return columns
 
 
-def write_index(place: Path, table: pa.Table) -> None:
+def index_shards(files: Sequence[str], names: list[str] | None) -> ShardIndex:
+    """Write the index of tars beside them, which holds wherever they are moved together.
+
+    Args:
+        names: of the class numbers in the tars.
+    """
+    stamps, columns = [[os.stat(file).st_size, None] for file in files], _key_of(files, Columns())
+    place = Path(files[0]).with_name(_index_name(files, columns))
+    table = _build(files, [_stamp(file) for file in files], columns, (_cache() / place.name).with_suffix(".parts"))
+    about = json.loads(table.schema.metadata[b"hf_vit"]) | {"stamps": stamps}
+    if names is not None:
+        label = datasets.Features({about["label_column"]: datasets.ClassLabel(names=names)}).to_dict()
+        about = about | {"features": about["features"] | label, "num_labels": len(names)}
+    _write_index(place, table.replace_schema_metadata({"hf_vit": json.dumps(about)}))
+    return _from_table(_map(str(place)), files, stamps)
+
+
+def _write_index(place: Path, table: pa.Table) -> None:
     """Write an index as a whole or not at all."""
     with new_file(place, overwrite=True) as file, pa.ipc.new_file(str(file), table.schema) as writer:
         writer.write_table(table.combine_chunks())
 
 
-def make_table(files: Sequence[str], stamps: list, units: pa.Table, ends: list[int], content: dict) -> pa.Table:
-    """An index as it is written: `stamps` with None in the place of a time hold wherever the shards are moved."""
-    about = {"version": _VERSION, "files": [_name(file) for file in files], "stamps": stamps, "ends": ends, **content}
-    return units.replace_schema_metadata({"hf_vit": json.dumps(about)})
-
-
-def index_name(files: Sequence[str], columns: Columns) -> str:
+def _index_name(files: Sequence[str], columns: Columns) -> str:
     """The name of the index beside shards."""
     return f"hf_vit_index-{_digest([[_name(file) for file in files], _key_of(files, columns)])}.arrow"
 
@@ -203,9 +214,13 @@ def _join(files: Sequence[str], stamps: list, parts: list[dict]) -> pa.Table:
     units = pa.table({name: np.concatenate([part[name] for part in parts]) for name in _SCHEMA.names}).cast(_SCHEMA)
     image, label = full[0]["image_column"], full[0]["label_column"]
     features = datasets.Features({image: datasets.Image(decode=False), **_label_feature(full[0], names)})
-    content = {"features": features.to_dict(), "image_column": image, "label_column": label}
-    content["num_labels"] = len(names) or max(part["num_labels"] for part in parts) or None
-    return make_table(files, stamps, units, np.cumsum([len(part["rows"]) for part in parts]).tolist(), content)
+    about = {
+        **{"version": _VERSION, "files": [_name(file) for file in files], "stamps": stamps},
+        "ends": np.cumsum([len(part["rows"]) for part in parts]).tolist(),
+        **{"features": features.to_dict(), "image_column": image, "label_column": label},
+        "num_labels": len(names) or max(part["num_labels"] for part in parts) or None,
+    }
+    return units.replace_schema_metadata({"hf_vit": json.dumps(about)})
 
 
 def _label_feature(part: dict, names: list[str]) -> dict[str, Any]:

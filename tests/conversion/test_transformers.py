@@ -377,7 +377,8 @@ def change_weights(folder, drop=(), **changes):
         ({"drop": ["vit.layernorm.bias"]}, "vit.layernorm.bias is missing"),
         ({"vit.extra": torch.ones(2)}, "vit.extra is not used"),
         ({"vit.layernorm.bias": torch.ones(15)}, r"vit.layernorm.bias has shape \(15,\), not \(14,\)"),
-        ({"drop": ["classifier.bias"]}, "does not hold the head"),
+        ({"drop": ["classifier.bias"]}, "classifier.bias is missing"),
+        ({"drop": ["classifier.bias", "classifier.weight"]}, "does not hold the head"),
         ({"classifier.bias": torch.full((11,), torch.inf)}, "classifier.bias has 11 values that are NaN or infinite"),
     ],
 )

@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelFor
 import hf_vit
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
 from hf_vit.models.loading import load, save_folder
+from hf_vit.models.variants import config_of_variant
 
 from ..models import UNKNOWN_FIELDS, add_fields, save_tiny
 from ..published import VIT_PARAMETERS
@@ -55,6 +56,7 @@ def test_defaults_are_the_originals():
             {"position_embedding_type": "relative", "position_embedding_placement": "every_layer"},
             "every_layer is for learned and learned2d, not relative",
         ),
+        ({"label2id": {"cat": 0, "dtype": []}}, r"label2id is .*; it must be names of classes with their numbers"),
         ({"attention_axes": "axial"}, "no place for a class token: set use_cls_token=False, pooling='mean'"),
         ({"attention_axes": "axial", "pooling": "mean", "num_hidden_layers": 5}, "num_hidden_layers is 5; .* pairs"),
         ({"attention_axes": "axial", "pooling": "mean", "position_embedding_type": "relative"}, "needs another"),
@@ -63,6 +65,13 @@ def test_defaults_are_the_originals():
 def test_impossible_architectures_are_refused(fields, message):
     with pytest.raises(Exception, match=f"(?s){message}"):
         HfViTConfig(**fields)
+
+
+def test_a_field_of_a_recipe_that_python_has_another_meaning_for():
+    """`config: {name: x}` is an unknown field, not the name of the variant."""
+    for variant in ("B/16", "R50x1"):
+        with pytest.raises(ValueError, match="does not know name"):
+            config_of_variant(variant, name="x")
 
 
 @pytest.mark.parametrize(

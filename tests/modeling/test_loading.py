@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 import hf_vit
 from hf_vit.models.loading import load, load_model, load_processor
@@ -27,6 +28,31 @@ def test_both_follow_another_image_size(folder):
     model, processor = load(folder, image_size=(40, 72))
     assert model.config.image_size == (40, 72)
     assert processor(torch.zeros(3, 9, 9, dtype=torch.uint8), return_tensors="pt").pixel_values.shape[2:] == (40, 72)
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        ("lost", r"classifier\.weight is missing$"),
+        ("misspelt", r"classifier\.weight is missing; classifier\.weigth is not used"),
+        ("reshaped", r"classifier\.bias has shape \(11, 1\), not \(11,\)"),
+        ("more", r"classifier\.scale is not used"),
+    ],
+)
+def test_half_a_head_is_refused(folder, harm, message):
+    """A whole one may be new; one that lost an array is a damaged file."""
+    weights = load_file(folder / "model.safetensors")
+    bias, weight = weights.pop("classifier.bias"), weights.pop("classifier.weight")
+    heads = {
+        "lost": {"bias": bias},
+        "misspelt": {"bias": bias, "weigth": weight},
+        "reshaped": {"bias": bias[:, None], "weight": weight},
+        "more": {"bias": bias, "weight": weight, "scale": bias.clone()},
+    }
+    weights |= {f"classifier.{name}": array for name, array in heads[harm].items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=message):
+        load_model(folder)
 
 
 def test_a_folder_of_transformers(tmp_path):

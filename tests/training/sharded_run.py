@@ -1,4 +1,4 @@
-"""What test_sharding.py starts on two processes: FSDP2 by hand, since Accelerate's needs a GPU.
+"""What test_sharded_weights.py starts on two processes: FSDP2 by hand, since Accelerate's needs a GPU.
 
 Each optimiser continues exactly from a checkpoint, and takes the steps that it takes on one device.
 """

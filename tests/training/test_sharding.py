@@ -1,36 +1,84 @@
-"""A model whose weights are spread over two processes: its optimisers and its checkpoints.
+"""`hf-vit shard`: tars that hold what the data set holds, resized, restartable."""
 
-Judged by the same optimisers on one device, which test_optimization.py holds to optax.
-"""
-
-import subprocess
-import sys
-from pathlib import Path
-
+import datasets
+import numpy as np
 import pytest
-from safetensors.torch import load_file
 
-from hf_vit.training import checkpoints
-from hf_vit.training.optimization import MovingAverage
-from hf_vit.training.settings import FinetuneSettings
+from hf_vit.cli.command_line import main
+from hf_vit.training import sharding
+from hf_vit.training.data import decode, open_split
+from hf_vit.training.sources import load_split
 
-from ..launching import environment
-from .sharded_run import OPTIMIZERS, build, compare, gathered
-
-pytestmark = pytest.mark.slow
+from .test_data import picture
 
 
-def test_sharded_optimizers_step_as_on_one_device_and_continue_exactly(tmp_path):
-    """On the two processes, and on one that reads what both wrote."""
-    script = Path(__file__).with_name("sharded_run.py")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run([*launcher, str(script), str(tmp_path)], env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("the same weights") == 2
-    for optimizer, momentum_dtype in OPTIMIZERS:
-        settings = FinetuneSettings(optimizer=optimizer, momentum_dtype=momentum_dtype)
-        model, alone = build(settings, sharded=False)
-        average = MovingAverage(dict(model.named_parameters()), 0.9)
-        folder = tmp_path / f"{optimizer}_{momentum_dtype}"
-        checkpoints.restore(folder / "step_00000002", model, alone, average.parameters)
-        compare(load_file(folder / "at_saving.safetensors"), gathered(model, alone, average.parameters))
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(23):
+        place = tmp_path / "images" / ("test" if number % 5 == 0 else "train") / ("owl" if number % 3 else "cat")
+        place.mkdir(parents=True, exist_ok=True)
+        picture(number, "L" if number == 4 else "RGB").save(place / f"{number}.png")
+    return tmp_path / "images"
+
+
+def contents(split) -> set:
+    """Pixels and class names, whatever the order."""
+    rows = (split.samples[row] for row in range(len(split)))
+    return {(decode(row[split.image_column]).tobytes(), split.label_names[split.label(row)]) for row in rows}
+
+
+def test_shards_hold_the_images_and_datasets_reads_them(folder, tmp_path, capsys):
+    assert main(["shard", str(folder), str(tmp_path / "out"), "--images", "8", "--workers", "1"]) == 0
+    assert "train-*.tar: 18 images" in capsys.readouterr().out
+    moved = (tmp_path / "out").rename(tmp_path / "moved")
+    names = [f"{split}-{number:05d}.tar" for split, count in (("test", 1), ("train", 3)) for number in range(count)]
+    assert sorted(file.name for file in moved.glob("*.tar")) == names
+    for name in ("train", "test"):
+        ours = open_split(load_split(str(moved), name, streaming=True))
+        assert ours.label_names == ["cat", "owl"]
+        assert contents(ours) == contents(open_split(load_split(str(folder), name)))
+    theirs = datasets.load_dataset(
+        "webdataset", data_files=str(moved / "train-*.tar"), cache_dir=str(tmp_path), split="train"
+    )
+    assert (len(theirs), set(theirs["cls"])) == (18, {0, 1})
+
+
+def test_images_are_resized_and_kept_where_they_are_small(folder, tmp_path):
+    (folder / "train" / "cat" / "9.png").write_bytes(b"nothing")
+    picture(3).resize((40, 90)).save(folder / "train" / "owl" / "90.png")
+    main(["shard", str(folder), str(tmp_path / "out"), "--size", "30", "--splits", "train", "--workers", "1"])
+    split = open_split(load_split(str(tmp_path / "out"), "train", streaming=True))
+    pictures = [decode(split.samples[row]["jpg"]) for row in range(len(split))]
+    sizes = [image.size for image in pictures]
+    assert (len(sizes), sizes.count((30, 68)), sizes.count((14, 9))) == (18, 1, 17)
+    assert sum(image.mode == "L" for image in pictures) == 1
+
+
+def test_an_interrupted_run_goes_on_and_another_plan_is_refused(folder, tmp_path, monkeypatch, capsys):
+    command = ["shard", str(folder), str(tmp_path / "out"), "--images", "6", "--workers", "1", "--splits", "train"]
+    written, encode = [], sharding._encode
+
+    def fail_at_ten(*arguments):
+        written.append(arguments)
+        if len(written) == 10:
+            raise KeyboardInterrupt
+        return encode(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sharding, "_encode", fail_at_ten)
+        assert main(command) == 130
+    assert len(list((tmp_path / "out").glob("*.tar"))) == 1
+    first = (tmp_path / "out" / "train-00000.tar").stat().st_ino
+    assert main(command) == 0
+    assert (tmp_path / "out" / "train-00000.tar").stat().st_ino == first
+    assert len(open_split(load_split(str(tmp_path / "out"), "train", streaming=True))) == 18
+    assert main([*command, "--size", "9"]) == 2
+    assert '"size": null' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_processes_write_in_a_shuffled_order(folder, tmp_path):
+    main(["shard", str(folder), str(tmp_path / "out"), "--splits", "train", "--workers", "2", "--images", "9"])
+    split = open_split(load_split(str(tmp_path / "out"), "train", streaming=True))
+    labels = [split.label(split.samples[row]) for row in range(18)]
+    assert np.abs(np.diff(labels)).sum() > 1  # sorted, they would change once

@@ -1,0 +1,177 @@
+"""`hf-vit shard`: a data set as WebDataset tars with an index, in a shuffled order, resized where that is asked for."""
+
+import io
+import json
+import multiprocessing
+import tarfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import datasets
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from ..files.output import new_file, write_json
+from ..files.reading import read_json
+from .data import Split, decode, open_split
+from .folders import load_folder
+from .orders import ShuffledOrder
+from .shard_index import index_shards
+from .sources import load_split
+
+_PLAN = "shards.json"
+_MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """What is written, which is kept beside it: a second run with the same plan goes on where the first one was.
+
+    Args:
+        source: what `sources.load_split` opens.
+        size: of the shorter side in pixels, for images that are larger; None leaves the files as they are.
+        quality: of the JPEGs that resized images become.
+        images: of a shard.
+    """
+
+    source: str
+    config: str | None = None
+    size: int | None = None
+    quality: int = 95
+    images: int = 10_000
+
+    def __post_init__(self):
+        for name, low, high in (("size", 1, None), ("quality", 1, 100), ("images", 1, None)):
+            value = getattr(self, name)
+            if value is not None and not low <= value <= (high or value):
+                raise ValueError(
+                    f"{name} is {value}; it must be at least {low}" + (f" and at most {high}" if high else "")
+                )
+
+
+def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int) -> dict[str, int]:
+    """Write the shards of some splits, `train-00000.tar` and so on, and their index.
+
+    Args:
+        splits: names; none of them for all that there are.
+        workers: processes that read, resize and write.
+
+    Returns:
+        How many images were written of each split.
+
+    Raises:
+        ValueError: the folder has shards of another plan, or there are no images.
+        OSError: something cannot be read or written; what is finished stays, and the same call goes on.
+    """
+    _claim(plan, output)
+    written = {}
+    for split_name in splits or _splits_of(plan):
+        split = _open(plan, split_name)
+        shards = range(-(-len(split) // plan.images))
+        files = [output / f"{split_name}-{number:05d}.tar" for number in shards]
+        todo = [
+            (plan, split_name, number, file) for number, file in zip(shards, files, strict=True) if not file.exists()
+        ]
+        with tqdm(total=len(todo), desc=f"Writing {split_name}", unit=" shards") as bar:
+            for _ in _run_all(todo, workers):
+                bar.update()
+        index = index_shards([file.as_posix() for file in files], split.label_names)
+        written[split_name] = len(index.units["rows"])
+        if missing := len(split) - written[split_name]:
+            tqdm.write(f"{missing} of {len(split)} images of {split_name} cannot be read and were left out")
+    return written
+
+
+def _claim(plan: ShardPlan, output: Path) -> None:
+    """Say what a folder is for, or find that it is for the same."""
+    output.mkdir(parents=True, exist_ok=True)
+    if (output / _PLAN).exists():
+        if (other := read_json(output / _PLAN)) != asdict(plan):
+            raise ValueError(f"{output} has shards of {json.dumps(other)}, not of {json.dumps(asdict(plan))}")
+    elif any(output.glob("*.tar")):
+        raise ValueError(f"{output} has shards that hf-vit shard did not write; name another folder")
+    write_json(output / _PLAN, asdict(plan))
+
+
+def _splits_of(plan: ShardPlan) -> list[str]:
+    splits = load_folder(Path(plan.source)) if Path(plan.source).is_dir() else None
+    if splits is not None:
+        return sorted(splits)
+    return [str(name) for name in datasets.get_dataset_split_names(plan.source, plan.config)]
+
+
+def _run_all(todo: list[tuple], workers: int) -> Iterator[None]:
+    """Write shards, several at a time; a worker that fails ends all of them."""
+    if workers < 2 or len(todo) < 2:
+        for arguments in todo:
+            yield _write_shard(*arguments)
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(_write_shard, *arguments) for arguments in todo]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+@lru_cache(1)
+def _open(plan: ShardPlan, split_name: str) -> Split:
+    samples = load_split(plan.source, split_name, plan.config)
+    try:
+        split = open_split(samples)
+    except ValueError:  # images without labels
+        return open_split(samples, needs_labels=False)
+    if split.multi_label:
+        raise ValueError(f"{plan.source} has several labels per image, and shards have one")
+    return split
+
+
+def _write_shard(plan: ShardPlan, split_name: str, number: int, file: Path) -> None:
+    """Write one shard; it is there as a whole or not at all."""
+    split = _open(plan, split_name)
+    places = np.arange(number * plan.images, min((number + 1) * plan.images, len(split)))
+    rows = ShuffledOrder(len(split), seed=0).rows(0, places)
+    with new_file(file) as draft, tarfile.open(draft, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for row in map(int, rows):
+            sample = split.samples[row]
+            found = _encode(sample[split.image_column], plan)
+            if found is None:
+                continue
+            _add(archive, f"{row:09d}.{found[0]}", found[1])
+            if split.label_column is not None:
+                _add(archive, f"{row:09d}.cls", str(split.label(sample)).encode())
+
+
+def _encode(image: dict, plan: ShardPlan) -> tuple[str, bytes] | None:
+    """(extension, bytes) of an image; None where it is to be resized and cannot be read."""
+    if plan.size is None:
+        content = image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes()
+        kinds = (kind for magic, kind in _MAGIC.items() if content.startswith(magic))
+        return next(kinds, Path(image["path"] or ".jpg").suffix[1:].lower()), content
+    picture = decode(image)
+    if picture is None:
+        return None
+    scale = plan.size / min(picture.size)
+    if scale < 1:
+        width, height = (max(round(side * scale), plan.size) for side in picture.size)
+        picture = _plain(picture).resize((width, height), Image.Resampling.BICUBIC)
+    content = io.BytesIO()
+    _plain(picture).save(content, "JPEG", quality=plan.quality)
+    return "jpg", content.getvalue()
+
+
+def _plain(picture: Image.Image) -> Image.Image:
+    """With levels that a JPEG has."""
+    return picture if picture.mode in ("RGB", "L") else picture.convert("RGB")
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    archive.addfile(entry, io.BytesIO(content))
