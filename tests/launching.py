@@ -50,6 +50,13 @@ def command(script: str, processes: int = 1, **settings) -> list[str]:
     return [*python, str(ROOT / "training" / f"{script}.py"), *arguments(**settings)]
 
 
+def through(template: str, processes: int, runs: Path, *options: str) -> list[str]:
+    """The command line of the runs in a file (see launched.py) through a launch template, on CPUs and in float32."""
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
+    launcher += ["--config_file", str(ROOT / "training" / "accelerate" / f"{template}.yaml"), "--mixed_precision", "no"]
+    return [*launcher, *options, str(ROOT / "tests" / "launched.py"), str(runs)]
+
+
 def environment() -> dict[str, str]:
     offline = {
         "ACCELERATE_USE_CPU": "true",

@@ -29,6 +29,7 @@ _RUN = (
     *(".????????.incomplete.*", "checkpoints/.????????.incomplete.*"),  # what a run left that was killed
     "training/*events.out.tfevents.*",  # TensorBoard's, through accelerate
     "training/*hparams.yml",
+    "profile/trace.json",
 )
 _EVALUATION = (
     *(f"{protocol}.json" for protocol in ("real", "objectnet", "few_shot", "linear_probe", "knn")),

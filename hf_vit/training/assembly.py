@@ -1,6 +1,5 @@
 """The parts of a run, put together from its settings."""
 
-import copy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from .data import EvalSamples, Split, eval_loader, open_split
 from .devices import keep_float32_weights, make_states
 from .labels import match_to_split, state_classes
 from .measuring import empty_batch, predict, score
+from .models import save_plain
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
 from .optimization import MovingAverage, build_optimizer
 from .patch_sizes import over_patch_sizes
@@ -34,7 +34,9 @@ from .reporting import choose_trackers
 from .run import Run
 from .schedules import build_schedule
 from .settings import DataSettings, PretrainSettings, TrainingSettings
+from .fsdp import is_sharded, shard_by_layers
 from .sources import load_split
+from .stalls import Watched
 
 
 def start(settings: DataSettings) -> Accelerator:
@@ -133,7 +135,9 @@ def prepare_run(
     schedule = build_schedule(settings, num_steps)
     if settings.compile:
         model.compile()
-    optimizer = build_optimizer(settings, model, fused=accelerator.device.type in ("cpu", "cuda"))
+    shard_by_layers(accelerator, model)
+    fused = accelerator.device.type in ("cpu", "cuda") and not is_sharded(accelerator)  # not every kernel takes shards
+    optimizer = build_optimizer(settings, model, fused)
     prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding exchanges the parameters of both
     make_states(accelerator, optimizer.optimizer)
     normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)
@@ -182,7 +186,8 @@ def evaluator(
     if split is None:
         return dict
     samples = EvalSamples(split, processor, as_pair(config.image_size), config.num_channels)
-    loader, empty = evaluation_batches(settings, accelerator, samples)
+    batches, empty = evaluation_batches(settings, accelerator, samples)
+    loader = Watched(batches, state.place)
 
     def evaluate() -> dict[str, float]:
         if isinstance(state.objective, MaskedPatches):
@@ -215,17 +220,9 @@ def saver(accelerator: Accelerator, model: nn.Module, processor: Any, folder: Pa
         tensors = checkpoints.whole_model(plain, keep=accelerator.is_main_process)
         if accelerator.is_main_process:
             with new_model_files(folder) as draft:
-                _save_plain(plain, tensors, draft)
+                save_plain(plain, tensors, draft)
                 processor.save_pretrained(draft)
                 settle_processor(draft)
         accelerator.wait_for_everyone()
 
     return save
-
-
-def _save_plain(model: Any, tensors: dict[str, Any], folder: Path) -> None:
-    """Save a model; PEFT's adapters become part of the weights."""
-    if hasattr(model, "merge_and_unload"):
-        copy.deepcopy(model).cpu().merge_and_unload().save_pretrained(folder)
-    else:
-        model.save_pretrained(folder, state_dict=tensors)

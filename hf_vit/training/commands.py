@@ -37,6 +37,7 @@ from .reporting import card_data, write_curve
 from .resuming import resume, saved_per_device
 from .run import TrainingStopped
 from .settings import DataSettings, FinetuneSettings, PretrainSettings, TrainingSettings
+from .stalls import named_when_missing
 
 
 def finetune(argv: list[str] | None = None) -> dict[str, Any]:
@@ -127,7 +128,8 @@ def _train_and_save(
     loader = train_loader(split, transform, settings.seed, shares, steps, settings.num_workers)
     evaluate = evaluator(settings, accelerator, state, eval_split, processor, model.config)
     keep_best = saver(accelerator, state.model, processor, output / "best")
-    report = train(state, iter(loader), evaluate, keep_best)
+    with named_when_missing(state.place, shares.rank, shares.processes, settings.stall_timeout):
+        report = train(state, iter(loader), evaluate, keep_best)
     if state.average is not None:
         state.average.swap(state.parameters)
     metrics = {**(state.metrics or evaluate()), **report.totals(state.skipped), "best": state.best}

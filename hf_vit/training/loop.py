@@ -1,6 +1,7 @@
 """The training loop: optimiser steps, each of which is a function of its number and of the state before it."""
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,7 +37,7 @@ def train(
         Preempted: after SIGTERM or SIGUSR1, when a checkpoint of the step has been written.
     """
     settings = run.settings
-    report = Report(run.accelerator, settings, run.num_steps, run.step, run.history)
+    report = Report(run)
     eval_every = settings.eval_every or max(run.num_steps // 10, 1)
     save_every = settings.save_every or eval_every
     window = _Window(run)
@@ -46,20 +47,25 @@ def train(
             preemption.begin_step()
             window.add(step, optimizer_step(run, step, batches, window.sums))
             run.step = step + 1
-            report.bar.update()
+            report.advance()
             preempted, last = preemption.end_step(), run.step == run.num_steps
             evaluates = last or run.step % eval_every == 0
             saves = last or run.step % save_every == 0 or preempted
             if evaluates or saves or run.step % settings.log_every == 0:
-                report.log(run.step, {**window.close(), "learning_rate": run.schedule(step)})
+                report.log({**window.close(), "learning_rate": run.schedule(step)})
             if evaluates:
+                run.place.enter("evaluating", run.step)
                 _evaluate_and_keep(run, report, evaluate, keep_best)
             if saves:
+                run.place.enter("saving", run.step)
                 save(run)
+            if evaluates or saves:
+                report.speed.begin()
             if preempted and not last:
                 _end_early(run, preempted)
+        run.place.enter("saving", run.step)
         run.checkpoints.wait()
-    report.bar.close()
+    report.close()
     return report
 
 
@@ -111,6 +117,8 @@ def _whole(norm: Any) -> torch.Tensor:
 
 
 def _next_batch(run: Run, batches: Iterator[dict]) -> dict[str, torch.Tensor]:
+    run.place.enter("waiting for data", run.step)
+    began = time.perf_counter()
     try:
         return next(batches)
     except RuntimeError as error:
@@ -121,6 +129,9 @@ def _next_batch(run: Run, batches: Iterator[dict]) -> dict[str, torch.Tensor]:
             f"a data worker died at step {run.step}, often for lack of memory: {error}; "
             f"the last good checkpoint is {newest or 'none'}; try fewer num_workers, then --resume"
         ) from error
+    finally:
+        run.waited += time.perf_counter() - began
+        run.place.enter("training", run.step)
 
 
 def _seed_forward(seed: int, step: int, micro_batch: int) -> np.random.Generator:
@@ -185,7 +196,7 @@ def _evaluate_and_keep(
         run.average.swap(run.parameters)
     metrics = run.metrics = evaluate()
     if metrics:
-        report.log(run.step, {f"eval_{name}": value for name, value in metrics.items()})
+        report.log({f"eval_{name}": value for name, value in metrics.items()})
         quality = metrics.get("accuracy", -metrics["loss"])
         if quality > run.best:
             run.best = quality

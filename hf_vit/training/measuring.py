@@ -1,16 +1,16 @@
 """Evaluation in which every sample counts exactly once, on any number of processes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader
 
 from .losses import cross_entropy, make_targets
 
+Batch: TypeAlias = dict[str, torch.Tensor]
 TOP_K = 5
 PADDING = -1
 
@@ -20,7 +20,7 @@ def gather(accelerator: Accelerator, tensor: torch.Tensor) -> torch.Tensor:
     return cast(torch.Tensor, accelerator.gather_for_metrics(tensor))
 
 
-def padded(loader: DataLoader, empty: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+def padded(loader: Iterable[Batch], empty: Batch) -> Iterator[dict[str, torch.Tensor]]:
     """The batches of a loader, each filled up to the length of `empty`, then `empty` without end: shapes never change.
 
     Args:
@@ -40,8 +40,8 @@ def empty_batch(sample: dict[str, Any], batch_size: int) -> dict[str, torch.Tens
 def predict(
     accelerator: Accelerator,
     model: torch.nn.Module,
-    loader: DataLoader,
-    empty: dict[str, torch.Tensor],
+    loader: Iterable[Batch],
+    empty: Batch,
     loss: str = "softmax",
     **sizes: Any,
 ) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def predict(
 def collect(
     accelerator: Accelerator,
     model: torch.nn.Module,
-    loader: DataLoader,
-    empty: dict[str, torch.Tensor],
+    loader: Iterable[Batch],
+    empty: Batch,
     compute: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
 ) -> dict[str, Any]:
     """Run `compute` over all samples of all processes; return what it computes as `predict` does.

@@ -1,5 +1,6 @@
 """The models that are trained: loaded with a new head, or built from a configuration; and their image processors."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -191,6 +192,7 @@ def add_adapters(model: PreTrainedModel, settings: FinetuneSettings) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise ValueError(f"lora_rank is {settings.lora_rank}, and PEFT is not installed: pip install peft") from None
+    torch.manual_seed(settings.seed)  # the same adapters on all processes
     lora = LoraConfig(
         r=settings.lora_rank or 0,
         lora_alpha=settings.lora_alpha,  # pyright: ignore[reportArgumentType] - any number will do, not whole ones alone
@@ -198,3 +200,20 @@ def add_adapters(model: PreTrainedModel, settings: FinetuneSettings) -> Any:
         modules_to_save=["classifier"],
     )
     return get_peft_model(model, lora)
+
+
+def save_plain(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Save a model; PEFT's adapters become part of the weights.
+
+    Args:
+        tensors: its state dict, whole; the model's own weights may be spread over processes.
+    """
+    if not hasattr(model, "merge_and_unload"):
+        model.save_pretrained(folder, state_dict=tensors)
+        return
+    from peft import get_peft_model
+
+    base = AutoModelForImageClassification.from_config(model.get_base_model().config)
+    whole = get_peft_model(base, model.peft_config["default"])
+    whole.load_state_dict(tensors)
+    whole.merge_and_unload().save_pretrained(folder)

@@ -4,16 +4,16 @@ An objective takes the model, a batch and the generator of the step (that of lab
 (loss, correct), each (batch,).
 """
 
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader
 
 from ..models.modeling_masked_patch_prediction import LEVELS, Corruption, sample_corruption
 from .losses import cross_entropy, is_correct, make_targets
-from .measuring import collect
+from .measuring import Batch, collect
 from .mixing import Mixer
 from .settings import PretrainSettings, TrainingSettings
 
@@ -66,7 +66,11 @@ class MaskedPatches:
         return model(pixel_values, corruption=corruption)
 
     def evaluate(
-        self, accelerator: Accelerator, model: torch.nn.Module, loader: DataLoader, empty: dict[str, torch.Tensor]
+        self,
+        accelerator: Accelerator,
+        model: torch.nn.Module,
+        loader: Iterable[Batch],
+        empty: Batch,
     ) -> dict[str, float]:
         """Loss and accuracy on a split whose patches are corrupted the same way every time.
 

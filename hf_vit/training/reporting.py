@@ -17,9 +17,13 @@ from tqdm import tqdm
 
 from ..files.output import new_file
 from ..files.versions import versions_of
+from .profiling import Profiler
+from .run import Run
 from .settings import TrainingSettings
+from .speed import Speed
 
 logger = logging.getLogger(__name__)
+_SHOWN = {"images_per_second": "images/s", "memory_gib": "GiB"}  # in the progress line, by their names in the tracker
 _PACKAGES = ("hf_vit", "torch", "transformers", "accelerate", "datasets")
 
 
@@ -39,36 +43,56 @@ def choose_trackers(report_to: str) -> list[str]:
 class Report:
     """Progress of one run, on the main process; the history survives in checkpoints."""
 
-    def __init__(
-        self, accelerator: Accelerator, settings: TrainingSettings, num_steps: int, start_step: int, history: list[dict]
-    ):
-        self.accelerator, self.settings, self.history = accelerator, settings, history
-        self.tracking = bool(accelerator.log_with)
-        self.started, self.start_step = time.perf_counter(), start_step
+    def __init__(self, run: Run):
+        self.run, self.accelerator, self.settings = run, run.accelerator, run.settings
+        self.tracking = bool(self.accelerator.log_with)
+        self.started, self.start_step = time.perf_counter(), run.step
+        self.speed = Speed(run)
+        self.measured: dict[str, float] = {}
+        is_main = self.accelerator.is_main_process
         self.bar = tqdm(
-            total=num_steps,
-            initial=start_step,
+            total=run.num_steps,
+            initial=run.step,
             unit="step",
-            disable=not accelerator.is_main_process,
+            disable=not is_main,
             dynamic_ncols=True,
             mininterval=0.2 if sys.stderr.isatty() else 30,  # a log file needs no animation
         )
+        folder = Path(str(self.settings.output_dir)) / "profile"
+        steps = self.settings.profile if is_main else None
+        self.profiler = Profiler(steps, run.num_steps - run.step, folder, self.accelerator.print)
         if self.tracking:
-            self._safely(accelerator.init_trackers, "training", config=_loggable(settings))
+            self._safely(self.accelerator.init_trackers, "training", config=_loggable(self.settings))
 
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Record values after `step` optimiser steps."""
-        seconds = time.perf_counter() - self.started
-        speed = (step - self.start_step) * self.settings.batch_size / seconds
-        self.history.append({"step": step, **values})
-        shown = {"images/s": f"{speed:.1f}", **{name: f"{value:.4g}" for name, value in values.items()}}
+    def advance(self) -> None:
+        """Note that an optimiser step is done."""
+        self.bar.update()
+        self.profiler.step()
+
+    def close(self) -> None:
+        """Note that there are no more steps."""
+        self.profiler.stop()
+        self.bar.close()
+
+    def log(self, values: dict[str, float]) -> None:
+        """Record values at the step that the run stands at."""
+        step = self.run.step
+        self.run.history.append({"step": step, **values})
+        measured = self.speed.close() if step > self.speed.step else {}  # an evaluation has no speed of its own
+        self.measured |= measured
+        shown = {_SHOWN.get(name, name): f"{value:.4g}" for name, value in (self.measured | values).items()}
         self.bar.set_postfix(shown, refresh=False)
         if self.tracking:
-            self._safely(self.accelerator.log, {**values, "images_per_second": speed}, step=step)
+            left = (self.run.num_steps - step) * self._seconds() / max(step - self.start_step, 1)
+            self._safely(self.accelerator.log, {**values, **measured, "seconds_left": left}, step=step)
+        self.speed.begin()
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self.started
 
     def totals(self, skipped: int) -> dict[str, float]:
         """What the run took, since it was started or resumed."""
-        seconds = time.perf_counter() - self.started
+        seconds = self._seconds()
         images = (self.bar.n - self.start_step) * self.settings.batch_size
         return {"train_seconds": seconds, "train_images_per_second": images / seconds, "train_images_skipped": skipped}
 

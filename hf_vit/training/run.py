@@ -13,6 +13,7 @@ from .objectives import Objective
 from .optimization import MovingAverage
 from .schedules import Schedule
 from .settings import TrainingSettings
+from .stalls import Place
 
 
 class TrainingStopped(RuntimeError):
@@ -37,6 +38,8 @@ class Run:
     best: float = -math.inf
     skipped: int = 0  # unreadable images on all processes
     history: list[dict[str, float]] = field(default_factory=list)
+    place: Place = field(default_factory=Place)
+    waited: float = 0.0  # seconds, for the loader's batches
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     identity: dict[str, Any] = field(default_factory=dict)  # of "data", and of the "model" that training began from
 

@@ -101,6 +101,8 @@ class TrainingSettings(DataSettings):
     resume: bool = False
     overwrite: bool = False
     report_to: str = "auto"  # tensorboard when it is installed; tensorboard, trackio, wandb, or none
+    profile: int | None = None  # trace so many optimiser steps, after a few to warm up, into output_dir/profile
+    stall_timeout: float = 480  # seconds without progress until a run ends, naming the missing process; 0: never
 
     def validate(self) -> None:
         super().validate()
@@ -110,10 +112,11 @@ class TrainingSettings(DataSettings):
             raise ValueError(f"set one of steps and epochs; they are {self.steps} and {self.epochs}")
         _require_positive(self, "batch_size", "learning_rate", "log_every", "keep_checkpoints", "shuffle_buffer")
         _require_positive(self, "steps", "epochs", "per_device_batch_size", "max_grad_norm", "eval_every", "save_every")
+        _require_positive(self, "profile")
         _require_between(self, 0, 1, "label_smoothing", "ema_decay", "momentum", "dropout", "attention_dropout")
         _require_between(self, 0, 1, "drop_path", "layer_decay", "adam_beta1", "adam_beta2", "final_learning_rate")
         _require_between(self, 0, None, "warmup_steps", "weight_decay", "mixup_alpha", "cutmix_alpha")
-        _require_between(self, 0, None, "cooldown_steps", "timescale_shift")
+        _require_between(self, 0, None, "cooldown_steps", "timescale_shift", "stall_timeout")
         _require_between(self, 0, None, "randaugment_layers", "randaugment_magnitude")
         if self.steps is not None and self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be less than steps ({self.steps})")

@@ -1,0 +1,86 @@
+"""How fast a run is: images a second, the share of the device's peak, the wait for data, memory and the time left."""
+
+import re
+import sys
+import time
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForImageClassification
+from transformers.initialization import no_init_weights
+
+from ..models.configuration_hf_vit import as_pair
+from .run import Run
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+_FORWARDS_PER_STEP = 3  # one, and a backward of twice its cost
+# 1e12 dense bfloat16 operations a second, by NVIDIA's data sheets; the first name that torch's name of the device has
+_PEAKS = {
+    **{"B200": 2250, "H200": 989, "GH200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312},
+    **{"L40S": 362, "L40": 181, "L4": 121, "A40": 150, "A10": 125, "RTX A6000": 155, "RTX 4090": 165, "RTX 3090": 71},
+}
+
+
+def peak_of(device: str) -> float | None:
+    """Dense bfloat16 operations a second of a GPU by its name; None where we do not know."""
+    found = [peak for name, peak in _PEAKS.items() if re.search(rf"\b{name}\b", device)]
+    return found[0] * 1e12 if found else None
+
+
+def count_flops(config: Any) -> int:
+    """Floating-point operations of one image's forward, 2 per multiply-add; nothing is computed."""
+    config = type(config).from_dict(config.to_dict(), attn_implementation="eager")  # whose products are all counted
+    with FakeTensorMode(), no_init_weights(), FlopCounterMode(display=False) as counter:
+        model = AutoModelForImageClassification.from_config(config)
+        model(torch.empty(1, config.num_channels, *as_pair(config.image_size)))
+    return counter.get_total_flops()
+
+
+class Speed:
+    """Measures one process between two reports; of several, the main one speaks for all."""
+
+    def __init__(self, run: Run):
+        self.run, self.device = run, run.accelerator.device
+        self.images_at_peak = _images_at_peak(run)
+        self.begin()
+
+    def begin(self) -> None:
+        """Measure from here on."""
+        self.step, self.since, self.waited = self.run.step, time.perf_counter(), self.run.waited
+
+    def close(self) -> dict[str, float]:
+        """What was measured since `begin`: images a second, the wait for data as a share of the time, memory in GiB."""
+        seconds = time.perf_counter() - self.since
+        images = (self.run.step - self.step) * self.run.shares.batch_size / seconds
+        measured = {"images_per_second": images, "data_wait": (self.run.waited - self.waited) / seconds}
+        if self.images_at_peak:
+            measured["share_of_peak"] = images / self.images_at_peak
+        return measured | memory_in_use(self.device)
+
+
+def _images_at_peak(run: Run) -> float | None:
+    """Images a second that the GPUs would train on if they did nothing but the model's products."""
+    accelerator = run.accelerator
+    if accelerator.device.type != "cuda" or accelerator.mixed_precision not in ("bf16", "fp16"):
+        return None
+    peak = peak_of(torch.cuda.get_device_name(accelerator.device))
+    if peak is None:
+        return None
+    config: Any = accelerator.unwrap_model(run.model).config
+    return peak * accelerator.num_processes / (_FORWARDS_PER_STEP * count_flops(config))
+
+
+def memory_in_use(device: torch.device) -> dict[str, float]:
+    """The most memory that was taken so far, in GiB: on a GPU there, otherwise of this process."""
+    if device.type == "cuda":
+        return {"memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
+    if resource is None:
+        return {}
+    unit = 1 if sys.platform == "darwin" else 2**10  # of ru_maxrss
+    return {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}

@@ -1,0 +1,157 @@
+"""A process that stops is named by the others, which would wait for it at a collective without end.
+
+Each process publishes how far it is to the store that its process group met at, from a thread of its own. A process
+that has not moved for `timeout` seconds looks up the others: those whose thread is silent are stopped or dead, those
+that are less far do not reach the collective.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ..files.messages import FAILED
+
+_ANSWER = timedelta(seconds=10)  # the store is given this long
+_NAMED = 8  # processes at most
+
+
+@dataclass
+class Place:
+    """Where a process is in its run."""
+
+    step: int = 0
+    phase: str = "before the first step"
+    passed: int = 0  # phases so far: the same on all processes where they are equally far
+    since: float = 0.0  # seconds of `time.monotonic`: when it last moved
+
+    def enter(self, phase: str, step: int) -> None:
+        """Begin another phase; every process begins the same ones, in the same order."""
+        self.step, self.phase, self.passed = step, phase, self.passed + 1
+        self.touch()
+
+    def touch(self) -> None:
+        """Say that the phase goes on."""
+        self.since = time.monotonic()
+
+
+class Watched:
+    """Batches, each of which shows that the phase goes on."""
+
+    def __init__(self, batches: Iterable[dict], place: Place):
+        self.batches, self.place = batches, place
+
+    def __iter__(self) -> Iterator[dict]:
+        for batch in self.batches:
+            self.place.touch()
+            yield batch
+
+
+@contextmanager
+def named_when_missing(place: Place, rank: int, processes: int, timeout: float) -> Iterator[None]:
+    """End this process with a sentence that names the others it waits for, when none moves for `timeout` seconds.
+
+    Nothing is watched in one process, with a timeout of 0, or where processes meet by other means than a TCP store.
+    """
+    if processes == 1 or not timeout or not dist.is_initialized() or "MASTER_PORT" not in os.environ:
+        yield
+        return
+    place.touch()
+    watcher = _Watcher(place, rank, processes, timeout)
+    watcher.start()
+    try:
+        yield
+    finally:
+        watcher.over.set()
+        watcher.join()
+
+
+class _Watcher(threading.Thread):
+    """The thread; it runs while the process's main thread waits in a collective."""
+
+    def __init__(self, place: Place, rank: int, processes: int, timeout: float):
+        super().__init__(name="stalls", daemon=True)
+        self.place, self.rank, self.processes, self.timeout = place, rank, processes, timeout
+        self.interval = min(timeout / 4, 5.0)
+        self.over = threading.Event()
+        self.name_of_host = socket.gethostname()
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self.store = dist.TCPStore(*address, is_master=False, timeout=_ANSWER)
+        self.attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self.signs, self.warned = 0, -1
+
+    def run(self) -> None:
+        while not self.over.wait(self.interval):
+            try:
+                self._publish()
+                if time.monotonic() - self.place.since > self.timeout:
+                    self._look()
+            except (dist.DistError, RuntimeError, OSError):
+                if time.monotonic() - self.place.since > self.timeout:
+                    self._end("the store that the processes met at does not answer: its process or machine is stopped")
+
+    def _publish(self) -> None:
+        """Tell the others that this process lives, and how far it is."""
+        self.signs += 1
+        place = self.place
+        sign = [self.signs, place.passed, place.step, place.phase, self.name_of_host, os.getpid()]
+        self.store.set(self._key(self.rank), json.dumps(sign))
+
+    def _key(self, rank: int) -> str:
+        return f"hf_vit/stalls/{self.attempt}/{rank}"
+
+    def _look(self) -> None:
+        """Find who is missing; all that are equally far and alive are left to go on."""
+        before = self._signs()
+        if self.over.wait(3 * self.interval) or time.monotonic() - self.place.since <= self.timeout:
+            return
+        self._publish()
+        after = self._signs()
+        silent = {rank: sign for rank, sign in after.items() if rank != self.rank and sign[0] == before[rank][0]}
+        behind = {rank: sign for rank, sign in after.items() if sign[1] < self.place.passed}
+        where = f"the others wait at step {self.place.step} ({self.place.phase})"
+        if silent:
+            self._end(f"{_in_words(silent)}: stopped or dead, and {where}")
+        if behind:
+            self._end(f"{_in_words(behind)}: alive, but {where}")
+        if self.warned != self.place.passed:
+            self.warned = self.place.passed
+            print(f"no process has moved for {self.timeout:g} s; all are at step {self.place.step} "
+                  f"({self.place.phase})", file=sys.stderr, flush=True)  # fmt: skip
+
+    def _signs(self) -> dict[int, list]:
+        """What each process last published; one that never did is at the beginning."""
+        signs = {}
+        for rank in range(self.processes):
+            try:
+                signs[rank] = json.loads(self.store.get(self._key(rank)))
+            except dist.DistStoreError:
+                signs[rank] = [0, 0, 0, "before the first step", "?", "?"]
+        return signs
+
+    def _end(self, why: str) -> None:
+        print(
+            f"error: no progress for {self.timeout:g} s (stall_timeout): {why}. Training goes on from the newest "
+            "checkpoint with --resume",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(FAILED)  # the main thread waits in a collective, where no exception reaches it
+
+
+def _in_words(signs: dict[int, list]) -> str:
+    """The ranks that are missing, and where each was last."""
+    named = [
+        f"rank {rank} (process {process} on {host}) at step {step} ({phase})"
+        for rank, (_, _, step, phase, host, process) in list(signs.items())[:_NAMED]
+    ]
+    more = f" and {len(signs) - _NAMED} more" if len(signs) > _NAMED else ""
+    return ", ".join(named) + more

@@ -1,0 +1,44 @@
+"""Several training runs in the processes of one launch, on CPUs over gloo; what the launch templates start in tests.
+
+Starting a process costs more than training a tiny model in it, so the runs share them. Accelerate takes FSDP only for
+device types that it lists, and silently DDP on CPUs: here a CPU passes for one of them.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from accelerate import Accelerator
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+
+from hf_vit.training import commands
+
+
+def take_fsdp_on_cpus() -> None:
+    """Let Accelerate's state of a CPU process over gloo be that of a device which FSDP is for."""
+    original = PartialState.__init__
+
+    def initialize(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        if self.distributed_type == DistributedType.MULTI_CPU and os.environ.get("ACCELERATE_USE_FSDP") == "true":
+            self.distributed_type = DistributedType.MULTI_XPU
+
+    PartialState.__init__ = initialize
+
+
+def main(runs: list[list[str]]) -> None:
+    """Train with each command line, the first word of which is `pretrain` or `finetune`."""
+    take_fsdp_on_cpus()
+    end_training = Accelerator.end_training
+    Accelerator.end_training = lambda self: None  # it would end the process group, which the next run needs
+    for command, *argv in runs:
+        commands.main(getattr(commands, command), argv)
+    accelerator = Accelerator()
+    accelerator.print(f"{accelerator.distributed_type.value} of {accelerator.num_processes}")
+    end_training(accelerator)
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

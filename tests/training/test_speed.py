@@ -1,0 +1,48 @@
+"""What a run says of its speed, and the trace of its steps."""
+
+import json
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.training.commands import pretrain
+from hf_vit.training.speed import count_flops, peak_of
+
+from ..launching import DIGITS, arguments
+from ..models import TINY
+
+
+def test_flops_are_those_of_the_products():
+    """By hand: 2 per multiply-add of every matrix product of a ViT that averages its patches."""
+    config = HfViTConfig(**TINY, pooling="mean", use_cls_token=False)
+    tokens, hidden, mlp, patch = 5 * 6, 14, 22, 4 * 6 * 3
+    layer = 4 * tokens * hidden**2 + 2 * tokens**2 * hidden + 2 * tokens * hidden * mlp
+    assert count_flops(config) == 2 * (tokens * patch * hidden + 3 * layer + hidden * 11)
+
+
+@pytest.mark.parametrize(
+    ("device", "tera"),
+    [("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA A100-SXM4-80GB", 312), ("Tesla P4", None)],
+)
+def test_peaks_of_data_sheets(device, tera):
+    assert peak_of(device) == (tera and tera * 1e12)
+
+
+def test_a_run_says_how_fast_it_is_and_traces_steps(tmp_path, fresh_accelerator, capfd):
+    settings = DIGITS | {"steps": 9, "eval_every": 9, "save_every": 9, "log_every": 3, "num_workers": 0, "profile": 2}
+    pretrain(arguments(**settings | {"report_to": "tensorboard"}, output_dir=tmp_path / "out"))
+    events = EventAccumulator(str(next((tmp_path / "out" / "training").rglob("*tfevents*"))))
+    events.Reload()
+    measured = {name: [event.value for event in events.Scalars(name)] for name in (
+        "images_per_second", "data_wait", "memory_gib", "seconds_left")}  # fmt: skip
+    assert all(len(values) == 3 for name, values in measured.items() if name != "seconds_left")
+    assert all(0 < share < 1 for share in measured["data_wait"])
+    assert measured["seconds_left"][0] > measured["seconds_left"][-1] == 0
+    assert 0.05 < measured["memory_gib"][0] < 64
+    shown = capfd.readouterr()
+    assert f"The trace is {tmp_path / 'out' / 'profile' / 'trace.json'}" in shown.out
+    assert "data_wait=" in shown.err
+    trace = json.loads((tmp_path / "out" / "profile" / "trace.json").read_text())
+    steps = {event["name"] for event in trace["traceEvents"] if str(event.get("name")).startswith("ProfilerStep")}
+    assert steps == {"ProfilerStep#5", "ProfilerStep#6"}
