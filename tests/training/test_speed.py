@@ -29,6 +29,7 @@ def test_peaks_of_data_sheets(device, tera):
     assert peak_of(device) == (tera and tera * 1e12)
 
 
+@pytest.mark.slow
 def test_a_run_says_how_fast_it_is_and_traces_steps(tmp_path, fresh_accelerator, capfd):
     settings = DIGITS | {"steps": 9, "eval_every": 9, "save_every": 9, "log_every": 3, "num_workers": 0, "profile": 2}
     pretrain(arguments(**settings | {"report_to": "tensorboard"}, output_dir=tmp_path / "out"))
