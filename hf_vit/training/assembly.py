@@ -23,6 +23,7 @@ from .batches import Shares
 from .checkpoints import Checkpoints
 from .data import EvalSamples, Split, eval_loader, open_split
 from .devices import keep_float32_weights, make_states
+from .fsdp import is_sharded, shard_by_layers
 from .labels import match_to_split, state_classes
 from .measuring import empty_batch, predict, score
 from .models import save_plain
@@ -34,7 +35,6 @@ from .reporting import choose_trackers
 from .run import Run
 from .schedules import build_schedule
 from .settings import DataSettings, PretrainSettings, TrainingSettings
-from .fsdp import is_sharded, shard_by_layers
 from .sources import load_split
 from .stalls import Watched
 
