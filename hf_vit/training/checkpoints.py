@@ -179,7 +179,7 @@ def _own_share(tensors: Tensors) -> Tensors:
     for name, tensor in tensors.items():
         owner = loads.index(min(loads))
         if isinstance(tensor, DTensor) or owner == _rank():
-            share[name] = tensor
+            share[name] = tensor.cpu() if tensor.device.type == "xla" else tensor  # whose storage cannot be read
         if not isinstance(tensor, DTensor):
             loads[owner] += tensor.nbytes
     return share

@@ -4,13 +4,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from ..launching import DIGITS, command, environment, launch, weights
+from ..launching import DIGITS, LIMIT, command, environment, launch, weights
 
 pytestmark = pytest.mark.slow
 
@@ -25,14 +26,18 @@ def start_and_kill(output: Path, saved: int, delay: float, processes: int, **set
     process = subprocess.Popen(
         line, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    deadline = time.monotonic() + 120
-    while not list((output / "checkpoints").glob(f"step_{saved:08d}")) and process.poll() is None:
-        assert time.monotonic() < deadline, "the run saves nothing"
-        time.sleep(0.01)
+    wait_for_checkpoint(output, saved, process)
     time.sleep(delay)
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def wait_for_checkpoint(output: Path, step: int, process: subprocess.Popen):
+    deadline = time.monotonic() + 120
+    while not (output / "checkpoints" / f"step_{step:08d}").exists() and process.poll() is None:
+        assert time.monotonic() < deadline, "the run saves nothing"
+        time.sleep(0.01)
 
 
 def assert_same(left: Path, right: Path):
@@ -60,12 +65,39 @@ def test_killed_and_resumed_is_bit_identical(uninterrupted, tmp_path, steps, del
     assert_same(output / "best", uninterrupted / "best")
 
 
-def test_two_processes_killed_and_resumed_are_bit_identical(tmp_path):
-    settings = {**EVERYTHING, "steps": 30, "num_processes": 2}
-    launch("pretrain", 2, output_dir=tmp_path / "whole", **settings)
-    start_and_kill(tmp_path / "out", 18, 0.05, 2, **settings)
-    launch("pretrain", 2, output_dir=tmp_path / "out", resume="true", **settings)
-    assert_same(tmp_path / "out", tmp_path / "whole")
+PAIR = {**EVERYTHING, "steps": 30, "num_processes": 2}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted_pair(tmp_path_factory):
+    output = tmp_path_factory.mktemp("pair") / "out"
+    launch("pretrain", 2, output_dir=output, **PAIR)
+    return output
+
+
+def test_two_processes_killed_and_resumed_are_bit_identical(uninterrupted_pair, tmp_path):
+    start_and_kill(tmp_path / "out", 18, 0.05, 2, **PAIR)
+    launch("pretrain", 2, output_dir=tmp_path / "out", resume="true", **PAIR)
+    assert_same(tmp_path / "out", uninterrupted_pair)
+
+
+def test_torchrun_restarts_after_one_process_is_killed(uninterrupted_pair, tmp_path):
+    """One command line, into a folder that is not there yet: torchrun ends the other process and starts both again.
+
+    Without the variable, processes that start again find the addresses of the dead ones (pytorch issue 135712).
+    """
+    output = tmp_path / "out"
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    line += ["--max_restarts", "1", *command("pretrain", output_dir=output, resume="true", **PAIR)[1:]]
+    variables = {**environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    launcher = subprocess.Popen(line, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_for_checkpoint(output, 18, launcher)
+    workers = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    said, _ = launcher.communicate(timeout=LIMIT)
+    assert launcher.returncode == 0, said[-3000:]
+    assert f"Resuming from {output}/checkpoints/step_" in said
+    assert_same(output, uninterrupted_pair)
 
 
 def test_damaged_checkpoint_is_detected_and_the_one_before_is_used(uninterrupted, tmp_path):
