@@ -27,6 +27,7 @@ from torch.futures import Future as WriteFuture
 
 from ..files.download import sha256_of
 from ..files.output import flush_to_disk
+from .groups import cpu_group
 
 FORMAT = 2  # of a checkpoint; the first had whole tensors in one file for each group
 _FILE_BYTES = 2**30  # of one file: it is held in memory once more while it is written
@@ -40,10 +41,11 @@ class Checkpoints:
     Args:
         folder: created with the first of them.
         keep: how many of the newest stay.
+        writes: False for all but one of several processes that have no process group (XLA).
     """
 
-    def __init__(self, folder: Path, keep: int):
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, keep: int, writes: bool = True):
+        self.folder, self.keep, self.writes = folder, keep, writes
         self._saving: tuple[Future, _Writer] | None = None
 
     def save(self, step: int, tensors: Tensors, state: dict[str, Any]) -> None:
@@ -55,10 +57,11 @@ class Checkpoints:
             OSError: the checkpoint before could not be written; earlier ones are as they were.
         """
         self.wait()
+        if not self.writes:
+            return
         content = json.dumps({**state, "format": FORMAT}) if _rank() == 0 else ""
         writer = _Writer(self.folder, step, content, self.keep, _distribute(tensors))
-        group, alone = saving_group(), not dist.is_initialized()
-        saving: Any = dcp.async_save(_own_share(tensors), storage_writer=writer, process_group=group, no_dist=alone)
+        saving: Any = dcp.async_save(_own_share(tensors), storage_writer=writer, **_exchange())
         self._saving = (saving, writer)
 
     def wait(self) -> None:
@@ -149,20 +152,11 @@ class _Writer(dcp.HuggingFaceStorageWriter):
             shutil.rmtree(old)
 
 
-def saving_group() -> Any:
-    """The process group of saving and loading, over gloo, so that they never meet what training exchanges.
-
-    Every process must call it; None where there is one process alone.
-    """
+def _exchange() -> dict[str, Any]:
+    """How processes talk about saving and loading; every process must call it."""
     if not dist.is_initialized():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as it is to be
-        return None
-    if "saving" not in _GROUPS or _GROUPS["saving"][0] is not dist.group.WORLD:
-        _GROUPS["saving"] = (dist.group.WORLD, dist.new_group(backend="gloo"))
-    return _GROUPS["saving"][1]
-
-
-_GROUPS: dict[str, tuple[Any, Any]] = {}
+    return {"process_group": cpu_group("checkpoints"), "no_dist": not dist.is_initialized()}
 
 
 def _rank() -> int:
@@ -263,8 +257,7 @@ def restore(
     read: Any = {
         name: torch.empty_like(t, device="cpu") if t.device.type == "xla" else t for name, t in tensors.items()
     }
-    group, alone = saving_group(), not dist.is_initialized()
-    dcp.load(read, storage_reader=dcp.HuggingFaceStorageReader(str(path)), process_group=group, no_dist=alone)
+    dcp.load(read, storage_reader=dcp.HuggingFaceStorageReader(str(path)), **_exchange())
     for name, tensor in tensors.items():
         if read[name] is not tensor:  # its memory cannot be written to
             tensor.copy_(read[name])

@@ -42,7 +42,7 @@ def train(
     save_every = settings.save_every or eval_every
     window = _Window(run)
     run.model.train()
-    with Preemption() as preemption:
+    with Preemption(run.accelerator.num_processes) as preemption:
         for step in range(run.step, run.num_steps):
             preemption.begin_step()
             window.add(step, optimizer_step(run, step, batches, window.sums))

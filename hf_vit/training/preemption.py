@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .groups import cpu_group
+
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 PREEMPTED = getattr(os, "EX_TEMPFAIL", 75)  # exit status: start the same command again
 
@@ -20,18 +22,19 @@ class Preemption:
     """Notices SIGTERM and SIGUSR1 while training runs, and has all processes notice them at the same step.
 
     Where there are several processes, what each has received is exchanged while a step is computed, over a process
-    group of its own on the CPU: the step does not wait. Python notices signals in the main thread alone; elsewhere
-    nothing is noticed.
+    group of its own on the CPU: the step does not wait. Nothing is noticed outside the main thread, or by several
+    processes without a process group (XLA).
     """
 
-    def __init__(self):
+    def __init__(self, processes: int):
         self._received = 0
-        self._group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
+        self._group = cpu_group("preemption") if processes > 1 else None
+        self._notices = processes == 1 or self._group is not None
         self._exchange: tuple[Any, torch.Tensor] | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Preemption":
-        if threading.current_thread() is threading.main_thread():
+        if self._notices and threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
