@@ -138,17 +138,19 @@ def test_pickles_that_take_more_memory_than_their_file(zipped, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("kind", ["folder", "pth"])
-def test_a_pickle_that_declares_a_text_of_4_gib(kind, tmp_path):
+def test_a_pickle_that_declares_a_text_of_4_eib(kind, tmp_path):
     """Python's reader takes the memory before it looks whether the file has as much."""
-    text = b"\x80\x04\x8d" + (2**32).to_bytes(8, "little") + b"x" * 2_000
+    text = b"\x80\x04\x8d" + (2**62).to_bytes(8, "little") + b"x" * 2_000
     if kind == "pth":
         (tmp_path / "a.pth").write_bytes(text)
-        is_refused(lambda: convert(tmp_path / "a.pth"), r"a\.pth is damaged: expected 4294967296 bytes")
+        is_refused(lambda: convert(tmp_path / "a.pth"), r"a\.pth is damaged: expected 4611686018427387904 bytes")
         return
     save_tiny(tmp_path / "folder")
     (tmp_path / "folder" / "model.safetensors").unlink()
     (tmp_path / "folder" / "pytorch_model.bin").write_bytes(text)
-    is_refused(lambda: load(tmp_path / "folder"), r"the weights of .*folder are damaged: expected 4294967296 bytes")
+    is_refused(
+        lambda: load(tmp_path / "folder"), r"the weights of .*folder are damaged: expected 4611686018427387904 bytes"
+    )
 
 
 def test_a_long_name_in_the_pickle_of_a_folder(tmp_path):
@@ -162,13 +164,15 @@ def test_a_long_name_in_the_pickle_of_a_folder(tmp_path):
     is_refused(lambda: load(tmp_path / "folder"), message)
 
 
-def test_an_image_file_that_declares_a_box_of_4_gib(tmp_path):
+def test_an_image_file_that_declares_a_box_of_4_eib(tmp_path):
     """Pillow asks the file for as much as a JPEG 2000 says that its header has."""
     Image.new("RGB", (8, 9)).save(tmp_path / "a.jp2")
     content = (tmp_path / "a.jp2").read_bytes()
     place = content.index(b"jp2h") - 4
-    (tmp_path / "a.jp2").write_bytes(content[:place] + b"\xff\xff\xff\x00" + content[place + 4 :])
-    is_refused(lambda: read_image(tmp_path / "a.jp2"), "the image cannot be read", ImageReadingError)
+    (tmp_path / "a.jp2").write_bytes(
+        content[:place] + b"\0\0\0\1jp2h" + (2**62).to_bytes(8, "big") + content[place + 8 :]
+    )
+    is_refused(lambda: read_image(tmp_path / "a.jp2"), "Expected to read 4611686018427387888 bytes", ImageReadingError)
 
 
 def test_an_old_pth_declares_more_than_it_holds(tmp_path):

@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,6 +117,8 @@ class MsgpackReader:
             name = "/".join(below)
             if len(self.arrays) + len(self._numbers) > MAX_ARRAYS:
                 raise ValueError(f"it has more than {MAX_ARRAYS:,} leaves")
+            if unpacker.tell() == len(self._bytes):
+                raise ValueError(f"it ends after the name {name!r}")
             if self._bytes[unpacker.tell()] in _MAPS:
                 self._walk(unpacker, below)
             elif isinstance(value := unpacker.unpack(), _Array):
@@ -131,15 +134,22 @@ class MsgpackReader:
     def _join_chunks(self) -> None:
         """Put arrays together that are stored in chunks (flax's `_chunk`)."""
         for name in [name.removesuffix(_CHUNKED) for name in self._numbers if name.endswith(_CHUNKED)]:
-            shape = _numbered(self._numbers, f"{name}/shape/")
+            shape = _as_shape(_numbered(self._numbers, f"{name}/shape/"))
             chunks = _numbered(self.arrays, f"{name}/chunks/")
             for chunk in chunks:
                 del self.arrays[chunk.name]
             dtypes, nbytes = {chunk.dtype for chunk in chunks}, sum(chunk.nbytes for chunk in chunks)
             if len(dtypes) != 1 or math.prod(shape) * chunks[0].dtype.itemsize != nbytes:
                 raise ValueError(f"{name} of shape {shape} is stored in chunks of {nbytes:,} bytes")
-            self.arrays[name] = ArrayInfo(name, tuple(shape), chunks[0].dtype, nbytes)
+            self.arrays[name] = ArrayInfo(name, shape, chunks[0].dtype, nbytes)
             self._parts[name] = [part for chunk in chunks for part in self._parts.pop(chunk.name)]
+
+
+def _as_shape(sizes: Iterable[Any]) -> tuple[int, ...]:
+    shape = tuple(int(size) for size in sizes)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"an array claims the shape {shape}")
+    return shape
 
 
 def _numbered(leaves: dict[str, Any], prefix: str) -> list[Any]:
@@ -158,9 +168,9 @@ def _read_extension(kind: int, content: bytes) -> _Array | None:
         return None
     shape, dtype_name, data = msgpack.unpackb(content, max_array_len=_MAX_DIMENSIONS, max_map_len=0)
     dtype = BFLOAT16 if dtype_name == "bfloat16" else np.dtype(str(dtype_name))
-    shape = tuple(int(size) for size in shape)
+    shape = _as_shape(shape)
     if dtype not in SUPPORTED_DTYPES:
         raise ValueError(f"an array has the unsupported dtype {dtype}")
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data):
+    if math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError(f"an array claims the shape {shape} of {dtype}, but has {len(data):,} bytes")
     return _Array(shape, dtype, len(data))

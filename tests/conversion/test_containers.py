@@ -108,9 +108,18 @@ def test_readers_of_what_flax_and_orbax_write(container, opt_state):
             assert reader.read(name).dtype == array.dtype, name
 
 
+def test_a_number_of_rows_may_be_a_truth_value(tmp_path):
+    """msgpack tells them apart, Python hardly: PyTorch refuses a shape of truth values with a TypeError."""
+    chunked = {"__msgpack_chunked_array__": True, "shape": {"0": True, "1": 8}, "chunks": {"0": np.ones(8)}}
+    (tmp_path / "a.msgpack").write_bytes(packed({"a": chunked}))
+    with open_arrays(tmp_path / "a.msgpack") as reader:
+        assert reader.read("a").tolist() == [[1] * 8]
+
+
 def damaged_msgpack():
     whole = (MORE / "container_big_vision.msgpack").read_bytes()
     yield "cut off", whole[:5000], "is damaged"
+    yield "cut off after a name", b"\x81\xa1a\x81\xa1b", "it ends after the name 'a/b'"
     yield "more behind", whole + b"\x01", "1 bytes come after its end"
     yield "no map", packed([1, 2]), "is damaged, or no tree of arrays"
     yield "empty", b"", "is damaged, or no tree of arrays"
@@ -124,7 +133,9 @@ def damaged_msgpack():
     objects = msgpack.ExtType(1, msgpack.packb(((1,), "object", b"12345678")))
     yield "objects", packed({"a": objects}), "unsupported dtype object"
     lying = {"__msgpack_chunked_array__": True, "shape": {"0": 9}, "chunks": {"0": np.ones(8)}}
-    yield "chunks of another size", packed({"a": lying}), r"a of shape \[9\] is stored in chunks of 64 bytes"
+    yield "chunks of another size", packed({"a": lying}), r"a of shape \(9,\) is stored in chunks of 64 bytes"
+    negative = {"__msgpack_chunked_array__": True, "shape": {"0": -2, "1": -4}, "chunks": {"0": np.ones(8)}}
+    yield "chunks of a negative shape", packed({"a": negative}), r"an array claims the shape \(-2, -4\)"
 
 
 @pytest.mark.parametrize(("content", "message"), [case[1:] for case in damaged_msgpack()])

@@ -153,7 +153,11 @@ def _leaves(tree: dict[Any, Any]) -> Any:
 
 
 def _odd_array(array: msgpack.ExtType, random: Random) -> msgpack.ExtType:
-    shape, dtype, data = msgpack.unpackb(array.data)
+    try:
+        shape, dtype, data = msgpack.unpackb(array.data)
+        numbers = np.frombuffer(data, dtype).copy()
+    except Exception:  # was mutated before
+        return msgpack.ExtType(_ARRAY, mutate_bytes(array.data, random, [array.data])[0])
     step = random.choice(("shape", "dtype", "data", "parts", "value", "bytes"))
     if step == "shape":
         shape = _odd_shape(shape, random)
@@ -161,8 +165,7 @@ def _odd_array(array: msgpack.ExtType, random: Random) -> msgpack.ExtType:
         dtype = random.choice((*_DTYPES, _packable(odd_value(random))))
     elif step == "data":
         data = random.choice((data[:-1], data + b"\0" * 4, b"", data * 2, [1, 2], data.hex(), None))
-    elif step == "value":
-        numbers = np.frombuffer(data, dtype).copy()
+    elif step == "value" and numbers.size and numbers.dtype.kind == "f":
         numbers[random.randrange(numbers.size)] = random.choice((np.nan, np.inf, 1e30, 0.0))
         data = numbers.tobytes()
     elif step == "parts":
