@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..catalog import address_of
-from ..files.download import Fetched, sha256_of
+from ..files.download import Fetched, sha256_at
 from ..files.npz import write_npz
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
@@ -53,8 +53,8 @@ def _check_record(record: Mapping[str, Any], fetched: Fetched, checkpoint: Check
     if not record:
         return
     file, origin = checkpoint.path.name, record.get("file", "another file")
-    if "sha256" in record and checkpoint.path.is_file():
-        sha256 = fetched.sha256 or sha256_of(checkpoint.path)
+    if "sha256" in record:
+        sha256 = fetched.sha256 or sha256_at(checkpoint.path)
         if sha256 != record["sha256"]:
             raise ConversionError(
                 f"{file} (sha256 {sha256[:16]}...) does not fit: the model was converted from {origin} (sha256 "

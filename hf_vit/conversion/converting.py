@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..catalog import address_of
-from ..files.download import Fetched, public_name, sha256_of
+from ..files.download import Fetched, public_name, sha256_at
 from ..files.output import new_folder
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_bit import HfBiTConfig
@@ -111,10 +111,10 @@ def convert_request(
 
 
 def _identity(fetched: Fetched, checkpoint: Checkpoint, request: Request) -> dict[str, str]:
-    """The sha256 of a file whose arrays are read."""
-    if request.without_weights or not checkpoint.path.is_file():
+    """The sha256 of a file, or over the files of a folder (`sha256_of_folder`), whose arrays are read."""
+    if request.without_weights:
         return {}
-    return {"sha256": fetched.sha256 or sha256_of(checkpoint.path)}
+    return {"sha256": fetched.sha256 or sha256_at(checkpoint.path)}
 
 
 def _take_sizes(model: Any, request: Request, image_size: Size | None) -> dict[str, Any]:

@@ -94,6 +94,22 @@ def sha256_of(path: str | os.PathLike) -> str:
     return digest.hexdigest()
 
 
+def sha256_at(path: Path) -> str:
+    """`sha256_of` a file, `sha256_of_folder` of a folder."""
+    return sha256_of_folder(path) if path.is_dir() else sha256_of(path)
+
+
+def sha256_of_folder(folder: str | os.PathLike) -> str:
+    """The hexadecimal sha256 over the files of a folder: over a line `<sha256>  <name>` for each, sorted by name.
+
+    A name is the path below the folder, with slashes. So `find . -type f | sed 's|^./||' | LC_ALL=C sort | xargs
+    sha256sum | sha256sum` has it too, where no name has spaces.
+    """
+    names = sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
+    lines = [f"{sha256_of(Path(folder, name))}  {name}\n" for name in names]
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
 def _find_local(location: str) -> Path:
     path = Path(os.path.abspath(os.path.expanduser(location)))
     if not os.path.exists(path):
