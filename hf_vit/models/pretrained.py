@@ -381,6 +381,8 @@ def _damage_refused(what: str) -> Iterator[None]:
         functions = [frame.f_code.co_name for frame in frames]
         if "get_checkpoint_shard_files" in functions and not isinstance(error, OSError):
             raise ValueError(f"{what} have an index that is no table of files: {error!r:.300}") from error
+        if any(str(module).startswith("peft.") for module in modules) and not isinstance(error, OSError):
+            raise ValueError(f"{what} have an adapter that cannot be loaded: {error!s:.300}") from error
         from_reader = type(error).__name__ == "SafetensorError" or modules & {"torch.serialization", "zipfile"}
         from_reader = from_reader or "check_operations" in functions
         from_reader = from_reader or functions[-1] == "_load_pretrained_model"  # a pickle of no dictionary

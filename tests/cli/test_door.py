@@ -246,6 +246,16 @@ def test_an_index_of_weights_that_is_none(whole, tmp_path, capfd, weight_map):
     assert said.count("\n") == 1
 
 
+def test_an_adapter_that_is_none(whole, tmp_path, capfd):
+    pytest.importorskip("peft")
+    folder = shutil.copytree(whole, tmp_path / "folder")
+    shutil.copy(folder / "config.json", folder / "adapter_config.json")
+    assert main(["predict", str(folder), str(whole.parent / "picture.png")]) == 2
+    said = capfd.readouterr().err
+    assert f"the weights of {folder} have an adapter that cannot be loaded: " in said
+    assert said.count("\n") == 1
+
+
 def test_a_pth_of_which_pytorch_reads_other_numbers_than_its_archive_has(tmp_path, capfd):
     """A bit of the archive's directory makes a folder of a tensor; PyTorch leaves its memory as it is."""
     content = bytearray((PEERS / "deit.pth").read_bytes())

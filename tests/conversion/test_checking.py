@@ -8,7 +8,7 @@ import pytest
 from transformers import BitConfig, BitForImageClassification, ViTConfig, ViTForImageClassification
 
 from hf_vit.cli import main
-from hf_vit.conversion import ConversionError, check, convert, export_timm
+from hf_vit.conversion import ConversionError, check, convert, export_jax, export_timm
 
 from ..models import SIZES, tiny
 from ..paths import GOLDENS, MORE, PEERS
@@ -149,6 +149,18 @@ def test_a_folder_of_transformers(tmp_path, has_preprocessor):
     assert convert(tmp_path)[0].conversion_record["assumed"] == (
         [] if has_preprocessor else ["preset transformers: there is no preprocessor_config.json; transformers' usual"]
     )
+
+
+def test_the_grid_of_a_released_file_is_known_by_its_name(tmp_path):
+    """gs://vit_models/imagenet21k/ViT-H_14.npz is for 224 pixels: table 5 of the paper."""
+    square = tiny(image_size=224, patch_size=32, num_labels=5)
+    for name in ("ViT-H_14", "mine", "R50_L_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1--imagenet2012-"
+                 "steps_20k-lr_0.01-res_384"):  # fmt: skip
+        export_jax(square, tmp_path / f"{name}.npz")
+        value, reason = rows_of(check(tmp_path / f"{name}.npz"))["image_size"]
+        assert value == "224"
+        assert reason.startswith("assumed: ") == (name != "ViT-H_14")
+        assert reason.endswith("the released file of this name has images of 224 pixels") == (name == "ViT-H_14")
 
 
 def test_heads_of_64_channels_are_assumed_unless_they_are_stated(tmp_path):

@@ -48,7 +48,7 @@ def flexible_fields(
     because = "the name of the file is FlexiViT's" if sizes else "it has what FlexiViT stores, which is for such images"
     return {
         "stored_patch_size": fields["patch_size"],
-        "position_grid": fields["image_size"]._replace(value=grid),
+        "position_grid": Inferred(grid, because) if sizes else fields["image_size"]._replace(value=grid),
         "patch_size": Inferred(known_patch, because),
         "image_size": Inferred(image_size, because, is_assumed=sizes is None),
         # half-pixel centres, antialiased: jax.image.resize(..., "linear")

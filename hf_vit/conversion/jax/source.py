@@ -106,6 +106,8 @@ class Jax(Source):
         num_patches = shapes[POSITIONS][1] - has_cls if has_positions else None
         pixels = patch_rows * stride, patch_columns * stride
         image_size = image_size_of(num_patches, pixels, grid, checkpoint.path.name, has_cls)
+        if has_positions:
+            image_size = _as_released(image_size, checkpoint.location)
         fields |= {"position_embedding_type": _positions(shapes), "image_size": image_size}
         rows, columns = (size // side for size, side in zip(as_pair(image_size.value), pixels, strict=True))
         return fields | flexible_fields(fields, (rows, columns), checkpoint, request.patch_size)
@@ -173,6 +175,16 @@ def evaluated_as(settings: dict[str, Any], kind: str, location: str) -> Inferred
     if find_released(location) is not None:
         return Inferred(settings, "the name of the file is a released one, evaluated so")
     return Inferred(settings, f"no array shows it; released {kind} were evaluated so", is_assumed=True)
+
+
+def _as_released(image_size: Inferred, location: str) -> Inferred:
+    """A square grid, no longer assumed where the catalog has a file of this name with such images."""
+    released = find_released(location)
+    if released is None or not image_size.is_assumed or image_size.value != released.facts.get("resolution"):
+        return image_size
+    because = image_size.because.removesuffix(", if the grid is square")
+    because += f"; the released file of this name has images of {image_size.value} pixels"
+    return Inferred(image_size.value, because)
 
 
 def _pooling(shapes: Shapes, checkpoint: Checkpoint) -> Inferred:
