@@ -301,6 +301,13 @@ def test_a_long_thin_image_is_not_resized_to_gigabytes():
         processor(Image.new("L", (10_000, 1)))
 
 
+def test_an_array_of_a_million_channels_is_not_resized():
+    processor = HfViTImageProcessor(size=14, do_convert_rgb=False, image_mean=0.5, image_std=0.5)
+    many = np.zeros((2**20, 1, 3), np.uint8)
+    message = "would be resized to 196 pixels of 1,048,576 channels; at most 67,108,864 are computed"
+    is_refused(lambda: processor(many, input_data_format="channels_first"), message, ImageReadingError)
+
+
 def test_a_pipe_is_not_waited_for(tmp_path):
 
     os.mkfifo(tmp_path / "pipe.png")

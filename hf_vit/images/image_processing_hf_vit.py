@@ -305,9 +305,11 @@ def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.T
     size = _resized_size(*levels.shape[-2:], settings=settings)
     window = _crop_window(size, settings)
     if settings.do_resize:
-        if (pixels := len(window[0]) * len(window[1])) > MAX_OUTPUT_PIXELS and not allowed("large"):
+        pixels, channels = len(window[0]) * len(window[1]), levels.shape[-3]
+        if pixels * (channels if channels > 4 else 1) > MAX_OUTPUT_PIXELS and not allowed("large"):
+            what = f"{pixels:,} pixels" + (f" of {channels:,} channels" if channels > 4 else "")
             limit = f"at most {MAX_OUTPUT_PIXELS:,} are computed (HF_VIT_ALLOW=large computes more)"
-            raise ImageReadingError(f"an image would be resized to {pixels:,} pixels; {limit}")
+            raise ImageReadingError(f"an image would be resized to {what}; {limit}")
         levels = resize(levels, size, window, _choose_filter(levels, size, settings))
     else:
         levels = cut(levels, window)

@@ -335,7 +335,7 @@ def _mutate_metadata(text: bytes, random: Random) -> tuple[bytes, str]:
     """The metadata of an array, or of a tree: sizes, types and codecs, values of JSON, or bytes."""
     try:
         tree = json.loads(text)
-    except ValueError:  # was mutated before
+    except (ValueError, RecursionError):  # was mutated before
         return mutate_bytes(text, random, [text])
     if not isinstance(tree, dict) or "shape" not in tree or random.random() < 0.4:
         if random.random() < 0.2:
