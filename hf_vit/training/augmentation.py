@@ -57,7 +57,7 @@ class TrainTransform:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.randaugment_layers:
             image = randaugment(image, self.randaugment_layers, self.randaugment_magnitude, rng)
-        return np.array(image).reshape(*self.size, -1)
+        return np.asarray(image).reshape(*self.size, -1)
 
     def cut(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
         """The part of the image that is seen, at its final size."""

@@ -9,6 +9,7 @@ import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -113,10 +114,11 @@ def _count_labels(samples: datasets.Dataset, column: str) -> int:
 def decode(sample: dict) -> Image.Image | None:
     """Read {"bytes": ..., "path": ...}; None for a picture that cannot be read."""
     try:
-        source = io.BytesIO(sample["bytes"]) if sample["bytes"] is not None else sample["path"]
-        image = Image.open(source)
+        content = sample["bytes"] if sample["bytes"] is not None else Path(sample["path"]).read_bytes()
+        image = Image.open(io.BytesIO(content))
         image.load()
-        return ImageOps.exif_transpose(image)
+        ImageOps.exif_transpose(image, in_place=True)
+        return image
     except (OSError, ValueError, SyntaxError, TypeError, EOFError, Image.DecompressionBombError):
         return None
 

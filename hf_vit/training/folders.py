@@ -73,8 +73,8 @@ def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
             finally:
                 if index.exists():
                     (place / "listing.jsonl").unlink(missing_ok=True)
-    digest = json.loads((index / "directories.json").read_text(encoding="utf-8"))["digest"]
-    return {file.stem: _map(file, f"{digest}-{file.stem}") for file in index.glob("*.arrow")}
+    about = json.loads((index / "directories.json").read_text(encoding="utf-8"))
+    return {split: _map(index / f"{split}.arrow", f"{about['digest']}-{split}") for split in about["splits"]}
 
 
 def _map(file: Path, fingerprint: str) -> datasets.Dataset:
@@ -201,7 +201,7 @@ def _write_index(index: Path, folder: Path, listings: list[_Listing]) -> None:
                         )
                         stream.write_table(pa.table([images, pa.array(labels, pa.int64())], schema=schema))
         changed = {listing.directory: listing.changed for listing in listings}
-        content = {"digest": digest.hexdigest()[:32], "changed": changed}
+        content = {"digest": digest.hexdigest()[:32], "splits": list(splits), "changed": changed}
         (draft / "directories.json").write_text(json.dumps(content), encoding="utf-8")
 
 

@@ -1,0 +1,143 @@
+"""Training images from disk to a batch, beside timm's pipeline: images per second of one core, and bytes read.
+
+    python benchmarks/loading_images.py FOLDER [--size 224] [--batch_size 64] [--rounds 15] [--write]
+
+FOLDER holds JPEGs in folders of classes. They are read as they lie by timm (`create_dataset` and `create_loader`, uint8
+batches, as with its prefetcher) and by hf_vit, and by hf_vit from the tars that `hf-vit shard` makes of them and from
+parquet files. Everybody decodes, takes a random resized crop and flips. "averaging": where a crop shrinks, pixels are
+averaged, as timm always does (`--antialias`); the original does not, which is the default and costs more here. All run
+in one process with no workers, in turns of a batch; what counts is the time of the processor, so that other work on the
+machine matters little. Bytes are those that the process asked the system for, from the disk or its cache.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import common
+
+_STEPS = 10**6  # more than are taken
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parse_arguments(argv)
+    if options.apart:
+        common.silence_torchvision()
+        common.use_threads(1)
+        print(json.dumps(measure(options)))
+        return
+    arguments = ["--size", options.size, "--batch_size", options.batch_size, "--rounds", options.rounds, "--apart"]
+    name = f"{options.size} pixels, batches of {options.batch_size}"
+    measured = ((name, common.run_apart(__file__, options.folder, *arguments)) for _ in range(1))
+    common.publish("loading_images", measured, as_markdown, options.write)
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = common.parser_of(__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--size", type=int, default=224, help="of the crop in pixels (default 224)")
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=15, help="batches of everybody (default 15)")
+    parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def measure(options: argparse.Namespace) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        loaders = contestants(options, Path(folder))
+        seconds: dict[str, list[float]] = {name: [] for name in loaders}
+        read = dict.fromkeys(loaders, 0)
+        for _ in range(options.rounds + 1):  # the first one warms up, and fills the window of parquet files
+            for name, loader in loaders.items():
+                start, before = time.process_time(), _bytes_read()
+                images = next(loader)
+                seconds[name].append(time.process_time() - start)
+                read[name] += _bytes_read() - before
+                assert images.shape[0] == options.batch_size, images.shape
+        images = options.batch_size * (options.rounds + 1)
+    seconds = {name: turns[1:] for name, turns in seconds.items()}
+    return {**common.stamp(), "seconds": seconds, "bytes": {name: total / images for name, total in read.items()},
+            "batch_size": options.batch_size}  # fmt: skip
+
+
+def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Iterator[Any]]:
+    """Endless batches of everybody."""
+    import datasets
+
+    from hf_vit.training.sharding import ShardPlan, write_shards
+    from hf_vit.training.sources import load_split
+
+    write_shards(ShardPlan(str(options.folder), images=500), folder / "tars", [], 1)
+    (folder / "parquet").mkdir()
+    rows = load_split(str(options.folder), "train").cast_column("image", datasets.Image(decode=False))
+    embedded = rows.map(lambda row: {"image": {"bytes": Path(row["image"]["path"]).read_bytes(), "path": None}})
+    embedded.cast(rows.features).to_parquet(folder / "parquet" / "train.parquet", batch_size=100)
+    places = {"folder": options.folder, "tars": folder / "tars", "parquet": folder / "parquet"}
+    found: dict[str, Iterator[Any]] = {
+        f"hf_vit, {name}{', averaging' if antialias else ''}": _ours(options, place, name != "folder", antialias)
+        for name, place in places.items()
+        for antialias in (True, False)
+    }
+    try:
+        found["timm, folder, averaging"] = _timm(options)
+    except ImportError as error:
+        common.report_progress(f"timm is left out: {error}")
+    return found
+
+
+def _ours(options: argparse.Namespace, place: Path, streaming: bool, antialias: bool) -> Iterator[Any]:
+    from hf_vit.training.augmentation import TrainTransform
+    from hf_vit.training.batches import Shares
+    from hf_vit.training.data import open_split, train_loader
+    from hf_vit.training.sources import load_split
+
+    split = open_split(load_split(str(place), "train", streaming=streaming))
+    shares = Shares(options.batch_size, options.batch_size)
+    transform = TrainTransform((options.size, options.size), crop_area=(0.08, 1.0), antialias=antialias)
+    for batch in train_loader(split, transform, 0, shares, range(_STEPS), 0):
+        yield batch["image"]
+
+
+def _timm(options: argparse.Namespace) -> Iterator[Any]:
+    import torch
+    from timm.data import create_dataset, create_loader  # pyright: ignore[reportMissingImports] - a peer
+
+    def fast_batches() -> Iterator[Any]:
+        dataset = create_dataset("", str(options.folder))
+        loader: Any = create_loader(
+            dataset, options.size, options.batch_size, is_training=True, color_jitter=0, num_workers=0,
+            use_prefetcher=True, persistent_workers=False, device=torch.device("cpu"),
+        )  # fmt: skip
+        while True:
+            for images, _ in loader.loader:  # uint8, before the prefetcher's normalisation
+                yield images
+
+    return fast_batches()
+
+
+def _bytes_read() -> int:
+    """What this process has asked the system for so far."""
+    return int(Path("/proc/self/io").read_text(encoding="ascii").split("rchar:")[1].split()[0])
+
+
+def as_markdown(results: dict[str, dict]) -> str:
+    parts = [common.machine_as_markdown(results)]
+    for name, result in results.items():
+        batch, theirs = result["batch_size"], result["seconds"].get("timm, folder, averaging")
+        rows = []
+        for contestant, seconds in result["seconds"].items():
+            ratio = f"{statistics.median(theirs) / statistics.median(seconds):.2f}" if theirs else ""
+            speed = f"{batch / statistics.median(seconds):.1f}"
+            rows.append([contestant, speed, ratio, f"{result['bytes'][contestant] / 1000:.1f}"])
+        columns = [name, "images per second of a core", "times as fast as timm", "kB read per image"]
+        parts.append(common.table(columns, rows))
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    main()
