@@ -37,6 +37,7 @@ from .schedules import build_schedule
 from .settings import DataSettings, PretrainSettings, TrainingSettings
 from .sources import load_split
 from .stalls import Watched
+from .workers import start_server
 
 
 def start(settings: DataSettings) -> Accelerator:
@@ -60,6 +61,7 @@ def start(settings: DataSettings) -> Accelerator:
             "`accelerate launch --cpu` starts one whatever it is told; "
             "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu does not"
         )
+    start_server(settings.num_workers)
     return accelerator
 
 

@@ -22,9 +22,9 @@ from .augmentation import TrainTransform, sample_generator
 from .batches import JoinedBatches, LaneBatches, Shares, StepBatches, runs_of_rows
 from .columns import find_column, find_label_column, is_image, is_list_of
 from .orders import LaneOrder, ShuffledOrder
-from .preemption import leave_process_group
 from .shard_index import Columns, open_index
 from .shards import Shards
+from .workers import worker_options
 
 
 @dataclass
@@ -217,8 +217,7 @@ def train_loader(
     if len(split) == 0:
         raise ValueError("the training split is empty")
     samples = TrainSamples(split, transform, seed)
-    options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": torch.cuda.is_available()}
-    options["worker_init_fn"] = leave_process_group
+    options = {**worker_options(num_workers), "pin_memory": torch.cuda.is_available()}
     if num_workers:
         options["prefetch_factor"] = 4
     if isinstance(samples.order, LaneOrder) and split.samples.holds_blocks:
@@ -232,10 +231,9 @@ def train_loader(
 def eval_loader(samples: EvalSamples, batch_size: int, processes: int, rank: int, num_workers: int) -> DataLoader:
     """Every sample once over all processes, in order; batches of one process may be fewer or smaller than another's.
 
-    Workers stay from one evaluation to the next: to fork a process that has many threads takes time, and luck.
+    Workers stay from one evaluation to the next: to start them takes time.
     """
-    options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
-    options["worker_init_fn"] = leave_process_group
+    options = {**worker_options(num_workers), "persistent_workers": num_workers > 0}
     if isinstance(samples.split.samples, Shards):
         batches = runs_of_rows(len(samples), processes, rank, max(num_workers, 1), batch_size)
         return DataLoader(samples, batch_sampler=batches, collate_fn=_collate, **options)

@@ -1,0 +1,32 @@
+"""Processes that decode and augment, and how they begin.
+
+Forked beside the threads of a process group (gloo's, NCCL's), a worker can wait for ever for a lock that one of them
+held: where there is a group, workers come from a server without threads, which has imported everything once.
+"""
+
+import multiprocessing
+from multiprocessing import forkserver
+from typing import Any
+
+import torch.distributed as dist
+
+from .preemption import leave_process_group
+
+
+def _in_group() -> bool:
+    return dist.is_initialized() and "forkserver" in multiprocessing.get_all_start_methods()
+
+
+def start_server(num_workers: int) -> None:
+    """Begin the imports of the server, where workers will come from one: they take seconds, of another core."""
+    if num_workers and _in_group():
+        forkserver.set_forkserver_preload(["__main__", f"{__package__}.worker_server"])
+        forkserver.ensure_running()
+
+
+def worker_options(num_workers: int) -> dict[str, Any]:
+    """Arguments of a DataLoader."""
+    options: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": leave_process_group}
+    if num_workers and _in_group():
+        options["multiprocessing_context"] = "forkserver"
+    return options
