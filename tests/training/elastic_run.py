@@ -37,7 +37,8 @@ def start(output: Path, processes: int, **changes) -> list[int]:
             world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port}
             world |= {"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true"}
             os.environ |= {name: str(value) for name, value in world.items()} if processes > 1 else environment()
-            run({**SETTINGS, **changes, "output_dir": output})
+            workers = int(processes == 1)  # those of several processes start slowly
+            run({**SETTINGS, "num_workers": workers, **changes, "output_dir": output})
         children.append(child)
     return children
 
