@@ -13,6 +13,7 @@ import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
@@ -24,8 +25,9 @@ from hf_vit.training.data import EvalSamples, TrainSamples, eval_loader, open_sp
 from hf_vit.training.labels import state_classes
 from hf_vit.training.settings import EvaluateSettings
 from hf_vit.training.shards import Shards
-from hf_vit.training.sources import load_split
+from hf_vit.training.sources import load_digits, load_split
 
+from ..launching import DIGITS, history, launch, weights
 from .test_data import TRANSFORM, as_png, make
 
 ROWS = 75
@@ -339,3 +341,39 @@ def test_labels_of_parquet_files_without_names_are_looked_at_unless_they_are_sta
     settings = EvaluateSettings(dataset=str(tmp_path), streaming=True, num_labels=11)
     split = open_named(settings, "train")
     assert (split.num_labels, split.label(split.samples[4])) == (11, 1)
+
+
+def test_shards_on_the_hub(hub, client):
+    output = client("""
+    import datasets
+    from tests.training.test_data import make
+    make(40).to_parquet("shard.parquet", batch_size=4)
+    datasets.Dataset.from_parquet("shard.parquet").push_to_hub("alice/animals", max_shard_size="3KB")
+    from hf_vit.training.sources import load_digits, load_split
+    from hf_vit.training.data import open_split
+    files = load_split("alice/animals", "train", streaming=True)
+    split = open_split(files)
+    labels = [split.label(split.samples[row]) for row in range(40)]
+    print(len(files) > 1, "@" in files[0], split.label_names, labels == [row % 3 for row in range(40)])
+    print(len(open_split(load_split("hf://datasets/alice/animals/data", "train"))))
+    """)
+    assert output.splitlines() == ["True True ['cat', 'dog', 'owl'] True", "40"]
+
+
+@pytest.mark.slow
+def test_a_run_on_shards_ends_alike_on_one_process_and_after_moving_from_two_to_one(tmp_path):
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for number, rows in enumerate(np.array_split(np.arange(1437), 3)):
+        part = load_digits()["train"].select(rows)
+        part.to_parquet(shards / f"train-{number}.parquet", batch_size=10)
+    settings = {**DIGITS, "dataset": shards, "streaming": "true", "schedule": "constant", "save_every": 60}
+    settings |= {"eval_every": 1000, "steps": 70}
+    del settings["eval_split"]
+    launch("pretrain", **settings, output_dir=tmp_path / "alone")
+    launch("pretrain", processes=2, **{**settings, "steps": 61}, output_dir=tmp_path / "moved")
+    launch("pretrain", **{**settings, "num_workers": 2}, resume="true", output_dir=tmp_path / "moved")
+    alone, moved = (weights(tmp_path / name) for name in ("alone", "moved"))
+    assert all(torch.allclose(alone[name], moved[name], atol=1e-5) for name in alone)
+    losses = [[entry["loss"] for entry in history(tmp_path / name)] for name in ("alone", "moved")]
+    assert np.allclose(losses[0], losses[1], atol=1e-4)
