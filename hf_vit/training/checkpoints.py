@@ -46,6 +46,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int, writes: bool = True):
         self.folder, self.keep, self.writes = folder, keep, writes
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: tuple[Future, _Writer] | None = None
 
     def save(self, step: int, tensors: Tensors, state: dict[str, Any]) -> None:
@@ -61,8 +62,7 @@ class Checkpoints:
             return
         content = json.dumps({**state, "format": FORMAT}) if _rank() == 0 else ""
         writer = _Writer(self.folder, step, content, self.keep, _distribute(tensors))
-        saving: Any = dcp.async_save(_own_share(tensors), storage_writer=writer, **_exchange())
-        self._saving = (saving, writer)
+        self._saving = self._thread.submit(dcp.save, _copy_share(tensors), storage_writer=writer, **_exchange()), writer
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if there is one.
@@ -163,17 +163,19 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _own_share(tensors: Tensors) -> Tensors:
-    """What this process saves: its parts of sharded tensors, and of the others its share, so that each is copied once.
+@torch.no_grad()
+def _copy_share(tensors: Tensors) -> dict[str, Any]:
+    """Copy what this process saves: its parts of sharded tensors, and its share of the others, so that one copies each.
 
-    Every process must have the same tensors in the same order.
+    Every process must have the same tensors in the same order. (`dcp.async_save` copies all of them, and sharded ones
+    thrice.)
     """
     loads = [0] * (dist.get_world_size() if dist.is_initialized() else 1)
     share = {}
     for name, tensor in tensors.items():
         owner = loads.index(min(loads))
         if isinstance(tensor, DTensor) or owner == _rank():
-            share[name] = tensor.cpu() if tensor.device.type == "xla" else tensor  # whose storage cannot be read
+            share[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         if not isinstance(tensor, DTensor):
             loads[owner] += tensor.nbytes
     return share
