@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from tqdm import tqdm
 
 from ..files.output import new_file, write_text
 from .columns import find_column, find_label_column, is_image
-from .shards import HEADER, ShardIndex, open_file
+from .shards import HEADER, ShardIndex, map_table, open_file
 
 _VERSION = 1
 _THREADS = 8  # that read shards
@@ -57,7 +58,7 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
         stamps = list(pool.map(_stamp, files))
     index = _find_or_make(files, stamps, _key_of(files, columns))
     if not columns.needs_labels and columns.label is None:
-        return index._replace(label_column=None, num_labels=None)
+        return replace(index, label_column=None, num_labels=None)
     if index.is_tar and (missing := int((index.units["label"] < 0).sum())):
         raise ValueError(
             f"{missing} of {len(index.units['label'])} images in {len(files)} shards such as {files[0]} have no "
@@ -79,7 +80,7 @@ def _find_or_make(files: Sequence[str], stamps: list, columns: Columns) -> Shard
             if "://" not in place:
                 with suppress(OSError):
                     _write_index(Path(place), table)
-                    return _from_table(_map(place), files, stamps)
+                    return _from_table(place, files, stamps)
     raise OSError(f"cannot write the index of {len(files)} shards to {' or '.join(places)}")
 
 
@@ -104,7 +105,7 @@ def index_shards(files: Sequence[str], names: list[str] | None) -> ShardIndex:
         label = datasets.Features({about["label_column"]: datasets.ClassLabel(names=names)}).to_dict()
         about = about | {"features": about["features"] | label, "num_labels": len(names)}
     _write_index(place, table.replace_schema_metadata({"hf_vit": json.dumps(about)}))
-    return _from_table(_map(str(place)), files, stamps)
+    return _from_table(str(place), files, stamps)
 
 
 def _write_index(place: Path, table: pa.Table) -> None:
@@ -148,30 +149,24 @@ def _load(place: str, cached: Path, files: Sequence[str], stamps: list) -> Shard
             with open_file(place) as source, new_file(cached, overwrite=True) as copy:
                 copy.write_bytes(source.read())
             place = str(cached)
-        table = _map(place)
-        about = json.loads(table.schema.metadata[b"hf_vit"])
+        about = json.loads(map_table(place).schema.metadata[b"hf_vit"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
     same = about["version"] == _VERSION and about["files"] == [_name(file) for file in files]
     if not same or not all(map(_still_holds, about["stamps"], stamps)):
         return None
-    return _from_table(table, files, stamps)
+    return _from_table(place, files, stamps)
 
 
 def _still_holds(kept: list, now: list) -> bool:
     return kept[0] == now[0] and (kept[1] is None or kept[1] == now[1])
 
 
-def _map(place: str) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(place)).read_all()
-
-
-def _from_table(table: pa.Table, files: Sequence[str], stamps: list) -> ShardIndex:
-    about = json.loads(table.schema.metadata[b"hf_vit"])
-    units = {name: table[name].combine_chunks().to_numpy() for name in table.column_names}
+def _from_table(place: str, files: Sequence[str], stamps: list) -> ShardIndex:
+    about = json.loads(map_table(place).schema.metadata[b"hf_vit"])
     features = datasets.Features.from_dict(about["features"])
     names = (about[name] for name in ("image_column", "label_column", "num_labels"))
-    return ShardIndex(list(files), stamps, units, np.array(about["ends"], np.int64), features, *names)
+    return ShardIndex(place, list(files), stamps, np.array(about["ends"], np.int64), features, *names)
 
 
 def _build(files: Sequence[str], stamps: list, columns: Columns, folder: Path) -> pa.Table:

@@ -10,8 +10,9 @@ import os
 import tarfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 import fsspec
@@ -31,22 +32,37 @@ _THREADS = 8  # that fetch blocks
 _OPEN_FILES = 64
 
 
-class ShardIndex(NamedTuple):
+@dataclass
+class ShardIndex:
     """Where the rows of shards lie; the arrays are mapped from a file, and shared by all processes."""
 
+    place: str  # of the file
     files: list[str]  # paths or addresses
     stamps: list[list]  # size and what else tells a file from a changed one
-    units: dict[str, np.ndarray]  # position (bytes; the number of a row group), size (bytes), rows, label
     ends: np.ndarray  # (files,) number of the unit after the last one of each file
     features: datasets.Features
     image_column: str
     label_column: str | None
     num_labels: int | None
 
+    @cached_property
+    def units(self) -> dict[str, np.ndarray]:
+        """For each unit position (in bytes; the number of a row group), size (in bytes), rows and label."""
+        table = map_table(self.place)
+        return {name: table[name].chunk(0).to_numpy() for name in table.column_names}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "units"}
+
     @property
     def is_tar(self) -> bool:
         """Whether units are images."""
         return self.files[0].endswith(".tar")
+
+
+def map_table(place: str) -> pa.Table:
+    """The table in an Arrow file, which is not read into memory."""
+    return pa.ipc.open_file(pa.memory_map(place)).read_all()
 
 
 class Shards:

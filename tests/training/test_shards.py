@@ -343,12 +343,11 @@ def test_labels_of_parquet_files_without_names_are_looked_at_unless_they_are_sta
     assert (split.num_labels, split.label(split.samples[4])) == (11, 1)
 
 
+@pytest.mark.slow
 def test_shards_on_the_hub(hub, client):
     output = client("""
-    import datasets
     from tests.training.test_data import make
-    make(40).to_parquet("shard.parquet", batch_size=4)
-    datasets.Dataset.from_parquet("shard.parquet").push_to_hub("alice/animals", max_shard_size="3KB")
+    make(40).push_to_hub("alice/animals", max_shard_size="3KB")
     from hf_vit.training.sources import load_digits, load_split
     from hf_vit.training.data import open_split
     files = load_split("alice/animals", "train", streaming=True)
