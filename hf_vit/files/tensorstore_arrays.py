@@ -153,7 +153,10 @@ class TensorStoreReader:
 
 def _names_in(tree: dict[str, Any]) -> dict[str, str]:
     """The keys of every parameter, with slashes between them, by its stored name; a key may hold a dot."""
-    keys = [[str(key["key"]) for key in entry["key_metadata"]] for entry in tree["tree_metadata"].values()]
+    try:
+        keys = [[str(key["key"]) for key in entry["key_metadata"]] for entry in tree["tree_metadata"].values()]
+    except (TypeError, LookupError, AttributeError):
+        raise ValueError(f"{_TREE} does not list the keys of every parameter") from None
     return {".".join(parts): "/".join(parts) for parts in keys}
 
 

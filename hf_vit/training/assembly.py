@@ -29,7 +29,7 @@ from .measuring import empty_batch, predict, score
 from .models import save_plain
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
 from .optimization import MovingAverage, build_optimizer
-from .patch_sizes import over_patch_sizes
+from .patch_sizes import compile_model, over_patch_sizes
 from .recipes import SettingsError, dump
 from .reporting import choose_trackers
 from .run import Run
@@ -136,7 +136,7 @@ def prepare_run(
     num_steps = count_steps(settings, split)
     schedule = build_schedule(settings, num_steps)
     if settings.compile:
-        model.compile()
+        compile_model(model, {*settings.patch_sizes, *settings.eval_patch_sizes})
     shard_by_layers(accelerator, model)
     fused = accelerator.device.type in ("cpu", "cuda") and not is_sharded(accelerator)  # not every kernel takes shards
     optimizer = build_optimizer(settings, model, fused)

@@ -6,13 +6,16 @@ here the first is the seed, which is 0 by default. So the patch size of a step i
 resume.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from .settings import TrainingSettings
+
+_GRAPHS = 8  # of one patch size; torch.compile's own default for a function
 
 
 def draw_sizes(settings: TrainingSettings, step: int) -> dict[str, int]:
@@ -39,6 +42,17 @@ def prepare_patch_sizes(model: Any, patch_sizes: Sequence[int]) -> None:
         config.position_interpolation = "bilinear"
     for patch_size in patch_sizes:
         config.grid_of(*as_pair(config.image_size), patch_size)
+
+
+def compile_model(model: Any, patch_sizes: Collection[int]) -> None:
+    """Compile the forward: with several patch sizes, each has graphs of its own (training, evaluation, a last batch).
+
+    torch.compile makes 8 graphs of a function, then computes without them, which only a warning says; so it is allowed
+    as many for each size.
+    """
+    model.compile()
+    config = torch.compiler.config
+    config.recompile_limit = max(config.recompile_limit, _GRAPHS * len(patch_sizes))
 
 
 def set_patch_size(model: Any, patch_size: Size | None, image_size: Size | None) -> None:

@@ -391,6 +391,8 @@ def _numbers_of_zarr(files: Files) -> list[np.ndarray] | None:
         chunks = [other for other in files if other.startswith(name.removesuffix(".zarray")) and other != name]
         if metadata["compressor"] is not None or metadata["chunks"] != metadata["shape"] or len(chunks) != 1:
             return None
+        if not isinstance(metadata["dtype"], str):  # a structure of one number
+            return None
         found.append(floats(np.frombuffer(files[chunks[0]], metadata["dtype"])))
     return found
 

@@ -3,14 +3,16 @@
 import json
 
 import pytest
+import torch
 
 from hf_vit.evaluation.commands import evaluate
 from hf_vit.models.loading import load_model
 from hf_vit.training.commands import pretrain
-from hf_vit.training.patch_sizes import draw_sizes
+from hf_vit.training.patch_sizes import compile_model, draw_sizes, prepare_patch_sizes
 from hf_vit.training.settings import FinetuneSettings
 
 from ..launching import DIGITS, MODEL, arguments
+from ..models import tiny
 
 # `choice(v, p, mkrng(-1, -1, step))` of big_vision's trainers/proj/flexi/common.py at 0127fb6, for steps 1 to 24:
 # v=(5, 6, 8, 10, 12, 15, 16, 20, 24, 30) with p all 1, which its configurations have; and v=(5, 8, 10), p=(1, 2, 5).
@@ -31,6 +33,23 @@ def test_the_sequence_is_the_originals():
     assert drawn(patch_sizes=[5, 8, 10], patch_size_weights=[1, 2, 5]) == WEIGHTED
     assert drawn(patch_sizes=counts, seed=1) != ORIGINAL
     assert draw_sizes(FinetuneSettings(), 3) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler about torch
+def test_a_compiled_model_has_a_graph_for_each_of_many_patch_sizes():
+    """torch.compile gives up after 8 graphs by default; Dynamo counts those that it made."""
+    sizes = (1, 2, 3, 4, 5, 6, 10, 12, 15)
+    model = tiny(image_size=60, patch_size=10, num_hidden_layers=1, pooling="mean", use_cls_token=False)
+    prepare_patch_sizes(model, sizes)
+    made, images = [], torch.randn(1, 3, 60, 60)
+    with torch.compiler.config.patch(recompile_limit=torch.compiler.config.recompile_limit):
+        compile_model(model, sizes)
+        model.compile(backend=lambda graph, inputs: made.append(graph) or graph.forward)  # ours needs no compiler
+        for size in sizes:
+            model(images, patch_size=size)
+    torch.compiler.reset()
+    assert len(made) == len(sizes)
 
 
 @pytest.mark.slow
