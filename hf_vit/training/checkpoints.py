@@ -80,7 +80,8 @@ class Checkpoints:
             failure = next(iter(error.failures.values()))[0]
             if not isinstance(failure, OSError):
                 raise
-            raise OSError(f"{writer.target} cannot be written: {failure.strerror or failure}") from error
+            hint = "; all processes must see this folder" if isinstance(failure, FileNotFoundError) else ""
+            raise OSError(f"{writer.target} cannot be written: {failure.strerror or failure}{hint}") from error
         finally:
             self._saving = None
 

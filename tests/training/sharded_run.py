@@ -3,10 +3,12 @@
 Each optimiser continues exactly from a checkpoint, and takes the steps that it takes on one device.
 """
 
+import errno
 import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
@@ -101,6 +103,24 @@ def check_continuing(folder: Path, settings: FinetuneSettings):
     compare(expected, gathered(fresh, fresh_optimizer, fresh_average.parameters))
 
 
+def check_full_disk(folder: Path):
+    """Where one process cannot write, all say so in the same sentence, and the checkpoint before stays."""
+    store, tensors = Checkpoints(folder, 1), {"model/weight": torch.ones(3)}
+    store.save(1, tensors, {})
+    store.wait()
+    if dist.get_rank() == 1:
+        checkpoints.sha256_of = fail
+    store.save(2, {"model/first": torch.ones(3), "model/second": torch.ones(3)}, {})
+    with pytest.raises(OSError, match=r"full/step_00000002 cannot be written: No space left on device$"):
+        store.wait()
+    dist.barrier()
+    assert [path.name for path in folder.iterdir()] == ["step_00000001"]
+
+
+def fail(path: Path):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def main(folder: Path):
     dist.init_process_group("gloo")
     for optimizer, momentum_dtype in OPTIMIZERS:
@@ -108,6 +128,7 @@ def main(folder: Path):
         settings.weight_decay = 0.1 if optimizer == "adamw" else 0.0
         check_against_one_device(settings)
         check_continuing(folder / f"{optimizer}_{momentum_dtype}", settings)
+    check_full_disk(folder / "full")
     print("the same weights", flush=True)
     dist.barrier()
     dist.destroy_process_group()
