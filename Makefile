@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check fix bench fuzz
+.PHONY: demo test test-xla quick check fix bench fuzz
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -15,6 +15,17 @@ demo: .venv/installed
 
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses 2 --durations 10
+
+# Training on XLA's CPU device, in an environment of its own: a download of 1 GB, once. Needs gcc, and a Python from 3.11 to 3.13.
+.venv-xla/installed: constraints-xla.txt pyproject.toml
+	test -x .venv-xla/bin/python || $(PYTHON) -m venv .venv-xla
+	.venv-xla/bin/python -m pip install --quiet --no-deps --requirement constraints-xla.txt
+	.venv-xla/bin/python -m pip install --quiet --no-deps --editable .
+	.venv-xla/bin/python tests/xla/cuda_stand_ins.py
+	touch $@
+
+test-xla: .venv-xla/installed
+	.venv-xla/bin/python -m pytest tests/xla --durations 10
 
 # Every area, within three minutes on two cores.
 quick: .venv/installed

@@ -22,7 +22,7 @@ from .augmentation import TrainTransform
 from .batches import Shares
 from .checkpoints import Checkpoints
 from .data import EvalSamples, Split, eval_loader, open_split
-from .devices import keep_float32_weights, make_states
+from .devices import is_xla, keep_float32_weights, make_states
 from .fsdp import is_sharded, shard_by_layers
 from .labels import match_to_split, state_classes
 from .measuring import empty_batch, predict, score
@@ -135,6 +135,8 @@ def prepare_run(
     """Hand model and optimiser to the accelerator; what is random or scheduled stays a function of the step."""
     num_steps = count_steps(settings, split)
     schedule = build_schedule(settings, num_steps)
+    if settings.compile and is_xla(accelerator):
+        raise SettingsError("compile is true, and XLA compiles by itself: leave it false")
     if settings.compile:
         compile_model(model, {*settings.patch_sizes, *settings.eval_patch_sizes})
     shard_by_layers(accelerator, model)

@@ -2,7 +2,8 @@
 
 XLA records operations and runs them as one compiled graph when the step is marked. A graph that is the same as an
 earlier one is not compiled again: shapes and Python numbers in it must not change, and nothing may read a result
-between two marks.
+between two marks. A learning rate may change, as floats come as data; but equal ones come as one, and 0 and 1 do not,
+so that a long run compiles a step a few times more: when its rate is 0, or Adam's correction has become 1.
 """
 
 import os

@@ -91,8 +91,12 @@ def resume(run: Run) -> bool:
 
 def _newest(run: Run) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint and complaints about newer ones; the first process looks, and tells the others."""
-    found = [run.checkpoints.newest() if run.accelerator.is_main_process else None]
-    return broadcast_object_list(found)[0]
+    found: list[Any] = [None]
+    if run.accelerator.is_main_process:
+        path, complaints = run.checkpoints.newest()
+        found = [(path and str(path), complaints)]  # XLA refuses to broadcast a Path
+    name, complaints = broadcast_object_list(found)[0]
+    return name and Path(name), complaints
 
 
 def with_new_defaults(saved: dict[str, Any], settings_class: type[TrainingSettings]) -> dict[str, Any]:

@@ -96,6 +96,22 @@ def test_cutmix_targets_follow_the_area():
         assert soft[2, 1].item() == pytest.approx(1 - share)
 
 
+def test_cutmix_is_a_copy_of_the_rectangle():
+    """Against slices in NumPy; two draws of the same numbers."""
+    images, targets = torch.randn(4, 3, 20, 36), torch.rand(4, 7)
+    for seed, weight in enumerate((0.05, 0.3, 0.6, 0.95)):
+        mixed, soft = cutmix(images, targets, weight, np.random.default_rng(seed))
+        rng, spans = np.random.default_rng(seed), []
+        for length in (20, 36):
+            half, centre = int(length * (1 - weight) ** 0.5) // 2, int(rng.integers(length))
+            spans.append(slice(max(centre - half, 0), min(centre + half, length)))
+        expected = images.numpy().copy()
+        expected[:, :, spans[0], spans[1]] = np.roll(images.numpy(), 1, axis=0)[:, :, spans[0], spans[1]]
+        np.testing.assert_array_equal(mixed, expected)
+        kept = 1 - expected[0, 0, spans[0], spans[1]].size / (20 * 36)
+        np.testing.assert_allclose(soft, kept * targets + (1 - kept) * targets.roll(1, 0), rtol=1e-6)
+
+
 def test_mixer_is_off_by_default_and_keeps_an_image_mostly_itself():
     images, targets = torch.randn(4, 3, 5, 6), torch.eye(4)
     assert Mixer()(images, targets, np.random.default_rng(0))[0] is images

@@ -1,16 +1,16 @@
 """Empty stand-ins for CUDA's libraries, so that a CUDA build of torch loads without them.
 
-    python tests/xla/cuda_stand_ins.py FOLDER      # torch/lib of an installed torch
+    python tests/xla/cuda_stand_ins.py
 
 torch 2.9, which torch_xla 2.9 needs, is on the package index only as a CUDA build, and no CUDA is needed on XLA's CPU
-device. Each library that torch/lib is linked against, and that is not there, is made from the symbols that it lacks.
-Needs gcc and readelf.
+device. Each library that torch's are linked against is made beside them, from the symbols that they take from it.
+Needs gcc and readelf; nothing is imported from torch, which would not load yet.
 """
 
 import re
 import subprocess
-import sys
 import tempfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 _LIBRARY = re.compile(r"lib(cu|nv|nccl)")
@@ -18,8 +18,9 @@ _TEXT = re.compile("Error(String|Name)")  # of functions that return a message
 _NVSHMEM = "libnvshmem_host.so.3"
 
 
-def main(folder: Path) -> None:
-    """Write the stand-ins into `folder`."""
+def main() -> None:
+    """Write the stand-ins beside torch's own libraries."""
+    folder = Path(str(distribution("torch").locate_file("torch/lib")))
     files = [file for file in folder.glob("lib*.so*") if not _LIBRARY.match(file.name) and "gomp" not in file.name]
     symbols = missing_symbols(files)
     for library, names in symbols.items():
@@ -71,4 +72,4 @@ def _readelf(option: str, file: Path) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
