@@ -383,7 +383,7 @@ def _sixteen_bits(pixels: np.ndarray) -> np.ndarray:
 
 def turn(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:
     """(width, height) in the file -> upright, or the other way round."""
-    return size if image.getexif().get(_ORIENTATION, 1) < 5 else size[::-1]
+    return size if image.getexif().get(_ORIENTATION, 1) < 5 else (size[1], size[0])
 
 
 def _levels_of_array(

@@ -205,7 +205,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         super().post_init()
         if hasattr(self, "classifier") and self._keys_to_ignore_on_load_unexpected:
             # transformers adds what parts of a model ignore; to a classifier, its encoder's head is no leftover
-            self._keys_to_ignore_on_load_unexpected -= {HEAD_KEYS}
+            self._keys_to_ignore_on_load_unexpected = set(self._keys_to_ignore_on_load_unexpected) - {HEAD_KEYS}
 
     def _check_loading(self, info: dict[str, Any], name: str | os.PathLike) -> None:
         """Only the head may differ from the checkpoint, and only as a whole."""

@@ -89,7 +89,7 @@ def _unpack(data: bytes) -> Any:
 
 
 def _pack(tree: Any) -> bytes:
-    return msgpack.packb(tree)
+    return bytes(msgpack.packb(tree) or b"")
 
 
 def _in_chunks(tree: dict[str, Any]) -> dict[str, Any]:
