@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -77,7 +78,8 @@ def measure(options: argparse.Namespace) -> None:
 
 def build(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A model, and an optimiser that has its state."""
-    model = HfViTForImageClassification(config_of_variant(options.variant, num_labels=1000))
+    config: Any = config_of_variant(options.variant, num_labels=1000)
+    model = HfViTForImageClassification(config)
     if options.sharded:
         from torch.distributed.fsdp import fully_shard
 

@@ -146,8 +146,7 @@ def prepare_run(
     make_states(accelerator, optimizer.optimizer)
     normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)
     objective = _make_objective(settings, normalizer, model.config)
-    writes = accelerator.is_main_process or torch.distributed.is_initialized()
-    saved = Checkpoints(checkpoints_of(settings), settings.keep_checkpoints, writes)
+    saved = Checkpoints(checkpoints_of(settings), settings.keep_checkpoints)
     state = Run(settings, accelerator, prepared, optimizer, schedule, num_steps, shares, objective, saved)
     if settings.ema_decay is not None:
         state.average = MovingAverage(state.parameters, settings.ema_decay)

@@ -19,9 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.distributed.tensor import DTensor
 from torch.futures import Future as WriteFuture
 
@@ -41,11 +44,10 @@ class Checkpoints:
     Args:
         folder: created with the first of them.
         keep: how many of the newest stay.
-        writes: False for all but one of several processes that have no process group (XLA).
     """
 
-    def __init__(self, folder: Path, keep: int, writes: bool = True):
-        self.folder, self.keep, self.writes = folder, keep, writes
+    def __init__(self, folder: Path, keep: int):
+        self.folder, self.keep = folder, keep
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: tuple[Future, _Writer] | None = None
 
@@ -58,11 +60,12 @@ class Checkpoints:
             OSError: the checkpoint before could not be written; earlier ones are as they were.
         """
         self.wait()
-        if not self.writes:
-            return
         content = json.dumps({**state, "format": FORMAT}) if _rank() == 0 else ""
         writer = _Writer(self.folder, step, content, self.keep, _distribute(tensors))
-        self._saving = self._thread.submit(dcp.save, _copy_share(tensors), storage_writer=writer, **_exchange()), writer
+        self._saving = (
+            self._thread.submit(save_tensors, _copy_share(tensors), storage_writer=writer, **_exchange()),
+            writer,
+        )
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if there is one.
@@ -75,7 +78,7 @@ class Checkpoints:
         saving, writer = self._saving
         try:
             saving.result()
-        except dcp.CheckpointException as error:
+        except CheckpointException as error:
             shutil.rmtree(writer.path, ignore_errors=True)
             failure = next(iter(error.failures.values()))[0]
             if not isinstance(failure, OSError):
@@ -102,7 +105,7 @@ class Checkpoints:
         return None, complaints
 
 
-class _Writer(dcp.HuggingFaceStorageWriter):
+class _Writer(HuggingFaceStorageWriter):
     """Writes one checkpoint: this process's part, and on the first process what makes it whole.
 
     Args:
@@ -168,8 +171,8 @@ def _rank() -> int:
 def _copy_share(tensors: Tensors) -> dict[str, Any]:
     """Copy what this process saves: its parts of sharded tensors, and its share of the others, so that one copies each.
 
-    Every process must have the same tensors in the same order. (`dcp.async_save` copies all of them, and sharded ones
-    thrice.)
+    Every process must have the same tensors in the same order. (torch's `async_save` copies all of them, and those that
+    are sharded thrice.)
     """
     loads = [0] * (dist.get_world_size() if dist.is_initialized() else 1)
     share = {}
@@ -244,7 +247,7 @@ def restore(
     """
     if read_state(path).get("format") != FORMAT:
         raise ValueError(f"cannot resume from {path}: an earlier version wrote it; finish the run with that version")
-    saved = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    saved: Any = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata  # name -> type and shape
     optimizer.state.clear()
     tensors = run_tensors(model, optimizer, average)
     for name in saved:
@@ -260,7 +263,7 @@ def restore(
     read: Any = {
         name: torch.empty_like(t, device="cpu") if t.device.type == "xla" else t for name, t in tensors.items()
     }
-    dcp.load(read, storage_reader=dcp.HuggingFaceStorageReader(str(path)), **_exchange())
+    load_tensors(read, storage_reader=HuggingFaceStorageReader(str(path)), **_exchange())
     for name, tensor in tensors.items():
         if read[name] is not tensor:  # its memory cannot be written to
             tensor.copy_(read[name])
