@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging
+
 from ..files.output import refuse_existing
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vit import Size
@@ -15,6 +17,8 @@ from .programs import export_aot_inductor, export_onnx, export_torch
 from .rules import ConversionError
 from .source import Source, Writing
 from .sources import SOURCES
+
+logger = logging.get_logger(__name__)
 
 _PROGRAMS: dict[str, Callable[..., None]] = {
     "onnx": export_onnx,
@@ -67,6 +71,12 @@ def export(
             raise ConversionError("beside is for jax, without a dialect: names are those of the file beside")
         export_beside(model, Path(path), str(beside))
         return {}
+    width = getattr(model.config, "projection_dim", None)
+    if to == "jax" and width is not None:
+        logger.warning(
+            f"The projection to {width} numbers is written as the head, and reads back as a classifier of {width} "
+            "classes; with beside=ORIGINAL it stays a projection."
+        )
     source, dialect = _writer(model, to, dialect)
     return source.write(model, Path(path), Writing(dialect, processor, overwrite))
 

@@ -17,6 +17,7 @@ from transformers.utils.hub import cached_file
 MANIFEST = "manifest.json"
 _FORMAT = "hf_vit manifest, version 1"  # other programs have files of this name too
 _WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")
+_LARGEST = 1 << 24  # bytes of a manifest: more than 100,000 files
 _SMALL = 1 << 20  # bytes
 _BLOCK = 1 << 20  # bytes
 
@@ -89,8 +90,10 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
         Names of the files that were checked.
 
     Raises:
-        ValueError: one is not the file that was pushed.
+        ValueError: one is not the file that was pushed, or the manifest is larger than any.
     """
+    if (size := manifest.stat().st_size) > _LARGEST:
+        raise ValueError(f"{manifest} has {size} bytes; at most {_LARGEST} are read")
     listed = read_manifest(manifest.read_text(encoding="utf-8", errors="replace"))
     if listed is None:
         return []

@@ -161,3 +161,12 @@ def test_positions_at_another_size_go_back(tmp_path):
     again, _ = convert(tmp_path / "back.npz", position_grid=(6, 3))
     for name, parameter in model.state_dict().items():
         assert again.state_dict()[name].equal(parameter), name
+
+
+def test_a_projection_written_as_a_head_is_said(tmp_path, caplog):
+    model, _ = convert(MORE / "lit_bert.npz")
+    export_jax(model, tmp_path / "head.npz")
+    assert "The projection to 48 numbers is written as the head, and reads back as a classifier" in caplog.text
+    again, _ = convert(tmp_path / "head.npz")
+    assert again.config.num_labels == 48
+    assert again.classifier.weight.equal(model.projection.weight)

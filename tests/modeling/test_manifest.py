@@ -136,3 +136,10 @@ def test_nothing_is_lost_where_nothing_can_be_remembered(pushed, hashed, monkeyp
         assert check_files(pushed / MANIFEST) == ["config.json", "model.safetensors", "preprocessor_config.json"]
     assert hashed.count("model.safetensors") == 2
     assert isinstance(HfViTImageProcessor.from_pretrained(pushed), HfViTImageProcessor)
+
+
+def test_a_manifest_of_any_size_is_not_read(pushed):
+    with open(pushed / MANIFEST, "r+b") as file:
+        file.truncate(2**24 + 1)  # a file with a hole: nothing is written
+    with pytest.raises(ValueError, match=r"manifest\.json has 16777217 bytes; at most 16777216 are read"):
+        check_files(pushed / MANIFEST)
