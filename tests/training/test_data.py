@@ -184,6 +184,16 @@ def test_a_batch_that_does_not_divide_is_refused():
         Shares(10, 3, 2)
 
 
+@pytest.mark.parametrize("processes", [2, 4, 8])
+def test_micro_batches_are_the_same_on_any_number_of_processes(processes):
+    """Each has a number, by which what is random in it is drawn, and the images that one process gives it."""
+    shares = [Shares(48, 6, processes, rank) for rank in range(processes)]
+    forwards = range(shares[0].accumulation)
+    found = {share.micro_batch(forward): share.positions(5, forward) for forward in forwards for share in shares}
+    alone = Shares(48, 6)
+    assert found == {number: alone.positions(5, number) for number in range(8)}
+
+
 def test_broken_images_are_replaced_and_counted():
     contents = [b"nothing" if number == 2 else as_png(number) for number in range(4)]
     broken = make(4).remove_columns("img").add_column("img", [{"bytes": content, "path": None} for content in contents])
