@@ -1,5 +1,6 @@
 """The end of a program that was given something it cannot use: one sentence and an exit status, no traceback."""
 
+import re
 import reprlib
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from .limits import MAX_MESSAGE
 # Errors that the user can mend; ImportError: an extra is not installed.
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError)
 FAILED, INTERRUPTED = 2, 130  # exit statuses
+_LAST_ERROR = re.compile(r"^[\w.]+: (.+)$", re.MULTILINE)
 
 
 @contextmanager
@@ -36,6 +38,8 @@ def ends_in_one_sentence(program: str, *more: type[Exception]) -> Iterator[None]
 def one_sentence(error: BaseException) -> str:
     """An error on one line, cut where it is longer than anyone reads."""
     text = str(error)
+    if "in DataLoader worker process" in text[:100] and (found := _LAST_ERROR.findall(text)):
+        text = found[-1]  # of what a worker met, without its traceback
     text = " ".join(text[: 2 * MAX_MESSAGE].split()) or type(error).__name__
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ..."
 

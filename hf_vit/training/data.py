@@ -101,7 +101,7 @@ def _open_shards(files: list[str], columns: Columns, together: int | None) -> Sp
     feature = None if label is None else index.features[label]
     multi_label = is_list_of(feature, datasets.ClassLabel)
     class_label = getattr(feature, "feature", feature)
-    names = class_label.names if isinstance(class_label, datasets.ClassLabel) else None
+    names = list(class_label.names or []) if isinstance(class_label, datasets.ClassLabel) else None
     num_labels = len(names) if names is not None else index.num_labels or 0
     return Split(Shards(index, together), index.image_column, label, names, num_labels, multi_label)
 

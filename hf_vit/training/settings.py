@@ -31,6 +31,8 @@ class DataSettings:
         """Raise ValueError for settings that contradict each other or that no value can satisfy."""
         if not self.dataset and not self.print_config:
             raise ValueError("no data: set --dataset to a Hub name, a folder, a file or digits")
+        if "://" in (self.dataset or ""):
+            self.streaming = True
         _require_positive(self, "eval_batch_size", "num_labels")
         _require_between(self, 0, None, "num_workers")
 
@@ -263,8 +265,8 @@ class EvaluateSettings(DataSettings):
             raise ValueError(f"patch_size is {self.patch_size}, and vtab fine-tunes models at the size they have")
         if self.label_map and self.protocol not in ("accuracy", "real"):
             raise ValueError(f"label_map is for a classifier's own classes, which protocol {self.protocol} lacks")
-        if self.protocol in ("few_shot", "linear_probe", "knn") and self.streaming:
-            raise ValueError(f"{self.protocol} chooses images by their number, which a stream does not have")
+        if self.protocol in ("few_shot", "linear_probe", "knn", "objectnet") and self.streaming:
+            raise ValueError(f"{self.protocol} chooses images, which streaming does not allow")
         for name in ("shots", "l2_reg", "probe_l2", "neighbors"):
             _require_all_positive(self, name)
         _require_positive(self, "seeds", "temperature", "feature_layer", "held_out")

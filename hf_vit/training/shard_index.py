@@ -243,7 +243,7 @@ def _scan_tar(file: str, columns: Columns) -> dict[str, Any]:
             column = column or found[0]
             positions.append(sample[found[0]][0])
             sizes.append(sample[found[0]][1])
-            texts.append(sample.get(columns.label, (0, 0, None))[2])
+            texts.append(sample.get(str(columns.label), (0, 0, None))[2])
     given = [text for text in texts if text is not None]
     are_numbers = all(text.isdecimal() for text in given)
     names = [] if are_numbers else sorted(set(given))
@@ -265,7 +265,7 @@ def _samples_of(file: str, field: str | None) -> Iterator[dict[str, tuple]]:
             end = 0
             with tarfile.open(fileobj=source, mode="r:") as archive:
                 for member in archive:
-                    archive.members = []  # it would remember all
+                    archive.members = []  # pyright: ignore[reportAttributeAccessIssue] - it would remember all
                     end = member.offset_data + -(-member.size // HEADER) * HEADER
                     folder, _, name = member.name.rpartition("/")
                     stem, dot, extension = name.partition(".")
@@ -319,7 +319,7 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
             feature = None if label is None else features[label]
             groups = [reader.metadata.row_group(number) for number in range(reader.num_row_groups)]
             plain = isinstance(feature, datasets.Value)
-            is_text = plain and "string" in feature.dtype
+            is_text = isinstance(feature, datasets.Value) and "string" in feature.dtype
             values = reader.read([label])[label].to_pylist() if is_text or (plain and columns.counts_labels) else []
     except (pa.ArrowInvalid, pa.ArrowKeyError, EOFError) as error:
         raise ValueError(f"{file} is damaged, or no parquet file: {error}") from error

@@ -78,6 +78,7 @@ class Shards:
         self._held: dict[int, tuple[Any, dict[int, Future]]] = {}
         self._descriptors: dict[int, int] = {}
         self._footers: dict[int, Any] = {}
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     def _divide(self, together: int | None) -> None:
         """Choose lanes, blocks and windows: functions of the index alone."""
@@ -166,11 +167,9 @@ class Shards:
     @property
     def _threads(self) -> ThreadPoolExecutor:
         """Threads of this process; those of its parent do not run in it."""
-        owner, pool = self.__dict__.get("_pool") or (None, None)
-        if owner != os.getpid():
-            pool = ThreadPoolExecutor(_THREADS)
-            self._pool = (os.getpid(), pool)
-        return pool
+        if self._pool is None or self._pool[0] != os.getpid():
+            self._pool = (os.getpid(), ThreadPoolExecutor(_THREADS))
+        return self._pool[1]
 
     def _fetch(self, place: Place) -> Any:
         file = self._file_of(place.row)

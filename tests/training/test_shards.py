@@ -17,6 +17,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
+from hf_vit.files.messages import one_sentence
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.training import shard_index
 from hf_vit.training.assembly import open_named
@@ -290,6 +291,10 @@ def test_a_damaged_shard_is_one_sentence_with_its_name(kind, tmp_path):
         file.write_bytes(content[:600] + bytes(len(content) - 600))
     with pytest.raises(ValueError, match=rf"{file.name} is damaged"):
         split.samples[7] if split else open_split([str(file)])
+    if kind == "changed":
+        with pytest.raises(ValueError, match="Caught ValueError in DataLoader worker") as caught:
+            list(train_loader(split, TRANSFORM, 0, Shares(4, 4), range(9), 1))
+        assert one_sentence(caught.value).startswith(f"{file} is damaged, or has changed since it was indexed: there")
 
 
 def test_unreadable_images_are_replaced_by_one_of_the_same_lane(tmp_path):
