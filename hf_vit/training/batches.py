@@ -110,14 +110,14 @@ class JoinedBatches:
         return {name: tensor.pin_memory() for name, tensor in batch.items()} if self.pins_memory else batch
 
 
-def runs_of_rows(length: int, processes: int, rank: int, workers: int, batch_size: int) -> list[range]:
+def runs_of_rows(length: int, processes: int, rank: int, workers: int, batch_size: int) -> list[list[int]]:
     """Batches of rows, every row once over all processes; those of a process and of each of its workers are a run.
 
     The batches of workers take turns, as a loader deals them out.
     """
     runs = [_cut(_cut(range(length), processes, rank), workers, worker) for worker in range(workers)]
     turns = range(0, len(runs[0]), batch_size)
-    return [run[begin : begin + batch_size] for begin in turns for run in runs if begin < len(run)]
+    return [list(run[begin : begin + batch_size]) for begin in turns for run in runs if begin < len(run)]
 
 
 def _cut(rows: range, parts: int, number: int) -> range:

@@ -210,6 +210,14 @@ class EvalSamples(Dataset):
         return self._pixels(Image.new("RGB" if self.channels == 3 else "L", (width, height)))
 
 
+def _worker_options(split: Split, num_workers: int) -> dict[str, Any]:
+    """Arguments of a DataLoader; a forked worker would share, and break, connections that a thread of fsspec serves."""
+    options = worker_options(num_workers)
+    if num_workers and isinstance(split.samples, Shards) and split.samples.is_served_by_thread:
+        options.setdefault("multiprocessing_context", "spawn")
+    return options
+
+
 def train_loader(
     split: Split, transform: TrainTransform, seed: int, shares: Shares, steps: range, num_workers: int
 ) -> Iterable[dict[str, torch.Tensor]]:
@@ -217,7 +225,7 @@ def train_loader(
     if len(split) == 0:
         raise ValueError("the training split is empty")
     samples = TrainSamples(split, transform, seed)
-    options = {**worker_options(num_workers), "pin_memory": torch.cuda.is_available()}
+    options = {**_worker_options(split, num_workers), "pin_memory": torch.cuda.is_available()}
     if num_workers:
         options["prefetch_factor"] = 4
     if isinstance(samples.order, LaneOrder) and split.samples.holds_blocks:
@@ -233,7 +241,7 @@ def eval_loader(samples: EvalSamples, batch_size: int, processes: int, rank: int
 
     Workers stay from one evaluation to the next: to start them takes time.
     """
-    options = {**worker_options(num_workers), "persistent_workers": num_workers > 0}
+    options = {**_worker_options(samples.split, num_workers), "persistent_workers": num_workers > 0}
     if isinstance(samples.split.samples, Shards):
         batches = runs_of_rows(len(samples), processes, rank, max(num_workers, 1), batch_size)
         return DataLoader(samples, batch_sampler=batches, collate_fn=_collate, **options)

@@ -113,6 +113,11 @@ class Shards:
         """The order of training."""
         return LaneOrder(self.block_lengths, seed, self.lanes, self.window)
 
+    @property
+    def is_served_by_thread(self) -> bool:
+        """Whether the file system of the shards has an event loop, as those of http and s3 have."""
+        return not self.is_local and fsspec.core.url_to_fs(self.index.files[0])[0].async_impl
+
     def __len__(self) -> int:
         return self._length
 

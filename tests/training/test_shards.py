@@ -225,6 +225,15 @@ def test_evaluation_sees_every_row_once_in_order(place, counting):
         assert labels == {row: row % 3 for row in range(ROWS)}
 
 
+@pytest.mark.parametrize("place", ["tar", "remote tar"], indirect=True)
+def test_workers_are_not_forked_beside_the_event_loop_of_a_file_system(place, monkeypatch):
+    """A forked one breaks the connections of this process, which then waits for ever."""
+    monkeypatch.setattr(Counting, "async_impl", True)
+    loader = train_loader(open_shards(place), TRANSFORM, 1, Shares(6, 6), range(2), 1)
+    context = getattr(loader, "loader", loader).multiprocessing_context
+    assert (context is not None and context.get_start_method() == "spawn") == place.startswith("counting")
+
+
 def test_whole_numbers_and_words_are_classes_of_tars(tmp_path):
     write_tar(tmp_path / "train-0.tar", range(6))
     split = open_split(load_split(str(tmp_path), "train", streaming=True))
