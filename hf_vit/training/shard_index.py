@@ -332,9 +332,7 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
         "names": sorted({value for value in values if value is not None}) if is_text else [],
         "num_labels": 0 if is_text else max((value for value in values if value is not None), default=-1) + 1,
         "kind": str(feature),
-        "feature": None
-        if feature is None or plain
-        else dict(datasets.Features({str(label): feature}).to_dict())[label],
+        "feature": kept.get(str(label)),
         **{"image_column": image, "label_column": label},
     }
 
