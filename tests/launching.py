@@ -46,8 +46,8 @@ def command(script: str, processes: int = 1, **settings) -> list[str]:
     python = [sys.executable]
     if processes > 1:
         settings["num_workers"] = 0
-        python += ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1", "--mixed_precision", "no"]
-        python += ["--num_processes", str(processes), "--dynamo_backend", "no", "--main_process_port", "0"]
+        python += ["-m", "accelerate.commands.launch", "--num_processes", str(processes)]
+        python += ["--config_file", str(ROOT / "training" / "accelerate" / "multi_cpu.yaml")]
     return [*python, str(ROOT / "training" / f"{script}.py"), *arguments(**settings)]
 
 

@@ -6,6 +6,7 @@ that are less far do not reach the collective.
 """
 
 import json
+import logging
 import os
 import socket
 import sys
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from ..files.messages import FAILED
 
+logger = logging.getLogger(__name__)
 _ANSWER = timedelta(seconds=10)  # the store is given this long
 _NAMED = 8  # processes at most
 
@@ -65,7 +67,12 @@ def named_when_missing(place: Place, rank: int, processes: int, timeout: float) 
         yield
         return
     place.touch()
-    watcher = _Watcher(place, rank, processes, timeout)
+    try:
+        watcher = _Watcher(place, rank, processes, timeout)
+    except (RuntimeError, OSError) as error:
+        logger.warning(f"A process that stops will not be named: the store of the processes does not answer ({error})")
+        yield
+        return
     watcher.start()
     try:
         yield
@@ -94,7 +101,7 @@ class _Watcher(threading.Thread):
                 self._publish()
                 if time.monotonic() - self.place.since > self.timeout:
                     self._look()
-            except (dist.DistError, RuntimeError, OSError):
+            except (RuntimeError, OSError):  # torch's errors of the store are of the first kind
                 if time.monotonic() - self.place.since > self.timeout:
                     self._end("the store that the processes met at does not answer: its process or machine is stopped")
 
