@@ -4,8 +4,10 @@ import os
 import warnings
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
@@ -17,12 +19,21 @@ def shard_by_layers(accelerator: Accelerator, model: Any) -> None:
     """Have each layer of the model gathered by itself, unless the launch names the classes to wrap.
 
     Accelerate takes all of `_no_split_modules`, fails for one that the model has no module of, and wraps the input
-    embeddings once more by themselves.
+    embeddings once more by themselves. At bf16 it would round what every layer returns, and the loss with it, and the
+    sum of the gradients; here autocast decides, as without sharding.
     """
+    if not is_sharded(accelerator):
+        return
     # no layer of a model changes in place what the one before it returns
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    if is_sharded(accelerator) and "FSDP_TRANSFORMER_CLS_TO_WRAP" not in os.environ:
-        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = _layer_classes(model)
+    plugin: Any = accelerator.state.fsdp_plugin
+    if "FSDP_TRANSFORMER_CLS_TO_WRAP" not in os.environ:
+        plugin.transformer_cls_names_to_wrap = _layer_classes(model)
+    policy = plugin.mixed_precision_policy
+    if policy is not None:
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            policy.param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
 
 
 def _layer_classes(model: Any) -> list[str]:

@@ -91,7 +91,7 @@ class _Watcher(threading.Thread):
         self.over = threading.Event()
         self.name_of_host = socket.gethostname()
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self.store = dist.TCPStore(*address, is_master=False, timeout=_ANSWER)
+        self.store = dist.TCPStore(*address, is_master=False, timeout=_ANSWER)  # pyright: ignore - it is documented
         self.attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.signs, self.warned = 0, -1
 
