@@ -323,7 +323,7 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
             values = reader.read([label])[label].to_pylist() if is_text or (plain and columns.counts_labels) else []
     except (pa.ArrowInvalid, pa.ArrowKeyError, EOFError) as error:
         raise ValueError(f"{file} is damaged, or no parquet file: {error}") from error
-    kept = {} if label is None or plain else datasets.Features({label: feature}).to_dict()
+    kept = {} if label is None or plain else dict(datasets.Features({label: feature}).to_dict())
     return {
         "position": list(range(len(groups))),
         "size": [group.total_byte_size for group in groups],
