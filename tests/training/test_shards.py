@@ -302,7 +302,7 @@ def test_a_damaged_shard_is_one_sentence_with_its_name(kind, tmp_path):
         split.samples[7] if split else open_split([str(file)])
     if kind == "changed":
         with pytest.raises(ValueError, match="Caught ValueError in DataLoader worker") as caught:
-            list(train_loader(split, TRANSFORM, 0, Shares(4, 4), range(9), 1))
+            list(train_loader(split, TRANSFORM, 0, Shares(4, 4), range(1), 1))
         assert one_sentence(caught.value).startswith(f"{file} is damaged, or has changed since it was indexed: there")
 
 
