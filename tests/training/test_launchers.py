@@ -5,9 +5,14 @@ the processes of test_distributed.py.
 """
 
 import json
+import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +26,7 @@ from ..launching import DIGITS, LIMIT, MODEL, arguments, environment, through, w
 
 pytestmark = pytest.mark.slow
 
+TIMEOUT = 8  # seconds: more than data workers take to start
 SHORT = {**DIGITS, "steps": 5, "warmup_steps": 1, "eval_every": 5, "save_every": 3, "num_workers": 0}
 HYBRID = {**MODEL, "patch_size": 1, "image_size": 16, "stem_depths": [1], "stem_width": 32}
 BIT = {"embedding_size": 32, "depths": [1, 2], "image_size": 16}
@@ -69,9 +75,15 @@ def finish(*lines: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("launchers") / "cpu"
-    printed = finish(through("cpu", 1, write_runs(folder, list(RUNS))))
-    assert "NO of 1" in printed[0]
+    """Through both templates of one process, a part of the runs each."""
+    folder = tmp_path_factory.mktemp("launchers")
+    parts = {"cpu": ["sgd", "compact", "flexible", "lora"], "single_gpu": ["hybrid", "bit", "masked"]}
+    lines = []
+    for template, names in parts.items():
+        runs = write_runs(folder, names).rename(folder / f"{template}.json")
+        lines.append(through(template, 1, runs))
+    for printed in finish(*lines):
+        assert "NO of 1" in printed
     return folder
 
 
@@ -129,9 +141,51 @@ def test_two_machines(one_process, tmp_path):
     assert_same(tmp_path / "out", one_process, ["compact"])
 
 
-@pytest.mark.parametrize(("template", "processes"), [("single_gpu", 1), ("multi_gpu", 2)])
-def test_templates_of_one_machine(one_process, tmp_path, template, processes):
-    runs = write_runs(tmp_path / "out", ["compact"])
-    printed = finish(through(template, processes, runs, "--main_process_port", "0"))
-    assert f"of {processes}" in printed[0]
+def children_of(process: int) -> list[int]:
+    """Ids of the processes that a process started."""
+    return [
+        child
+        for task in Path(f"/proc/{process}/task").iterdir()
+        for child in map(int, (task / "children").read_text().split())
+    ]
+
+
+def rank_of(process: int) -> str:
+    entries = Path(f"/proc/{process}/environ").read_text().split("\0")
+    return dict(entry.partition("=")[::2] for entry in entries).get("RANK", "")
+
+
+def command_of(process: int) -> str:
+    return Path(f"/proc/{process}/cmdline").read_text()
+
+
+def wait_for(what: Callable[[], object], launcher: subprocess.Popen, log: Path):
+    deadline = time.monotonic() + LIMIT / 2
+    while not what():
+        assert time.monotonic() < deadline, log.read_text()[-4000:]
+        assert launcher.poll() is None, log.read_text()[-4000:]
+        time.sleep(0.1)
+
+
+def test_multi_gpu_and_a_stopped_process(one_process, tmp_path, monkeypatch):
+    """A run to its end, and an endless one, with a data worker: one of two gets SIGSTOP, and the other one ends."""
+    endless = DIGITS | {"steps": 100_000, "save_every": 20, "eval_every": 100_000, "stall_timeout": TIMEOUT}
+    monkeypatch.setitem(RUNS, "endless", endless)
+    log = tmp_path / "log"
+    line = through("multi_gpu", 2, write_runs(tmp_path / "out", ["compact", "endless"]), "--main_process_port", "0")
+    with log.open("w") as file:
+        launcher = subprocess.Popen(line, env=environment(), stdout=file, stderr=file, start_new_session=True)
+    try:
+        wait_for(lambda: list((tmp_path / "out" / "endless" / "checkpoints").glob("step_*")), launcher, log)
+        stopped = next(child for child in children_of(launcher.pid) if rank_of(child) == "1")
+        [server] = [child for child in children_of(stopped) if "forkserver" in command_of(child)]
+        assert children_of(server)  # the data worker, forked where no thread of gloo's is
+        os.kill(stopped, signal.SIGSTOP)
+        wait_for(lambda: "(stall_timeout)" in log.read_text(), launcher, log)
+    finally:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
     assert_same(tmp_path / "out", one_process, ["compact"])
+    said = next(text for text in log.read_text().splitlines() if "(stall_timeout)" in text)
+    place = rf"no progress for {TIMEOUT} s .*: rank 1 \(process {stopped} on \S+\) at step \d+ \(\w[\w ]*\)"
+    assert re.search(rf"{place}: stopped or dead, and the others wait at step \d+", said), said
