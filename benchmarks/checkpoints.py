@@ -102,7 +102,7 @@ def write_whole(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
                 own = {name: tensor.detach() for name, tensor in wholes.items() if name.startswith(f"{group}/")}
                 save_file(own, draft / f"{group}.safetensors")
             sums = {file.name: sha256_of(file) for file in sorted(draft.iterdir())}
-            (draft / "checksums.json").write_text(json.dumps(sums))
+            (draft / "checksums.json").write_text(json.dumps(sums), encoding="utf-8")
     dist.barrier()
 
 

@@ -92,14 +92,14 @@ def launch(launcher: str, precision: str, features: list[str], work: Path) -> di
     for output in outputs.values():
         Path(f"{output}.refused").unlink(missing_ok=True)
     lines = [[str(output), *settings_of(feature, output, plain)] for feature, output in outputs.items()]
-    (folder / "runs.json").write_text(json.dumps(lines))
+    (folder / "runs.json").write_text(json.dumps(lines), encoding="utf-8")
     command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes), *options]
     command += ["--config_file", str(ROOT / "training" / "accelerate" / f"{template}.yaml")]
     command += ["--mixed_precision", PRECISIONS[precision]]
     ranks = [["--machine_rank", "0"], ["--machine_rank", "1"]] if template == "multi_node" else [[]]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    with (folder / "log").open("w") as log:
+    with (folder / "log").open("w", encoding="utf-8") as log:
         starts = [
             subprocess.Popen(
                 [*command, *rank, __file__, "--runs", str(folder / "runs.json")],
