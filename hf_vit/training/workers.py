@@ -5,6 +5,8 @@ held: where there is a group, workers come from a server without threads, which 
 """
 
 import multiprocessing
+import os
+import threading
 from multiprocessing import forkserver
 from typing import Any
 
@@ -28,5 +30,18 @@ def worker_options(num_workers: int) -> dict[str, Any]:
     """Arguments of a DataLoader."""
     options: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": leave_process_group}
     if num_workers and _in_group():
-        options["multiprocessing_context"] = "forkserver"
+        options |= {"multiprocessing_context": "forkserver", "worker_init_fn": _begin}
     return options
+
+
+def _begin(worker: int) -> None:
+    """Leave the process group, and end with the training process: the server lives for as long as its workers do."""
+    leave_process_group(worker)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(0)

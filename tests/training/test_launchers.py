@@ -183,6 +183,8 @@ def test_multi_gpu_and_a_stopped_process(one_process, tmp_path, monkeypatch):
         os.kill(stopped, signal.SIGSTOP)
         wait_for(lambda: "(stall_timeout)" in log.read_text(), launcher, log)
     finally:
+        for process in children_of(launcher.pid):  # each in a session of its own
+            os.kill(process, signal.SIGKILL)
         os.killpg(launcher.pid, signal.SIGKILL)
         launcher.wait()
     assert_same(tmp_path / "out", one_process, ["compact"])
