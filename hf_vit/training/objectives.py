@@ -58,10 +58,20 @@ class MaskedPatches:
         outputs = self._predict(model, pixel_values)
         return outputs.loss_per_image, outputs.accuracy_per_image.detach()
 
-    def _predict(self, model: Any, pixel_values: torch.Tensor, generator: torch.Generator | None = None) -> Any:
-        """Corrupt on the CPU, whose generator is seeded with every step, so that devices do not differ."""
+    def _predict(self, model: Any, pixel_values: torch.Tensor, seeds: list[int] | None = None) -> Any:
+        """Corrupt on the CPU, whose generator is seeded with every forward, so that devices do not differ.
+
+        Args:
+            seeds: one for each image, to corrupt it the same way in any batch.
+        """
         rows, columns = getattr(model, "module", model).config.grid_of(*pixel_values.shape[-2:])
-        corruption = sample_corruption(len(pixel_values), rows * columns, *self.shares, generator=generator)
+        patches = rows * columns
+        if seeds is None:
+            corruption = sample_corruption(len(pixel_values), patches, *self.shares)
+        else:
+            generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+            single = [sample_corruption(1, patches, *self.shares, generator=generator) for generator in generators]
+            corruption = Corruption(*map(torch.cat, zip(*single, strict=True)))
         corruption = Corruption(*(tensor.to(pixel_values.device) for tensor in corruption))
         return model(pixel_values, corruption=corruption)
 
@@ -72,16 +82,15 @@ class MaskedPatches:
         loader: Iterable[Batch],
         empty: Batch,
     ) -> dict[str, float]:
-        """Loss and accuracy on a split whose patches are corrupted the same way every time.
+        """Loss and accuracy on a split each of whose images is corrupted the same way every time, by its index.
 
         "histogram_entropy" is what a predictor scores that knows how often each colour occurs and no more.
         """
-        generator = torch.Generator().manual_seed(accelerator.process_index)
         config: Any = getattr(model, "module", model).config
         counts = torch.zeros(LEVELS**config.num_channels, dtype=torch.long, device=accelerator.device)
 
         def compute(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            outputs = self._predict(model, batch["image"], generator)
+            outputs = self._predict(model, batch["image"], batch["index"].tolist())
             if not outputs.targets.is_floating_point():  # class numbers, not pixels
                 read = ((batch["index"] >= 0) & batch["valid"]).long()
                 each = read.view(-1, *[1] * (outputs.targets.ndim - 1)).expand_as(outputs.targets)
