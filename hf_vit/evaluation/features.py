@@ -101,7 +101,7 @@ class Extractor:
         chosen += ("features", "feature_layer", *(("patch_size",) if self.settings.patch_size else ()))
         return {
             "model": self.model_identity,
-            "data": identify_data(split, self.settings),
+            "data": identify_data(split),
             "processor": self.processor.to_dict(),
             "split": name,
             **{setting: getattr(self.settings, setting) for setting in chosen},

@@ -159,7 +159,7 @@ class Runner:
         """Return all that a result depends on."""
         free = {*FREE_ON_RESUME, "model"}
         values = {name: value for name, value in asdict(self.settings_of(task)).items() if name not in free}
-        train, test = (identify_data(split, self.settings) for split in self._splits_of(data))
+        train, test = (identify_data(split) for split in self._splits_of(data))
         return {**self.origin, "train": train, "test": test, "finetune": values}
 
     def result_file(self, task: Task) -> Path:

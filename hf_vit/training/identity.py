@@ -11,7 +11,7 @@ from transformers.utils.hub import cached_file, extract_commit_hash
 from ..files.download import sha256_of
 from ..files.versions import versions_of
 from .data import Split
-from .settings import DataSettings, FinetuneSettings, TrainingSettings
+from .settings import FinetuneSettings, TrainingSettings
 from .shards import Shards
 
 _MOST_BYTES = 2**30  # of images whose content is read for their identity: some seconds
@@ -42,12 +42,12 @@ def identify_model(name: str) -> dict[str, Any]:
     return {"name": name, "commit": commit, "code": code}
 
 
-def identify_data(split: Split, settings: DataSettings) -> dict[str, Any]:
+def identify_data(split: Split) -> dict[str, Any]:
     """Identity of images and labels: the sha256 of their content, or of what says that it has not changed.
 
     Up to 1 GiB of images are read. Of more, the fingerprint of `datasets` counts, which follows the commit of a data
-    set on the Hub and the files of a local one, and size and time of change of every image file; of a stream, the
-    commit, or the size and time, of each file.
+    set on the Hub and the files of a local one, and size and time of change of every image file; of shards, the
+    size of each and its time of change or etag.
     """
     meaning = {"names": split.label_names, "numbers": split.numbers, "labels": split.num_labels}
     meaning |= {"image_column": split.image_column, "label_column": split.label_column}
@@ -63,7 +63,7 @@ def identify_data(split: Split, settings: DataSettings) -> dict[str, Any]:
 
 def identify_run(settings: TrainingSettings, split: Split) -> dict[str, Any]:
     """What a run was made from and a resumed one must be made from too, whatever the version of the code."""
-    identity = {"data": identify_data(split, settings)}
+    identity = {"data": identify_data(split)}
     if isinstance(settings, FinetuneSettings):
         model = identify_model(str(settings.model))
         identity["model"] = {name: value for name, value in model.items() if name != "code"}

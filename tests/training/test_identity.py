@@ -60,7 +60,7 @@ def replace_in_silence(folder, like):
 
 def data_of(dataset, **changes):
     settings = EvaluateSettings(dataset=str(dataset), **changes)
-    return identify_data(open_named(settings, "train"), settings)
+    return identify_data(open_named(settings, "train"))
 
 
 def test_a_model_is_known_by_weights_config_processor_and_code(tiny, tmp_path, monkeypatch):

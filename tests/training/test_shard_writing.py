@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hf_vit.cli.command_line import main
-from hf_vit.training import sharding
+from hf_vit.training import shard_writing
 from hf_vit.training.data import decode, open_split
 from hf_vit.training.sources import load_split
 
@@ -56,7 +56,7 @@ def test_images_are_resized_and_kept_where_they_are_small(folder, tmp_path):
 
 def test_an_interrupted_run_goes_on_and_another_plan_is_refused(folder, tmp_path, monkeypatch, capsys):
     command = ["shard", str(folder), str(tmp_path / "out"), "--images", "6", "--workers", "1", "--splits", "train"]
-    written, encode = [], sharding._encode
+    written, encode = [], shard_writing._encode
 
     def fail_at_ten(*arguments):
         written.append(arguments)
@@ -65,7 +65,7 @@ def test_an_interrupted_run_goes_on_and_another_plan_is_refused(folder, tmp_path
         return encode(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sharding, "_encode", fail_at_ten)
+        patch.setattr(shard_writing, "_encode", fail_at_ten)
         assert main(command) == 130
     assert len(list((tmp_path / "out").glob("*.tar"))) == 1
     first = (tmp_path / "out" / "train-00000.tar").stat().st_ino
@@ -74,6 +74,24 @@ def test_an_interrupted_run_goes_on_and_another_plan_is_refused(folder, tmp_path
     assert len(open_split(load_split(str(tmp_path / "out"), "train", streaming=True))) == 18
     assert main([*command, "--size", "9"]) == 2
     assert '"size": null' in capsys.readouterr().err
+
+
+def test_shards_of_images_that_have_changed_since_are_refused(folder, tmp_path, capsys):
+    command = ["shard", str(folder), str(tmp_path / "out"), "--images", "9", "--workers", "1"]
+    assert main([*command, "--splits", "test"]) == 0
+    assert main(command) == 0
+    (tmp_path / "out" / "train-00001.tar").unlink()  # as if it had been interrupted
+    image = folder / "train" / "cat" / "3.png"
+    picture(77, "RGB").save(image)  # of the same name
+    assert main(command) == 2
+    assert "shards of other images of train (content" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "train-00001.tar").exists()
+
+
+def test_nothing_is_left_where_there_are_no_images(tmp_path, capsys):
+    (tmp_path / "images").mkdir()
+    assert main(["shard", str(tmp_path / "images"), str(tmp_path / "out"), "--splits", "train"]) == 2
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -16,9 +17,10 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..files.output import new_file, write_json
-from ..files.reading import read_json
+from ..files.reading import read_json_object
 from .data import Split, decode, open_split
 from .folders import load_folder
+from .identity import describe, identify_data
 from .orders import ShuffledOrder
 from .shard_index import index_shards
 from .sources import load_split
@@ -64,13 +66,13 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
         How many images were written of each split.
 
     Raises:
-        ValueError: the folder has shards of another plan, or there are no images.
+        ValueError: the folder has shards of another plan or of other images, or there are no images.
         OSError: something cannot be read or written; what is finished stays, and the same call goes on.
     """
-    _claim(plan, output)
+    opened = {name: _open(plan, name) for name in splits or _splits_of(plan)}
+    _claim(plan, {name: identify_data(split) for name, split in opened.items()}, output)
     written = {}
-    for split_name in splits or _splits_of(plan):
-        split = _open(plan, split_name)
+    for split_name, split in opened.items():
         shards = range(-(-len(split) // plan.images))
         files = [output / f"{split_name}-{number:05d}.tar" for number in shards]
         todo = [
@@ -86,15 +88,28 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
     return written
 
 
-def _claim(plan: ShardPlan, output: Path) -> None:
-    """Say what a folder is for, or find that it is for the same."""
-    output.mkdir(parents=True, exist_ok=True)
+def _claim(plan: ShardPlan, data: dict[str, Any], output: Path) -> None:
+    """Note in a folder what its shards are made from, or find that it is the same.
+
+    Args:
+        data: identity of the images and labels of each split.
+    """
+    noted: dict[str, Any] = {"plan": asdict(plan), "data": {}}
     if (output / _PLAN).exists():
-        if (other := read_json(output / _PLAN)) != asdict(plan):
-            raise ValueError(f"{output} has shards of {json.dumps(other)}, not of {json.dumps(asdict(plan))}")
-    elif any(output.glob("*.tar")):
+        noted = {"plan": None, "data": {}, **read_json_object(output / _PLAN)}
+        if noted["plan"] != asdict(plan):
+            raise ValueError(f"{output} has shards of {json.dumps(noted['plan'])}, not of {json.dumps(asdict(plan))}")
+        for split in data.keys() & noted["data"].keys():
+            before, now = noted["data"][split], data[split]
+            if before != now:
+                raise ValueError(
+                    f"{output} has shards of other images of {split} ({describe(before)}; now {describe(now)}); "
+                    "name another folder"
+                )
+    elif output.exists() and any(output.glob("*.tar")):
         raise ValueError(f"{output} has shards that hf-vit shard did not write; name another folder")
-    write_json(output / _PLAN, asdict(plan))
+    output.mkdir(parents=True, exist_ok=True)
+    write_json(output / _PLAN, {**noted, "data": {**noted["data"], **data}})
 
 
 def _splits_of(plan: ShardPlan) -> list[str]:
@@ -120,7 +135,7 @@ def _run_all(todo: list[tuple], workers: int) -> Iterator[None]:
             raise
 
 
-@lru_cache(1)
+@lru_cache(8)
 def _open(plan: ShardPlan, split_name: str) -> Split:
     samples = load_split(plan.source, split_name, plan.config)
     try:
