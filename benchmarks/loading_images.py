@@ -69,7 +69,7 @@ def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Iterator
     """Endless batches of everybody."""
     import datasets
 
-    from hf_vit.training.sharding import ShardPlan, write_shards
+    from hf_vit.training.shard_writing import ShardPlan, write_shards
     from hf_vit.training.sources import load_split
 
     write_shards(ShardPlan(str(options.folder), images=500), folder / "tars", [], 1)
