@@ -1,0 +1,101 @@
+"""Many images at once: what comes out, in which order, and what stays behind."""
+
+import _thread
+import itertools
+import threading
+
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit.models.loading import load
+from hf_vit.models.prediction import predict_batches
+
+
+@pytest.fixture
+def pair(folder):
+    return load(folder)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """As many pictures as no batch size of the tests divides."""
+    generator = torch.Generator().manual_seed(0)
+    paths = [str(tmp_path / f"{number}.png") for number in range(23)]
+    for path in paths:
+        levels = torch.randint(256, (31, 43, 3), dtype=torch.uint8, generator=generator)
+        Image.fromarray(levels.numpy()).save(path)
+    return paths
+
+
+def workers_left():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("hf_vit")]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("kind", ["plain", "optimised", "with a hook"])
+def test_outputs_are_those_of_each_image_alone_in_order(pair, files, kind, workers):
+    """Of rows of a product, each is summed up alone: to rounding, for kernels depend on the number of rows."""
+    model, processor = pair
+    with torch.inference_mode():
+        alone = torch.cat([model(**processor(file, return_tensors="pt")).logits for file in files])
+    seen = []
+    if kind == "optimised":
+        model.optimize_for_inference()
+    elif kind == "with a hook":
+        model.register_forward_hook(lambda *_: seen.append(threading.current_thread()))
+    threads = torch.get_num_threads()
+    outputs = [batch.logits for batch in predict_batches(model, processor, iter(files), 4, workers)]
+    assert [len(logits) for logits in outputs] == [4, 4, 4, 4, 4, 3]
+    torch.testing.assert_close(torch.cat(outputs), alone, rtol=1e-5, atol=1e-6)
+    assert set(seen) <= {threading.main_thread()}
+    assert (workers_left(), torch.get_num_threads()) == ([], threads)
+
+
+def test_few_images_are_shared_by_all_workers(pair, files):
+    sizes = [len(batch.logits) for batch in predict_batches(*pair, files[:7], 32, 3)]
+    assert sizes == [3, 3, 1]
+    assert list(predict_batches(*pair, [])) == []
+
+
+def test_what_cannot_be_read_is_named_after_the_batches_before(pair, files, tmp_path):
+    bad = tmp_path / "bad.jpg"
+    bad.write_text("no picture")
+    outputs = predict_batches(*pair, iter([*files[:9], str(bad), *files[9:]]), 4, 2)
+    assert len([next(outputs), next(outputs)]) == 2
+    with pytest.raises(ValueError, match=r"bad\.jpg is not an image"):
+        next(outputs)
+    assert workers_left() == []
+
+
+def test_no_more_images_are_taken_than_are_soon_needed(pair, files):
+    """From a sequence without an end; who leaves the loop leaves no threads."""
+    taken = []
+    endless = (taken.append(file) or file for file in itertools.cycle(files))
+    for number, _ in enumerate(predict_batches(*pair, endless, 4, 2), start=1):
+        assert len(taken) <= 4 * (number + 2 * 2)
+        if number == 5:
+            break
+    assert workers_left() == []
+
+
+def test_ctrl_c_leaves_no_threads(pair, files):
+    model, processor = pair
+    calls = []
+
+    def interrupted(images, **kwargs):
+        calls.append(images)
+        if len(calls) == 3:
+            _thread.interrupt_main()
+        return processor(images, **kwargs)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(predict_batches(model, interrupted, itertools.cycle(files), 4, 2))
+    assert workers_left() == []
+    assert len(calls) < 20
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": 0}])
+def test_without_a_batch_or_a_worker_nothing_starts(pair, files, wrong):
+    with pytest.raises(ValueError, match="both must be at least 1"):
+        next(predict_batches(*pair, files, **wrong))
