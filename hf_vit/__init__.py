@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # what an editor knows of the public names; the same as in `_HOME` and `_MODULES`
     from . import analysis as analysis
     from . import conversion as conversion
+    from .backends.choosing import use_backend as use_backend
     from .hub.pushing import push as push
     from .hub.pushing import push_saved as push_saved
     from .hub.remote_code import add_code as add_code
@@ -53,6 +54,7 @@ _HOME = {
     "push": ".hub.pushing",
     "push_saved": ".hub.pushing",
     "add_code": ".hub.remote_code",
+    "use_backend": ".backends.choosing",
 }
 _MODULES = ("conversion", "analysis")
 

@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "models": {"files", "images"},
     "catalog": {"files", "models"},
     "conversion": {"files", "images", "models", "catalog"},
+    "backends": {"files", "images", "models", "catalog", "conversion"},
     "training": {"files", "images", "models", "catalog"},
     "evaluation": {"files", "images", "models", "catalog", "training"},
     "analysis": {"files", "images", "models"},

@@ -14,6 +14,9 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
     command.add_argument("images", nargs="+", type=Path)
     command.add_argument("--top-k", type=int, default=5, help="how many classes to name (default 5)")
+    command.add_argument(
+        "--backend", choices=["auto", "torch", "openvino", "onnxruntime"], help="what computes (default: plain torch)"
+    )
     command.add_argument("--json", action="store_true", help="one JSON object per image")
 
 
@@ -25,7 +28,7 @@ def _predict(arguments: argparse.Namespace) -> None:
     silence_progress_bars()
     from ..models.prediction import predict
 
-    found = predict(arguments.folder, arguments.images, arguments.top_k)
+    found = predict(arguments.folder, arguments.images, arguments.top_k, backend=arguments.backend)
     for image, predictions in zip(arguments.images, found, strict=True):
         if arguments.json:
             print(json.dumps({"image": str(image), "predictions": [entry._asdict() for entry in predictions]}))

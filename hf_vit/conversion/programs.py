@@ -8,7 +8,7 @@ import copy
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,17 @@ _CLASSIFIERS = (HfViTForImageClassification, HfBiTForImageClassification)
 _ENCODERS = (HfViTModel, HfBiTModel)
 
 
-class _OneOutput(nn.Module):
-    """A model whose forward takes the pixels alone and returns one tensor."""
+class _Outputs(nn.Module):
+    """A model whose forward takes the pixels alone and returns some of its results, as tensors."""
 
-    def __init__(self, model: HfVisionPreTrainedModel):
+    def __init__(self, model: HfVisionPreTrainedModel, names: Sequence[str]):
         super().__init__()
-        self.model = model
+        self.model, self.names = model, names
 
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        return self.model(pixel_values)[_output_of(self.model)]
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        outputs = self.model(pixel_values)
+        found = tuple(outputs[name] for name in self.names)
+        return found if len(found) > 1 else found[0]
 
 
 def _output_of(model: HfVisionPreTrainedModel) -> str:
@@ -67,25 +69,31 @@ def export_onnx(
         FileExistsError: `path` exists and may not be overwritten.
         ImportError: the extra is not installed.
     """
-    _require("onnx", "onnxscript")
+    require("onnx", "onnxscript")
     refuse_existing(path, overwrite)
-    module, pixel_values, shapes = _prepare(model, size)
-    with _quiet():
-        program: Any = torch.onnx.export(
-            module,
-            (pixel_values,),
-            dynamo=True,
-            dynamic_shapes=shapes,
-            input_names=["pixel_values"],
-            output_names=[_output_of(model)],
-            verbose=False,
-        )
+    program = make_onnx(model, size)
     with new_file(path, overwrite) as file:
         program.save(file)
         data = file.with_name(f"{file.name}.data")
         if data.exists():
             data.unlink()
             program.save(path, external_data=True)  # it names its second file, which cannot be renamed afterwards
+
+
+def make_onnx(model: HfVisionPreTrainedModel, size: Size | str | None = None, names: Sequence[str] = ()) -> Any:
+    """The `torch.onnx.ONNXProgram` of a model, whose `save` writes it; arguments as in `trace`."""
+    names = names or [_output_of(model)]
+    module, pixel_values, shapes = _prepare(model, size, names)
+    with quiet():
+        return torch.onnx.export(
+            module,
+            (pixel_values,),
+            dynamo=True,
+            dynamic_shapes=shapes,
+            input_names=["pixel_values"],
+            output_names=list(names),
+            verbose=False,
+        )
 
 
 def export_torch(
@@ -97,7 +105,7 @@ def export_torch(
     """
     _check_suffix(path, ".pt2")
     refuse_existing(path, overwrite)
-    program = _trace(*_prepare(model, size))
+    program = trace(model, size)
     with new_file(path, overwrite) as file:
         torch.export.save(program, file)
 
@@ -111,13 +119,25 @@ def export_aot_inductor(
     """
     _check_suffix(path, ".pt2")
     refuse_existing(path, overwrite)
-    program = _trace(*_prepare(model, size))
-    with new_file(path, overwrite) as file, _quiet():
+    program = trace(model, size)
+    with new_file(path, overwrite) as file, quiet():
         torch._inductor.aoti_compile_and_package(program, package_path=str(file))
 
 
+def trace(model: HfVisionPreTrainedModel, size: Size | str | None = None, names: Sequence[str] = ()) -> ExportedProgram:
+    """The program of `torch.export`, for any batch size.
+
+    Args:
+        size: as in `export_onnx`.
+        names: of the results that it has; by default the one that stands at the top of this module.
+    """
+    module, pixel_values, shapes = _prepare(model, size, names or [_output_of(model)])
+    with torch.no_grad(), quiet():
+        return torch.export.export(module, (pixel_values,), dynamic_shapes=shapes)
+
+
 def _prepare(
-    model: HfVisionPreTrainedModel, size: Size | str | None
+    model: HfVisionPreTrainedModel, size: Size | str | None, names: Sequence[str]
 ) -> tuple[nn.Module, torch.Tensor, dict[str, dict[int, Any]]]:
     """What is exported: a copy of the model at that size, an example of its input, and which sizes are free."""
     if not isinstance(model, (*_ENCODERS, *_CLASSIFIERS)):
@@ -135,7 +155,7 @@ def _prepare(
     # two of each that is free: 0 and 1 would be taken for constants
     height, width = as_pair(model.config.image_size)
     pixel_values = torch.zeros(2, model.config.num_channels, height, width, dtype=model.dtype)
-    return _OneOutput(model).eval(), pixel_values, {"pixel_values": shapes}
+    return _Outputs(model, names).eval(), pixel_values, {"pixel_values": shapes}
 
 
 def _free_sizes(config: HfViTConfig | HfBiTConfig) -> dict[int, Any]:
@@ -153,26 +173,22 @@ def _free_sizes(config: HfViTConfig | HfBiTConfig) -> dict[int, Any]:
     }
 
 
-def _trace(module: nn.Module, pixel_values: torch.Tensor, shapes: dict[str, dict[int, Any]]) -> ExportedProgram:
-    with torch.no_grad(), _quiet():
-        return torch.export.export(module, (pixel_values,), dynamic_shapes=shapes)
-
-
 def _check_suffix(path: str | os.PathLike, suffix: str) -> None:
     if Path(path).suffix != suffix:
         raise ConversionError(f"{path} must end in {suffix}, by which PyTorch knows its programs")
 
 
-def _require(*packages: str) -> None:
+def require(*packages: str, extra: str = "export") -> None:
+    """Raise ImportError, which names the extra to install, if one of these packages is missing."""
     for package in packages:
         try:
             __import__(package)
         except ImportError as error:
-            raise ImportError(f"{package} is not installed: pip install 'hf_vit[export]'") from error
+            raise ImportError(f"{package} is not installed: pip install 'hf_vit[{extra}]'") from error
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without what the exporters say of themselves: their own deprecations, and torchvision, which is not needed."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)

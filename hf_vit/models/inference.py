@@ -138,7 +138,31 @@ def _leave_foreign_memory(weight: torch.Tensor) -> None:
         weight.data = weight.data.clone()
 
 
-class _ForwardFromForm:
+def guard_weight(weight: Any) -> Any:
+    """Watch a weight for changes, for whoever computes from a copy of it; see `is_guarded`.
+
+    Returns:
+        The form to ask for; None where PyTorch cannot tell whether the weight changes.
+    """
+    drop_form(weight)
+    _leave_foreign_memory(weight)
+    if type(weight) is not nn.Parameter or weight.is_inference() or not _has_memory_of_torch(weight):
+        return None
+    form = vars(weight)["_form"] = _Form(weight)
+    weight.__class__ = GuardedWeight
+    return form if form.is_current(weight) else None
+
+
+def is_guarded(weight: Any, form: Any) -> bool:
+    """Whether nobody can have changed a weight since `guard_weight` returned this form."""
+    return type(weight) is GuardedWeight and vars(weight).get("_form") is form and form.is_current(weight)
+
+
+class OptimizedForward:
+    """A forward in the place of a module's own, until `restore`."""
+
+
+class _ForwardFromForm(OptimizedForward):
     """A forward that reads another form of its module's weight where it can, and otherwise is the module's own."""
 
     def __init__(self, module: Any):  # an nn.Module with a weight; torch types its attributes as Tensor | Module
@@ -216,7 +240,7 @@ class PackedLinear(_ForwardFromForm):
         return torch.ops.mkldnn._reorder_linear_weight(weight, inputs.numel() // inputs.shape[-1])
 
 
-class PackedMLP:
+class PackedMLP(OptimizedForward):
     """The forward of an `HfViTMLP` whose `fc1` is packed: first product and GELU in one go."""
 
     def __init__(self, mlp: Any):
@@ -280,7 +304,7 @@ def optimize(model: nn.Module, rows: int) -> None:
 def restore(model: nn.Module) -> None:
     """Take back what `optimize` did, and free the other forms."""
     for module in model.modules():
-        if isinstance(module.__dict__.get("forward"), _ForwardFromForm | PackedMLP):
+        if isinstance(module.__dict__.get("forward"), OptimizedForward):
             del module.forward
     for parameter in model.parameters():
         drop_form(parameter)

@@ -43,6 +43,7 @@ def load(
     image_size: Size | None = None,
     preset: str | None = None,
     patch_size: Size | None = None,
+    backend: str | None = None,
     **settings: Any,
 ) -> tuple[HfVisionPreTrainedModel, Any]:
     """Load a model and its image processor, which makes images of the model's size.
@@ -58,6 +59,7 @@ def load(
         preset: whose resizing and cropping the processor follows, one of `HfViTImageProcessor`'s; by default the stored
             one. Mean and deviation stay, which the weights know.
         patch_size: as in `set_patch_size`, an int or (height, width); by default the stored one.
+        backend: as in `optimize_for_inference`, which is called with it; by default it is not.
 
     Returns:
         The model, in evaluation mode, and the processor.
@@ -84,6 +86,8 @@ def load(
     if preset is not None:
         processor = with_resizing_of(_as_ours(processor, model.config), preset, model.config)
     let_agree(model, processor, name, asked=image_size is not None or preset is not None)
+    if backend is not None:
+        model.optimize_for_inference(backend=backend)
     return model, processor
 
 

@@ -23,7 +23,11 @@ class Prediction(NamedTuple):
 
 
 def predict(
-    folder: str | Path, images: Sequence[str | Path], top_k: int = 5, batch_size: int = _BATCH_SIZE
+    folder: str | Path,
+    images: Sequence[str | Path],
+    top_k: int = 5,
+    batch_size: int = _BATCH_SIZE,
+    backend: str | None = None,
 ) -> Iterator[list[Prediction]]:
     """The `top_k` most likely classes of every image, most likely first.
 
@@ -31,12 +35,13 @@ def predict(
         folder: a folder of `save_pretrained`, or a name on the Hub.
         images: paths of image files.
         batch_size: images of a forward, at most.
+        backend: as in `hf_vit.load`.
 
     Raises:
         ValueError: an image cannot be read; the message names it.
         ValueError: the folder holds no classifier.
     """
-    model, processor = load(folder)
+    model, processor = load(folder, backend=backend)
     _check_classifier(model)
     for outputs in predict_batches(model, processor, [str(image) for image in images], batch_size):
         yield from _classes_of(model, outputs, top_k)
@@ -100,7 +105,7 @@ def predict_batches(
 def _computes_in_workers(model: Any) -> bool:
     """Whether several threads can compute with a model at once, and are the faster for it."""
     is_compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
-    if model.device.type != "cpu" or is_compiled:
+    if model.device.type != "cpu" or is_compiled or "forward" in vars(model):  # a backend has threads of its own
         return False
     return not any(
         module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook") for module in model.modules()

@@ -319,7 +319,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
                 "interpolate_pos_encoding=True says that this is meant."
             )
 
-    def optimize_for_inference(self: _Model, batch_size: int = 1) -> _Model:
+    def optimize_for_inference(self: _Model, batch_size: int = 1, backend: str = "torch") -> _Model:
         """Compute the same faster, where gradients are not wanted; see `hf_vit.models.inference`.
 
         Takes as much memory again as the weights. A weight may change in any way at any time: where PyTorch cannot tell
@@ -330,10 +330,16 @@ class HfVisionPreTrainedModel(PreTrainedModel):
 
         Args:
             batch_size: images at a time, as they will usually come.
+            backend: "torch", "openvino", "onnxruntime", or "auto" for the fastest installed; see `hf_vit.use_backend`.
 
         Returns:
             the model itself, in evaluation mode.
         """
+        if backend != "torch":
+            hf_vit = sys.modules.get("hf_vit")  # as in `push_to_hub`
+            if hf_vit is None:
+                raise ImportError(f"backend={backend!r} needs pip install 'hf_vit[openvino]', and import hf_vit")
+            return hf_vit.use_backend(self, backend, batch_size)
         optimize(self, rows=batch_size * self.tokens_per_image)
         return self.eval()
 

@@ -1,0 +1,36 @@
+"""Programs of ONNX Runtime, for any batch."""
+
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import torch
+
+from ..conversion.programs import make_onnx
+
+_FILE = "program.onnx"
+_MOST_IN_ONE_FILE = 2**31 - 2**24  # bytes of weights, beside which the graph has room
+_ERRORS = 3  # of the levels of its log
+
+
+def convert(model: Any, size: tuple[int, int], names: list[str], folder: Path) -> None:
+    """Write the program as ONNX; see `runtimes.py`."""
+    program = make_onnx(model, size, names)
+    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    program.save(folder / _FILE, external_data=weights > _MOST_IN_ONE_FILE)
+
+
+def load(folder: Path, dtype: torch.dtype, threads: int) -> "_Program":
+    """Optimise the program for this CPU; see `runtimes.py`."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = _ERRORS
+    return _Program(onnxruntime.InferenceSession(folder / _FILE, options, providers=["CPUExecutionProvider"]))
+
+
+class _Program:
+    def __init__(self, session: Any):
+        self._session = session
+
+    def __call__(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.from_numpy(output) for output in self._session.run(None, {"pixel_values": pixel_values.numpy()})]

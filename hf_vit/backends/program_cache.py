@@ -1,0 +1,88 @@
+"""Converted programs on the disk, by what they were made from.
+
+An entry is a folder `hf_vit/programs/<identity>/` in the assets cache of Hugging Face (`HF_ASSETS_CACHE`, by default
+`HF_HOME/assets`): the files of the program, and `entry.json` with their sha256. It appears whole; what does not agree
+with its sums is made again. The entries used last stay, up to 8 GiB in all (`HF_VIT_PROGRAM_CACHE`, in GiB; 0 keeps
+none). Everything in it may be deleted at any time.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from huggingface_hub import constants
+
+from ..files.download import sha256_of
+from ..files.output import new_folder
+
+_Loaded = TypeVar("_Loaded")
+_ENTRY = "entry.json"
+
+
+def cache_folder() -> Path:
+    return Path(constants.HF_ASSETS_CACHE, "hf_vit", "programs")
+
+
+def cached(identity: str, make: Callable[[Path], None], load: Callable[[Path], _Loaded]) -> _Loaded:
+    """Load a program from the cache; make it first where it is not there, or damaged.
+
+    Args:
+        identity: a name for a folder, another one for everything that computes something else.
+        make: writes the files of the program into an empty folder.
+        load: reads them from a folder, which may be gone afterwards.
+    """
+    entry, limit = cache_folder() / identity, _limit()
+    if _is_whole(entry):
+        with suppress(Exception):  # a runtime of another kind cannot read it: it is made again
+            loaded = load(entry)
+            os.utime(entry / _ENTRY)
+            return loaded
+    shutil.rmtree(entry, ignore_errors=True)
+    if limit:
+        loaded: list[_Loaded] = []
+        with suppress(OSError):  # no place to write, or another process was faster
+            with new_folder(entry) as folder:
+                make(folder)
+                loaded.append(load(folder))
+                sums = {file.name: sha256_of(file) for file in folder.iterdir()}
+                (folder / _ENTRY).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
+            _drop_oldest(limit)
+        if loaded:
+            return loaded[0]
+    with tempfile.TemporaryDirectory() as folder:
+        make(Path(folder))
+        return load(Path(folder))
+
+
+def _limit() -> float:
+    """Bytes that all entries may have."""
+    text = os.environ.get("HF_VIT_PROGRAM_CACHE", "8")
+    with suppress(ValueError):
+        if (size := float(text)) >= 0:
+            return size * 2**30
+    raise ValueError(f"HF_VIT_PROGRAM_CACHE is {text!r} (expected GiB, such as 8, or 0 for no cache)")
+
+
+def _is_whole(entry: Path) -> bool:
+    """Whether an entry has the files that were written, and no other."""
+    try:
+        sums = json.loads((entry / _ENTRY).read_text(encoding="utf-8"))
+        names = {file.name for file in entry.iterdir()} - {_ENTRY}
+        return names == sums.keys() and all(sha256_of(entry / name) == sums[name] for name in names)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _drop_oldest(limit: float) -> None:
+    """Delete the entries that were used longest ago, until the others have no more than `limit` bytes."""
+    entries = sorted(cache_folder().glob(f"*/{_ENTRY}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    total = 0
+    for number, entry in enumerate(entries):
+        total += sum(file.stat().st_size for file in entry.parent.iterdir())
+        if total > limit and number:  # the newest stays
+            shutil.rmtree(entry.parent, ignore_errors=True)
