@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(arguments.threads)
     transforms = _import_torchvision()  # before transformers, which takes a torchvision that is there for a working one
     peers = _load_peers(transforms)
-    photograph = _make_photograph(arguments.photograph)
+    photograph = make_photograph(arguments.photograph)
     small, large = _as_jpeg(photograph, 500, 375), _as_jpeg(photograph, 4000, 3000)
     rounds, few = arguments.rounds, max(3, arguments.rounds // 5)
     report = {
@@ -71,7 +71,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 # Images
 
 
-def _make_photograph(path: Path | None) -> Image.Image:
+def make_photograph(path: Path | None) -> Image.Image:
     """A photograph of 4000 x 3000, or noise with the spectrum of one: amplitudes that fall with the inverse of the
     frequency, and further where a lens blurs. As a JPEG it has the size of one, about 2 bits for each pixel."""
     if path:

@@ -180,6 +180,7 @@ def train_transform(settings: TrainingSettings, config: Any) -> TrainTransform:
         settings.randaugment_magnitude,
         settings.antialias,
         mode={1: "L", 3: "RGB"}[config.num_channels],
+        reduced_decoding=settings.reduced_decoding,
     )
 
 

@@ -27,6 +27,11 @@ class Box(NamedTuple):
     height: int
     width: int
 
+    def scaled(self, down: float, across: float) -> "Box":
+        """The same part of the image at another size, of at least one pixel."""
+        sides = max(round(self.height * down), 1), max(round(self.width * across), 1)
+        return Box(int(self.top * down), int(self.left * across), *sides)
+
 
 @dataclass(frozen=True)
 class TrainTransform:
@@ -39,6 +44,8 @@ class TrainTransform:
         crop_area: smallest and largest share of the image that an inception crop keeps.
         resize: (height, width) that a random crop is cut from; no less than `size` is taken.
         antialias: whether shrinking averages pixels; the original does not.
+        reduced_decoding: whether a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size where the crop is still as large
+            as `size`; of inception crops and "none".
     """
 
     size: tuple[int, int]
@@ -50,24 +57,30 @@ class TrainTransform:
     randaugment_magnitude: float = 0
     antialias: bool = False
     mode: str = "RGB"
+    reduced_decoding: bool = False
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
-        image = self.cut(to_mode(image, self.mode), rng)
+    def __call__(self, image: Image.Image, rng: np.random.Generator, box: Box | None = None) -> np.ndarray:
+        """Augment; `box` is the crop where it has been drawn, by `sample_box`."""
+        image = self.cut(to_mode(image, self.mode), rng, box)
         if self.flip and rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.randaugment_layers:
             image = randaugment(image, self.randaugment_layers, self.randaugment_magnitude, rng)
         return np.asarray(image).reshape(*self.size, -1)
 
-    def cut(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        """The part of the image that is seen, at its final size."""
+    def sample_box(self, height: int, width: int, rng: np.random.Generator) -> Box:
+        """The part of an image of this size that an inception crop, or "none", keeps."""
         if self.crop == "inception":
-            box = sample_inception_box(image.height, image.width, self.crop_area, rng=rng)
-            return crop_and_resize(image, box, self.size, self.antialias)
+            return sample_inception_box(height, width, self.crop_area, rng=rng)
+        return Box(0, 0, height, width)
+
+    def cut(self, image: Image.Image, rng: np.random.Generator, box: Box | None = None) -> Image.Image:
+        """The part of the image that is seen, at its final size."""
         if self.crop == "random":
             assert self.resize is not None
             height, width = (max(sides) for sides in zip(self.resize, self.size, strict=True))
-            image = crop_and_resize(image, _whole(image), (height, width), self.antialias)
+            whole = Box(0, 0, image.height, image.width)
+            image = crop_and_resize(image, whole, (height, width), self.antialias)
             top, left = _random_corner((height, width), self.size, rng)
             return image.crop((left, top, left + self.size[1], top + self.size[0]))
         if self.crop == "resmall":
@@ -75,7 +88,8 @@ class TrainTransform:
             side = max(self.resize[0], *self.size)
             size = shortest_edge_size(image.height, image.width, side, truncate=False)
             return _resize_and_crop(image, size, Box(*_random_corner(size, self.size, rng), *self.size))
-        return crop_and_resize(image, _whole(image), self.size, self.antialias)
+        box = box or self.sample_box(image.height, image.width, rng)
+        return crop_and_resize(image, box, self.size, self.antialias)
 
 
 def to_mode(image: Image.Image, mode: str) -> Image.Image:
@@ -97,10 +111,6 @@ def _resize_and_crop(image: Image.Image, size: tuple[int, int], box: Box) -> Ima
     window = range(box.top, box.top + box.height), range(box.left, box.left + box.width)
     pixels = resize(levels, size, window, _RESIZE_SMALL)  # (channels, box.height, box.width)
     return Image.fromarray((pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy())
-
-
-def _whole(image: Image.Image) -> Box:
-    return Box(0, 0, image.height, image.width)
 
 
 def crop_and_resize(image: Image.Image, box: Box, size: tuple[int, int], antialias: bool = False) -> Image.Image:

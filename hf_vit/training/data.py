@@ -6,7 +6,8 @@ the data is the number of the step, on any number of processes and workers.
 """
 
 import io
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,8 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
 
-from .augmentation import TrainTransform, sample_generator
+from ..images.image_reading import turn
+from .augmentation import Box, TrainTransform, sample_generator
 from .batches import JoinedBatches, LaneBatches, Shares, StepBatches, runs_of_rows
 from .columns import find_column, find_label_column, is_image, is_list_of
 from .orders import LaneOrder, ShuffledOrder
@@ -111,11 +113,19 @@ def _count_labels(samples: datasets.Dataset, column: str) -> int:
     return int(max(samples.with_format("numpy")[column])) + 1
 
 
-def decode(sample: dict) -> Image.Image | None:
-    """Read {"bytes": ..., "path": ...}; None for a picture that cannot be read."""
+def decode(sample: dict, reduce_to: Callable[[int, int], tuple[int, int]] | None = None) -> Image.Image | None:
+    """Read {"bytes": ..., "path": ...}; None for a picture that cannot be read.
+
+    Args:
+        reduce_to: for the height and width of the picture, those that are enough; a JPEG is then decoded at 1/2, 1/4 or
+            1/8 of its size if that is at least as large.
+    """
     try:
         content = sample["bytes"] if sample["bytes"] is not None else Path(sample["path"]).read_bytes()
         image = Image.open(io.BytesIO(content))
+        if reduce_to is not None:
+            height, width = reduce_to(*turn(image.size, image)[::-1])
+            image.draft(None, turn((width, height), image))
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return image
@@ -135,11 +145,30 @@ class TrainSamples(Dataset):
         epoch, place = divmod(position, len(self.split))
         for skipped in range(len(self.split)):
             index, sample = self._read(epoch, (place + skipped * self.order.stride) % len(self.split))
-            image = decode(sample[self.split.image_column])
-            if image is not None:
-                pixels = self.transform(image, sample_generator(self.seed, epoch, index))
+            pixels = self._augment(sample[self.split.image_column], sample_generator(self.seed, epoch, index))
+            if pixels is not None:
                 return {"image": pixels, "label": self.split.label(sample), "skipped": skipped}
         raise ValueError(f"none of the {len(self.split)} images can be read")
+
+    def _augment(self, picture: dict, rng: np.random.Generator) -> np.ndarray | None:
+        """The augmented picture; None for one that cannot be read."""
+        if not self.transform.reduced_decoding:
+            image = decode(picture)
+            return None if image is None else self.transform(image, rng)
+        drawn: list[tuple[Box, int, int]] = []
+
+        def reduce_to(height: int, width: int) -> tuple[int, int]:
+            """The size at which the crop has as many pixels as the result."""
+            box = self.transform.sample_box(height, width, rng)
+            drawn.append((box, height, width))
+            rows, columns = self.transform.size
+            return math.ceil(height * rows / box.height), math.ceil(width * columns / box.width)
+
+        image = decode(picture, reduce_to)
+        if image is None:
+            return None
+        box, height, width = drawn[0]
+        return self.transform(image, rng, box.scaled(image.height / height, image.width / width))
 
     def __getitems__(self, positions: list[int]) -> list[dict[str, Any]]:
         """Samples of some positions; blocks of shards are fetched together, and those of the next ones meanwhile."""

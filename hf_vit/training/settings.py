@@ -91,6 +91,7 @@ class TrainingSettings(DataSettings):
     mixup_alpha: float = 0.0
     cutmix_alpha: float = 0.0
     antialias: bool = False
+    reduced_decoding: bool = False  # decode large JPEGs at 1/2, 1/4 or 1/8 where the crop stays as large as the result
 
     loss: Literal["softmax", "sigmoid"] = "softmax"
     label_smoothing: float = 0.0
@@ -129,6 +130,8 @@ class TrainingSettings(DataSettings):
             )
         if self.crop in ("random", "resmall") and self.resize is None:
             raise ValueError(f"crop {self.crop} cuts from a resized image: set resize")
+        if self.reduced_decoding and self.crop in ("random", "resmall"):
+            raise ValueError(f"crop is {self.crop}; reduced_decoding needs crop inception or none")
         if self.crop == "resmall" and isinstance(self.resize, list):
             raise ValueError(f"resize is {self.resize}; crop resmall takes one number, the shorter side")
         self._validate_patch_sizes()

@@ -2,11 +2,13 @@
 
 import io
 import tarfile
+from dataclasses import replace
 
 import datasets
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.training.augmentation import TrainTransform
@@ -192,6 +194,39 @@ def test_micro_batches_are_the_same_on_any_number_of_processes(processes):
     found = {share.micro_batch(forward): share.positions(5, forward) for forward in forwards for share in shares}
     alone = Shares(48, 6)
     assert found == {number: alone.positions(5, number) for number in range(8)}
+
+
+def as_jpeg(width: int, height: int, orientation: int = 1) -> bytes:
+    """Slow waves, different along each axis and in each channel, so that a shifted or turned crop shows."""
+    rows, columns = np.mgrid[:height, :width]
+    waves = [np.sin(rows / 61 + 1), np.sin(columns / 47), np.cos(rows / 83 + columns / 71)]
+    exif, stream = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    levels = (128 + 100 * np.stack(waves, axis=-1)).astype(np.uint8)
+    Image.fromarray(levels).save(stream, "JPEG", quality=95, exif=exif)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("crop", ["inception", "none"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_reduced_decoding_shows_the_same_crops(monkeypatch, crop, orientation):
+    """As whole decoding does, to what averaging leaves; crops smaller than the result, and PNGs, to the bit."""
+    jpeg, decoded = as_jpeg(810, 606, orientation), []
+    pictures = [{"bytes": content, "path": None} for content in [jpeg] * 24 + [as_png(0)]]
+    split = open_split(make(25, img=(datasets.Image(), pictures)))
+    load = JpegImageFile.load
+    monkeypatch.setattr(JpegImageFile, "load", lambda self: (decoded.append(max(self.size)), load(self))[1])
+    for size, sides in {(30, 50): {102, 203, 405, 810}, (900, 1000): {810}}.items():
+        transform = TrainTransform(size, crop, (0.005, 1.0), antialias=True)
+        plain = next(iter(train_loader(split, transform, 0, Shares(25, 25), range(1), 0)))["image"].float()
+        decoded.clear()
+        reduced = replace(transform, reduced_decoding=True)
+        images = next(iter(train_loader(split, reduced, 0, Shares(25, 25), range(1), 0)))["image"].float()
+        assert set(decoded) <= sides
+        assert crop == "none" or size == (900, 1000) or len(set(decoded)) > 2
+        difference = (images - plain).abs().mean(dim=(1, 2, 3))  # levels; of other crops, 40 and more
+        assert difference.max() < (9 if size == (30, 50) else 1e-9)
+        assert difference.mean() < 4
 
 
 def test_broken_images_are_replaced_and_counted():
