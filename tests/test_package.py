@@ -1,6 +1,7 @@
 """`import hf_vit`: what it registers, what it shows of itself, and that the command `hf-vit` stays quick."""
 
 import ast
+import gc
 import os
 import re
 import shutil
@@ -10,14 +11,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import hf_vit
+from hf_vit.cli.imports import quick_imports
 
 from .models import save_tiny
+from .paths import GOLDENS
 
 ROOT = Path(__file__).parents[1]
 # What pip writes for an entry of [project.scripts].
 CONSOLE_SCRIPT = """\
+import gc
 import sys
 from {module} import {function}
 sys.argv[0] = "hf-vit"
@@ -25,8 +30,23 @@ try:
     status = {function}()
 finally:
     print("heavy:", sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
+    print("needless:", sorted({needless!r} & set(sys.modules)))
+    print("collections:", gc.get_stats()[2]["collections"], gc.isenabled(), gc.get_freeze_count() > 100_000)
 sys.exit(status)
 """
+# Packages that may be installed, take long to import, and serve neither `convert` nor `predict`.
+NEEDLESS = {
+    "datasets",
+    "evaluate",
+    "matplotlib",
+    "onnx",
+    "onnxruntime",
+    "openvino",
+    "pandas",
+    "peft",
+    "pyarrow",
+    "sklearn",
+}
 
 
 def run(script: Path, *arguments) -> subprocess.CompletedProcess:
@@ -42,7 +62,7 @@ def console_script(tmp_path):
     ).groups()
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "hf-vit"
-    script.write_text(CONSOLE_SCRIPT.format(module=module, function=function))
+    script.write_text(CONSOLE_SCRIPT.format(module=module, function=function, needless=NEEDLESS))
     return script
 
 
@@ -51,6 +71,25 @@ def test_help_of_the_command_needs_neither_torch_nor_transformers(console_script
     assert done.returncode == 0, done.stderr
     assert "convert" in done.stdout
     assert "heavy: []" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_command_imports_what_it_needs_without_garbage_collections(console_script, tmp_path):
+    image = tmp_path / "image.png"
+    Image.new("RGB", (36, 20)).save(image)
+    model = tmp_path / "model"
+    convert = run(console_script, "convert", GOLDENS / "vit_token.npz", model)
+    for done in (convert, run(console_script, "predict", model, image)):
+        assert done.returncode == 0, done.stderr
+        assert "needless: []" in done.stdout
+        assert re.search("collections: [01] True True", done.stdout)  # of all objects; six without `quick_imports`
+
+
+def test_a_command_inside_another_process_leaves_its_garbage_collection_alone():
+    frozen = gc.get_freeze_count()
+    with quick_imports():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen
 
 
 @pytest.mark.slow

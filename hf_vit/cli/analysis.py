@@ -7,6 +7,7 @@ from pathlib import Path
 from ..files.output import new_file, refuse_existing
 from ..files.progress import silence_progress_bars
 from .arguments import Commands, add_command, load_or_convert, parse_size
+from .imports import quick_imports
 
 
 def add_commands(commands: Commands) -> None:
@@ -31,7 +32,8 @@ def _inspect(arguments: argparse.Namespace) -> None:
     _need("matplotlib")
     if arguments.flow:
         _need("scipy")
-    from ..analysis.inspection import inspect
+    with quick_imports():
+        from ..analysis.inspection import inspect
 
     model, processor = load_or_convert(arguments.folder, arguments.image_size)
     problems = inspect(

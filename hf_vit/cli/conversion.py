@@ -7,6 +7,7 @@ from pathlib import Path
 from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
 from .arguments import Commands, add_command, load_or_convert, parse_size
+from .imports import quick_imports
 
 
 def add_commands(commands: Commands) -> None:
@@ -57,10 +58,11 @@ def _convert(arguments: argparse.Namespace) -> None:
         refuse_existing(output, arguments.overwrite)  # before the work, not after
     elif not arguments.check:
         raise ValueError("cannot convert without the folder to write; give it, or --check")
-    silence_progress_bars()
-    from ..catalog import address_of
-    from ..conversion import check, convert_to_folder
-    from ..conversion.checking import left_out
+    with quick_imports():
+        silence_progress_bars()
+        from ..catalog import address_of
+        from ..conversion import check, convert_to_folder
+        from ..conversion.checking import left_out
 
     source = address_of(arguments.source, arguments.index)
     options = {name: getattr(arguments, name) for name in ("labels", "image_size", "patch_size", "position_grid")}
@@ -103,8 +105,9 @@ def _add_export(commands: Commands) -> None:
 
 def _export(arguments: argparse.Namespace) -> None:
     refuse_existing(arguments.output, arguments.overwrite)
-    silence_progress_bars()
-    from ..conversion import export
+    with quick_imports():
+        silence_progress_bars()
+        from ..conversion import export
 
     model, processor = load_or_convert(arguments.folder)
     left = export(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..files.progress import silence_progress_bars
 from .arguments import Commands, add_command
+from .imports import quick_imports
 
 
 def add_commands(commands: Commands) -> None:
@@ -25,8 +26,9 @@ def _predict(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--top-k is {arguments.top_k}; it must be at least 1")
     if missing := [str(image) for image in arguments.images if not image.is_file()]:
         raise FileNotFoundError(f"no such file: {', '.join(missing)}")
-    silence_progress_bars()
-    from ..models.prediction import predict
+    with quick_imports():
+        silence_progress_bars()
+        from ..models.prediction import predict
 
     found = predict(arguments.folder, arguments.images, arguments.top_k, backend=arguments.backend)
     for image, predictions in zip(arguments.images, found, strict=True):
