@@ -30,7 +30,7 @@ from studies_runs import IMAGES, RECIPES, Measure, Row, Setup, Trial, as_markdow
 
 from hf_vit.analysis.figures import plot_compute_accuracy, plot_levels, plot_lines
 from hf_vit.analysis.training_runs import Run
-from hf_vit.evaluation.commands import evaluate
+from hf_vit.scripts.evaluate import evaluate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

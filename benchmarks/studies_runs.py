@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from hf_vit.analysis.compute import count_multiply_adds
 from hf_vit.analysis.training_runs import training_exaflops
 from hf_vit.files.output import write_json
-from hf_vit.training.commands import pretrain
+from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training.models import build_config
-from hf_vit.training.recipes import dump, parse_settings
+from hf_vit.training.options import parse_settings
+from hf_vit.training.recipes import dump
 from hf_vit.training.settings import PretrainSettings
 from hf_vit.training.sources import load_split
 

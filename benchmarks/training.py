@@ -100,7 +100,7 @@ def _train_with_hf_vit(options: argparse.Namespace) -> dict:
     from hf_vit.training.batches import Shares
     from hf_vit.training.data import open_split, train_loader
     from hf_vit.training.loop import optimizer_step
-    from hf_vit.training.recipes import parse_settings
+    from hf_vit.training.options import parse_settings
     from hf_vit.training.settings import FinetuneSettings
     from hf_vit.training.sources import load_split
 

@@ -7,13 +7,12 @@ device types that it lists, and silently DDP on CPUs: here a CPU passes for one 
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
-
-from hf_vit.training import commands
 
 
 def take_fsdp_on_cpus() -> None:
@@ -34,7 +33,7 @@ def main(runs: list[list[str]]) -> None:
     end_training = Accelerator.end_training
     Accelerator.end_training = lambda self: None  # it would end the process group, which the next run needs
     for command, *argv in runs:
-        commands.main(getattr(commands, command), argv)
+        import_module(f"hf_vit.scripts.{command}").main(argv)
     accelerator = Accelerator()
     accelerator.print(f"{accelerator.distributed_type.value} of {accelerator.num_processes}")
     end_training(accelerator)

@@ -49,14 +49,15 @@ INSTEAD = {
 # Recipe or protocol -> settings that make its run short; the README says that each is also an option.
 FEW_STEPS = "--epochs null --steps 2 --warmup_steps 0 --batch_size 4 --num_workers 0 --report_to none"
 SHORTER = {
-    "digits.yaml": f"{FEW_STEPS} --eval_split null",
-    "finetune_small.yaml": FEW_STEPS,
-    "bit_hyperrule_small.yaml": f"{FEW_STEPS} --decay_steps [1] --image_size 64 --resize 70",
-    "paper_i21k_b16.yaml": "--print_config",  # eight GPUs and ImageNet-21k
+    "digits": f"{FEW_STEPS} --eval_split null",
+    "finetune_small": FEW_STEPS,
+    "bit_hyperrule_small": f"{FEW_STEPS} --decay_steps [1] --image_size 64 --resize 70",
+    "paper_i21k_b16": "--print_config",  # eight GPUs and ImageNet-21k
     "few_shot": "--shots [1,2] --seeds 1",
     "real": "--real_labels real.json",  # or they would be downloaded
     "vtab": "--tasks [caltech101] --finetune '{steps: 2, warmup_steps: 0, batch_size: 4, image_size: 32, resize: 40}'",
 }
+SUBSTITUTION = re.compile(r"\$\(hf-vit (.*?)\)")  # of a command by what it prints
 PLACEHOLDERS = {"...": "FOLDER"}  # of arguments
 NEEDS = {"torchao": "torchao is not installed"}  # packages of Python blocks that no extra brings
 
@@ -84,8 +85,8 @@ class Reader:
         self.folder, self.client = folder, client
         self.used = set()  # lines and recipes of the tables above
 
-    def run_python(self, code: str) -> None:
-        self.client(f"import os\nos.chdir({str(self.folder)!r})\n{code}", token="hf_me")
+    def run_python(self, code: str) -> str:
+        return self.client(f"import os\nos.chdir({str(self.folder)!r})\n{code}", token="hf_me")
 
     def run_command(self, command: str) -> None:
         if command in INSTEAD:
@@ -93,13 +94,14 @@ class Reader:
             command = INSTEAD[command]
         if command is None:
             return
+        command = SUBSTITUTION.sub(lambda found: f"'{self.run_python(print_of(found[1]))}'", command)
         program, *arguments = (PLACEHOLDERS.get(word, word) for word in shlex.split(command))
-        runners = {"hf-vit": self.hf_vit, "accelerate": self.accelerate, "python": self.script, "make": self.make}
+        runners = {"hf-vit": self.hf_vit, "accelerate": self.accelerate, "make": self.make}
         assert program in runners, f"the test of the README does not know how to run: {command}"
         runners[program](arguments)
 
     def hf_vit(self, arguments: list[str]) -> None:
-        code = f"from hf_vit.cli import main\nstatus = main({arguments!r})\nassert status == 0, status"
+        code = f"from hf_vit.cli import main\nstatus = main({self.shorten(arguments)!r})\nassert status == 0, status"
         run = self.show_page if arguments[0] == "demo" else self.run_python
         run(code)
 
@@ -125,13 +127,10 @@ arguments = launch_command_parser().parse_args({self.shorten(arguments[1:])!r})
 _validate_launch_command(arguments)
 script, arguments = arguments.training_script, arguments.training_script_args
 """
-        self.run_python(parse + RUN_SCRIPT)
-
-    def script(self, arguments: list[str]) -> None:
-        self.run_python(f"script, *arguments = {self.shorten(arguments)!r}\n" + RUN_SCRIPT)
+        self.run_python(parse + RUN_MODULE)
 
     def shorten(self, arguments: list[str]) -> list[str]:
-        known = {Path(argument).name for argument in arguments} & set(SHORTER)
+        known = set(arguments) & set(SHORTER)
         self.used |= known
         return [*arguments, *(word for name in known for word in shlex.split(SHORTER[name]))]
 
@@ -139,11 +138,11 @@ script, arguments = arguments.training_script, arguments.training_script_args
         subprocess.run(["make", *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-RUN_SCRIPT = """
+RUN_MODULE = """
 import os, runpy, sys
 os.environ["ACCELERATE_USE_CPU"] = "true"
-sys.argv, sys.path[0] = [script, *arguments], os.path.dirname(script)
-runpy.run_path(script, run_name="__main__")
+sys.argv = [script, *arguments]
+runpy.run_module(script, run_name="__main__", alter_sys=True)
 """
 
 
@@ -152,8 +151,6 @@ def reader(hub, client, tmp_path):
     """In a folder that has what the README takes for granted."""
     folder = tmp_path / "checkout"
     folder.mkdir()
-    for name in ("training", "conversion"):
-        (folder / name).symlink_to(ROOT / name)
     for name in ("cat.jpg", "dog.jpg"):
         noise(64, 48).save(folder / name)
     write_data_set(folder / "FOLDER")
@@ -167,6 +164,10 @@ def reader(hub, client, tmp_path):
         stand_in_for_the_hub(client, tmp_path, folder / "FOLDER" / "test")
     yield Reader(folder, client)
     shutil.rmtree(assets(client), ignore_errors=True)
+
+
+def print_of(arguments: str) -> str:
+    return f"from hf_vit.cli import main\nmain({shlex.split(arguments)!r})"
 
 
 def noise(width: int, height: int) -> Image.Image:

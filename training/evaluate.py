@@ -1,31 +1,55 @@
-"""Evaluate a saved model: its accuracy, or by one of the protocols of the paper and its successors.
+"""Measure a saved model: its accuracy, or by one of the protocols of the paper and its successors.
 
-    python training/evaluate.py --model out --dataset DATASET --split test
-    python training/evaluate.py --model out --dataset DATASET --protocol few_shot --output_dir results
+    hf-vit evaluate --model out --dataset FOLDER --split test
+    hf-vit evaluate --model out --dataset FOLDER --protocol few_shot --output-dir results
+    accelerate launch training/evaluate.py --model out --dataset FOLDER
 
-Protocols: accuracy, real, objectnet, few_shot, linear_probe, knn and vtab; see hf_vit/evaluation.
-
-The page that says what happens, which `hf-vit` runs too, is `evaluate` in hf_vit/evaluation/commands.py:
-settings, accelerator, the protocol, what is written.
+All of them run this page. `--help` explains every setting.
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path.pop(0)  # or evaluate.py in this folder would hide the package of that name
 
 try:
-    from hf_vit.evaluation.commands import evaluate
-    from hf_vit.training.commands import main as run_command
+    import json
+
+    from hf_vit.evaluation.protocols import PROTOCOLS
+    from hf_vit.files.output import write_json
+    from hf_vit.training.assembly import start
+    from hf_vit.training.options import parse_settings
+    from hf_vit.training.recipes import show
+    from hf_vit.training.running import run_script
+    from hf_vit.training.settings import EvaluateSettings
 except KeyboardInterrupt:  # they take seconds to import
     print("error: interrupted", file=sys.stderr)
     sys.exit(130)
 
 
-def main() -> None:
-    """What `accelerate launch --tpu` calls in each process."""
-    run_command(evaluate)
+def evaluate(argv: list[str] | None = None) -> dict[str, Any]:
+    """Measure a model by the protocol that the settings name; return the metrics and print them as JSON."""
+    # The settings: training/settings.py declares them.
+    settings = parse_settings(EvaluateSettings, argv, "hf-vit evaluate")
+    if settings.print_config:
+        return show(settings)
+    # The accelerator: processes, device and precision as `accelerate launch` says.
+    accelerator = start(settings)
+    # The protocol: accuracy, real and objectnet (evaluation/classification.py), few_shot, linear_probe, knn, vtab.
+    metrics = PROTOCOLS[settings.protocol](settings, accelerator)
+    if accelerator.is_main_process and settings.output_dir:
+        name = "metrics" if settings.protocol == "accuracy" else settings.protocol
+        write_json(Path(settings.output_dir) / f"{name}.json", metrics)
+    accelerator.print(json.dumps(metrics, indent=2))
+    accelerator.end_training()
+    return metrics
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the page; `accelerate launch --tpu` calls it in each process."""
+    run_script(evaluate, argv)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,53 @@
 """Fine-tune a pretrained Vision Transformer for image classification.
 
-    accelerate launch training/finetune.py --recipe training/recipes/finetune_flowers.yaml \
-        --model google/vit-base-patch16-224-in21k --dataset DATASET --output_dir out
+    hf-vit finetune --model ti16 --dataset FOLDER --output-dir out --recipe finetune_small
+    accelerate launch -m hf_vit.scripts.finetune --model ti16 --dataset FOLDER --output-dir out --recipe finetune_small
+    accelerate launch training/finetune.py --model ti16 --dataset FOLDER --output-dir out --recipe finetune_small
 
-The page that says what happens, which `hf-vit` runs too, is `finetune` in hf_vit/training/commands.py:
-settings, accelerator, data, a pretrained model with a new head, training, what
-is written.
+The three run this page. `--help` explains every setting.
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path.pop(0)  # or evaluate.py in this folder would hide the package of that name
 
 try:
-    from hf_vit.training.commands import finetune
-    from hf_vit.training.commands import main as run_command
+    from hf_vit.training.assembly import open_splits, start
+    from hf_vit.training.models import load_for_finetuning
+    from hf_vit.training.options import parse_settings
+    from hf_vit.training.recipes import show
+    from hf_vit.training.running import run_script, train_and_save
+    from hf_vit.training.settings import FinetuneSettings
 except KeyboardInterrupt:  # they take seconds to import
     print("error: interrupted", file=sys.stderr)
     sys.exit(130)
 
 
-def main() -> None:
-    """What `accelerate launch --tpu` calls in each process."""
-    run_command(finetune)
+def finetune(argv: list[str] | None = None) -> dict[str, Any]:
+    """Fine-tune a model; return the metrics that `output_dir` gets."""
+    # The settings: training/settings.py declares them, recipes/*.yaml and the command line fill them.
+    settings = parse_settings(FinetuneSettings, argv, "hf-vit finetune")
+    if settings.print_config:
+        return show(settings)
+    # The accelerator: processes, device and precision as `accelerate launch` says.
+    accelerator = start(settings)
+    # The data: training/sources.py finds them, training/labels.py lets the labels of both splits mean the same.
+    split, eval_split = open_splits(settings)
+    # The model: weights as they are stored, a new head of zeros (training/models.py).
+    model, processor = load_for_finetuning(settings, split)
+    # Optimiser, schedule and augmentation (training/assembly.py); the loop (training/loop.py) with its checkpoints and
+    # evaluations; the model, its processor, metrics and the learning curve are saved.
+    metrics = train_and_save(settings, accelerator, model, processor, split, eval_split)
+    accelerator.end_training()
+    return metrics
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the page; `accelerate launch --tpu` calls it in each process."""
+    run_script(finetune, argv)
 
 
 if __name__ == "__main__":

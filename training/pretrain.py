@@ -1,28 +1,53 @@
 """Train a Vision Transformer from random weights, with labels or by masked patch prediction.
 
-accelerate launch training/pretrain.py --recipe training/recipes/digits.yaml --output_dir out
+    hf-vit pretrain --recipe digits --output-dir out
+    accelerate launch -m hf_vit.scripts.pretrain --recipe digits --output-dir out
+    accelerate launch training/pretrain.py --recipe digits --output-dir out
 
-The page that says what happens, which `hf-vit` runs too, is `pretrain` in hf_vit/training/commands.py:
-settings, accelerator, data, a model with random weights, training, what is written.
+The three run this page. `--help` explains every setting.
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path.pop(0)  # or evaluate.py in this folder would hide the package of that name
 
 try:
-    from hf_vit.training.commands import main as run_command
-    from hf_vit.training.commands import pretrain
+    from hf_vit.training.assembly import open_splits, start
+    from hf_vit.training.models import build_for_pretraining
+    from hf_vit.training.options import parse_settings
+    from hf_vit.training.recipes import show
+    from hf_vit.training.running import run_script, train_and_save
+    from hf_vit.training.settings import PretrainSettings
 except KeyboardInterrupt:  # they take seconds to import
     print("error: interrupted", file=sys.stderr)
     sys.exit(130)
 
 
-def main() -> None:
-    """What `accelerate launch --tpu` calls in each process."""
-    run_command(pretrain)
+def pretrain(argv: list[str] | None = None) -> dict[str, Any]:
+    """Train a model; return the metrics that `output_dir` gets."""
+    # The settings: training/settings.py declares them, recipes/*.yaml and the command line fill them.
+    settings = parse_settings(PretrainSettings, argv, "hf-vit pretrain")
+    if settings.print_config:
+        return show(settings)
+    # The accelerator: processes, device and precision as `accelerate launch` says.
+    accelerator = start(settings)
+    # The data: training/sources.py finds them; masked patch prediction needs no labels.
+    split, eval_split = open_splits(settings, needs_labels=settings.objective == "supervised")
+    # The model: `variant` and `config`, with the original's initialisation (training/models.py).
+    model, processor = build_for_pretraining(settings, split)
+    # Optimiser, schedule and augmentation (training/assembly.py); the loop (training/loop.py) with its checkpoints and
+    # evaluations; the model, its processor, metrics and the learning curve are saved.
+    metrics = train_and_save(settings, accelerator, model, processor, split, eval_split)
+    accelerator.end_training()
+    return metrics
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the page; `accelerate launch --tpu` calls it in each process."""
+    run_script(pretrain, argv)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Add a subcommand that calls `run` with its arguments."""
     command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
-    command.set_defaults(run=run, takes_settings=False)
+    command.set_defaults(run=run, takes_settings=False, parser=command)
     return command
 
 

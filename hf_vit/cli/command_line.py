@@ -1,21 +1,25 @@
 """The program `hf-vit`."""
 
 import argparse
+import re
+import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from ..files.messages import ends_in_one_sentence
-from . import analysis, catalog, conversion, demo, hub, prediction, training
+from ..files.messages import did_you_mean, ends_in_one_sentence, with_dashes
+from . import analysis, catalog, conversion, demo, environment, hub, prediction, training
 
-_SUBJECTS = (conversion, prediction, training, hub, catalog, analysis, demo)  # in the order of --help
+_SUBJECTS = (conversion, prediction, training, hub, catalog, analysis, demo, environment)  # in the order of --help
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; bad input is one sentence on standard error and exit status 2."""
-    parser = build_parser()
-    arguments, settings = parser.parse_known_args(argv)
-    if settings and not arguments.takes_settings:
-        parser.error(f"unrecognized arguments: {' '.join(settings)}")
-    arguments.settings = settings
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments, more = build_parser().parse_known_args([with_dashes(text) for text in given])
+    if more and not arguments.takes_settings:
+        known = [option for action in arguments.parser._actions for option in action.option_strings]
+        arguments.parser.error(f"there is no option {more[0]}{did_you_mean(more[0].split('=')[0], known)}")
+    arguments.settings = more
     try:
         with ends_in_one_sentence(f"hf-vit {arguments.command}"):
             arguments.run(arguments)
@@ -24,11 +28,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse, but a command that there is not is answered with the one that is most like it."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.match(r"argument \w+: invalid choice: '(.*?)' \(choose from (.*)\)", message, re.DOTALL)
+        if wrong:
+            name, known = wrong[1], [word.strip(" '") for word in wrong[2].split(",")]
+            message = f"there is no command {name}{did_you_mean(name, known)} (hf-vit --help lists them)"
+        super().error(message)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
-    about = "`hf-vit <command>`: thin, and quick to answer, since it imports what a command needs when it runs."
-    parser = argparse.ArgumentParser(prog="hf-vit", description=about, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True)
+    about = "The original Vision Transformer family in the Hugging Face ecosystem. Each command has its own --help."
+    parser = _Parser(prog="hf-vit", description=about, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=environment.own_version())
+    parser.set_defaults(root=parser)  # for what completes all of it
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
+    )
     for subject in _SUBJECTS:
         subject.add_commands(commands)
     return parser

@@ -13,7 +13,7 @@ def add_commands(commands: Commands) -> None:
     """Add `predict`."""
     command = add_command(commands, "predict", _predict, "classify image files")
     command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
-    command.add_argument("images", nargs="+", type=Path)
+    command.add_argument("images", nargs="+", type=Path, help="files of images")
     command.add_argument("--top-k", type=int, default=5, help="how many classes to name (default 5)")
     command.add_argument(
         "--backend", choices=["auto", "torch", "openvino", "onnxruntime"], help="what computes (default: plain torch)"

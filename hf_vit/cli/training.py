@@ -1,23 +1,77 @@
-"""`hf-vit train`, `hf-vit evaluate` and `hf-vit shard`."""
+"""`hf-vit finetune`, `pretrain`, `evaluate`, `recipes`, `launch-configs` and `shard`."""
 
 import argparse
 import os
+from importlib import import_module, resources
 from pathlib import Path
+from typing import Any
 
+from ..files.messages import did_you_mean
 from .arguments import Commands, add_command
 
-_ABOUT = {
-    "train": "fine-tune the model of --model, or without one train from random weights",
+_PAGES = {  # of the folder training/, installed as hf_vit.scripts
+    "finetune": "fine-tune a model on your images",
+    "pretrain": "train a model from random weights, with labels or by masked patch prediction",
     "evaluate": "measure a model: accuracy, ReaL, ObjectNet, few-shot, linear probe, k-NN or VTAB",
 }
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `train` and `evaluate`, whose settings have a parser of their own, and `shard`."""
-    for name, about in _ABOUT.items():
+    """Add the pages, whose settings have a parser of their own, what they start from, and `shard`."""
+    for name, about in _PAGES.items():
         command = commands.add_parser(name, help=about, add_help=False)
         command.set_defaults(run=_run, takes_settings=True)
+    about = "list the recipes, or show one"
+    _add_listing(commands, "recipes", about, _list_recipes, "a recipe; --recipe takes this name")
+    about = "list the launch templates, or show one; `accelerate launch --config_file FILE` takes one"
+    _add_listing(commands, "launch-configs", about, _list_launch_configs, "a template")
     _add_shard(commands)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    import_module(f"hf_vit.scripts.{arguments.command}").main(arguments.settings)
+
+
+def _add_listing(commands: Commands, name: str, about: str, run: Any, what: str) -> None:
+    command = add_command(commands, name, run, about)
+    command.add_argument("action", nargs="?", choices=["show", "path"], help="print the file, or where it is")
+    command.add_argument("name", nargs="?", help=what)
+
+
+def _list_recipes(arguments: argparse.Namespace) -> None:
+    from ..training.recipes import about_recipe, find_recipe, installed_recipes
+
+    if arguments.action:
+        _show(arguments, find_recipe(arguments.name) if arguments.name else None)
+        return
+    for name, path in installed_recipes().items():
+        about = about_recipe(path)
+        print(name)
+        for line in (about.what, f"Hardware: {about.hardware}", f"Expect {about.expected}"):
+            print(f"    {line}")
+
+
+def _list_launch_configs(arguments: argparse.Namespace) -> None:
+    folder = Path(str(resources.files("hf_vit.scripts"))) / "accelerate"
+    files = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    from ..files.reading import read_text
+
+    if arguments.action:
+        if arguments.name and arguments.name not in files:
+            hint = did_you_mean(arguments.name, files)
+            raise ValueError(f"there is no launch template {arguments.name} (there is {', '.join(files)}){hint}")
+        _show(arguments, files.get(arguments.name))
+        return
+    for name, path in files.items():
+        print(f"{name:12} {read_text(path).splitlines()[0].removeprefix('# ')}")
+
+
+def _show(arguments: argparse.Namespace, path: Path | None) -> None:
+    if path is None:
+        raise ValueError(f"{arguments.action} what? Name one of those that `hf-vit {arguments.command}` lists")
+    from ..files.reading import read_text
+
+    print(path if arguments.action == "path" else read_text(path).rstrip())
 
 
 def _add_shard(commands: Commands) -> None:
@@ -39,16 +93,3 @@ def _shard(arguments: argparse.Namespace) -> None:
     plan = ShardPlan(arguments.source, arguments.config, arguments.size, arguments.quality, arguments.images)
     for split, count in write_shards(plan, arguments.output, arguments.splits, arguments.workers).items():
         print(f"{arguments.output}/{split}-*.tar: {count} images")
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    from ..training import commands
-
-    if arguments.command == "evaluate":
-        from ..evaluation.commands import evaluate
-
-        commands.main(evaluate, arguments.settings)
-    elif any(setting.split("=")[0] == "--model" for setting in arguments.settings):
-        commands.main(commands.finetune, arguments.settings)
-    else:
-        commands.main(commands.pretrain, arguments.settings)

@@ -1,4 +1,4 @@
-"""The paper's fine-tuning at a higher resolution, on the digits: what `hf-vit train` does, on Accelerate's launcher."""
+"""The paper's fine-tuning at a higher resolution, on the digits: `hf-vit finetune` on Accelerate's launcher."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def finetune_at_higher_resolution(folder: Path, output: Path) -> tuple[float, fl
         "evaluate", {"model": folder, "dataset": "digits", "image_size": IMAGE_SIZE, "output_dir": output / "before"}
     )
     before = _read_accuracy(output / "before")
-    _launch("train", {"model": folder, "output_dir": output / "after", **_SETTINGS})
+    _launch("finetune", {"model": folder, "output_dir": output / "after", **_SETTINGS})
     return before, _read_accuracy(output / "after")
 
 

@@ -8,7 +8,6 @@ Each task that is done leaves a file in `output_dir/results`; the same command g
 import json
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,15 @@ from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vit import as_pair
 from ..training.data import Split
 from ..training.identity import identify_data, identify_model
+from ..training.models import load_for_finetuning
 from ..training.recipes import build, merge
 from ..training.resuming import FREE_ON_RESUME, with_new_defaults
 from ..training.run import TrainingStopped
+from ..training.running import train_and_save
 from ..training.settings import EvaluateSettings, FinetuneSettings
 from .vtab_data import Task, TaskData, join, open_task, read_table
 from .vtab_report import summarise, write_figure, write_table
 
-_Finetune = Callable[[FinetuneSettings, Accelerator, Split, Split], dict[str, Any]]
 _SHARED = ("num_workers", "eval_batch_size", "mixed_precision", "compile", "seed")  # of both kinds of settings
 
 _PARTS = {  # of what a result is made with
@@ -41,20 +41,17 @@ _PARTS = {  # of what a result is made with
 }
 
 
-def evaluate(settings: EvaluateSettings, accelerator: Accelerator, finetune: _Finetune) -> dict[str, Any]:
+def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
     """Return the test accuracy of every task, group means and mean.
 
     With `--split validation`, models are trained on 800 examples and measured on 200.
-
-    Args:
-        finetune: what trains a model and measures it, `commands.finetune_on`.
 
     Raises:
         ValueError: after all other tasks, for the tasks that could not be done.
     """
     table = read_table()
     tasks = _choose_tasks(table["tasks"], settings.tasks)
-    runner = Runner(settings, accelerator, finetune, table)
+    runner = Runner(settings, accelerator, table)
     results = {task.name: result for task in tasks if (result := runner.earlier_result(task)) is not None}
     failures = []
     for task in tasks:
@@ -98,10 +95,8 @@ class Runner:
         table: what `read_table` returns.
     """
 
-    def __init__(
-        self, settings: EvaluateSettings, accelerator: Accelerator, finetune: _Finetune, table: dict[str, Any]
-    ):
-        self.settings, self.accelerator, self.finetune = settings, accelerator, finetune
+    def __init__(self, settings: EvaluateSettings, accelerator: Accelerator, table: dict[str, Any]):
+        self.settings, self.accelerator = settings, accelerator
         self.common, self.augmentation = dict(table["setting"]), table["augmentation"]
         if not _takes_presets(str(settings.model)):
             del self.common["preset"]  # it measures with the resize that it has
@@ -118,7 +113,9 @@ class Runner:
         data = open_task(task, str(self.settings.dataset))
         train, test = self._splits_of(data)
         self.accelerator.print(f"{task.name}: {len(train)} examples to train on, {len(test)} to measure on")
-        metrics = self.finetune(self.settings_of(task), self.accelerator, train, test)
+        settings = self.settings_of(task)
+        model, processor = load_for_finetuning(settings, train)
+        metrics = train_and_save(settings, self.accelerator, model, processor, train, test)
         self.accelerator.free_memory()
         result = {
             "task": task.name,

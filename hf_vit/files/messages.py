@@ -1,9 +1,10 @@
 """The end of a program that was given something it cannot use: one sentence and an exit status, no traceback."""
 
+import difflib
 import re
 import reprlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from .limits import MAX_MESSAGE
@@ -42,6 +43,18 @@ def one_sentence(error: BaseException) -> str:
         text = found[-1]  # of what a worker met, without its traceback
     text = " ".join(text[: 2 * MAX_MESSAGE].split()) or type(error).__name__
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ..."
+
+
+def with_dashes(text: str) -> str:
+    """`--image_size=384` -> `--image-size=384`; what is no option stays."""
+    name, equals, value = text.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else text
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the known one that is most like it, or nothing."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def shorten(value: object) -> str:

@@ -17,6 +17,7 @@ from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPredict
 from ..models.pretrained import HfViTHead
 from ..models.variants import config_of_variant
 from .data import Split
+from .optimization import freeze_parameters
 from .settings import FinetuneSettings, PretrainSettings, TrainingSettings
 
 _DROPOUT_FIELDS = {
@@ -29,7 +30,8 @@ _DROPOUT_FIELDS = {
 def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTrainedModel, Any]:
     """Load a pretrained model, its whole head replaced by one zero linear layer, and its image processor.
 
-    "The whole head" includes the pre-logits layer (section 3.2 of the paper), unless `keep_pre_logits`.
+    It has adapters and frozen parameters as the settings say. "The whole head" includes the pre-logits layer (section
+    3.2 of the paper), unless `keep_pre_logits`.
 
     Raises:
         ValueError: anything but the head would be random.
@@ -41,7 +43,11 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     model, processor, info = _load(AutoModelForImageClassification, settings.model, settings.image_size, config=config)
     _refuse_random_weights(info, settings.model)
     _replace_head(model, split, settings.keep_pre_logits)
-    return model, with_resizing_of(processor, settings.preset, model.config)
+    processor = with_resizing_of(processor, settings.preset, model.config)
+    if settings.lora_rank:
+        model = _add_adapters(model, settings)
+    freeze_parameters(model, settings.freeze + ([r"^(?!classifier)"] if settings.linear_probe else []))
+    return model, processor
 
 
 def _load(
@@ -115,9 +121,12 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
         if isinstance(config, HfBiTConfig):
             raise ValueError(f"masked_patch_prediction needs patches, and {settings.variant or 'a ResNet'} has none")
         config.patch_target = settings.target
-        return HfViTForMaskedPatchPrediction(config), _new_processor(config, settings.preset)
-    _name_labels(config, split)
-    return AutoModelForImageClassification.from_config(config), _new_processor(config, settings.preset)
+        model = HfViTForMaskedPatchPrediction(config)
+    else:
+        _name_labels(config, split)
+        model = AutoModelForImageClassification.from_config(config)
+    freeze_parameters(model, settings.freeze)
+    return model, _new_processor(config, settings.preset)
 
 
 def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
@@ -182,7 +191,7 @@ def set_head_bias(model: PreTrainedModel, settings: TrainingSettings) -> None:
         nn.init.constant_(classifier.bias, settings.head_bias)
 
 
-def add_adapters(model: PreTrainedModel, settings: FinetuneSettings) -> Any:
+def _add_adapters(model: PreTrainedModel, settings: FinetuneSettings) -> Any:
     """Wrap the model with PEFT's low-rank adapters; the head is trained whole.
 
     Raises:

@@ -1,27 +1,30 @@
-"""One parser for recipes (YAML) and the command line.
+"""Recipes: YAML files that set fields of a settings class.
 
-A recipe sets fields of a settings class. Three more keys make families of recipes short:
-`base` names a recipe beside it that this one starts from, `options` holds groups of named levels, each a set of
-fields, and `select` says which level of each group is on: `--select augmentation=strong1`. A level may `select` levels
-of other groups, for when the command line does not.
+They lie beside the scripts and are installed with them. Three more keys make families of recipes short: `base` names a
+recipe that this one starts from, beside it or installed; `options` holds groups of named levels, each a set of fields;
+and `select` says which level of each group is on: `--select augmentation=strong1`. A level may `select` levels of other
+groups, for when the command line does not.
 
 Two keys set nothing: `cites` names the original configurations that a recipe follows, `differs` the fields in which it
 does not, each with its reason. tests/training/test_recipe_audit.py holds both against the originals.
 """
 
-import argparse
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Iterable
+from importlib import resources
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from ..files.messages import shorten
-from ..files.reading import parse_yaml, read_yaml
+from ..files.download import fetch
+from ..files.messages import did_you_mean, shorten
+from ..files.reading import read_text, read_yaml
 
 _Settings = TypeVar("_Settings")
 _STRUCTURE = ("base", "options", "select", "cites", "differs")
@@ -32,61 +35,61 @@ class SettingsError(ValueError):
     """A setting that is unknown, of the wrong type, or contradicts another one."""
 
 
-def parse_settings(settings_class: type[_Settings], argv: list[str] | None = None) -> _Settings:
-    """Settings from `--recipe FILE`, `--select GROUP=LEVEL` and `--FIELD VALUE`; the command line wins.
+class About(NamedTuple):
+    """What the comments at the beginning of a recipe say."""
 
-    Values are read as YAML on both ways in: `--freeze '[embeddings, layers.0]'`.
+    what: str
+    hardware: str
+    expected: str
+
+
+def installed_recipes() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    folder = Path(str(resources.files("hf_vit.scripts"))) / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_recipe(name: str | os.PathLike) -> Path:
+    """Find a recipe.
+
+    Args:
+        name: a file; the address of one, which is downloaded; or the name of an installed recipe, such as "digits".
 
     Raises:
-        SettingsError: in one sentence, for whatever is unknown, ill-typed or contradictory.
-        SystemExit: after --help.
+        SettingsError: there is none.
+        OSError: it cannot be downloaded.
     """
-    arguments = vars(_argument_parser(settings_class).parse_args(argv))
-    recipe, select = arguments.pop("recipe", None), arguments.pop("select", [])
-    values = read_recipe(recipe, _parse_selection(select)) if recipe else {}
-    if select and not recipe:
-        raise SettingsError(f"--select {' '.join(select)} chooses from a recipe, and there is no --recipe")
-    values = merge(values, {name: _parse_text(text) for name, text in arguments.items()})
-    return build(settings_class, values)
+    text = os.fspath(name)
+    if "://" in text:
+        return fetch(text, progress=False).path
+    path, installed = Path(text).expanduser(), installed_recipes()
+    if path.is_file():
+        return path
+    if path.name == text and path.stem in installed:
+        return installed[path.stem]
+    raise SettingsError(f"there is no recipe {text} (`hf-vit recipes` lists them){did_you_mean(text, installed)}")
 
 
-def _argument_parser(settings_class: Any) -> argparse.ArgumentParser:
-    """One option per field; abbreviations are off, or `--learning_rat` would quietly work."""
-    parser = _SettingsParser(allow_abbrev=False, argument_default=argparse.SUPPRESS, description=settings_class.__doc__)
-    parser.add_argument("--recipe", help="YAML file with settings")
-    parser.add_argument("--select", nargs="+", metavar="GROUP=LEVEL", help="levels of the recipe's options")
-    for field in dataclasses.fields(settings_class):
-        bare: dict[str, Any] = {"nargs": "?", "const": "true"} if field.type is bool else {}
-        parser.add_argument(f"--{field.name}", metavar=_describe(field.type), **bare)
-    return parser
+def about_recipe(path: Path) -> About:
+    """Read what the comments of a recipe say, each in one line."""
+    comments = takewhile(lambda line: line.startswith("#"), read_text(path).splitlines())
+    text = " ".join(line.removeprefix("#").strip() for line in comments)
+    what, _, rest = text.partition(" Source: ")
+    _, _, rest = rest.partition(" Hardware: ")
+    hardware, _, expected = rest.partition(" Expect")
+    return About(what, hardware, expected.lstrip(": ").removeprefix("ed: "))
 
 
-class _SettingsParser(argparse.ArgumentParser):
-    """argparse, but a mistake is an exception like any other."""
-
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(message)
-
-
-def _parse_text(text: str) -> Any:
-    try:
-        return parse_yaml(text, "the command line")
-    except ValueError:
-        return text
-
-
-def _parse_selection(select: list[str]) -> dict[str, str]:
-    if wrong := [item for item in select if "=" not in item]:
-        raise SettingsError(f"--select takes GROUP=LEVEL, not {wrong[0]!r}")
-    return dict(item.split("=", 1) for item in select)
-
-
-def read_recipe(path: str | Path, select: dict[str, str] | None = None) -> dict[str, Any]:
+def read_recipe(name: str | os.PathLike, select: dict[str, str] | None = None) -> dict[str, Any]:
     """Read the fields that a recipe sets, its base and its selected options applied.
 
     What a recipe says itself wins over its base and the options of its base; its options win over what it says.
+
+    Args:
+        name: as in `find_recipe`.
     """
-    layers = _read_layers(Path(path), ())
+    path = find_recipe(name)
+    layers = _read_layers(path, ())
     selected = _select_levels(layers, select or {}, path)
     values: dict[str, Any] = {}
     for layer in layers:
@@ -132,12 +135,14 @@ def _read_layers(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
         raise SettingsError(f"{path} is its own base, by way of {' and '.join(recipe.name for recipe in above)}")
     try:
         layer = read_yaml(path) or {}
-    except FileNotFoundError:
-        raise SettingsError(f"there is no recipe {path}") from None
     except ValueError as error:
         raise SettingsError(str(error)) from None
     _check_structure(layer, path)
-    return [*(_read_layers(path.parent / layer["base"], (*above, path.resolve())) if "base" in layer else []), layer]
+    if "base" not in layer:
+        return [layer]
+    beside = path.parent / layer["base"]
+    base = beside if beside.is_file() else find_recipe(layer["base"])
+    return [*_read_layers(base, (*above, path.resolve())), layer]
 
 
 def _check_structure(layer: Any, path: Path) -> None:
@@ -151,7 +156,7 @@ def _check_structure(layer: Any, path: Path) -> None:
     if odd := [name for name in layer if not isinstance(name, str)]:
         raise SettingsError(f"{path} has a setting called {shorten(odd[0])}; names are text")
     if not isinstance(layer.get("base", ""), str):
-        raise SettingsError(f"base in {path} is {shorten(layer['base'])}; it must be the name of a recipe beside it")
+        raise SettingsError(f"base in {path} is {shorten(layer['base'])}; it must be the name of a recipe")
     _check_selection(layer, str(path))
     groups = layer.get("options", {})
     if not isinstance(groups, dict) or not all(isinstance(levels, dict) for levels in groups.values()):
@@ -192,7 +197,8 @@ def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
     fields = {field.name: field.type for field in dataclasses.fields(settings_class)}  # pyright: ignore[reportArgumentType]
     if unknown := sorted(values.keys() - fields.keys()):
         listed = ", ".join(shorten(name).strip("'") for name in unknown[:10])
-        raise SettingsError(f"{settings_class.__name__} has no setting called {listed}")
+        hint = did_you_mean(str(unknown[0]), fields)
+        raise SettingsError(f"{settings_class.__name__} has no setting called {listed}{hint}")
     settings = settings_class(**{name: convert(name, value, fields[name]) for name, value in values.items()})
     try:
         settings.validate()  # pyright: ignore[reportAttributeAccessIssue]
@@ -203,7 +209,7 @@ def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
 
 def convert(name: str, value: Any, kind: Any) -> Any:
     """`value` as `kind`, a type or a union of types; YAML 1.1 reads 1e-3 as text, so text may be a number."""
-    for option in _alternatives(kind):
+    for option in alternatives(kind):
         try:
             return _convert_to(value, option)
         except (TypeError, ValueError, OverflowError):
@@ -240,15 +246,15 @@ def _convert_to(value: Any, kind: Any) -> Any:
     raise TypeError
 
 
-def _alternatives(kind: Any) -> tuple[Any, ...]:
+def alternatives(kind: Any) -> tuple[Any, ...]:
     """The types of a union; `Literal[...] | None` is one of another class than `int | None`."""
     return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
 
 
 def _describe(kind: Any) -> str:
     """`int | None` -> "int or none"."""
-    if len(_alternatives(kind)) > 1:
-        return " or ".join(_describe(option) for option in _alternatives(kind))
+    if len(alternatives(kind)) > 1:
+        return " or ".join(_describe(option) for option in alternatives(kind))
     if typing.get_origin(kind) is typing.Literal:
         return " or ".join(typing.get_args(kind))
     if kind is type(None):
@@ -258,6 +264,12 @@ def _describe(kind: Any) -> str:
 
 def _listing(names: Iterable[str]) -> str:
     return ", ".join(shorten(str(name)).strip("'") for name in list(names)[:50]) or "none"
+
+
+def show(settings: Any) -> dict[str, Any]:
+    """Print the resolved settings as a recipe; there are no metrics."""
+    print(dump(settings), end="")
+    return {}
 
 
 def dump(settings: Any) -> str:

@@ -1,31 +1,56 @@
-"""Every setting of training and evaluation, declared once; `recipes.parse_settings` fills them."""
+"""Every setting of training and evaluation, declared once, with its help; `options.parse_settings` fills them."""
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
+
+
+def setting(default: Any, about: str, group: str) -> Any:
+    """A field of a settings class.
+
+    Args:
+        default: a value, or for lists and tables a function that makes one.
+        about: what `--help`, the documentation and errors say of it.
+        group: the heading in `--help` that it stands under.
+    """
+    key = "default_factory" if callable(default) else "default"
+    return field(**{key: default}, metadata={"about": about, "group": group})
+
+
+_data = partial(setting, group="data")
+_run = partial(setting, group="run")
+_length = partial(setting, group="length and batches")
+_optimizer = partial(setting, group="optimiser")
+_schedule = partial(setting, group="learning rate schedule")
+_model = partial(setting, group="model")
+_augmentation = partial(setting, group="augmentation")
+_loss = partial(setting, group="loss")
+_report = partial(setting, group="evaluation, checkpoints and reports")
+_protocol = partial(setting, group="protocol")
 
 
 @dataclass
 class DataSettings:
     """Where images and labels come from, and on what they are run."""
 
-    dataset: str | None = None  # Hub name, folder, parquet or tar file(s), or "digits" (scikit-learn's)
-    dataset_config: str | None = None
-    image_column: str | None = None  # by default the one column of images
-    label_column: str | None = None  # by default the one column of class labels
-    streaming: bool = False  # read parquet and tar files where they are; addresses such as s3://... always are
-    num_labels: int | None = None  # classes of labels without names; by default one more than the highest
-    label_names: str | None = None  # file of the classes' names, one a line, in the order of their numbers
-    num_workers: int = 2  # processes that decode and augment, per training process
-    image_size: int | list[int] | None = None  # pixels, or [height, width]; by default the model's
-    preset: str | None = None  # of the image processor that evaluates and is saved; by default the model's own
-    eval_batch_size: int = 64  # images per process and forward
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = None  # by default what `accelerate launch` says
-    compile: bool = False
-    seed: int = 0
-    num_processes: int | None = None  # refuse to run with another number
-    output_dir: str | None = None
-    print_config: bool = False
+    dataset: str | None = _data(None, "name on the Hub, folder, parquet or tar file(s), or digits (scikit-learn's)")
+    dataset_config: str | None = _data(None, "configuration of a data set on the Hub that has several")
+    image_column: str | None = _data(None, "column of the images; by default the only one")
+    label_column: str | None = _data(None, "column of the labels; by default the only one")
+    streaming: bool = _data(False, "read parquet and tar files where they are; addresses such as s3://... always are")
+    num_labels: int | None = _data(None, "classes of labels without names; by default one more than the highest label")
+    label_names: str | None = _data(None, "file of the class names, one a line, in the order of their numbers")
+    num_workers: int = _data(2, "processes that decode and augment, for each training process")
+    image_size: int | list[int] | None = _data(None, "pixels, or [height, width]; by default the model's")
+    preset: str | None = _data(None, "preset of the image processor that evaluates; by default the model's own")
+    eval_batch_size: int = _run(64, "images of a forward in evaluation, for each process")
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = _run(None, "by default what `accelerate launch` says")
+    compile: bool = _run(False, "compile the model with torch.compile")
+    seed: int = _run(0, "of weights, order and augmentation")
+    num_processes: int | None = _run(None, "refuse to run on another number of processes")
+    output_dir: str | None = _run(None, "folder of the results")
+    print_config: bool = _run(False, "print the resolved settings as a recipe, and end")
 
     def validate(self) -> None:
         """Raise ValueError for settings that contradict each other or that no value can satisfy."""
@@ -41,71 +66,93 @@ class DataSettings:
 class TrainingSettings(DataSettings):
     """What fine-tuning and pre-training share."""
 
-    train_split: str = "train"
-    eval_split: str | None = None  # such as "test" or "train[98%:]"
-    steps: int | None = None  # optimiser steps
-    epochs: float | None = None  # instead of steps
-    batch_size: int = 512  # images per optimiser step, over all processes and accumulated forwards
-    shuffle_buffer: int | None = None  # images of shards shuffled together; by default 250,000, or 4 GiB if held
-    per_device_batch_size: int | None = None  # images per forward; by default batch_size / processes
-    find_batch_size: bool = False  # halve per_device_batch_size until it fits into memory
+    train_split: str = _data("train", "split to train on, such as train or train[:98%]")
+    eval_split: str | None = _data(None, "split to evaluate on, such as test or train[98%:]")
+    steps: int | None = _length(None, "optimiser steps; or state epochs")
+    epochs: float | None = _length(None, "passes over the training images; or state steps")
+    batch_size: int = _length(512, "images of an optimiser step, over all processes and accumulated forwards")
+    per_device_batch_size: int | None = _length(None, "images of a forward; by default batch_size / processes")
+    find_batch_size: bool = _length(False, "halve per_device_batch_size until a forward fits into memory")
+    shuffle_buffer: int | None = _length(
+        None, "images of shards that are shuffled together; by default 250,000, or 4 GiB where they are held"
+    )
 
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    learning_rate: float = 0.03
-    momentum: float = 0.9
-    momentum_dtype: Literal["float32", "bfloat16"] = "float32"  # of sgd's momentum, of adamw's first moment
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
-    weight_decay: float = 0.0  # of matmul and convolution kernels only; sgd adds it to the gradient (L2)
-    weight_decay_convention: Literal["torch", "jax"] = "torch"  # torch multiplies it by the learning rate
-    schedule: Literal["linear", "cosine", "polynomial", "constant", "rsqrt", "staircase"] = "cosine"
-    # After each of these, staircase divides by 10; linear, cosine and polynomial end at the one given, or with the run.
-    decay_steps: list[int] = field(default_factory=list)
-    decay_factors: list[float] = field(default_factory=list)  # or takes these shares of learning_rate
-    decay_power: float = 2.0  # of polynomial
-    timescale: float = 10_000  # of rsqrt: steps after which the rate is 1 / sqrt(2)
-    timescale_shift: float = 0  # steps that rsqrt is ahead
-    warmup_steps: int = 0
-    cooldown_steps: int = 0  # the last of the run, down to 0, whatever the schedule
-    final_learning_rate: float = 0.0
-    max_grad_norm: float | None = 1.0
-    layer_decay: float | None = None  # learning rate of each layer over that of the next one
-    freeze: list[str] = field(default_factory=list)  # patterns that parameter names are searched for
-    ema_decay: float | None = None  # Polyak averaging; the average is evaluated and saved
+    optimizer: Literal["sgd", "adamw"] = _optimizer("sgd", "sgd has momentum")
+    learning_rate: float = _optimizer(0.03, "its highest value, after the warm-up")
+    momentum: float = _optimizer(0.9, "of sgd")
+    momentum_dtype: Literal["float32", "bfloat16"] = _optimizer(
+        "float32", "of the momentum of sgd and the first moment of adamw"
+    )
+    adam_beta1: float = _optimizer(0.9, "decay of the first moment of adamw")
+    adam_beta2: float = _optimizer(0.999, "decay of the second moment of adamw")
+    adam_epsilon: float = _optimizer(1e-8, "added to the root of the second moment of adamw")
+    weight_decay: float = _optimizer(0.0, "of matmul and convolution kernels only; sgd adds it to the gradient (L2)")
+    weight_decay_convention: Literal["torch", "jax"] = _optimizer(
+        "torch", "torch multiplies the weight decay of adamw by the learning rate, jax does not"
+    )
+    max_grad_norm: float | None = _optimizer(1.0, "longest gradient, over all parameters; none: any")
+    layer_decay: float | None = _optimizer(None, "learning rate of a layer over that of the next one; by default 1")
+    freeze: list[str] = _optimizer(list, "patterns (regular expressions) of parameter names that do not train")
+    ema_decay: float | None = _optimizer(None, "decay of a moving average of the weights, evaluated and saved")
 
-    dropout: float | None = None  # these three: by default what the model's configuration says
-    attention_dropout: float | None = None
-    drop_path: float | None = None
-    gradient_checkpointing: bool = False
-    patch_sizes: list[int] = field(default_factory=list)  # one is drawn for each step (FlexiViT)
-    eval_patch_sizes: list[int] = field(default_factory=list)  # by default patch_sizes
-    patch_size_weights: list[float] = field(default_factory=list)  # how often each; by default equally
+    schedule: Literal["linear", "cosine", "polynomial", "constant", "rsqrt", "staircase"] = _schedule(
+        "cosine", "shape after the warm-up"
+    )
+    warmup_steps: int = _schedule(0, "optimiser steps from 0 to learning_rate")
+    decay_steps: list[int] = _schedule(
+        list,
+        "steps after each of which staircase divides by 10; the step at which linear, cosine and polynomial end, by "
+        "default the last",
+    )
+    decay_factors: list[float] = _schedule(list, "shares of learning_rate that staircase takes at decay_steps instead")
+    decay_power: float = _schedule(2.0, "exponent of polynomial")
+    timescale: float = _schedule(10_000, "of rsqrt: steps after which the rate is 1 / sqrt(2)")
+    timescale_shift: float = _schedule(0, "steps that rsqrt is ahead")
+    cooldown_steps: int = _schedule(0, "last steps of the run, down to 0, whatever the schedule")
+    final_learning_rate: float = _schedule(0.0, "at the end of linear, cosine and polynomial")
 
-    crop: Literal["inception", "random", "resmall", "none"] = "inception"  # random distorts, resmall does not
-    crop_area: list[float] = field(default_factory=lambda: [0.05, 1.0])
-    resize: int | list[int] | None = None  # pixels before a crop: [height, width]; of resmall the shorter side
-    flip: bool = True
-    randaugment_layers: int = 0
-    randaugment_magnitude: float = 0
-    mixup_alpha: float = 0.0
-    cutmix_alpha: float = 0.0
-    antialias: bool = False
-    reduced_decoding: bool = False  # decode large JPEGs at 1/2, 1/4 or 1/8 where the crop stays as large as the result
+    dropout: float | None = _model(None, "rate of dropout; by default what the model's configuration says")
+    attention_dropout: float | None = _model(None, "rate of dropout of attention; by default the configuration's")
+    drop_path: float | None = _model(None, "rate of stochastic depth in the last layer; by default the configuration's")
+    gradient_checkpointing: bool = _model(False, "compute activations again in the backward instead of storing them")
+    patch_sizes: list[int] = _model(list, "patch sizes of which one is drawn for each step (FlexiViT)")
+    eval_patch_sizes: list[int] = _model(list, "patch sizes to evaluate at; by default patch_sizes")
+    patch_size_weights: list[float] = _model(list, "how often each patch size is drawn; by default equally")
 
-    loss: Literal["softmax", "sigmoid"] = "softmax"
-    label_smoothing: float = 0.0
-    head_bias: float | None = None
+    crop: Literal["inception", "random", "resmall", "none"] = _augmentation(
+        "inception",
+        "inception: of random area and shape; random: after a resize to a rectangle; resmall: after a "
+        "resize of the shorter side",
+    )
+    crop_area: list[float] = _augmentation(lambda: [0.05, 1.0], "least and largest share of the area of crop inception")
+    resize: int | list[int] | None = _augmentation(
+        None, "pixels before a crop: [height, width]; of resmall the shorter side"
+    )
+    flip: bool = _augmentation(True, "mirror half of the images")
+    randaugment_layers: int = _augmentation(0, "operations of RandAugment on an image")
+    randaugment_magnitude: float = _augmentation(0, "strength of RandAugment, of 10")
+    mixup_alpha: float = _augmentation(0.0, "parameter of the Beta distribution of mixup; 0: none")
+    cutmix_alpha: float = _augmentation(0.0, "parameter of the Beta distribution of CutMix; 0: none")
+    antialias: bool = _augmentation(False, "average over pixels where a crop is made smaller; the original does not")
+    reduced_decoding: bool = _augmentation(
+        False, "decode large JPEGs at 1/2, 1/4 or 1/8 where the crop stays as large as the result"
+    )
 
-    log_every: int = 10  # optimiser steps
-    eval_every: int | None = None  # by default ten times per run
-    save_every: int | None = None  # by default with every evaluation
-    keep_checkpoints: int = 2
-    resume: bool = False
-    overwrite: bool = False
-    report_to: str = "auto"  # tensorboard when it is installed; tensorboard, trackio, wandb, or none
-    profile: int | None = None  # trace so many optimiser steps, after a few to warm up, into output_dir/profile
-    stall_timeout: float = 480  # seconds without progress until a run ends, naming the missing process; 0: never
+    loss: Literal["softmax", "sigmoid"] = _loss("softmax", "cross-entropy over classes, or of each class by itself")
+    label_smoothing: float = _loss(0.0, "share of the target that is spread over all classes")
+    head_bias: float | None = _loss(None, "first value of the biases of the head; by default 0")
+
+    log_every: int = _report(10, "optimiser steps between two entries of the log")
+    eval_every: int | None = _report(None, "optimiser steps between two evaluations; by default a tenth of the run")
+    save_every: int | None = _report(None, "optimiser steps between two checkpoints; by default with every evaluation")
+    keep_checkpoints: int = _report(2, "newest checkpoints that stay")
+    resume: bool = _report(False, "go on from the newest checkpoint in output_dir")
+    overwrite: bool = _report(False, "delete the run in output_dir first")
+    report_to: str = _report("auto", "tensorboard, trackio, wandb or none; auto: tensorboard where it is installed")
+    profile: int | None = _report(None, "optimiser steps to trace into output_dir/profile, after a few to warm up")
+    stall_timeout: float = _report(
+        480, "seconds without progress after which a run ends and names the missing process; 0: never"
+    )
 
     def validate(self) -> None:
         super().validate()
@@ -176,12 +223,12 @@ class TrainingSettings(DataSettings):
 class FinetuneSettings(TrainingSettings):
     """Fine-tuning of a model for image classification."""
 
-    model: str | None = None  # Hub name or folder
-    keep_pre_logits: bool = False  # replace the last layer of the head alone
-    linear_probe: bool = False  # train the head alone
-    lora_rank: int | None = None  # train low-rank adapters (PEFT) and the head
-    lora_alpha: float = 16
-    lora_target_modules: list[str] = field(default_factory=lambda: ["q_proj", "v_proj"])
+    model: str | None = _model(None, "name on the Hub, or folder of a saved model")
+    keep_pre_logits: bool = _model(False, "replace only the last layer of the head")
+    linear_probe: bool = _model(False, "train the head alone")
+    lora_rank: int | None = _model(None, "rank of low-rank adapters (PEFT), which train with the head alone")
+    lora_alpha: float = _model(16, "scale of the adapters, over their rank")
+    lora_target_modules: list[str] = _model(lambda: ["q_proj", "v_proj"], "modules that get adapters")
 
     def validate(self) -> None:
         super().validate()
@@ -196,14 +243,14 @@ class FinetuneSettings(TrainingSettings):
 class PretrainSettings(TrainingSettings):
     """Training from random weights, with labels or by masked patch prediction."""
 
-    objective: Literal["supervised", "masked_patch_prediction"] = "supervised"
-    variant: str | None = None  # such as B/16 or R50x1; with `config` for whatever differs from it
-    config: dict[str, Any] = field(default_factory=dict)  # fields of HfViTConfig or HfBiTConfig
-    head: Literal["linear", "mlp"] = "linear"  # mlp: a tanh layer as wide as the model before the linear one
-    corruption: float = 0.5  # share of patches; the next two are shares of these
-    mask_share: float = 0.8
-    random_patch_share: float = 0.1
-    target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
+    objective: Literal["supervised", "masked_patch_prediction"] = _loss("supervised", "what is learnt")
+    variant: str | None = _model(None, "released architecture, such as B/16 or R50x1; config says what differs from it")
+    config: dict[str, Any] = _model(dict, "fields of HfViTConfig or HfBiTConfig, as a YAML table")
+    head: Literal["linear", "mlp"] = _model("linear", "mlp: a tanh layer as wide as the model before the linear one")
+    corruption: float = _loss(0.5, "share of the patches that are corrupted, in masked patch prediction")
+    mask_share: float = _loss(0.8, "share of the corrupted patches that become the mask token")
+    random_patch_share: float = _loss(0.1, "share of the corrupted patches that become another patch of the image")
+    target: Literal["mean_color", "downsized", "pixels"] = _loss("mean_color", "what is predicted of a corrupted patch")
 
     def validate(self) -> None:
         super().validate()
@@ -231,30 +278,38 @@ Protocol = Literal["accuracy", "real", "objectnet", "few_shot", "linear_probe", 
 class EvaluateSettings(DataSettings):
     """Evaluation of a saved model; `protocol` says how."""
 
-    model: str | None = None
-    protocol: Protocol = "accuracy"
-    split: str | None = None  # by default test; of real validation; of objectnet train
-    patch_size: int | list[int] | None = None  # [height, width]; by default the model's
-    overwrite: bool = False  # do not take up features and results that output_dir has
+    model: str | None = _model(None, "name on the Hub, or folder of a saved model")
+    protocol: Protocol = _protocol("accuracy", "how the model is measured")
+    split: str | None = _data(None, "split to measure on; by default test, of real validation, of objectnet train")
+    patch_size: int | list[int] | None = _model(None, "pixels, or [height, width]; by default the model's")
+    overwrite: bool = _report(False, "do not take up features and results that output_dir has")
 
-    label_map: str | None = None  # YAML or JSON: the data's name of a class -> the model's name or number of it
-    real_labels: str | None = None  # JSON list of lists of class numbers, one per image ("Are we done with ImageNet?")
-    objectnet_classes: str | None = None  # YAML or JSON: ObjectNet's folder -> class numbers; by default the 113
+    label_map: str | None = _data(None, "YAML or JSON: the data's name of a class -> the model's name or number of it")
+    real_labels: str | None = _protocol(
+        None, 'of real: JSON list of lists of class numbers, one for each image ("Are we done with ImageNet?")'
+    )
+    objectnet_classes: str | None = _protocol(
+        None, "of objectnet: YAML or JSON: folder -> class numbers; by default the 113 published ones"
+    )
 
-    train_split: str = "train"  # of few_shot, linear_probe and knn
-    features: Literal["pre_logits", "class_token", "patch_mean"] = "pre_logits"  # what the head sees, or tokens
-    feature_layer: int | None = None  # features after so many layers; by default after all of them
-    shots: list[int] = field(default_factory=lambda: [1, 5, 10, 25])  # images per class
-    seeds: int = 3  # draws of them
-    l2_reg: list[float] = field(default_factory=lambda: [1024.0])  # of few_shot
-    probe_l2: list[float] = field(default_factory=lambda: [10.0**power for power in range(-6, 2)])
-    held_out: float = 0.2  # share of the training split that chooses among probe_l2
-    neighbors: list[int] = field(default_factory=lambda: [10, 20])
-    temperature: float = 0.07  # of the neighbours' votes
+    train_split: str = _data("train", "split of few_shot, linear_probe and knn that features are learnt from")
+    features: Literal["pre_logits", "class_token", "patch_mean"] = _protocol(
+        "pre_logits", "what the head sees, or tokens of the last layer"
+    )
+    feature_layer: int | None = _protocol(None, "take features after so many layers; by default after all of them")
+    shots: list[int] = _protocol(lambda: [1, 5, 10, 25], "of few_shot: images of each class")
+    seeds: int = _protocol(3, "of few_shot: draws of the images")
+    l2_reg: list[float] = _protocol(lambda: [1024.0], "of few_shot: L2 regularisation")
+    probe_l2: list[float] = _protocol(
+        lambda: [10.0**power for power in range(-6, 2)], "of linear_probe: L2 regularisations to choose from"
+    )
+    held_out: float = _protocol(0.2, "of linear_probe: share of the training split that chooses among probe_l2")
+    neighbors: list[int] = _protocol(lambda: [10, 20], "of knn: how many neighbours vote")
+    temperature: float = _protocol(0.07, "of knn: of the neighbours' votes")
 
-    tasks: list[str] = field(default_factory=list)  # of vtab; by default all 19
-    finetune: dict[str, Any] = field(default_factory=dict)  # settings of fine-tuning, over those of the paper
-    keep_models: bool = False  # those that vtab fine-tunes
+    tasks: list[str] = _protocol(list, "of vtab: names of tasks; by default all 19")
+    finetune: dict[str, Any] = _protocol(dict, "of vtab: settings of fine-tuning, over those of the paper")
+    keep_models: bool = _protocol(False, "of vtab: keep the models that are fine-tuned")
 
     def validate(self) -> None:
         if self.protocol == "vtab" and self.dataset is None:

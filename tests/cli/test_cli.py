@@ -112,10 +112,10 @@ def test_bad_images(goldens, tmp_path, photograph, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["convert", "a.npz", "out", "--image-siz", "4"], "unrecognized arguments"),
+        (["convert", "a.npz", "out", "--image-siz", "4"], "there is no option --image-siz; did you mean --image-size?"),
         (["convert", "a.npz", "out", "--image-size", "4x4x4"], "neither N nor HxW"),
         (["export", "a", "b.npz", "--to", "keras"], "invalid choice"),
-        ([], "required: command"),
+        ([], "required: COMMAND"),
     ],
 )
 def test_the_parser_refuses(arguments, message, capsys):

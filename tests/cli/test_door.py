@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from hf_vit.cli import main
-from hf_vit.training import commands
-from hf_vit.training.commands import pretrain
+from hf_vit.scripts.pretrain import pretrain
+from hf_vit.training.running import run_script
 
 from ..models import save_tiny
 from ..paths import GOLDENS, PEERS, RECIPES, ROOT
@@ -143,7 +143,7 @@ RECIPES_OF_WRONG_VALUES = [
 def test_a_recipe_of_wrong_values(tmp_path, capfd, text, message):
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(SystemExit, match="2"):
-        commands.main(pretrain, ["--recipe", str(tmp_path / "recipe.yaml"), "--print_config"])
+        run_script(pretrain, ["--recipe", str(tmp_path / "recipe.yaml"), "--print_config"])
     said = capfd.readouterr().err
     assert re.search(message, said)
     assert said.count("\n") == 1

@@ -12,11 +12,11 @@ from PIL import Image
 
 from hf_vit.evaluation import classification
 from hf_vit.evaluation.classification import read_objectnet_classes
-from hf_vit.evaluation.commands import evaluate
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
-from hf_vit.training.commands import main
+from hf_vit.scripts.evaluate import evaluate
 from hf_vit.training.metrics import SetTopKAccuracy
+from hf_vit.training.running import run_script
 
 from ..launching import arguments
 from ..models import save_tiny
@@ -81,7 +81,7 @@ def test_real_labels_go_by_place_without_such_names(tiny, validation, tmp_path, 
     assert evaluate(arguments(**settings, protocol="real"))["real_accuracy"] == pytest.approx(4 / 6)
     (tmp_path / "real.json").write_text(json.dumps(real[:5]))
     with pytest.raises(SystemExit):
-        main(evaluate, arguments(**settings, protocol="real"))
+        run_script(evaluate, arguments(**settings, protocol="real"))
     error = capsys.readouterr().err
     assert "there are ReaL labels of 5 images, and the split has 7" in error
     (tmp_path / "real.json").write_text("[1, 2]")

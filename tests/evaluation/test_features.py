@@ -12,7 +12,7 @@ from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
-from hf_vit.training.recipes import parse_settings
+from hf_vit.training.options import parse_settings
 from hf_vit.training.settings import EvaluateSettings
 
 from ..launching import arguments

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.evaluation.commands import evaluate
 from hf_vit.evaluation.few_shot import BIAS, EPSILON, LeastSquares, draw
-from hf_vit.training.commands import main
+from hf_vit.scripts.evaluate import evaluate
+from hf_vit.training.running import run_script
 
 from ..launching import arguments
 
@@ -66,7 +66,7 @@ def test_the_protocol(tiny, colors, tmp_path):
 def test_too_few_images_are_one_sentence(tiny, colors, capsys):
     for shots, sentence in (("[1, 8]", "8 shots need 8 images of every class, and blue has 7"), ("0", "shots is [0]")):
         with pytest.raises(SystemExit):
-            main(evaluate, arguments(model=tiny, dataset=colors, protocol="few_shot", shots=shots, num_workers=0))
+            run_script(evaluate, arguments(model=tiny, dataset=colors, protocol="few_shot", shots=shots, num_workers=0))
         error = capsys.readouterr().err
         assert error.startswith(f"error: {sentence}")
         assert error.count("\n") == 1

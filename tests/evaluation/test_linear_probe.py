@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.evaluation.commands import evaluate
 from hf_vit.evaluation.linear_probe import LogisticRegression, choose, hold_out
+from hf_vit.scripts.evaluate import evaluate
 
 from ..launching import arguments
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_vit.evaluation import nearest_neighbors
-from hf_vit.evaluation.commands import evaluate
 from hf_vit.evaluation.nearest_neighbors import vote
+from hf_vit.scripts.evaluate import evaluate
 
 from ..launching import arguments
 

@@ -10,7 +10,6 @@ import yaml
 from accelerate import Accelerator
 
 from hf_vit.evaluation import vtab, vtab_data
-from hf_vit.evaluation.commands import evaluate
 from hf_vit.evaluation.vtab_data import Task, open_task, read_table
 from hf_vit.evaluation.vtab_report import summarise, write_table
 from hf_vit.evaluation.vtab_targets import (
@@ -22,6 +21,7 @@ from hf_vit.evaluation.vtab_targets import (
     smallnorb_azimuth,
     smallnorb_elevation,
 )
+from hf_vit.scripts.evaluate import evaluate
 from hf_vit.training.recipes import read_recipe
 from hf_vit.training.settings import EvaluateSettings
 

@@ -166,7 +166,7 @@ from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.conversion.labels import set_labels
 from hf_vit.hub.cards import render_folder_card
 from hf_vit.models.loading import load, save_folder
-from hf_vit.training.recipes import parse_settings
+from hf_vit.training.options import parse_settings
 from hf_vit.training.settings import FinetuneSettings
 
 assert locale.getpreferredencoding(False).lower() not in ("utf-8", "utf8"), locale.getpreferredencoding(False)

@@ -25,7 +25,8 @@ from hf_vit.models.prediction import predict
 from hf_vit.training.data import Split
 from hf_vit.training.labels import match_to_model
 from hf_vit.training.models import build_config
-from hf_vit.training.recipes import build, dump, parse_settings
+from hf_vit.training.options import parse_settings
+from hf_vit.training.recipes import build, dump
 from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
 
 from ..models import save_tiny, tiny_bit

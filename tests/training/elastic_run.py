@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from hf_vit.training import checkpoints, commands
+from hf_vit.scripts import pretrain
+from hf_vit.training import checkpoints
 from hf_vit.training.preemption import PREEMPTED
 from tests.launching import DIGITS, arguments, environment
 
@@ -47,7 +48,7 @@ def run(settings: dict):
     """Train as the script does, and end with its status."""
     status = 0
     try:
-        commands.main(commands.pretrain, arguments(**settings))
+        pretrain.main(arguments(**settings))
     except SystemExit as end:
         status = end.code
     finally:

@@ -9,9 +9,10 @@ from PIL import Image
 from transformers import pipeline
 
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTImageProcessor
-from hf_vit.evaluation.commands import evaluate
 from hf_vit.models.loading import load_model
-from hf_vit.training.commands import finetune, pretrain
+from hf_vit.scripts.evaluate import evaluate
+from hf_vit.scripts.finetune import finetune
+from hf_vit.scripts.pretrain import pretrain
 
 from ..launching import arguments
 from ..paths import RECIPES

@@ -15,15 +15,18 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForImageClassification, pipeline
 
-from hf_vit.evaluation.commands import evaluate
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.auto import register_auto_classes
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
-from hf_vit.training import commands
+from hf_vit.scripts import finetune as finetune_page
+from hf_vit.scripts.evaluate import evaluate
+from hf_vit.scripts.finetune import finetune
+from hf_vit.scripts.pretrain import pretrain
+from hf_vit.training import running
 from hf_vit.training.augmentation import TrainTransform
-from hf_vit.training.commands import finetune, main, pretrain
 from hf_vit.training.run import TrainingStopped
+from hf_vit.training.running import run_script
 from hf_vit.training.sources import load_split
 
 from ..launching import DIGITS, arguments, history
@@ -154,7 +157,7 @@ def test_new_head_is_zero_and_everything_else_is_the_checkpoints(flags, pretrain
         seen["model"] = model
         return {}
 
-    monkeypatch.setattr(commands, "run", look)
+    monkeypatch.setattr(finetune_page, "train_and_save", look)
     finetune_flags(flags, pretrained, tmp_path, image_size="[24, 40]")
     model = seen["model"]
     assert not model.classifier.weight.any()
@@ -308,7 +311,7 @@ def test_memory_that_does_not_suffice_halves_the_forward(tmp_path, monkeypatch, 
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
         return {}
 
-    monkeypatch.setattr(commands, "_train_and_save", only_six)
+    monkeypatch.setattr(running, "_train_at", only_six)
     settings = {**DIGITS, "per_device_batch_size": 24, "find_batch_size": "true", "output_dir": tmp_path / "out"}
     pretrain(arguments(**settings))
     assert tried == [24, 12, 6]
@@ -324,7 +327,7 @@ def test_print_config_shows_the_resolved_settings(capsys):
 
 def test_mistakes_end_with_status_2_and_one_sentence(capsys, tmp_path):
     with pytest.raises(SystemExit) as raised:
-        main(pretrain, arguments(**{**DIGITS, "eval_split": "validation", "output_dir": tmp_path / "out"}))
+        run_script(pretrain, arguments(**{**DIGITS, "eval_split": "validation", "output_dir": tmp_path / "out"}))
     assert raised.value.code == 2
     message = capsys.readouterr().err
     assert message.startswith("error: no split 'validation'; there is train, test")

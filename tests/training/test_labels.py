@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from hf_vit.catalog.class_names import built_in_class_names, imagenet_numbers
-from hf_vit.evaluation.commands import evaluate
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.loading import save_folder
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
-from hf_vit.training.commands import main
+from hf_vit.scripts.evaluate import evaluate
 from hf_vit.training.data import Split
 from hf_vit.training.labels import match_to_model, match_to_split, read_label_map
+from hf_vit.training.running import run_script
 
 from ..launching import arguments
 from ..models import save_tiny
@@ -92,7 +92,7 @@ def test_names_in_another_case_are_refused_with_pairs(classifier, tmp_path, caps
     """By number, they would have scored whatever the order of the two alphabets makes of it."""
     data = write(tmp_path, ["Red", "blue", "green", "Gr_ey"], ["red", "blue", "green", "grey"])
     with pytest.raises(SystemExit) as exit_status:
-        main(evaluate, arguments(model=classifier, dataset=data, num_workers=0))
+        run_script(evaluate, arguments(model=classifier, dataset=data, num_workers=0))
     assert exit_status.value.code == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "error: the classes of the data (4: 'Red', 'blue', 'green', 'Gr_ey') are not those of" in error

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_vit import HfViTForMaskedPatchPrediction
-from hf_vit.training import commands
+from hf_vit.scripts.pretrain import pretrain
 
 from ..launching import DIGITS, LIMIT, MODEL, arguments, environment, through, weights
 
@@ -117,7 +117,7 @@ def test_fsdp(one_process, tmp_path, fresh_accelerator):
     assert_same(tmp_path / "out", one_process, list(RUNS))
     for name in ("sgd", "hybrid"):
         copy_of_step_3(tmp_path / "out" / name, tmp_path / "alone" / name)
-        commands.pretrain(arguments(**RUNS[name], output_dir=tmp_path / "alone" / name, resume="true"))
+        pretrain(arguments(**RUNS[name], output_dir=tmp_path / "alone" / name, resume="true"))
     assert_same(tmp_path / "alone", one_process, ["sgd", "hybrid"])
 
 

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from hf_vit.evaluation.commands import evaluate
 from hf_vit.models.loading import load_model
-from hf_vit.training.commands import pretrain
+from hf_vit.scripts.evaluate import evaluate
+from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training.patch_sizes import compile_model, draw_sizes, prepare_patch_sizes
 from hf_vit.training.settings import FinetuneSettings
 

@@ -3,7 +3,8 @@
 import pytest
 import yaml
 
-from hf_vit.training.recipes import SettingsError, dump, parse_settings, read_recipe
+from hf_vit.training.options import parse_settings
+from hf_vit.training.recipes import SettingsError, dump, read_recipe
 from hf_vit.training.settings import FinetuneSettings, PretrainSettings
 
 ENOUGH = ["--dataset", "digits", "--model", "m", "--output_dir", "out", "--steps", "7"]
@@ -101,7 +102,7 @@ def test_a_recipe_wins_over_the_options_of_its_base(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--learning_rat", "0.1"], "unrecognized arguments: --learning_rat"),
+        (["--learning_rat", "0.1"], "there is no option --learning-rat; did you mean --learning-rate"),
         (["--learning_rate", "fast"], "learning_rate is 'fast'; it must be float"),
         (["--batch_size", "2.5"], "batch_size is 2.5; it must be int"),
         (["--optimizer", "lion"], "optimizer is 'lion'; it must be sgd or adamw"),

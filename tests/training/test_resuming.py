@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_vit.training.commands import pretrain
+from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training.recipes import read_recipe
 
 from ..launching import DIGITS, arguments, weights

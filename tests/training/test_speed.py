@@ -6,7 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hf_vit.models.configuration_hf_vit import HfViTConfig
-from hf_vit.training.commands import pretrain
+from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training.speed import count_flops, peak_of
 
 from ..launching import DIGITS, arguments

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch_xla.debug.metrics as metrics
 
+from hf_vit.scripts.finetune import finetune
+from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training import loop
-from hf_vit.training.commands import finetune, pretrain
-from hf_vit.training.commands import main as run_command
+from hf_vit.training.running import run_script as run_command
 
 METRICS = {"compiled": "CompileTime", "executed": "ExecuteTime", "waited": "TransferFromDeviceTime"}
 

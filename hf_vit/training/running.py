@@ -1,4 +1,4 @@
-"""`finetune` and `pretrain` from beginning to end: the page behind `training/*.py` and `hf-vit train`."""
+"""Training a model on opened data and saving it; and the frame of the scripts."""
 
 import logging
 import sys
@@ -12,16 +12,13 @@ from transformers import PreTrainedModel
 from ..files.messages import ends_in_one_sentence
 from ..files.output import write_json
 from ..files.progress import silence_progress_bars
-from . import models
 from .assembly import (
     checkpoints_of,
     evaluator,
-    open_splits,
     output_of,
     prepare_output,
     prepare_run,
     saver,
-    start,
     train_transform,
     write_recipe,
 )
@@ -29,55 +26,17 @@ from .batches import Shares
 from .data import Split, train_loader
 from .identity import identify_run
 from .loop import train
-from .optimization import freeze_parameters
+from .models import set_head_bias
 from .patch_sizes import prepare_patch_sizes
 from .preemption import PREEMPTED, Preempted
-from .recipes import dump, parse_settings
 from .reporting import card_data, write_curve
 from .resuming import resume, saved_per_device
 from .run import TrainingStopped
-from .settings import DataSettings, FinetuneSettings, PretrainSettings, TrainingSettings
+from .settings import TrainingSettings
 from .stalls import named_when_missing
 
 
-def finetune(argv: list[str] | None = None) -> dict[str, Any]:
-    """Fine-tune a pretrained model; return the metrics that are written to `output_dir`."""
-    settings = parse_settings(FinetuneSettings, argv)
-    if settings.print_config:
-        return show(settings)
-    accelerator = start(settings)
-    split, eval_split = open_splits(settings)
-    metrics = finetune_on(settings, accelerator, split, eval_split)
-    accelerator.end_training()
-    return metrics
-
-
-def finetune_on(
-    settings: FinetuneSettings, accelerator: Accelerator, split: Split, eval_split: Split | None
-) -> dict[str, Any]:
-    """Fine-tune on data that are open already; return the metrics."""
-    model, processor = models.load_for_finetuning(settings, split)
-    if settings.lora_rank:
-        model = models.add_adapters(model, settings)
-    freeze_parameters(model, settings.freeze + ([r"^(?!classifier)"] if settings.linear_probe else []))
-    return run(settings, accelerator, model, processor, split, eval_split)
-
-
-def pretrain(argv: list[str] | None = None) -> dict[str, Any]:
-    """Train from random weights; return the metrics that are written to `output_dir`."""
-    settings = parse_settings(PretrainSettings, argv)
-    if settings.print_config:
-        return show(settings)
-    accelerator = start(settings)
-    split, eval_split = open_splits(settings, needs_labels=settings.objective == "supervised")
-    model, processor = models.build_for_pretraining(settings, split)
-    freeze_parameters(model, settings.freeze)
-    metrics = run(settings, accelerator, model, processor, split, eval_split)
-    accelerator.end_training()
-    return metrics
-
-
-def run(
+def train_and_save(
     settings: TrainingSettings,
     accelerator: Accelerator,
     model: PreTrainedModel,
@@ -86,7 +45,7 @@ def run(
     eval_split: Split | None,
 ) -> dict[str, Any]:
     """Train a model and save it, with half the images per forward while they do not fit; return the metrics."""
-    models.set_head_bias(model, settings)
+    set_head_bias(model, settings)
     prepare_patch_sizes(model, [*settings.patch_sizes, *settings.eval_patch_sizes])
     if settings.gradient_checkpointing:
         newer = getattr(model, "activation_checkpointing_enable", None)
@@ -97,7 +56,7 @@ def run(
         per_device = saved_per_device(checkpoints_of(settings)) or per_device
     while True:
         try:
-            return _train_and_save(settings, accelerator, model, processor, split, eval_split, per_device)
+            return _train_at(settings, accelerator, model, processor, split, eval_split, per_device)
         except RuntimeError as error:
             if not settings.find_batch_size or per_device == 1 or not should_reduce_batch_size(error):
                 raise
@@ -106,7 +65,7 @@ def run(
             accelerator.free_memory()
 
 
-def _train_and_save(
+def _train_at(
     settings: TrainingSettings,
     accelerator: Accelerator,
     model: PreTrainedModel,
@@ -142,14 +101,8 @@ def _train_and_save(
     return metrics
 
 
-def show(settings: DataSettings) -> dict[str, Any]:
-    """Print the resolved settings as a recipe; there are no metrics."""
-    print(dump(settings), end="")
-    return {}
-
-
-def main(command: Callable[[list[str] | None], dict[str, Any]], argv: list[str] | None = None) -> None:
-    """Run a command; an error that the user can mend is one sentence and exit status 2, Ctrl+C one and 130.
+def run_script(page: Callable[[list[str] | None], dict[str, Any]], argv: list[str] | None = None) -> None:
+    """Run a page of `training/`; an error that the user can mend is one sentence and exit status 2, Ctrl+C one and 130.
 
     The exit status of a run that was told to end by SIGTERM or SIGUSR1, and saved, is 75.
     """
@@ -157,7 +110,7 @@ def main(command: Callable[[list[str] | None], dict[str, Any]], argv: list[str] 
     silence_progress_bars()
     with ends_in_one_sentence("error", TrainingStopped):
         try:
-            command(argv)
+            page(argv)
         except Preempted as preempted:
             processes = PartialState()
             if processes.is_main_process:

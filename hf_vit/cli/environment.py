@@ -1,0 +1,71 @@
+"""`hf-vit env` and `hf-vit completion`."""
+
+import argparse
+import platform
+import sys
+
+from ..files.messages import one_sentence
+from ..files.versions import versions_of
+from .arguments import Commands, add_command
+
+_CORE = ("hf_vit", "torch", "transformers", "huggingface-hub", "safetensors", "numpy", "pillow")
+_EXTRAS = {
+    "training": ("accelerate", "datasets", "evaluate"),
+    "lora": ("peft",),
+    "analysis": ("matplotlib", "scipy"),
+    "jax-checkpoints": ("msgpack", "tensorstore"),
+    "export": ("onnx", "onnxscript"),
+    "onnxruntime": ("onnxruntime",),
+    "openvino": ("openvino",),
+    "demo": ("gradio", "scikit-learn"),
+}
+
+
+def own_version() -> str:
+    """`hf-vit 0.1.0`"""
+    return f"hf-vit {versions_of(['hf_vit'])['hf_vit']}"
+
+
+def add_commands(commands: Commands) -> None:
+    """Add `env` and `completion`."""
+    add_command(commands, "env", _env, "print versions, extras and devices, for a report of a fault")
+    command = add_command(commands, "completion", _completion, "print a script that completes commands and options")
+    command.add_argument("shell", choices=["bash", "zsh", "tcsh"], help='`eval "$(hf-vit completion bash)"` loads it')
+
+
+def _env(arguments: argparse.Namespace) -> None:
+    print(f"Python {platform.python_version()} on {platform.platform()}")
+    for name, version in versions_of(_CORE).items():
+        print(f"{name:18}{version}")
+    for extra, packages in _EXTRAS.items():
+        found = versions_of(packages)
+        print(f"[{extra}]".ljust(18) + ", ".join(f"{name} {version}" for name, version in found.items()))
+    print(f"{'devices':18}{_devices()}")
+
+
+def _devices() -> str:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return f"unknown, since torch cannot be imported: {one_sentence(error)}"
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        names.append("MPS")
+    threads = f"{torch.get_num_threads()} threads" if torch.get_num_threads() > 1 else "1 thread"
+    return ", ".join([*names, f"CPU {torch.backends.cpu.get_cpu_capability()} with {threads}"])
+
+
+def _completion(arguments: argparse.Namespace) -> None:
+    try:
+        import shtab
+    except ImportError:
+        raise ImportError("completion needs shtab, which is not installed: pip install shtab") from None
+    from ..training.options import add_options
+    from ..training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
+
+    parser = arguments.root
+    pages = {"finetune": FinetuneSettings, "pretrain": PretrainSettings, "evaluate": EvaluateSettings}
+    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for name, settings_class in pages.items():
+        add_options(commands.choices[name], settings_class)
+    sys.stdout.write(shtab.complete(parser, arguments.shell))

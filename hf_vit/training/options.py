@@ -1,0 +1,109 @@
+"""The command line of settings: one option for each field, with its help; a recipe stands behind it."""
+
+import argparse
+import dataclasses
+import sys
+import typing
+from typing import Any, NoReturn, TypeVar
+
+from ..files.messages import did_you_mean, with_dashes
+from ..files.reading import parse_yaml
+from .recipes import SettingsError, alternatives, build, merge, read_recipe
+
+_Settings = TypeVar("_Settings")
+_METAVARS = {bool: "true|false", int: "INT", float: "FLOAT", str: "TEXT", dict[str, Any]: "TABLE"} | {
+    list[int]: "INT,INT,...",
+    list[float]: "FLOAT,FLOAT,...",
+    list[str]: "TEXT,TEXT,...",
+}
+
+
+def parse_settings(settings_class: type[_Settings], argv: list[str] | None = None, program: str = "") -> _Settings:
+    """Settings from `--recipe NAME`, `--select GROUP=LEVEL` and `--some-field VALUE`; the command line wins.
+
+    Values are read as YAML on both ways in: `--freeze '[embeddings, layers.0]'`.
+
+    Args:
+        program: what usage lines begin with; by default the script's name.
+
+    Raises:
+        SettingsError: in one sentence, for whatever is unknown, ill-typed or contradictory.
+        SystemExit: after --help.
+    """
+    parser = _OptionParser(
+        prog=program or None,
+        usage="%(prog)s [--recipe RECIPE] [--option VALUE ...]",
+        description=settings_class.__doc__,
+        allow_abbrev=False,  # or `--learning-rat` would quietly work
+        argument_default=argparse.SUPPRESS,
+    )
+    add_options(parser, settings_class)
+    arguments = vars(parser.parse_args(argv))
+    recipe, select = arguments.pop("recipe", None), arguments.pop("select", [])
+    values = read_recipe(recipe, _parse_selection(select)) if recipe else {}
+    if select and not recipe:
+        raise SettingsError(f"--select {' '.join(select)} chooses from a recipe, and there is no --recipe")
+    values = merge(values, {name: _parse_text(text) for name, text in arguments.items()})
+    return build(settings_class, values)
+
+
+def add_options(parser: argparse.ArgumentParser, settings_class: Any) -> None:
+    """Add an option for each field, under the headings that the fields state, with its help and default."""
+    parser.add_argument(
+        "--recipe", help="where to start from: a name (see `hf-vit recipes`), a YAML file or its address"
+    )
+    parser.add_argument("--select", nargs="+", metavar="GROUP=LEVEL", help="levels of the recipe's options")
+    groups: dict[str, Any] = {}
+    for field in dataclasses.fields(settings_class):
+        heading = field.metadata["group"]
+        if heading not in groups:
+            groups[heading] = parser.add_argument_group(heading)
+        bare: dict[str, Any] = {"nargs": "?", "const": "true"} if field.type is bool else {}
+        about = f"{field.metadata['about']}{_default_of(field)}".replace("%", "%%")
+        option = f"--{field.name.replace('_', '-')}"
+        groups[heading].add_argument(option, dest=field.name, metavar=_metavar(field.type), help=about, **bare)
+
+
+def _metavar(kind: Any) -> str:
+    """What stands for a value in help: `int | None` -> "INT", choices as they are."""
+    return "|".join(
+        "|".join(typing.get_args(option)) if typing.get_origin(option) is typing.Literal else _METAVARS[option]
+        for option in alternatives(kind)
+        if option is not type(None)
+    )
+
+
+def _default_of(field: Any) -> str:
+    """The default as help states it; what is none by default has words of its own."""
+    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    if value is None or value in ([], {}):
+        return ""
+    return f" (default: {str(value).lower() if isinstance(value, bool) else value})"
+
+
+class _OptionParser(argparse.ArgumentParser):
+    """argparse, but a mistake is an exception like any other, and an option may be written with underscores."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given = sys.argv[1:] if args is None else args
+        values, unknown = self.parse_known_args([with_dashes(text) for text in given], namespace)
+        if unknown:
+            known = [option for action in self._actions for option in action.option_strings]
+            self.error(f"there is no option {unknown[0]}{did_you_mean(unknown[0].split('=')[0], known)}")
+        return values
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+def _parse_text(text: str) -> Any:
+    try:
+        return parse_yaml(text, "the command line")
+    except ValueError:
+        return text
+
+
+def _parse_selection(select: list[str]) -> dict[str, str]:
+    if wrong := [item for item in select if "=" not in item]:
+        raise SettingsError(f"--select takes GROUP=LEVEL, not {wrong[0]!r}")
+    return dict(item.split("=", 1) for item in select)
