@@ -323,7 +323,7 @@ def test_a_task_has_its_augmentation_at_any_size(tiny, tmp_path):
 
     def settings_of(name, **finetune):
         settings = EvaluateSettings(model=str(tiny), protocol="vtab", output_dir=str(tmp_path), finetune=finetune)
-        return vtab.Runner(settings, Accelerator(), lambda *_: {}, read_table()).settings_of(TASKS[name])
+        return vtab.Runner(settings, Accelerator(), read_table()).settings_of(TASKS[name])
 
     pets, location = settings_of("Pets"), settings_of("dSpr-Loc", image_size=[48, 36])
     assert (pets.crop, pets.flip, pets.image_size, pets.resize, pets.preset) == ("random", True, 384, [448, 448], "bit")
