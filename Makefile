@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-xla quick check fix bench fuzz
+.PHONY: demo test test-xla quick check fix bench bench-gpu fuzz
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -44,6 +44,12 @@ $(COMPARED:%=bench-%): bench-%: .venv/peers
 
 bench-%: .venv/peers
 	$(BIN)/python benchmarks/$*.py
+
+# One GPU for 40 minutes, with a torch for it and what else is installed: `make bench-gpu GPU_PYTHON=python3 GPU_OPTIONS="--resume"`.
+GPU_PYTHON ?= $(BIN)/python
+GPU_OPTIONS ?=
+bench-gpu:
+	$(GPU_PYTHON) benchmarks/gpu.py $(GPU_OPTIONS)
 
 # Mutated inputs of a kind, or of all: `make fuzz KIND=npz N=10000 SEED=0`. Findings come into fuzz_findings/.
 KIND ?= all

@@ -1,0 +1,163 @@
+"""A function in a process of its own, which a crash or a hang ends without harm to the caller.
+
+The processes are forked from a server that has imported what they need, so that they begin at once. Imports take ten
+seconds, and there are a hundred rows.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_STOP_SECONDS = 5  # for a killed process to be gone
+
+
+class LeftOut(Exception):
+    """A row that this machine cannot measure; the message says why."""
+
+
+class Outcome(NamedTuple):
+    """What became of a process.
+
+    status: "done", "left out", "failed", "timed out", or "cut off" (by the caller's own end).
+    result: what it returned, or the last of what it sent on the way.
+    """
+
+    status: str
+    result: dict
+    reason: str = ""
+
+
+Work = Callable[[dict, Callable[[dict], None]], dict]
+
+
+class Processes:
+    """Starts processes, one at a time.
+
+    Args:
+        preload: modules that the server imports.
+        method: "forkserver", or "spawn" where a device cannot be used after a fork.
+        log: file for what the processes print.
+    """
+
+    def __init__(self, preload: list[str], method: str, log: Path):
+        self.log = log
+        self._context: Any = multiprocessing.get_context(method)
+        if method == "forkserver":
+            self._context.set_forkserver_preload(preload)
+
+    def run(self, work: str, message: dict, limit: float, grace: float = 2, is_cut: bool = False) -> Outcome:
+        """Run `work`, "module:function", with a message.
+
+        Args:
+            limit: seconds.
+            grace: seconds between SIGTERM and SIGKILL.
+            is_cut: whether the limit is the caller's own end, and not the row's.
+        """
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_run, args=(work, message, theirs, str(self.log)))
+        process.start()
+        theirs.close()
+        try:
+            outcome = _listen(ours, process, time.monotonic() + limit)
+            if outcome.status == "timed out":
+                outcome = _end(process, ours, outcome, grace)
+                if outcome.status != "done":
+                    what = "the run's time was over" if is_cut else f"not ready after {limit:.0f} s"
+                    outcome = Outcome("cut off" if is_cut else "timed out", outcome.result, what)
+            return outcome
+        except BaseException:  # the caller was told to end
+            process.terminate()
+            process.join(grace)
+            raise
+        finally:
+            _kill(process)
+
+
+def _listen(ours: Any, process: Any, end: float, latest: dict | None = None) -> Outcome:
+    """Collect messages until the process has ended or the time is over."""
+    latest = latest or {}
+    while True:
+        ready = connection.wait([ours, process.sentinel], max(end - time.monotonic(), 0))
+        if not ready:
+            return Outcome("timed out", latest)
+        if ours.poll():
+            try:
+                status, content = ours.recv()
+            except EOFError:
+                return _died(process, latest)
+            if status == "partial":
+                latest = content
+            elif status == "done":
+                return Outcome("done", content)
+            else:
+                return Outcome(status, latest, content)
+        elif process.sentinel in ready:
+            return _died(process, latest)
+
+
+def _died(process: Any, latest: dict) -> Outcome:
+    process.join(_STOP_SECONDS)
+    code = process.exitcode
+    how = f"signal {-code} ended it" if code is not None and code < 0 else f"exit status {code}"
+    return Outcome("failed", latest, how)
+
+
+def _end(process: Any, ours: Any, outcome: Outcome, grace: float) -> Outcome:
+    """Tell a process to end, and take what it still says."""
+    process.terminate()
+    return _listen(ours, process, time.monotonic() + grace, outcome.result)
+
+
+def _kill(process: Any) -> None:
+    """End a process and all that it has started."""
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join(_STOP_SECONDS)
+
+
+def _run(work: str, message: dict, theirs: Any, log: str) -> None:
+    """What the process does: its own group of processes, its output in a file, its result through the pipe."""
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with open(log, "a", buffering=1, encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    print(f"\n== {message.get('name', work)}")
+    theirs.send(_outcome_of(work, message, theirs))
+    theirs.close()
+
+
+def _outcome_of(work: str, message: dict, theirs: Any) -> tuple[str, Any]:
+    module, _, function = work.partition(":")
+    try:
+        called: Work = getattr(__import__(module), function)
+        return "done", called(message, lambda partial: theirs.send(("partial", partial)))
+    except LeftOut as reason:
+        return "left out", str(reason)
+    except SystemExit as end:
+        return "failed", f"exit status {end.code}"
+    except BaseException as error:  # a row may fail in any way
+        sys.excepthook(*sys.exc_info())
+        first = (str(error).strip().splitlines() or [""])[0]
+        return "failed", f"{type(error).__name__}: {first[:300]}"
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.killpg(0, signal.SIGKILL)

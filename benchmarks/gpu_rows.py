@@ -1,0 +1,138 @@
+"""The ladder of `gpu.py`: what is measured, in the order of its use to someone whose lease is cut off."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+GOALS = {("train", "S/16"): 0.25, ("train", "B/16"): 0.35, ("train", "L/16"): 0.50}  # shares of the measured peak
+INFERENCE_GOAL = 0.60
+TOY = "toy"  # a ViT of two layers, for CPUs
+_TOY_LIMIT = 600  # seconds
+_GRAPHS, _AUTOTUNE = "reduce-overhead", "max-autotune"  # names of torch.compile's modes
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to compute the same model.
+
+    precision: "float32", "tf32" (float32 with TF32 products), "autocast" (bfloat16 products, float32 weights),
+        "bfloat16" (all of it), "fp8" (linear layers by torchao, the rest as with autocast).
+    compile: a mode of torch.compile; None for eager.
+    by_layers: compile each layer alone, which takes a tenth of the time to compile.
+    pad: tokens are padded to a multiple of it, and masked in the attention.
+    attention: "sdpa", "cudnn" (sdpa with cuDNN's kernel), or a repository of `kernels`.
+    """
+
+    name: str
+    precision: str = "autocast"
+    compile: str | None = None
+    by_layers: bool = False
+    fused: bool = True
+    pad: int | None = None
+    attention: str = "sdpa"
+    channels_last: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """Something to measure, in a process of its own.
+
+    kind: "peak", "train", "infer", "images" or "paper".
+    limit: seconds until the process is ended.
+    least: seconds without which it is not begun.
+    grace: seconds to end in, once told to.
+    """
+
+    kind: str
+    variant: str = ""
+    setting: Setting | None = None
+    limit: float = 120
+    least: float = 30
+    grace: float = 2
+
+    @property
+    def name(self) -> str:
+        return " ".join(filter(None, (self.kind, self.variant, self.setting and self.setting.name)))
+
+    def as_message(self) -> dict[str, Any]:
+        return {**asdict(self), "name": self.name}
+
+
+REFERENCE = "float32"  # the setting whose losses are the measure of all others
+BASE = "bf16 autocast"  # the setting whose best batch the compiled ones begin with
+
+_CORE = (
+    Setting(BASE),
+    Setting("compile", compile="default"),
+    Setting("compile, CUDA graphs", compile=_GRAPHS),
+    Setting(REFERENCE, "float32"),
+)
+_EXTRA = (
+    Setting("compile, cuDNN attention", compile="default", attention="cudnn"),
+    Setting("compile, max-autotune", compile=_AUTOTUNE),
+    *(Setting(f"compile, tokens padded to x{pad}", compile="default", pad=pad) for pad in (8, 16, 64)),
+    Setting("compile, pure bf16", "bfloat16", "default"),
+    Setting("compile, channels_last", compile="default", channels_last=True),
+    Setting("compile by layers", compile="default", by_layers=True),
+    Setting("bf16 autocast, flash attention 3", attention="kernels-community/flash-attn3"),
+    Setting("bf16 autocast, tokens padded to x8", pad=8),
+    Setting("bf16 autocast, AdamW not fused", fused=False),
+    Setting("TF32", "tf32"),
+)
+_FP8 = Setting("compile, fp8", "fp8", "default")
+_INFERENCE = (
+    Setting("pure bf16", "bfloat16"),
+    Setting("compile", "bfloat16", "default"),
+    Setting("compile, CUDA graphs", "bfloat16", _GRAPHS),
+)
+_INFERENCE_EXTRA = (
+    Setting("compile, max-autotune", "bfloat16", _AUTOTUNE),
+    Setting("compile, cuDNN attention", "bfloat16", "default", attention="cudnn"),
+    Setting("compile, tokens padded to x8", "bfloat16", "default", pad=8),
+    Setting("compile, channels_last", "bfloat16", "default", channels_last=True),
+    Setting("flash attention 3", "bfloat16", attention="kernels-community/flash-attn3"),
+    Setting("TF32", "tf32"),
+    Setting("float32", "float32"),
+)
+
+
+def ladder(toy: bool, inductor: bool = False) -> list[Row]:
+    """All rows, the most useful first; the toy's have every code path once."""
+    return list(_toy_rows(inductor) if toy else _rows())
+
+
+def _rows() -> Iterator[Row]:
+    yield Row("peak", limit=90, least=10)
+    for variant in ("B/16", "S/16", "L/16"):
+        yield from _timed("train", variant, _CORE)
+        yield from _timed("infer", variant, _INFERENCE)
+    yield Row("images", limit=120, least=20)
+    yield Row("paper", limit=1500, least=120, grace=45)
+    yield from _timed("train", "L/16", [_FP8])
+    for variant in ("B/16", "S/16", "L/16"):
+        yield from _timed("train", variant, _EXTRA)
+        yield from _timed("infer", variant, _INFERENCE_EXTRA)
+    yield from _timed("infer", "L/16", [_FP8])
+    for kind in ("train", "infer"):
+        yield from _timed(kind, "H/14", [_CORE[1], _FP8])
+
+
+def _toy_rows(inductor: bool) -> Iterator[Row]:
+    """Without inductor, all modes of torch.compile are the same, and one stands for all."""
+    modes = ("default", _GRAPHS, _AUTOTUNE) if inductor else ("default",)
+    yield Row("peak", limit=_TOY_LIMIT, least=1)
+    for kind, settings in (("train", (*_CORE, *_EXTRA, _FP8)), ("infer", (*_INFERENCE, *_INFERENCE_EXTRA))):
+        for setting in settings:
+            if setting.compile in (None, *modes) and setting.pad in (None, 8):
+                yield Row(kind, TOY, setting, _TOY_LIMIT, least=1)
+    yield Row("images", limit=_TOY_LIMIT, least=1)
+    yield Row("paper", limit=_TOY_LIMIT, least=1, grace=10)
+
+
+def _timed(kind: str, variant: str, settings: Sequence[Setting]) -> Iterator[Row]:
+    """Rows with the seconds that a setting may take; the large models take longer."""
+    slower = {"L/16": 1.5, "H/14": 2}.get(variant, 1)
+    for setting in settings:
+        limit, least = (300, 150) if setting.compile == _AUTOTUNE else (180, 60) if setting.compile else (100, 30)
+        limit = 200 if setting.name == REFERENCE else limit  # which has losses of several seeds
+        yield Row(kind, variant, setting, limit * slower, least)
