@@ -68,9 +68,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--toy", action="store_true", help="tiny models and few steps, to try the program")
-    parser.add_argument(
-        "--inductor", action="store_true", help="compile at toy size too (minutes), with a C++ compiler"
-    )
+    parser.add_argument("--inductor", action="store_true", help="compile at toy size too, which takes minutes and g++")
     parser.add_argument("--minutes", type=float, default=40, help="for everything (default 40)")
     parser.add_argument("--resume", action="store_true", help="skip what OUTPUT has measured already")
     parser.add_argument("--output", type=Path, default=Path("gpu_output"), help="folder (default gpu_output)")

@@ -1,7 +1,7 @@
 """The ladder of `gpu.py`: what is measured, in the order of its use to someone whose lease is cut off."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 GOALS = {("train", "S/16"): 0.25, ("train", "B/16"): 0.35, ("train", "L/16"): 0.50}  # shares of the measured peak
@@ -118,12 +118,13 @@ def _rows() -> Iterator[Row]:
 
 
 def _toy_rows(inductor: bool) -> Iterator[Row]:
-    """Without inductor, all modes of torch.compile are the same, and one stands for all."""
-    modes = ("default", _GRAPHS, _AUTOTUNE) if inductor else ("default",)
+    """Without inductor one setting is compiled, for the graphs alone; all others are eager."""
     yield Row("peak", limit=_TOY_LIMIT, least=1)
     for kind, settings in (("train", (*_CORE, *_EXTRA, _FP8)), ("infer", (*_INFERENCE, *_INFERENCE_EXTRA))):
         for setting in settings:
-            if setting.compile in (None, *modes) and setting.pad in (None, 8):
+            is_eager = not inductor and (kind, setting.name) != ("train", "compile")
+            if setting.pad in (None, 8):
+                setting = replace(setting, compile=None) if is_eager else setting
                 yield Row(kind, TOY, setting, _TOY_LIMIT, least=1)
     yield Row("images", limit=_TOY_LIMIT, least=1)
     yield Row("paper", limit=_TOY_LIMIT, least=1, grace=10)

@@ -43,7 +43,7 @@ class Plan:
 
     def __init__(self, toy: bool):
         self.toy = toy
-        self.loss_steps = 12 if toy else 100
+        self.loss_steps = 10 if toy else 100
         self.window, self.windows = (0.0, 2) if toy else (0.5, 5)  # seconds, and how many times
         self.largest = {"train": 8, "infer": 8} if toy else _LARGEST_BATCH
 
