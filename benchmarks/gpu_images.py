@@ -61,14 +61,14 @@ def _steps(jpegs: list[bytes], images: torch.Tensor, size: int, device: torch.de
     pinned = images.pin_memory() if device.type == "cuda" else images
 
     def augment(batch: torch.Tensor) -> torch.Tensor:
-        boxes = sample_boxes(len(batch), *batch.shape[1:3], generator)
+        boxes = sample_boxes(len(batch), batch.shape[1], batch.shape[2], generator)
         return crop_flip_normalize(batch, boxes, size, normalizer, generator)
 
     def evaluate() -> Any:
         return processor(list(there.permute(0, 3, 1, 2)), return_tensors="pt")
 
     def boxes_in_python() -> Any:
-        return [sample_inception_box(*images.shape[1:3], rng=rng) for _ in images]
+        return [sample_inception_box(images.shape[1], images.shape[2], rng=rng) for _ in images]
 
     return {
         f"decode with PIL, {cores} threads": lambda: (lambda: list(pool.map(_decode_one, jpegs)), len(jpegs)),

@@ -8,9 +8,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
@@ -66,7 +66,7 @@ class Processes:
         process.start()
         theirs.close()
         try:
-            outcome = _listen(ours, process, time.monotonic() + limit)
+            outcome = _listen(ours, process, time.monotonic() + limit, {})
             if outcome.status == "timed out":
                 outcome = _end(process, ours, outcome, grace)
                 if outcome.status != "done":
@@ -81,9 +81,8 @@ class Processes:
             _kill(process)
 
 
-def _listen(ours: Any, process: Any, end: float, latest: dict | None = None) -> Outcome:
+def _listen(ours: Any, process: Any, end: float, latest: dict) -> Outcome:
     """Collect messages until the process has ended or the time is over."""
-    latest = latest or {}
     while True:
         ready = connection.wait([ours, process.sentinel], max(end - time.monotonic(), 0))
         if not ready:
@@ -133,10 +132,8 @@ def _run(work: str, message: dict, theirs: Any, log: str) -> None:
     with open(log, "a", buffering=1, encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    print(f"\n== {message.get('name', work)}")
+    print(f"\n== {message.get('name', work)}", flush=True)
     theirs.send(_outcome_of(work, message, theirs))
     theirs.close()
 
@@ -151,7 +148,7 @@ def _outcome_of(work: str, message: dict, theirs: Any) -> tuple[str, Any]:
     except SystemExit as end:
         return "failed", f"exit status {end.code}"
     except BaseException as error:  # a row may fail in any way
-        sys.excepthook(*sys.exc_info())
+        traceback.print_exc()
         first = (str(error).strip().splitlines() or [""])[0]
         return "failed", f"{type(error).__name__}: {first[:300]}"
 
