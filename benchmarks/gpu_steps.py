@@ -28,7 +28,13 @@ from hf_vit.training.settings import TrainingSettings
 
 Report = Callable[[dict], None]
 _FORWARDS_PER_STEP = 3  # one, and a backward of twice its cost
-_TOY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 16}
+_TOY: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "image_size": 16,
+}
 _FIRST_BATCH = {"S/16": 256, "B/16": 128, "L/16": 64, "H/14": 32, TOY: 4}
 _LOSS_BATCH = {"S/16": 64, "B/16": 64, "L/16": 32, "H/14": 16, TOY: 4}
 _LARGEST_BATCH = {"train": 4096, "infer": 8192}

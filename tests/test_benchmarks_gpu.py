@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,7 +136,7 @@ def test_the_share_is_of_the_peak_of_the_same_kind(tmp_path):
 
 
 def test_padded_tokens_change_nothing():
-    model = tiny().eval()
+    model: Any = tiny().eval()
     expected = model(images(model)).logits
     seen = []
     model.vit.layers[0].mlp.register_forward_hook(lambda *call: seen.append(call[2].shape[1]))
