@@ -1,26 +1,37 @@
 """What it costs that packed weights cannot be stale: forwards of a ViT, in processor time, that take turns.
 
     python benchmarks/packed_weights.py [--variants Ti/16 ...] [--batch_size 1] [--rounds 30] [--earlier FILE]
+    python benchmarks/packed_weights.py --choices 10 [--calls 5] [--load 12] [--variants Ti/16 ...]
 
-"packed" is a model after `optimize_for_inference` with all its linear layers packed, whichever wins the race;
+"packed" is a model after `optimize_for_inference` with all its linear layers packed, whatever its rule says;
 "unchecked" has the same weights packed, and never looks whether they are current; "not packed" takes the weights as
 they are to oneDNN, as a compiled model does. FILE is an earlier hf_vit/models/inference.py (`git show
 COMMIT:hf_vit/models/inference.py`): "earlier" packs as that does. One thread, in time of its own: what else the machine
 does counts little.
+
+`--choices` prints which layers are packed in as many fresh processes, a few at a time, each of which optimises new
+models `--calls` times, beside `--load` processes that only keep the CPU busy.
 """
 
 import argparse
+import collections
 import copy
 import importlib.util
+import json
 import random
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from common import table
+from common import run_apart, table
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.models import inference
@@ -34,7 +45,52 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--earlier", type=Path)
+    parser.add_argument("--choices", type=int, default=0)
+    parser.add_argument("--calls", type=int, default=5)
+    parser.add_argument("--load", type=int, default=0)
+    parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.apart:
+        print(json.dumps({"choices": [_choose(options.variants) for _ in range(options.calls)]}))
+    elif options.choices:
+        _print_choices(options)
+    else:
+        _print_costs(options)
+
+
+def _print_choices(options: argparse.Namespace) -> None:
+    arguments = (__file__, "--apart", "--calls", options.calls, "--variants", *options.variants)
+    with _load(options.load), ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda _: run_apart(*arguments), range(options.choices)))
+    counts = collections.Counter(json.dumps(choice) for result in results for choice in result["choices"])
+    print(table(["packed layers", "calls"], [[choice, str(count)] for choice, count in counts.most_common()]))
+
+
+@contextmanager
+def _load(count: int) -> Iterator[None]:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def _choose(variants: list[str]) -> dict[str, list[str]]:
+    """How many layers of new models are packed, by their names without those of their parents."""
+    choices = {}
+    for variant in variants:
+        for dtype in (torch.float32, torch.bfloat16):
+            model: Any = HfViTForImageClassification(HfViTConfig.from_variant(variant, num_labels=1000)).to(dtype)
+            inference.optimize(model)
+            packed = [n for n, m in model.named_modules() if isinstance(vars(m).get("forward"), inference.PackedLinear)]
+            kinds = collections.Counter(name.rpartition(".")[2] for name in packed)
+            choices[f"{variant} {str(dtype)[6:]}"] = [f"{count} {name}" for name, count in sorted(kinds.items())]
+    return choices
+
+
+def _print_costs(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     earlier = _import_beside(options.earlier) if options.earlier else None
     rows = []
@@ -66,9 +122,9 @@ def _time(
     plain: Any = HfViTForImageClassification(config).eval()
     plain.to(dtype)
     pixel_values = torch.rand(batch_size, 3, 224, 224, dtype=dtype)
-    models = {name: _optimized(plain, inference, batch_size) for name in ("packed", "unchecked", "not packed")}
+    models = {name: _optimized(plain, inference) for name in ("packed", "unchecked", "not packed")}
     if earlier is not None:
-        models["earlier"] = _optimized(plain, earlier, batch_size)
+        models["earlier"] = _optimized(plain, earlier, batch_size * plain.tokens_per_image)
     _skip_checks(models["unchecked"], packed=True, inputs=pixel_values)
     _skip_checks(models["not packed"], packed=False, inputs=pixel_values)
     seconds: dict[str, list[float]] = {name: [] for name in models}
@@ -81,10 +137,11 @@ def _time(
     return seconds
 
 
-def _optimized(plain: HfViTForImageClassification, code: Any, batch_size: int) -> HfViTForImageClassification:
-    code.wins_race = lambda layer, rows: True
+def _optimized(plain: HfViTForImageClassification, code: Any, *rows: int) -> HfViTForImageClassification:
+    """Earlier code takes the rows of the products, and held a race."""
+    code.gains_from_packing = code.wins_race = lambda *arguments: True
     model = copy.deepcopy(plain)
-    code.optimize(model, batch_size * model.tokens_per_image)
+    code.optimize(model, *rows)
     return model
 
 

@@ -329,7 +329,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         compiled model packs nothing.
 
         Args:
-            batch_size: images at a time, as they will usually come.
+            batch_size: images at a time, as they will usually come; the torch backend does not depend on it.
             backend: "torch", "openvino", "onnxruntime", or "auto" for the fastest installed; see `hf_vit.use_backend`.
 
         Returns:
@@ -340,7 +340,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             if hf_vit is None:
                 raise ImportError(f"backend={backend!r} needs pip install 'hf_vit[openvino]', and import hf_vit")
             return hf_vit.use_backend(self, backend, batch_size)
-        optimize(self, rows=batch_size * self.tokens_per_image)
+        optimize(self)
         return self.eval()
 
     @property

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import platform
+import time
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ EXACT = {"rtol": 0, "atol": 0}
 @pytest.fixture(autouse=True)
 def everything_wins(monkeypatch):
     """Products of tiny layers are as fast in one way as in the other."""
-    monkeypatch.setattr(inference, "wins_race", lambda layer, rows: True)
+    monkeypatch.setattr(inference, "gains_from_packing", lambda *shape_and_dtype: True)
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)
@@ -38,9 +40,31 @@ def test_the_operators_are_there():
     assert inference.has_onednn()
 
 
-def test_the_race_is_run_on_the_layer_as_it_is(monkeypatch):
+@pytest.mark.parametrize(
+    ("machine", "capability", "limit", "dtype", "narrow", "wide"),
+    [
+        ("x86_64", "AVX512", "", torch.float32, True, True),
+        ("AMD64", "AVX512", "AVX512_CORE", torch.bfloat16, True, True),
+        ("x86_64", "AVX512", "avx2", torch.float32, False, True),
+        ("x86_64", "AVX2", "", torch.float32, False, True),
+        ("x86_64", "AVX2", "", torch.bfloat16, False, False),  # packing raises an error there
+        ("aarch64", "DEFAULT", "", torch.float32, False, False),
+    ],
+)
+def test_what_is_packed_is_a_rule_without_a_clock(monkeypatch, machine, capability, limit, dtype, narrow, wide):
+    """By features of the CPU and shape; a race of wall-clock times left layers unpacked under load, by chance."""
     monkeypatch.undo()
-    assert inference.wins_race(nn.Linear(14, 22), rows=31) in (True, False)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    has_bfloat16 = capability == "AVX512"
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bfloat16)
+    for clock in ("time", "perf_counter", "process_time", "thread_time", "monotonic"):
+        monkeypatch.setattr(time, clock, None)
+    for width, expected in ((192, narrow), (384, wide)):
+        layer = nn.Sequential(*(nn.Linear(width, outputs, dtype=dtype) for outputs in (width, 4 * width, 1000)))
+        inference.optimize(layer)
+        assert [bool(replaced(linear)) for linear in layer] == [expected] * 3
 
 
 @torch.no_grad()
