@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from gpu_process import LeftOut
@@ -109,9 +110,11 @@ def _toy_settings() -> dict[str, object]:
 
 def _run_command(settings: dict[str, object]) -> dict:
     """The metrics of `hf-vit finetune`, here in this process."""
-    from hf_vit.training.commands import finetune as command
+    spec: Any = importlib.util.spec_from_file_location("finetune", _ROOT / "training" / "finetune.py")
+    script = importlib.util.module_from_spec(spec)  # hf_vit.scripts, which only an installed package has
+    spec.loader.exec_module(script)
 
     if not torch.cuda.is_available():
         os.environ["ACCELERATE_USE_CPU"] = "true"
-    command([text for name, value in settings.items() for text in (f"--{name}", str(value))])
+    script.finetune([text for name, value in settings.items() for text in (f"--{name}", str(value))])
     return json.loads((Path(str(settings["output_dir"])) / "metrics.json").read_text(encoding="utf-8"))

