@@ -32,7 +32,7 @@ quick: .venv/installed
 	$(BIN)/python -m pytest --numprocesses 2 -m "not slow and not browser"
 
 # What is compared with others, and then what is not; each alone is `make bench-inference` and so on.
-COMPARED := inference training_step loading floor
+COMPARED := inference training_step loading floor pipeline
 bench: $(COMPARED:%=bench-%) bench-convert bench-image_processing bench-resampling
 
 .venv/peers: .venv/installed

@@ -109,7 +109,7 @@ def _photographs(options: argparse.Namespace) -> list[Any]:
         from image_processing import make_photograph
 
         whole = make_photograph(None)
-        boxes = [(left, top, left + 1000, top + 750) for top in range(0, 3000, 375) for left in range(0, 3001, 500)]
+        boxes = [(left, top, left + 1000, top + 750) for top in range(0, 2251, 375) for left in range(0, 3001, 500)]
         return [whole.crop(box) for box in boxes[: options.images]]
     files = sorted(file for file in options.photographs.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg"))
     return [Image.open(file).convert("RGB") for file in files[: options.images]]

@@ -114,7 +114,7 @@ def test_a_section_is_replaced_and_the_rest_stays(tmp_path):
 
 def test_the_pages_have_the_sections_that_are_written():
     for page, names in {
-        "RESULTS.md": ("inference", "training_step", "gpu", "loading", "cold_start", "loading_images"),
+        "RESULTS.md": ("inference", "training_step", "gpu", "loading", "cold_start", "loading_images", "pipeline"),
         "README.md": ("cost", "floor"),
         "../docs/hardware.md": ("launchers",),
     }.items():

@@ -63,7 +63,7 @@ def predict_batches(
         processor: its image processor.
         images: whatever the processor takes, each alone; of an iterator no more is taken than is needed for twice as
             many batches as there are workers.
-        batch_size: images of a forward, at most; fewer where some workers would have none.
+        batch_size: images of a forward, at most; fewer where the workers' shares would be unequal.
         workers: threads; by default PyTorch's number of them and at most 8, or 4 where they only read.
 
     Raises:
@@ -77,7 +77,8 @@ def predict_batches(
     if batch_size < 1 or workers < 1:
         raise ValueError(f"batch_size is {batch_size} and workers is {workers}; both must be at least 1")
     if computes and isinstance(images, Sized):
-        batch_size = min(batch_size, max(1, -(-len(images) // workers)))
+        turns = -(-len(images) // (workers * batch_size))  # of every worker, in batches as equal as can be
+        batch_size = max(1, -(-len(images) // (workers * max(turns, 1))))
 
     def read(batch: list[Any]) -> Any:
         return processor(batch, return_tensors="pt").to(model.device)

@@ -52,9 +52,11 @@ def test_outputs_are_those_of_each_image_alone_in_order(pair, files, kind, worke
     assert (workers_left(), torch.get_num_threads()) == ([], threads)
 
 
-def test_few_images_are_shared_by_all_workers(pair, files):
+def test_images_are_shared_equally_by_the_workers(pair, files):
     sizes = [len(batch.logits) for batch in predict_batches(*pair, files[:7], 32, 3)]
     assert sizes == [3, 3, 1]
+    sizes = [len(batch.logits) for batch in predict_batches(*pair, files[:10], 4, 2)]
+    assert sizes == [3, 3, 3, 1]
     assert list(predict_batches(*pair, [])) == []
 
 
