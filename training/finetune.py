@@ -15,6 +15,7 @@ if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path.pop(0)  # or evaluate.py in this folder would hide the package of that name
 
 try:
+    from hf_vit.training.announcing import announce, conclude
     from hf_vit.training.assembly import open_splits, start
     from hf_vit.training.models import load_for_finetuning
     from hf_vit.training.options import parse_settings
@@ -38,9 +39,12 @@ def finetune(argv: list[str] | None = None) -> dict[str, Any]:
     split, eval_split = open_splits(settings)
     # The model: weights as they are stored, a new head of zeros (training/models.py).
     model, processor = load_for_finetuning(settings, split)
+    # What is going to happen, in words.
+    announce(settings, accelerator, model, split, eval_split)
     # Optimiser, schedule and augmentation (training/assembly.py); the loop (training/loop.py) with its checkpoints and
     # evaluations; the model, its processor, metrics and the learning curve are saved.
     metrics = train_and_save(settings, accelerator, model, processor, split, eval_split)
+    conclude(settings, accelerator, metrics)
     accelerator.end_training()
     return metrics
 

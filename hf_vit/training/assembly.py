@@ -24,6 +24,7 @@ from .checkpoints import Checkpoints
 from .data import EvalSamples, Split, eval_loader, open_split
 from .devices import is_xla, keep_float32_weights, make_states
 from .fsdp import is_sharded, shard_by_layers
+from .held_out import cut_off, find_eval_split
 from .labels import match_to_split, state_classes
 from .measuring import empty_batch, predict, score
 from .models import save_plain
@@ -34,7 +35,7 @@ from .recipes import SettingsError, dump
 from .reporting import choose_trackers
 from .run import Run
 from .schedules import build_schedule
-from .settings import DataSettings, PretrainSettings, TrainingSettings
+from .settings import AUTO, DataSettings, PretrainSettings, TrainingSettings
 from .sources import load_split
 from .stalls import Watched
 from .workers import start_server
@@ -103,12 +104,19 @@ def write_recipe(settings: TrainingSettings) -> None:
 def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[Split, Split | None]:
     """The training split and the evaluation split, with labels that mean the same.
 
+    Where the setting is "auto" and the data have such a split, the setting becomes its name.
+
     Raises:
         ValueError: when they do not.
     """
     split = open_named(settings, settings.train_split, needs_labels)
+    if settings.eval_split == AUTO:
+        names = str(settings.dataset), settings.dataset_config, settings.streaming
+        settings.eval_split = find_eval_split(*names, settings.train_split)
     if settings.eval_split is None:
         return split, None
+    if settings.eval_split == AUTO:
+        return cut_off(split)
     eval_split = open_named(settings, settings.eval_split, needs_labels)
     return split, match_to_split(split, eval_split, settings.train_split, settings.eval_split)
 

@@ -7,6 +7,7 @@ so that a long run compiles a step a few times more: when its rate is 0, or Adam
 """
 
 import os
+import platform
 
 import torch
 from accelerate import Accelerator
@@ -58,3 +59,9 @@ def make_states(accelerator: Accelerator, optimizer: torch.optim.Optimizer) -> N
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     mark_step(accelerator)
+
+
+def describe_device(device: torch.device) -> str:
+    """`cuda NVIDIA H100`, `cpu x86_64`"""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    return f"{device.type} {name}".strip()

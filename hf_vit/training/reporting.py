@@ -2,7 +2,6 @@
 
 import datetime
 import logging
-import platform
 import shlex
 import sys
 import time
@@ -11,12 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
 from ..files.output import new_file
 from ..files.versions import versions_of
+from .devices import describe_device
 from .profiling import Profiler
 from .run import Run
 from .settings import TrainingSettings
@@ -133,7 +132,6 @@ def write_curve(history: list[dict], path: Path) -> None:
 
 def card_data(settings: TrainingSettings, metrics: dict[str, Any], accelerator: Accelerator) -> dict[str, Any]:
     """Facts about a run for a model card."""
-    device = torch.cuda.get_device_name() if accelerator.device.type == "cuda" else platform.processor()
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
@@ -144,6 +142,6 @@ def card_data(settings: TrainingSettings, metrics: dict[str, Any], accelerator: 
         "settings": {name: value for name, value in vars(settings).items() if name != "output_dir"},
         "metrics": metrics,
         "processes": accelerator.num_processes,
-        "device": f"{accelerator.device.type} {device}".strip(),
+        "device": describe_device(accelerator.device),
         "versions": versions_of(_PACKAGES),
     }

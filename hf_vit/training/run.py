@@ -35,13 +35,23 @@ class Run:
     checkpoints: Checkpoints
     average: MovingAverage | None = None
     step: int = 0  # optimiser steps done
-    best: float = -math.inf
+    best: float = -math.inf  # accuracy, or else -loss, of an evaluation
     skipped: int = 0  # unreadable images on all processes
     history: list[dict[str, float]] = field(default_factory=list)
     place: Place = field(default_factory=Place)
     waited: float = 0.0  # seconds, for the loader's batches
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     identity: dict[str, Any] = field(default_factory=dict)  # of "data", and of the "model" that training began from
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of the best evaluation; None before one."""
+        qualities = [
+            (entry.get("eval_accuracy", -entry["eval_loss"]), entry["step"])
+            for entry in self.history
+            if "eval_loss" in entry
+        ]
+        return int(max(qualities, key=lambda pair: pair[0])[1]) if qualities else None
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:

@@ -91,7 +91,8 @@ def _train_at(
         report = train(state, iter(loader), evaluate, keep_best)
     if state.average is not None:
         state.average.swap(state.parameters)
-    metrics = {**(state.metrics or evaluate()), **report.totals(state.skipped), "best": state.best}
+    metrics = {**(state.metrics or evaluate()), **report.totals(state.skipped)}
+    metrics |= {"best": state.best, "best_step": state.best_step}
     saver(accelerator, state.model, processor, output)()
     if accelerator.is_main_process:
         write_json(output / "metrics.json", metrics)

@@ -18,6 +18,8 @@ def setting(default: Any, about: str, group: str) -> Any:
     return field(**{key: default}, metadata={"about": about, "group": group})
 
 
+AUTO = "auto"  # of eval_split
+
 _data = partial(setting, group="data")
 _run = partial(setting, group="run")
 _length = partial(setting, group="length and batches")
@@ -67,7 +69,7 @@ class TrainingSettings(DataSettings):
     """What fine-tuning and pre-training share."""
 
     train_split: str = _data("train", "split to train on, such as train or train[:98%]")
-    eval_split: str | None = _data(None, "split to evaluate on, such as test or train[98%:]")
+    eval_split: str | None = _data(None, "split to evaluate on, such as test or train[98%:]; auto: see finetune")
     steps: int | None = _length(None, "optimiser steps; or state epochs")
     epochs: float | None = _length(None, "passes over the training images; or state steps")
     batch_size: int = _length(512, "images of an optimiser step, over all processes and accumulated forwards")
@@ -223,6 +225,11 @@ class TrainingSettings(DataSettings):
 class FinetuneSettings(TrainingSettings):
     """Fine-tuning of a model for image classification."""
 
+    eval_split: str | None = _data(
+        AUTO,
+        "split to evaluate on; auto: validation, val, valid, dev or test, or a tenth of each class of the training "
+        "images, which are then not trained on; none: no evaluation",
+    )
     model: str | None = _model(None, "name on the Hub, or folder of a saved model")
     keep_pre_logits: bool = _model(False, "replace only the last layer of the head")
     linear_probe: bool = _model(False, "train the head alone")

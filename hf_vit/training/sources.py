@@ -46,6 +46,30 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
         raise ValueError(f"cannot read split {split!r} of {name}: {reason}") from error
 
 
+def names_of_splits(name: str, config: str | None = None, streaming: bool = False) -> list[str]:
+    """The splits of a data set, of those that `load_split` opens.
+
+    Raises:
+        ValueError: in one sentence, when there is no such data.
+    """
+    if name == "digits":
+        return ["train", "test"]
+    path = Path(name).expanduser()
+    if path.is_dir() and (files := sorted(path.glob("*-images-idx3-ubyte*"))):
+        return [_split_of_idx(file) for file in files]
+    try:
+        if "://" in name:
+            return list(_find_remote(name))
+        reader = _reader_of(name)
+        if reader["path"] == "imagefolder" and (splits := load_folder(path)) is not None:
+            return list(splits)
+        builder = datasets.load_dataset_builder(**reader, name=config)
+        return [str(split) for split in builder.config.data_files or builder.info.splits or ()]
+    except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise ValueError(f"cannot read {name}: {reason}") from error
+
+
 def _shards_of(files: Mapping[str, Sequence[str]], name: str, split: str) -> list[str]:
     """The shards of one split."""
     if "[" in split:
@@ -159,14 +183,18 @@ def _load_idx_folder(folder: Path) -> dict[str, datasets.Dataset]:
     """The splits of a folder in MNIST's format: `train-images-idx3-ubyte.gz`, `train-labels-idx1-ubyte.gz`, ..."""
     splits = {}
     for file in sorted(folder.glob("*-images-idx3-ubyte*")):
-        stem = file.name.split("-images")[0]
         images = read_idx(file)
         labels = read_idx(file.with_name(file.name.replace("images-idx3", "labels-idx1")))
         if len(images) != len(labels):
             raise ValueError(f"{file} has {len(images)} images and {len(labels)} labels")
         names = [str(number) for number in range(int(labels.max()) + 1)]
-        splits["test" if stem == "t10k" else stem] = _from_arrays(images, labels, names)
+        splits[_split_of_idx(file)] = _from_arrays(images, labels, names)
     return splits
+
+
+def _split_of_idx(file: Path) -> str:
+    stem = file.name.split("-images")[0]
+    return "test" if stem == "t10k" else stem
 
 
 def read_idx(file: Path) -> np.ndarray:

@@ -1,0 +1,70 @@
+"""What a run is going to do, said before it does it, and what came out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from ..models.configuration_hf_vit import as_pair
+from .assembly import count_steps
+from .data import Split
+from .devices import describe_device
+from .settings import AUTO, TrainingSettings
+
+_LISTED = 4  # classes by name
+
+
+def announce(
+    settings: TrainingSettings, accelerator: Accelerator, model: PreTrainedModel, split: Split, eval_split: Split | None
+) -> None:
+    """Print what is trained, on what, how long, where, and where the result goes."""
+    for name, text in _plan(settings, accelerator, model, split, eval_split):
+        accelerator.print(f"{name:10}{text}")
+
+
+def _plan(
+    settings: TrainingSettings, accelerator: Accelerator, model: Any, split: Split, eval_split: Split | None
+) -> Iterator[tuple[str, str]]:
+    weights = getattr(settings, "model", None) or "random weights"
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    height, width = as_pair(model.config.image_size)
+    share = "" if trained == model.num_parameters() else f", of which {trained:,} train"
+    yield "model", f"{weights}: {model.num_parameters():,} parameters{share}, {height} x {width} pixels"
+    yield "train", f"{settings.dataset}, {settings.train_split}: {_describe(split)}"
+    yield "evaluate", _describe_evaluation(settings, eval_split)
+    steps = count_steps(settings, split)
+    epochs = steps * settings.batch_size / max(len(split), 1)
+    yield "length", f"{steps:,} optimiser steps of {settings.batch_size:,} images ({epochs:.3g} epochs)"
+    processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
+    precision = {"no": "float32"}.get(accelerator.mixed_precision, f"{accelerator.mixed_precision} autocast")
+    yield "device", f"{describe_device(accelerator.device)}, {precision}{processes}"
+    yield "result", str(settings.output_dir)
+
+
+def _describe(split: Split) -> str:
+    """`244 images of 2 classes (ants, bees)`"""
+    images = f"{len(split):,} images"
+    if split.label_column is None:
+        return images
+    names = split.label_names or []
+    listed = f" ({', '.join(names[:_LISTED])}{', ...' if len(names) > _LISTED else ''})" if names else ""
+    return f"{images} of {split.num_labels:,} classes{listed}"
+
+
+def _describe_evaluation(settings: TrainingSettings, split: Split | None) -> str:
+    if split is None:
+        return "nothing; set --eval-split"
+    if settings.eval_split == AUTO:
+        return f"{len(split):,} of the training images, a tenth of each class, which are not trained on"
+    return f"{settings.dataset}, {settings.eval_split}: {len(split):,} images"
+
+
+def conclude(settings: TrainingSettings, accelerator: Accelerator, metrics: dict[str, Any]) -> None:
+    """Print what the model reached, where it is, and what to try next."""
+    output = settings.output_dir
+    if "accuracy" in metrics:
+        best = f"; best {metrics['best']:.2%} after step {metrics['best_step']:,}, in {Path(str(output), 'best')}"
+        accelerator.print(f"accuracy {metrics['accuracy']:.2%} on {metrics['samples']:,} held-out images{best}")
+    accelerator.print(f"saved in {output}; try: hf-vit predict {output} IMAGE, or hf-vit push {output} NAME")

@@ -1,0 +1,71 @@
+"""Images to evaluate on that nobody named: a split that there is, or a tenth of each class."""
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_vit.scripts.pretrain import pretrain
+from hf_vit.training.assembly import open_splits
+from hf_vit.training.data import Split
+from hf_vit.training.held_out import cut_off
+from hf_vit.training.settings import FinetuneSettings
+
+from ..launching import DIGITS, arguments
+
+COUNTS = {"ants": 31, "bees": 20, "wasps": 4}
+
+
+def write_images(folder, counts):
+    for kind, count in counts.items():
+        (folder / kind).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (9, 7), (number, 0, 0)).save(folder / kind / f"{number}.png")
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "dev", "test"])
+def test_a_folder_that_is_there_is_found(tmp_path, name):
+    write_images(tmp_path / "train", {"ants": 3, "bees": 2})
+    write_images(tmp_path / name, {"ants": 2, "bees": 2})
+    settings = FinetuneSettings(dataset=str(tmp_path), model="model")
+    split, eval_split = open_splits(settings)
+    assert (len(split), len(eval_split)) == (5, 4)
+    assert settings.eval_split == ("test" if name == "test" else "validation")  # as `datasets` calls it
+
+
+def test_a_tenth_of_each_class_is_held_out(tmp_path):
+    write_images(tmp_path, COUNTS)
+    settings = FinetuneSettings(dataset=str(tmp_path), model="model")
+    split, held_out = open_splits(settings)
+    seen = [{row["image"]["path"] for row in part.samples} for part in (split, held_out)]
+    assert not seen[0] & seen[1]
+    assert len(seen[0] | seen[1]) == sum(COUNTS.values())
+    labels = [held_out.label(row) for row in held_out.samples]
+    assert np.bincount(labels, minlength=3).tolist() == [3, 2, 0]
+    again, _ = open_splits(settings)
+    assert [row["image"]["path"] for row in again.samples] == [row["image"]["path"] for row in split.samples]
+    assert settings.eval_split == "auto"
+
+
+@pytest.mark.parametrize(("count", "held_out"), [(9, None), (10, 1), (12, 1)])
+def test_few_images(count, held_out):
+    names = ["a", "b", "c", "d"]
+    features = datasets.Features({"image": datasets.Value("int64"), "label": datasets.ClassLabel(names=names)})
+    rows = {"image": list(range(count)), "label": [number % 4 for number in range(count)]}
+    samples = datasets.Dataset.from_dict(rows, features=features)
+    train, test = cut_off(Split(samples, "image", "label", names, 4))
+    assert (None if test is None else len(test)) == held_out
+    assert len(train) + (held_out or 0) == count
+
+
+def test_a_run_is_announced_and_concluded(tmp_path, capsys):
+    metrics = pretrain(
+        arguments(**{**DIGITS, "steps": 2, "warmup_steps": 0, "eval_split": "auto", "output_dir": tmp_path / "out"})
+    )
+    said = capsys.readouterr().out
+    assert "train     digits, train: 1,437 images of 10 classes (0, 1, 2, 3, ...)\n" in said
+    assert "evaluate  digits, test: 360 images\n" in said
+    assert f"length    2 optimiser steps of {DIGITS['batch_size']} images" in said
+    assert f"result    {tmp_path / 'out'}\n" in said
+    assert f"accuracy {metrics['accuracy']:.2%} on 360 held-out images; best {metrics['best']:.2%} after step" in said
+    assert metrics["best_step"] in (1, 2)
