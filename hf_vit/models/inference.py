@@ -3,7 +3,7 @@
 Linear layers: torch computes float32 products on x86 with MKL, whose kernels do not use the widest vectors of every
 CPU; oneDNN, which comes with torch as well, does. Its operators here are those of torch's own compiler when it freezes
 a model. They are internal: where one is missing, nothing is packed. Standardised convolutions: their weights are
-standardised once, not in every forward.
+standardised once, not in every forward. Attention: see `onednn_attention_forward` in layers.py.
 
 A compiled graph cannot hold packed weights: there the products go through oneDNN with the weights as they are.
 
@@ -292,7 +292,9 @@ def optimize(model: nn.Module) -> None:
     for module in model.modules():
         if "forward" in module.__dict__:  # already replaced by someone else, e.g. accelerate's offloading hooks
             continue
-        if isinstance(module, StandardizedConv2d):
+        if hasattr(module, "is_optimized"):  # attention, which chooses for each input
+            module.is_optimized = True
+        elif isinstance(module, StandardizedConv2d):
             _leave_foreign_memory(module.weight)
             module.forward = StandardizedOnce(module)
         elif packs and _can_be_packed(module) and gains_from_packing(*module.weight.shape, module.weight.dtype):
@@ -307,6 +309,7 @@ def restore(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), OptimizedForward):
             del module.forward
+        vars(module).pop("is_optimized", None)
     for parameter in model.parameters():
         drop_form(parameter)
 

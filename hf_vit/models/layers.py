@@ -2,6 +2,8 @@
 patches), MLP, stochastic depth, the pre-norm block, pooling."""
 
 import functools
+import os
+import re
 from collections.abc import Callable
 
 import torch
@@ -13,11 +15,24 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_hf_vit import HfViTConfig
+from .inference import onednn_has_avx512
 from .position_embeddings import Grid, RelativePositions
 from .pretrained import lecun_normal_
 
 _TAKE_A_BIAS = ("eager", "sdpa")  # attention implementations to which logits can be added
-LOGITS_PER_THREAD = 2**19  # of a block of heads, so that they stay in the cache of a core
+LOGITS_PER_THREAD = 2**19  # of a block of heads or queries, so that they stay in the cache of a core
+_PROGRAMS = 64  # of oneDNN, kept for as many shapes
+# Attention in TorchScript, where only the names of the operators count. No sizes: oneDNN takes those of the first call.
+_ATTENTION = """
+graph(%query : Tensor, %key : Tensor, %value : Tensor, %scaling : Tensor):
+  %products : Tensor = aten::bmm(%query, %key)
+  %logits : Tensor = aten::mul(%products, %scaling)
+  %tokens : int = prim::Constant[value=-1]()
+  %dtype : NoneType = prim::Constant()
+  %probabilities : Tensor = aten::softmax(%logits, %tokens, %dtype)
+  %attended : Tensor = aten::bmm(%probabilities, %value)
+  return (%attended)
+"""
 
 
 def eager_attention_forward(
@@ -82,7 +97,101 @@ def has_bfloat16_products() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
+def onednn_attention_forward(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args, scaling: float, **kwargs
+) -> tuple[torch.Tensor, None]:
+    """Attention as one program of oneDNN, in which each core computes a head at a time.
+
+    In float32, on a CPU where oneDNN uses AVX-512 and MKL, behind torch's fused kernel, does not, 1.4 to 1.6 times as
+    fast as that kernel (benchmarks/attention.py). See `onednn_attends` for when it is used.
+
+    Without mask and dropout; shapes as in `eager_attention_forward`.
+    """
+    queries = query.shape[2]
+    blocks = -(-queries * key.shape[2] // LOGITS_PER_THREAD)
+    scale, key = _as_tensor(scaling), key.transpose(2, 3)
+    attended = []
+    for part in query.split(-(-queries // blocks), dim=2):
+        layout = *((states.shape, states.stride()) for states in (part, key, value)), torch.get_num_threads()
+        attended.append(_onednn_program(layout)(part, key, value, scale))
+    return (attended[0] if blocks == 1 else torch.cat(attended, dim=2)).transpose(1, 2), None
+
+
+@functools.lru_cache(maxsize=_PROGRAMS)
+def _onednn_program(layout: tuple) -> Callable:
+    """A program that oneDNN compiles at its first call, for the shapes, strides and threads that it then finds.
+
+    It does not check those of later calls, so each layout has a program of its own.
+    """
+    program = torch._C.Graph()
+    node = program.create("prim::oneDNNFusionGroup", [program.addInput() for _ in range(4)], 1)
+    node.g_("Subgraph", torch._C.parse_ir(_ATTENTION))
+    node.is_("output_layouts", [0])  # strided, not one of oneDNN's own
+    program.insertNode(node)
+    program.registerOutput(node.output())
+    return torch._C._create_function_from_graph("attention", program)
+
+
+@functools.cache
+@torch.inference_mode(False)
+def _as_tensor(scaling: float) -> torch.Tensor:
+    return torch.full((1,), scaling)
+
+
+def onednn_attends(query: torch.Tensor) -> bool:
+    """Whether `onednn_attention_forward` is the faster one, and can be used.
+
+    oneDNN takes a head at a time only where it has more than two for each thread; else it holds the logits of all.
+    """
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if type(query) is not torch.Tensor or torch._C._functorch.is_functorch_wrapped_tensor(query):
+        return False
+    is_cpu_float32 = query.device.type == "cpu" and query.dtype == torch.float32
+    has_enough_heads = query.shape[0] * query.shape[1] > 2 * torch.get_num_threads() and query.shape[2] > 1
+    is_mixed = torch.is_autocast_enabled("cpu")
+    return is_cpu_float32 and has_enough_heads and not is_mixed and mkl_is_narrower() and has_onednn_attention()
+
+
+@functools.cache
+def mkl_is_narrower() -> bool:
+    """Whether oneDNN uses AVX-512 at the CPU's full rate and MKL does not: AMD's family 26, or as MKL is told.
+
+    In earlier families AVX-512 is no faster than what MKL uses. Where there is no /proc/cpuinfo, False.
+    """
+    if not (torch.backends.mkl.is_available() and onednn_has_avx512()):
+        return False
+    if os.environ.get("MKL_ENABLE_INSTRUCTIONS", "").upper() in ("SSE4_2", "AVX", "AVX2"):
+        return True
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            cpu = file.read(2000)  # the first core
+    except OSError:
+        return False
+    family = re.search(r"cpu family\s*: (\d+)", cpu)
+    return "AuthenticAMD" in cpu and family is not None and int(family[1]) >= 26
+
+
+@functools.cache
+@torch.inference_mode()
+def has_onednn_attention() -> bool:
+    """Whether this build of torch has these programs, and they compute attention."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    heads = 2 * torch.get_num_threads() + 1
+    query, key, value = (torch.arange(heads * 35.0).add(shift).sin().view(1, heads, 5, 7) for shift in range(3))
+    expected = F.scaled_dot_product_attention(query, key, value, scale=0.3).transpose(1, 2)
+    try:
+        for _ in range(3):  # torch optimises what surrounds the program in the second call
+            attended, _ = onednn_attention_forward(nn.Module(), query, key, value, scaling=0.3)
+    except (AttributeError, RuntimeError, TypeError):  # these functions of torch are internal
+        return False
+    return attended.shape == expected.shape and torch.allclose(attended, expected, rtol=0, atol=1e-5)
+
+
 class HfViTAttention(nn.Module):
+    is_optimized = False  # set by `optimize_for_inference`
+
     def __init__(self, config: HfViTConfig):
         super().__init__()
         self.config = config
@@ -124,6 +233,8 @@ class HfViTAttention(nn.Module):
         name = self.config._attn_implementation or "eager"
         if name == "sdpa" and is_plain and _prefers_blocks(query):
             return blocked_attention_forward
+        if name == "sdpa" and is_plain and self.is_optimized and onednn_attends(query):
+            return onednn_attention_forward
         return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
 
     def with_bias(
