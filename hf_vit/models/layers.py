@@ -102,7 +102,7 @@ def onednn_attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """Attention as one program of oneDNN, in which each core computes a head at a time.
 
-    In float32, on a CPU where oneDNN uses AVX-512 and MKL, behind torch's fused kernel, does not, 1.4 to 1.6 times as
+    In float32, on a CPU where oneDNN uses AVX-512 and MKL, behind torch's fused kernel, does not, 1.3 to 1.6 times as
     fast as that kernel (benchmarks/attention.py). See `onednn_attends` for when it is used.
 
     Without mask and dropout; shapes as in `eager_attention_forward`.
