@@ -1,7 +1,7 @@
 """Classify images: from logits, with a model and its image processor, or with a saved folder; and compute many."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import chain, islice
@@ -119,7 +119,9 @@ def _batches_of(images: Iterable[Any], batch_size: int) -> Iterator[list[Any]]:
         yield batch
 
 
-def _in_order(function: Callable[[Any], Any], items: Iterable[Any], workers: int, torch_threads: int) -> Iterator[Any]:
+def _in_order(
+    function: Callable[[Any], Any], items: Iterable[Any], workers: int, torch_threads: int
+) -> Generator[Any, None, None]:
     """Results of a function for some items, in their order, computed by threads that are ahead by two items each.
 
     Args:

@@ -53,17 +53,17 @@ def test_outputs_are_those_of_each_image_alone_in_order(pair, files, kind, worke
 
 
 def test_images_are_shared_equally_by_the_workers(pair, files):
-    sizes = [len(batch.logits) for batch in predict_batches(*pair, files[:7], 32, 3)]
+    sizes = [len(batch.logits) for batch in predict_batches(pair[0], pair[1], files[:7], 32, 3)]
     assert sizes == [3, 3, 1]
-    sizes = [len(batch.logits) for batch in predict_batches(*pair, files[:10], 4, 2)]
+    sizes = [len(batch.logits) for batch in predict_batches(pair[0], pair[1], files[:10], 4, 2)]
     assert sizes == [3, 3, 3, 1]
-    assert list(predict_batches(*pair, [])) == []
+    assert list(predict_batches(pair[0], pair[1], [])) == []
 
 
 def test_what_cannot_be_read_is_named_after_the_batches_before(pair, files, tmp_path):
     bad = tmp_path / "bad.jpg"
     bad.write_text("no picture")
-    outputs = predict_batches(*pair, iter([*files[:9], str(bad), *files[9:]]), 4, 2)
+    outputs = predict_batches(pair[0], pair[1], iter([*files[:9], str(bad), *files[9:]]), 4, 2)
     assert len([next(outputs), next(outputs)]) == 2
     with pytest.raises(ValueError, match=r"bad\.jpg is not an image"):
         next(outputs)
@@ -74,7 +74,7 @@ def test_no_more_images_are_taken_than_are_soon_needed(pair, files):
     """From a sequence without an end; who leaves the loop leaves no threads."""
     taken = []
     endless = (taken.append(file) or file for file in itertools.cycle(files))
-    for number, _ in enumerate(predict_batches(*pair, endless, 4, 2), start=1):
+    for number, _ in enumerate(predict_batches(pair[0], pair[1], endless, 4, 2), start=1):
         assert len(taken) <= 4 * (number + 2 * 2)
         if number == 5:
             break
@@ -100,4 +100,4 @@ def test_ctrl_c_leaves_no_threads(pair, files):
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": 0}])
 def test_without_a_batch_or_a_worker_nothing_starts(pair, files, wrong):
     with pytest.raises(ValueError, match="both must be at least 1"):
-        next(predict_batches(*pair, files, **wrong))
+        next(predict_batches(pair[0], pair[1], files, **wrong))
