@@ -11,6 +11,8 @@ if TYPE_CHECKING:  # what an editor knows of the public names; the same as in `_
     from . import analysis as analysis
     from . import conversion as conversion
     from .backends.choosing import use_backend as use_backend
+    from .backends.quantization import quantize as quantize
+    from .backends.quantized_forward import use_quantized as use_quantized
     from .hub.pushing import push as push
     from .hub.pushing import push_saved as push_saved
     from .hub.remote_code import add_code as add_code
@@ -55,6 +57,8 @@ _HOME = {
     "push_saved": ".hub.pushing",
     "add_code": ".hub.remote_code",
     "use_backend": ".backends.choosing",
+    "quantize": ".backends.quantization",
+    "use_quantized": ".backends.quantized_forward",
 }
 _MODULES = ("conversion", "analysis")
 

@@ -23,7 +23,7 @@ _MOST_PROGRAMS = 4  # of one model in memory: sizes of images
 # Arguments of a forward that a program can do; others must not be given.
 _TAKEN = ("pixel_values", "labels", "interpolate_pos_encoding", "return_dict")
 _RECORDS = ("output_hidden_states", "output_attentions")
-_NAMES_ALONE = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
+NAMES_ALONE = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
 
 
 class BackendForward(OptimizedForward):
@@ -45,7 +45,7 @@ class BackendForward(OptimizedForward):
         self._lock = threading.RLock()
         self._watched: Watched | None = None
         self._identity = ""
-        self._programs: dict[tuple, _Fitted] = {}
+        self._programs: dict[tuple, Fitted] = {}
         self._said: set[str] = set()
 
     def __reduce__(self):
@@ -60,7 +60,7 @@ class BackendForward(OptimizedForward):
         obstacle = self._obstacle_of_call(named) or self._obstacle_of_model()
         if obstacle is not None:
             self._say(obstacle)
-            return self._by_torch(*arguments, **settings)
+            return self.by_torch(*arguments, **settings)
         pixel_values = named["pixel_values"]
         outputs = self._program_for(pixel_values)(pixel_values)
         self.model.base_model.note_image_size(pixel_values, named.get("interpolate_pos_encoding"))
@@ -118,11 +118,11 @@ class BackendForward(OptimizedForward):
         digest = hashlib.sha256(f"{self._runtime.versions()} {_digest_of_code()}\n".encode())
         for line in watched.describe():
             digest.update(line.encode() + b"\n")
-        config = {name: value for name, value in self.model.config.to_dict().items() if name not in _NAMES_ALONE}
+        config = {name: value for name, value in self.model.config.to_dict().items() if name not in NAMES_ALONE}
         digest.update(repr(sorted(config.items())).encode())
         return digest.hexdigest()
 
-    def _program_for(self, pixel_values: torch.Tensor) -> "_Fitted":
+    def _program_for(self, pixel_values: torch.Tensor) -> "Fitted":
         size = (pixel_values.shape[-2], pixel_values.shape[-1])
         key = (self._identity, size, pixel_values.shape[1], torch.get_num_threads())
         found = self._programs.get(key)
@@ -132,13 +132,13 @@ class BackendForward(OptimizedForward):
                 self._programs = dict([*self._programs.items(), (key, found)][-_MOST_PROGRAMS:])
         return found
 
-    def _make(self, pixel_values: torch.Tensor, size: tuple[int, int]) -> "_Fitted":
+    def _make(self, pixel_values: torch.Tensor, size: tuple[int, int]) -> "Fitted":
         """Convert, or load from the cache.
 
         Raises:
             ValueError: what torch raises for these images.
         """
-        outputs = self._by_torch(pixel_values=pixel_values[:1], return_dict=True)
+        outputs = self.by_torch(pixel_values=pixel_values[:1], return_dict=True)
         names = [name for name, value in outputs.items() if isinstance(value, torch.Tensor)]
         runtime = self._runtime.module()
 
@@ -152,9 +152,10 @@ class BackendForward(OptimizedForward):
         dtype, threads = self.model.dtype, torch.get_num_threads()
         with torch.inference_mode(False), torch.no_grad():
             program = cached(identity, convert, lambda folder: runtime.load(folder, dtype, threads))
-        return _Fitted(program, type(outputs), names, dtype)
+        return Fitted(program, type(outputs), names, dtype)
 
-    def _by_torch(self, *arguments: Any, **settings: Any) -> Any:
+    def by_torch(self, *arguments: Any, **settings: Any) -> Any:
+        """What torch computes; reading the weights for that is no change of them."""
         forward = type(self.model).forward
         if torch.is_grad_enabled():
             return forward(self.model, *arguments, **settings)
@@ -167,7 +168,7 @@ class BackendForward(OptimizedForward):
             logger.warning(f"{self.name} cannot compute this forward, and torch does: {obstacle}.")
 
 
-class _Fitted:
+class Fitted:
     """A program that takes and returns what the model's forward does."""
 
     def __init__(self, program: Program, output_class: Any, names: list[str], dtype: torch.dtype):

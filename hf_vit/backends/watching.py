@@ -43,6 +43,8 @@ class Watched:
         self._buffers = [(buffer, buffer._version) for buffer in model.buffers()]
         self.problem: str | None = None
         guards = {} if before is None else {id(weight): entry for weight, *entry in before._weights}
+        if before is not None:
+            before._weights = []  # the form of a weight that has changed is a view of it
         self._weights: list[tuple[Any, Any, str]] = []
         self._guard(guards)
 
@@ -50,9 +52,10 @@ class Watched:
         """Guard every weight, and only then read those that may have changed."""
         forms = []
         for name, weight in self._model.named_parameters():
-            form, digest = before.get(id(weight), (None, None))
+            form, digest = before.pop(id(weight), (None, None))
             if form is None or not is_guarded(weight, form):
-                form, digest = guard_weight(weight), None
+                form = digest = None
+                form = guard_weight(weight)
             if form is None:
                 self.problem = f"{name} could be changed without being seen: somebody holds a view of it, or its memory"
                 return
@@ -89,9 +92,13 @@ class Watched:
 
     def describe(self) -> Iterator[str]:
         """Lines that tell two models apart which compute something else: names, classes, shapes, and digests."""
-        digests = {id(weight): digest for weight, _, digest in self._weights}
         for name, module in self._model.named_modules():
             yield f"{name}: {type(module).__module__}.{type(module).__qualname__} {module.extra_repr()}"
+        yield from self.describe_weights()
+
+    def describe_weights(self) -> Iterator[str]:
+        """The lines of `describe` about parameters and buffers."""
+        digests = {id(weight): digest for weight, _, digest in self._weights}
         for name, weight in self._model.named_parameters(remove_duplicate=False):
             yield f"{name} {weight.dtype} {tuple(weight.shape)} {digests[id(weight)]}"
         for name, buffer in self._model.named_buffers():

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ..files.messages import did_you_mean, ends_in_one_sentence, with_dashes
-from . import analysis, catalog, conversion, demo, environment, hub, prediction, training
+from . import analysis, catalog, conversion, demo, environment, hub, prediction, quantization, training
 
-_SUBJECTS = (conversion, prediction, training, hub, catalog, analysis, demo, environment)  # in the order of --help
+# in the order of --help
+_SUBJECTS = (conversion, prediction, quantization, training, hub, catalog, analysis, demo, environment)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,9 @@ CODE = tuple(
     file.name for room in ("models", "images") for file in (Path(__file__).parents[1] / room).glob("[a-z]*.py")
 )
 
-_SAVED = (*_WEIGHTS, *_DESCRIPTIONS)
+_QUANTIZED = ("program.xml", "program.bin", "quantization.json")
+
+_SAVED = (*_WEIGHTS, *_DESCRIPTIONS, *_QUANTIZED)
 # What of a folder goes to the Hub, and nothing else.
 PUSHED = (*_SAVED, *_RESULTS, *CODE, "README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "*.onnx", "*.onnx.data")
 _RUN = (

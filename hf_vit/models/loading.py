@@ -1,6 +1,7 @@
 """Saving and loading folders: a model, and the image processor that goes with it."""
 
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from .upstream import is_of_transformers, model_class_for
 logger = logging.get_logger(__name__)
 
 _CLASSES = {model_class.__name__: model_class for _, model_class in AUTO_MODELS}
+_QUANTIZATION_RECORD, _INT8_PROGRAM = "quantization.json", ("program.xml", "program.bin")
 _MODEL_TYPES = [config_class.model_type for config_class in CONFIGURATIONS]
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 # What turns levels into pixel values, which the weights know; a preset for other resizing leaves it as it is.
@@ -59,7 +61,8 @@ def load(
         preset: whose resizing and cropping the processor follows, one of `HfViTImageProcessor`'s; by default the stored
             one. Mean and deviation stay, which the weights know.
         patch_size: as in `set_patch_size`, an int or (height, width); by default the stored one.
-        backend: as in `optimize_for_inference`, which is called with it; by default it is not.
+        backend: as in `optimize_for_inference`, which is called with it; by default it is not, and the int8 program of
+            a folder of `hf-vit quantize` computes.
 
     Returns:
         The model, in evaluation mode, and the processor.
@@ -73,6 +76,8 @@ def load(
     where = {key: settings[key] for key in WHERE if key in settings}
     stored = read_settings(name, **where)
     model = _class_for(stored, name).from_pretrained(name, **settings)
+    if backend is None:
+        _use_int8_program(model, name, where)
     processor = load_processor(name, **where) or _make_processor(name, stored, model.config, where)
     if image_size is None and is_upstream_bit(stored) and "image_size" not in stored:
         image_size = size_of(processor)
@@ -89,6 +94,13 @@ def load(
     if backend is not None:
         model.optimize_for_inference(backend=backend)
     return model, processor
+
+
+def _use_int8_program(model: Any, name: str | os.PathLike, where: dict[str, Any]) -> None:
+    """Let the program that `hf-vit quantize` saved beside a model compute it, where there is one."""
+    if (record := _find(name, _QUANTIZATION_RECORD, where)) is not None:
+        files = {file: _find(name, file, where) for file in _INT8_PROGRAM}
+        sys.modules[__name__.split(".")[0]].use_quantized(model, {_QUANTIZATION_RECORD: record, **files})
 
 
 def load_model(

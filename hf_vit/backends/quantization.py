@@ -1,0 +1,295 @@
+"""A classifier in int8 that can be trusted: ranges from real images, outliers left in float, agreement measured.
+
+Linear layers and the patch embedding multiply 8-bit numbers: weights in steps of their own for each output channel,
+inputs in 256 steps between the smallest and the largest value on the calibration images (NNCF writes the steps into an
+OpenVINO program). Attention, norms and sums stay in float32.
+
+A layer stays in float32 too where its largest input is more than 20 times their root mean square: 256 steps up to such
+a value leave fewer than 13 to what is usual. Vision Transformers have a few such layers, second ones of an MLP, whose
+outliers sit in one or two tokens; quantising these alone changes one answer in ten of a ViT-Ti/16.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import io
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..catalog.class_names import imagenet_numbers
+from ..conversion.programs import require
+from ..files.download import sha256_of
+from ..files.output import new_folder, refuse_existing, write_json
+from ..models.configuration_hf_vision import as_pair
+from ..models.inference import restore
+from ..models.loading import load, load_processor, settle_processor
+from ..models.modeling_hf_vit import HfViTForImageClassification
+from .quantized_forward import FILES, FORMAT, RECORD, identity_of, use_quantized
+from .watching import Watched
+
+LEAST_IMAGES, MOST_IMAGES = 16, 400
+_HELD_OUT = 4  # every fourth image is not calibrated with, and measures
+_OUTLIER = 20  # times the root mean square of a layer's inputs
+_BATCH_SIZE = 8
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+_ROUNDS = 7
+
+
+def quantize(
+    folder: str | os.PathLike,
+    output: str | os.PathLike,
+    images: Sequence[str | os.PathLike],
+    *,
+    min_agreement: float = 0.95,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Write a folder whose model `hf_vit.load` computes in int8, with processor, labels and the float32 weights.
+
+    Args:
+        folder: of a ViT classifier and its image processor, or a name on the Hub.
+        output: the folder to write; it appears when it is complete.
+        images: files, or folders of them, like those that the model is for; at most 400 are used, evenly spread. Every
+            fourth of them only measures.
+        min_agreement: with float32, in predictions on these; with less nothing is written.
+        overwrite: whether `output` may be replaced.
+
+    Returns:
+        The content of its quantization.json.
+
+    Raises:
+        ValueError: there is no classifier or processor, an image cannot be read, there are fewer than 16, or the
+            predictions agree too rarely.
+        FileExistsError: `output` exists and may not be overwritten.
+        ImportError: the extra `quantization` is not installed.
+    """
+    refuse_existing(output, overwrite)
+    require("openvino", "nncf", extra="quantization")
+    files = _choose(find_images(images))
+    model, processor = _load(folder)
+    pixel_values = _read(processor, files, model)
+    held_out = torch.arange(len(files)) % _HELD_OUT == _HELD_OUT - 1
+    expected, outliers = _observe(model, pixel_values)
+    with new_folder(output, overwrite) as draft:
+        model.save_pretrained(draft)
+        processor.save_pretrained(draft)
+        settle_processor(draft)
+        _write_program(model, pixel_values[~held_out], outliers, draft)
+        record = {
+            "format": FORMAT,
+            "method": "NNCF: weights per channel, inputs of linear layers per tensor, between minimum and maximum",
+            "model": identity_of(model, Watched(model)),
+            "files": {name: sha256_of(draft / name) for name in FILES},
+            "image_size": list(as_pair(model.config.image_size)),
+            "in_float32": outliers,
+            "calibration": {"images": int((~held_out).sum()), "sha256": _digest(files)},
+            "versions": {name: importlib.metadata.version(name) for name in ("hf_vit", "nncf", "openvino", "torch")},
+        }
+        write_json(draft / RECORD, record)
+        use_quantized(model, {name: draft / name for name in (RECORD, *FILES)})
+        record["held_out"] = _compare(_logits(model, pixel_values[held_out]), expected[held_out])
+        labels = _labels(files, model.config)
+        if labels is not None:
+            record["top1"] = _top1(model, pixel_values, expected, held_out, labels)
+        if record["held_out"]["agreement"] < min_agreement:
+            raise ValueError(
+                f"cannot quantise {folder}: {record['held_out']['agreement']:.1%} of {int(held_out.sum())} predictions "
+                f"agree with float32 (expected {min_agreement:.1%}); calibrate with more images, or with such as the "
+                "model is for"
+            )
+        record["cpu_seconds"] = _time(model, pixel_values[:1])
+        write_json(draft / RECORD, record)
+    return record
+
+
+def find_images(places: Sequence[str | os.PathLike]) -> list[Path]:
+    """The image files among some files and below some folders, sorted.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+    """
+    found: list[Path] = []
+    for place in map(Path, places):
+        if not place.exists():
+            raise FileNotFoundError(f"no such file or folder: {place}")
+        below = [place] if place.is_file() else sorted(place.rglob("*"))
+        found += [file for file in below if file == place or (file.is_file() and file.suffix.lower() in _SUFFIXES)]
+    return found
+
+
+def _choose(files: list[Path]) -> list[Path]:
+    """At most 400 of the files, evenly spread, so that all classes of a sorted folder are among them."""
+    if len(files) < LEAST_IMAGES:
+        raise ValueError(
+            f"cannot calibrate with {len(files)} images (expected at least {LEAST_IMAGES}, better 300, like those that "
+            "the model is for)"
+        )
+    places = np.linspace(0, len(files) - 1, min(len(files), MOST_IMAGES)).round().astype(int)
+    return [files[place] for place in places]
+
+
+def _load(folder: str | os.PathLike) -> tuple[Any, Any]:
+    if load_processor(folder) is None:
+        raise ValueError(
+            f"cannot quantise {folder}: it has no image processor, and calibration needs the one that the model was "
+            "trained with; save it beside the model"
+        )
+    model: Any
+    model, processor = load(folder)
+    restore(model)  # of a folder that is quantised already
+    if not isinstance(model, HfViTForImageClassification) or model.config.pooling == "none":
+        name, pooling = type(model).__name__, getattr(model.config, "pooling", None)
+        raise ValueError(f"cannot quantise {folder}: it holds {name} with pooling {pooling!r} (expected a classifier)")
+    return model.float(), processor
+
+
+def _read(processor: Any, files: list[Path], model: Any) -> torch.Tensor:
+    """(images, channels, height, width) float32; the message of an image that cannot be read names it."""
+    shape = (model.config.num_channels, *as_pair(model.config.image_size))
+    batches = []
+    for start in range(0, len(files), _BATCH_SIZE):
+        batch = processor([str(file) for file in files[start : start + _BATCH_SIZE]], return_tensors="pt")
+        pixel_values = batch["pixel_values"]
+        if tuple(pixel_values.shape[1:]) != shape:
+            raise ValueError(f"the processor makes images of shape {tuple(pixel_values.shape[1:])} (expected {shape})")
+        batches.append(pixel_values.float())
+    return torch.cat(batches)
+
+
+def _digest(files: list[Path]) -> str:
+    """The sha256 of the sha256 of every file, in order."""
+    return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
+
+
+@torch.inference_mode()
+def _logits(model: Any, pixel_values: torch.Tensor) -> torch.Tensor:
+    return torch.cat([model(batch).logits for batch in pixel_values.split(_BATCH_SIZE)])
+
+
+def _observe(model: Any, pixel_values: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+    """The logits in float32, and the names of the linear layers whose inputs have outliers."""
+    peaks: dict[str, list[tuple[float, float]]] = {}
+
+    def watch(name: str) -> Callable[..., None]:
+        def note(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            values = inputs[0]
+            peaks.setdefault(name, []).append((values.abs().max().item(), values.square().mean().item()))
+
+        return note
+
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    hooks = [module.register_forward_pre_hook(watch(name)) for name, module in layers.items()]
+    try:
+        logits = _logits(model, pixel_values)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return logits, [name for name, values in peaks.items() if _ratio(values) > _OUTLIER]
+
+
+def _ratio(values: list[tuple[float, float]]) -> float:
+    """The largest of some values over the root mean square of all, from both of each batch."""
+    return max(peak for peak, _ in values) / max(statistics.fmean(square for _, square in values) ** 0.5, 1e-12)
+
+
+def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], folder: Path) -> None:
+    """Convert a model for OpenVINO, quantise it and write it."""
+    os.environ.setdefault("NNCF_CI", "1")  # otherwise it reports to its makers that it is used, unasked
+    import nncf
+    import openvino
+    from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, AdvancedSmoothQuantParameters
+    from nncf.quantization.range_estimator import RangeEstimatorParametersSet
+
+    from . import openvino_backend
+
+    with tempfile.TemporaryDirectory() as place:
+        openvino_backend.convert(model, as_pair(model.config.image_size), ["logits"], Path(place))
+        core = openvino.Core()
+        core.set_property({"ENABLE_MMAP": False})
+        program = core.read_model(Path(place, FILES[0]))
+    nncf.set_log_level(logging.ERROR)
+    left_out = list(_nodes_of(program, [model.get_submodule(name).weight for name in outliers]))
+    with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
+        quantised = nncf.quantize(
+            program,
+            nncf.Dataset([image[None] for image in pixel_values.numpy()]),
+            subset_size=len(pixel_values),
+            preset=nncf.QuantizationPreset.MIXED,
+            model_type=nncf.ModelType.TRANSFORMER,
+            ignored_scope=nncf.IgnoredScope(names=left_out, types=["ScaledDotProductAttention"], validate=False),
+            advanced_parameters=AdvancedQuantizationParameters(
+                activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
+                smooth_quant_alphas=AdvancedSmoothQuantParameters(matmul=-1),
+                disable_bias_correction=True,
+            ),
+        )
+    openvino.save_model(quantised, folder / FILES[0], compress_to_fp16=False)
+
+
+def _nodes_of(program: Any, weights: list[torch.Tensor]) -> Iterator[str]:
+    """The names of the products with some weights, found by their numbers."""
+    wanted = {_numbers(weight.detach().numpy()) for weight in weights}
+    for node in program.get_ordered_ops():
+        if node.get_type_name() == "MatMul":
+            source = node.input_value(1).get_node()
+            if source.get_type_name() == "Constant" and _numbers(source.data) in wanted:
+                yield node.get_friendly_name()
+
+
+def _numbers(weight: np.ndarray) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(weight).tobytes()).digest()
+
+
+def _compare(found: torch.Tensor, expected: torch.Tensor) -> dict[str, Any]:
+    agree = found.argmax(dim=1) == expected.argmax(dim=1)
+    return {
+        "images": len(found),
+        "agreement": agree.double().mean().item(),
+        "largest_logit_difference": (found - expected).abs().max().item(),
+    }
+
+
+def _labels(files: list[Path], config: Any) -> torch.Tensor | None:
+    """The class of every image by the name of its folder; None where these are not the model's classes."""
+    theirs = [config.id2label[number] for number in range(config.num_labels)]
+    names = [file.parent.name for file in files]
+    numbers = {name: number for number, name in enumerate(theirs)}
+    if not set(names) <= numbers.keys():
+        classes, columns = sorted(set(names)), imagenet_numbers(theirs)
+        found = imagenet_numbers(classes)
+        if found is None or columns is None or not set(found) <= set(columns):
+            return None
+        numbers = {name: columns.index(number) for name, number in zip(classes, found, strict=True)}
+    return torch.tensor([numbers[name] for name in names])
+
+
+def _top1(
+    model: Any, pixel_values: torch.Tensor, expected: torch.Tensor, held_out: torch.Tensor, labels: torch.Tensor
+) -> dict[str, Any]:
+    """Shares of the held-out images whose first answer is right."""
+    found = _logits(model, pixel_values[held_out])
+    both = {"int8": found, "float32": expected[held_out]}
+    right = {name: (logits.argmax(dim=1) == labels[held_out]).double().mean() for name, logits in both.items()}
+    return {"images": int(held_out.sum()), **{name: share.item() for name, share in right.items()}}
+
+
+@torch.inference_mode()
+def _time(model: Any, image: torch.Tensor) -> dict[str, float]:
+    """Seconds of CPU time for one image: in int8, and in float32 by torch. Other work on the machine does not count."""
+    forwards = {"int8": model, "float32": model.forward.by_torch}
+    times: dict[str, list[float]] = {name: [] for name in forwards}
+    for _ in range(_ROUNDS):
+        for name, forward in forwards.items():
+            start = time.process_time()
+            forward(image)
+            times[name].append(time.process_time() - start)
+    return {name: statistics.median(values) for name, values in times.items()}

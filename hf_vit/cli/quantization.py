@@ -1,0 +1,68 @@
+"""`hf-vit quantize`."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..files.output import refuse_existing
+from ..files.progress import silence_progress_bars
+from .arguments import Commands, add_command
+
+
+def add_commands(commands: Commands) -> None:
+    """Add `quantize`."""
+    command = add_command(commands, "quantize", _quantize, "write a classifier that computes in int8 on a CPU")
+    command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
+    command.add_argument("output", type=Path, help="the folder to write")
+    command.add_argument(
+        "--calibrate",
+        nargs="+",
+        required=True,
+        metavar="IMAGES",
+        help="16 images at least, better 300, like those that the model is for: files, or folders of them",
+    )
+    command.add_argument(
+        "--min-agreement",
+        type=float,
+        default=0.95,
+        metavar="SHARE",
+        help="of predictions that must agree with float32, on every fourth image (default 0.95)",
+    )
+    command.add_argument("--overwrite", action="store_true", help="replace the output folder")
+
+
+def _quantize(arguments: argparse.Namespace) -> None:
+    if not 0 <= arguments.min_agreement <= 1:
+        raise ValueError(f"--min-agreement is {arguments.min_agreement} (expected a share, 0 to 1)")
+    refuse_existing(arguments.output, arguments.overwrite)  # before the work, not after
+    silence_progress_bars()
+    from ..backends.quantization import quantize
+
+    record = quantize(
+        arguments.folder,
+        arguments.output,
+        arguments.calibrate,
+        min_agreement=arguments.min_agreement,
+        overwrite=arguments.overwrite,
+    )
+    print(*_sentences(record, arguments.output), sep="\n")
+
+
+def _sentences(record: dict[str, Any], output: Path) -> list[str]:
+    measured, top1, seconds = record["held_out"], record.get("top1"), record["cpu_seconds"]
+    left_out = record["in_float32"]
+    sizes = {
+        what: sum(file.stat().st_size for file in output.glob(pattern)) / 1e6
+        for what, pattern in {"int8": "program.*", "float32": "*.safetensors"}.items()
+    }
+    return [
+        f"calibrated with {record['calibration']['images']} images, measured with {measured['images']} others",
+        f"in float32, for outliers in their inputs: {', '.join(left_out) or 'no linear layer'}",
+        f"{measured['agreement']:.1%} of the predictions agree with float32; logits differ by at most "
+        f"{measured['largest_logit_difference']:.2f}",
+        *([f"top-1: int8 {top1['int8']:.1%}, float32 {top1['float32']:.1%}"] if top1 else []),
+        f"the program has {sizes['int8']:.1f} MB, the float32 weights beside it {sizes['float32']:.1f} MB",
+        f"CPU time for one image: int8 {1000 * seconds['int8']:.1f} ms, torch in float32 "
+        f"{1000 * seconds['float32']:.1f} ms ({seconds['float32'] / seconds['int8']:.1f} times as fast)",
+        f"saved in {output}",
+    ]
