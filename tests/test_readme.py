@@ -52,6 +52,7 @@ SHORTER = {
     "digits": f"{FEW_STEPS} --eval_split null",
     "finetune_small": FEW_STEPS,
     "bit_hyperrule_small": f"{FEW_STEPS} --decay_steps [1] --image_size 64 --resize 70",
+    "ti16-int8": "--min-agreement 0",  # of a model that was never trained
     "paper_i21k_b16": "--print_config",  # eight GPUs and ImageNet-21k
     "few_shot": "--shots [1,2] --seeds 1",
     "real": "--real_labels real.json",  # or they would be downloaded
@@ -154,6 +155,9 @@ def reader(hub, client, tmp_path):
     for name in ("cat.jpg", "dog.jpg"):
         noise(64, 48).save(folder / name)
     write_data_set(folder / "FOLDER")
+    (folder / "photographs").mkdir()
+    for number in range(16):
+        noise(40 + number, 36).save(folder / "photographs" / f"{number}.png")
     write_task(folder / "VTAB_FOLDER" / "caltech101")
     (folder / "real.json").write_text(json.dumps([[0]] * 6))
     with torch.random.fork_rng():
