@@ -15,6 +15,7 @@ import importlib.metadata
 import io
 import logging
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from transformers.utils.hub import cached_file
 
 from ..catalog.class_names import imagenet_numbers
 from ..conversion.programs import require
@@ -34,6 +36,7 @@ from ..models.configuration_hf_vision import as_pair
 from ..models.inference import restore
 from ..models.loading import load, load_processor, settle_processor
 from ..models.modeling_hf_vit import HfViTForImageClassification
+from ..models.pretrained import CONVERSION_RECORD
 from .quantized_forward import FILES, FORMAT, RECORD, identity_of, use_quantized
 from .watching import Watched
 
@@ -83,6 +86,8 @@ def quantize(
         model.save_pretrained(draft)
         processor.save_pretrained(draft)
         settle_processor(draft)
+        if origin := cached_file(str(folder), CONVERSION_RECORD, _raise_exceptions_for_missing_entries=False):
+            shutil.copyfile(origin, draft / CONVERSION_RECORD)
         _write_program(model, pixel_values[~held_out], outliers, draft)
         record = {
             "format": FORMAT,
