@@ -32,7 +32,7 @@ from .configuration_hf_vision import (
     refuse_arguments,
     wrong_types_refused,
 )
-from .inference import optimize, restore
+from .inference import optimize, use_training_products
 from .manifest import check_pushed, drop_manifest
 
 logger = logging.get_logger(__name__)
@@ -349,8 +349,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         return 1
 
     def train(self: _Model, mode: bool = True) -> _Model:
-        if mode:
-            restore(self)
+        use_training_products(self, mode)
         return super().train(mode)
 
     @torch.no_grad()
