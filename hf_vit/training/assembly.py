@@ -111,8 +111,8 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     """
     split = open_named(settings, settings.train_split, needs_labels)
     if settings.eval_split == AUTO:
-        names = str(settings.dataset), settings.dataset_config, settings.streaming
-        settings.eval_split = find_eval_split(*names, settings.train_split)
+        names = str(settings.dataset), settings.dataset_config, settings.train_split
+        settings.eval_split = find_eval_split(*names)
     if settings.eval_split is None:
         return split, None
     if settings.eval_split == AUTO:

@@ -16,9 +16,9 @@ _SHARE = 0.1  # of each class, where there is none
 _FEWEST = 10  # images that such a part needs
 
 
-def find_eval_split(dataset: str, config: str | None, streaming: bool, train_split: str) -> str:
+def find_eval_split(dataset: str, config: str | None, train_split: str) -> str:
     """The name of the split to evaluate on: "auto" where a part of the training split has to do."""
-    names = names_of_splits(dataset, config, streaming)
+    names = names_of_splits(dataset, config)
     trained_on = train_split.split("[")[0]
     return next((name for name in _NAMES if name in names and name != trained_on), AUTO)
 

@@ -14,6 +14,8 @@ from datasets.exceptions import DatasetGenerationError
 
 from .folders import load_folder
 
+_VALIDATION = re.compile(r"\b(val|valid|dev)\b")  # other names of this split
+
 
 def load_split(name: str, split: str, config: str | None = None, streaming: bool = False) -> Any:
     """Open one split of a data set: a `datasets.Dataset`, or the names of its shards when streaming.
@@ -21,11 +23,15 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
     Args:
         name: a Hub name, a folder of images / parquet / tars, a file, a glob, a folder of IDX files, "digits", or the
             address of shards with a glob or a range in it, such as "s3://bucket/train-{0000..0146}.tar".
-        split: a name, or a slice of one such as "train[:98%]" (not of shards).
+        split: a name, or a slice of one such as "train[:98%]" (not of shards). "val", "valid" and "dev" are
+            "validation" where the data set has no split of that name.
 
     Raises:
         ValueError: in one sentence, when there is no such data or split.
     """
+    if found := _VALIDATION.search(split):
+        names = names_of_splits(name, config)
+        split = split if found[0] in names or "validation" not in names else _VALIDATION.sub("validation", split)
     if name == "digits":
         return slice_split(load_digits(), split)
     path = Path(name).expanduser()
@@ -46,7 +52,7 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
         raise ValueError(f"cannot read split {split!r} of {name}: {reason}") from error
 
 
-def names_of_splits(name: str, config: str | None = None, streaming: bool = False) -> list[str]:
+def names_of_splits(name: str, config: str | None = None) -> list[str]:
     """The splits of a data set, of those that `load_split` opens.
 
     Raises:

@@ -10,6 +10,7 @@ from hf_vit.training.assembly import open_splits
 from hf_vit.training.data import Split
 from hf_vit.training.held_out import cut_off
 from hf_vit.training.settings import FinetuneSettings
+from hf_vit.training.sources import load_split
 
 from ..launching import DIGITS, arguments
 
@@ -30,6 +31,7 @@ def test_a_folder_that_is_there_is_found(tmp_path, name):
     settings = FinetuneSettings(dataset=str(tmp_path), model="model")
     split, eval_split = open_splits(settings)
     assert (len(split), len(eval_split)) == (5, 4)
+    assert len(load_split(str(tmp_path), f"{name}[:3]")) == 3  # by its own name
     assert settings.eval_split == ("test" if name == "test" else "validation")  # as `datasets` calls it
 
 
