@@ -91,9 +91,9 @@ def fastest(turns: _Turns, among: Iterable[str]) -> str | None:
 
 
 class Aim(NamedTuple):
-    """`ours` is to be `ratio` times as fast as the fastest of `against`."""
+    """`ours`, or the fastest of them, is to be `ratio` times as fast as the fastest of `against`."""
 
-    ours: str
+    ours: str | tuple[str, ...]
     against: tuple[str, ...]
     ratio: float
 
@@ -102,9 +102,9 @@ def aims_table(measured: Iterable[tuple[str, _Turns, list[Aim]]]) -> str:
     """Markdown, of (name of the work, turns, aims); an aim whose contestants did not take part is left out."""
     rows = []
     for name, turns, aims in measured:
-        for ours, against, ratio in aims:
-            peer = fastest(turns, against)
-            if peer is not None and ours in turns:
+        for entry, against, ratio in aims:
+            ours, peer = fastest(turns, (entry,) if isinstance(entry, str) else entry), fastest(turns, against)
+            if peer is not None and ours is not None:
                 rows.append([name, ours, peer, _ratio_text(speed_up(turns, ours, peer)), f"{ratio:g}"])
     return table(["work", "of ours", "fastest peer", "times as fast (quartiles)", "aim"], rows)
 

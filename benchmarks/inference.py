@@ -1,4 +1,4 @@
-"""Speed and memory of a forward beside transformers, timm, torchvision, vit-pytorch and JAX, with the same weights.
+"""Speed and memory of a forward beside transformers, timm, torchvision, vit-pytorch, JAX, OpenVINO and ONNX Runtime.
 
     python benchmarks/inference.py [--lines NAME ...] [--seconds 60] [--threads 2] [--write]
 
@@ -26,13 +26,15 @@ from typing import Any, NamedTuple
 import common
 from common import Aim, Failed, milliseconds_text, peak_mib, report_progress, run_apart
 
-_OURS = ("hf_vit", "hf_vit optimised")
+OPTIMISED, PLAIN = "hf_vit optimised", "hf_vit"
+_OURS = (PLAIN, OPTIMISED)
+_BACKENDS = {"hf_vit openvino": "openvino", "hf_vit onnxruntime": "onnxruntime"}
 PEERS = ("transformers", "timm", "torchvision", "vit-pytorch")
 JAX = "JAX/Flax"
-CONTESTANTS = (*_OURS, *PEERS, JAX)
+_RUNTIMES = ("OpenVINO", "ONNX Runtime")  # as in runtimes.py
+CONTESTANTS = (*_OURS, *_BACKENDS, *PEERS, JAX, *_RUNTIMES)
 _OTHER_WEIGHTS = ("vit-pytorch",)
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}  # of the largest output
-OPTIMISED, PLAIN = "hf_vit optimised", "hf_vit"
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,15 @@ class Line:
         return f"{self.variant} {self.image_size} {self.dtype} x{self.batch}{mode}"
 
 
-def aims(ratio: float, jax: float | None = None) -> list[Aim]:
-    both = [Aim(OPTIMISED, PEERS, ratio), Aim(PLAIN, PEERS, 1.05)]
-    return both if jax is None else [*both, Aim(OPTIMISED, (JAX,), jax)]
+def aims(ratio: float, jax: float | None = None, runtimes: float | None = None) -> list[Aim]:
+    """What our torch backend is to be over PEERS, JAX, and the fastest of all; the best of ours at least the last."""
+    found = [Aim(OPTIMISED, PEERS, ratio), Aim(PLAIN, PEERS, 1.05)]
+    if jax is not None:
+        found.append(Aim(OPTIMISED, (JAX,), jax))
+    if runtimes is not None:
+        everybody = (*PEERS, JAX, *_RUNTIMES)
+        found += [Aim((OPTIMISED, *_BACKENDS), everybody, 1.0), Aim(OPTIMISED, everybody, runtimes)]
+    return found
 
 
 def compiled(dtype: str, mode: str) -> Line:
@@ -67,9 +75,11 @@ def compiled(dtype: str, mode: str) -> Line:
 
 
 LINES = [
-    *(Line("B/16", 224, "float32", batch, aims=aims(2.2, jax=1.4)) for batch in (1, 8, 32)),
-    *(Line("B/16", 224, "bfloat16", batch, aims=aims(1.4)) for batch in (1, 8, 32)),
-    *(Line(variant, 224, "float32", batch, aims=aims(2.0)) for variant in ("S/16", "Ti/16") for batch in (1, 8)),
+    *(Line("B/16", 224, "float32", batch, aims=aims(2.2, jax=1.4, runtimes=0.95)) for batch in (1, 8, 32)),
+    *(Line("B/16", 224, "bfloat16", batch, aims=aims(1.4, runtimes=0.95)) for batch in (1, 8, 32)),
+    *(Line("S/16", 224, "float32", batch, aims=aims(2.0, runtimes=0.9)) for batch in (1, 8)),
+    *(Line("S/16", 224, "bfloat16", batch, aims=aims(1.4, runtimes=0.9)) for batch in (1, 8)),
+    *(Line("Ti/16", 224, "float32", batch, aims=aims(2.0)) for batch in (1, 8)),
     *(Line("B/16", size, "float32", 4, aims=aims(2.0)) for size in (384, 512)),
     Line("R50+B/16", 384, "float32", 4, contestants=(PLAIN, OPTIMISED, "timm"), aims=aims(1.8)),
     *(compiled(dtype, mode) for mode in ("compiled", "frozen") for dtype in ("float32", "bfloat16")),
@@ -186,8 +196,10 @@ def import_libraries(name: str) -> None:
     if name == JAX:
         import flax_vit  # noqa: F401
         import torch  # noqa: F401 - makes the images
-    elif name in _OURS:
+    elif name in (*_OURS, *_BACKENDS):
         import hf_vit  # noqa: F401
+    elif name in _RUNTIMES:
+        __import__(name.replace(" ", "").lower())
     elif name == "transformers":
         from transformers import ViTForImageClassification  # noqa: F401
     else:
@@ -222,6 +234,8 @@ def enter(line: Line, names: list[str], folder: Path) -> tuple[dict[str, Contest
 def build(name: str, line: Line, folder: Path) -> Contestant:
     if name == JAX:
         return _build_jax(line, folder)
+    if name in _RUNTIMES:
+        return _build_runtime(name, line, folder)
     import torch
     from contestants import LOADERS, as_original, logits_of
 
@@ -230,9 +244,11 @@ def build(name: str, line: Line, folder: Path) -> Contestant:
     if line.mode == "attentions":
         arguments = {"output_attentions": True}
         settings = {"attn_implementation": "eager"} if name == "transformers" else {}
-    model: Any = LOADERS[name.split()[0] if name in _OURS else name](folder, dtype, **settings).eval()
+    model: Any = LOADERS[name.split()[0] if name in (*_OURS, *_BACKENDS) else name](folder, dtype, **settings).eval()
     if name == OPTIMISED:
         model = model.optimize_for_inference(batch_size=line.batch)
+    elif name in _BACKENDS:
+        model = _with_backend(model, name, line)
     pixel_values = images(line).to(dtype)
     timed = _compile_model(model, line.mode)
 
@@ -246,6 +262,24 @@ def build(name: str, line: Line, folder: Path) -> Contestant:
         return [array.float().numpy() for array in (logits_of(output), *(getattr(output, "attentions", None) or ()))]
 
     return Contestant(forward, outputs)
+
+
+def _with_backend(model: Any, name: str, line: Line) -> Any:
+    from contestants import NotThere
+
+    try:
+        return model.optimize_for_inference(line.batch, backend=_BACKENDS[name])
+    except ValueError as error:  # a dtype that it has not
+        raise NotThere(str(error)) from error
+
+
+def _build_runtime(name: str, line: Line, folder: Path) -> Contestant:
+    import runtimes
+    from contestants import existing
+
+    pixels = images(line)
+    function = runtimes.load(name, existing(folder), line.dtype, tuple(pixels.shape))
+    return Contestant(lambda: function(pixels.numpy()), lambda: [function(pixels.numpy())])
 
 
 def _build_jax(line: Line, folder: Path) -> Contestant:

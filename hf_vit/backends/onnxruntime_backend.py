@@ -6,7 +6,7 @@ from typing import Any
 import onnxruntime
 import torch
 
-from ..conversion.programs import make_onnx
+from ..conversion.programs import make_onnx, require
 
 _FILE = "program.onnx"
 _MOST_IN_ONE_FILE = 2**31 - 2**24  # bytes of weights, beside which the graph has room
@@ -15,6 +15,7 @@ _ERRORS = 3  # of the levels of its log
 
 def convert(model: Any, size: tuple[int, int], names: list[str], folder: Path) -> None:
     """Write the program as ONNX; see `runtimes.py`."""
+    require("onnx", "onnxscript", extra="onnxruntime")
     program = make_onnx(model, size, names)
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     program.save(folder / _FILE, external_data=weights > _MOST_IN_ONE_FILE)

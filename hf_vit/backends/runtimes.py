@@ -32,7 +32,7 @@ class Runtime:
     """One way to compute programs.
 
     Attributes:
-        needs: packages without which it does not work; converting may need more of its extra.
+        needs: packages without which it loads no program; its extra has what converting needs besides.
         dtypes: of models that it computes.
     """
 
@@ -63,6 +63,6 @@ RUNTIMES = {
     runtime.name: runtime
     for runtime in (
         Runtime("openvino", ("openvino",), (torch.float32, torch.bfloat16)),
-        Runtime("onnxruntime", ("onnxruntime", "onnx", "onnxscript"), (torch.float32,)),
+        Runtime("onnxruntime", ("onnxruntime",), (torch.float32,)),
     )
 }

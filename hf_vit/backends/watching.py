@@ -42,11 +42,15 @@ class Watched:
         self._config = dict(vars(model.config))
         self._buffers = [(buffer, buffer._version) for buffer in model.buffers()]
         self.problem: str | None = None
-        guards = {} if before is None else {id(weight): entry for weight, *entry in before._weights}
-        if before is not None:
-            before._weights = []  # the form of a weight that has changed is a view of it
         self._weights: list[tuple[Any, Any, str]] = []
-        self._guard(guards)
+        self._is_handed_over = False  # to the next one
+        self._guard({} if before is None else before._hand_over())
+
+    def _hand_over(self) -> dict[int, Any]:
+        """The guards, by weight; none is held here afterwards, since it is a view of its weight."""
+        found = {id(weight): (form, digest) for weight, form, digest in self._weights}
+        self._weights, self._is_handed_over = [], True
+        return found
 
     def _guard(self, before: dict[int, Any]) -> None:
         """Guard every weight, and only then read those that may have changed."""
@@ -57,7 +61,10 @@ class Watched:
                 form = digest = None
                 form = guard_weight(weight)
             if form is None:
-                self.problem = f"{name} could be changed without being seen: somebody holds a view of it, or its memory"
+                self.problem = (
+                    f"{name} could be changed without being seen: somebody holds a view of it, its memory is not "
+                    "PyTorch's, or it was made in inference mode"
+                )
                 return
             forms.append((weight, form, digest))
         self._weights = [(weight, form, digest or digest_of(form.plain)) for weight, form, digest in forms]
@@ -70,6 +77,7 @@ class Watched:
         entries = self._current_entries()
         return (
             self.problem is None
+            and not self._is_handed_over
             and len(entries) == len(self._entries)
             and all(map(operator.is_, entries, self._entries))
             and all(is_guarded(weight, form) for weight, form, _ in self._weights)
