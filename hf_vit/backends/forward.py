@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from ..conversion import programs
 from ..models.inference import OptimizedForward, restore
 from .program_cache import cached
 from .runtimes import RUNTIMES, Program
@@ -57,15 +58,19 @@ class BackendForward(OptimizedForward):
         named = settings
         if arguments:
             named = {**dict(zip(self.__signature__.parameters, arguments, strict=False)), **settings}
-        obstacle = self._obstacle_of_call(named) or self._obstacle_of_model()
+        obstacle = self._obstacle_of_call(named)
+        if obstacle is None:
+            obstacle = self._obstacle_of_model()
         if obstacle is not None:
             self._say(obstacle)
             return self.by_torch(*arguments, **settings)
         pixel_values = named["pixel_values"]
-        outputs = self._program_for(pixel_values)(pixel_values)
+        program = self._program_for(pixel_values)
+        found = program(pixel_values)
         self.model.base_model.note_image_size(pixel_values, named.get("interpolate_pos_encoding"))
         if named.get("labels") is not None:
-            outputs["loss"] = self.model.loss_function(named["labels"], outputs["logits"], self.model.config)
+            found["loss"] = self.model.loss_function(named["labels"], found["logits"], self.model.config)
+        outputs = program.output_class(**found)
         returns_dict = named.get("return_dict")
         returns_dict = self.model.config.return_dict if returns_dict is None else returns_dict
         return outputs if returns_dict else outputs.to_tuple()
@@ -138,7 +143,11 @@ class BackendForward(OptimizedForward):
         Raises:
             ValueError: what torch raises for these images.
         """
-        outputs = self.by_torch(pixel_values=pixel_values[:1], return_dict=True)
+        try:
+            outputs = self.by_torch(pixel_values=pixel_values[:1], return_dict=True)
+        except Exception:
+            self.by_torch(pixel_values=pixel_values)  # the same, with the size of the batch in its words
+            raise
         names = [name for name, value in outputs.items() if isinstance(value, torch.Tensor)]
         runtime = self._runtime.module()
 
@@ -169,15 +178,15 @@ class BackendForward(OptimizedForward):
 
 
 class Fitted:
-    """A program that takes and returns what the model's forward does."""
+    """A program that takes what the model's forward does, and returns the fields of its `output_class`."""
 
     def __init__(self, program: Program, output_class: Any, names: list[str], dtype: torch.dtype):
-        self._program, self._output_class, self._names, self._dtype = program, output_class, names, dtype
+        self._program, self.output_class, self._names, self._dtype = program, output_class, names, dtype
 
-    def __call__(self, pixel_values: torch.Tensor) -> Any:
+    def __call__(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
         images = pixel_values.detach().to(self._dtype).float().contiguous()
         outputs = (output.to(self._dtype) for output in self._program(images))
-        return self._output_class(**dict(zip(self._names, outputs, strict=True)))
+        return dict(zip(self._names, outputs, strict=True))
 
 
 def _without_guards() -> contextlib.AbstractContextManager:
@@ -187,7 +196,7 @@ def _without_guards() -> contextlib.AbstractContextManager:
 
 @cache
 def _digest_of_code() -> str:
-    """Of the code that decides what a program computes, which may change without the version."""
+    """Of the files that decide what a program computes, which may change without the version."""
     root = Path(__file__).parents[1]
-    files = sorted(file for room in ("backends", "models", "conversion") for file in (root / room).glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    files = [*(root / "models").glob("*.py"), *(root / "backends").glob("*_backend.py"), Path(programs.__file__)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
