@@ -20,7 +20,7 @@ from .watching import Watched
 
 logger = logging.get_logger(__name__)
 
-_MOST_PROGRAMS = 4  # of one model in memory: sizes of images
+_MOST_PROGRAMS = 4  # of one model in memory
 # Arguments of a forward that a program can do; others must not be given.
 _TAKEN = ("pixel_values", "labels", "interpolate_pos_encoding", "return_dict")
 _RECORDS = ("output_hidden_states", "output_attentions")
@@ -28,7 +28,7 @@ NAMES_ALONE = ("id2label", "label2id", "_name_or_path", "architectures", "transf
 
 
 class BackendForward(OptimizedForward):
-    """The forward of a model, through one program for each size of images, with any batch.
+    """The forward of a model, through programs: for each size of images one for the usual batch, one for any other.
 
     A call that the backend cannot do goes to torch, and that is said once for each reason: outputs of layers, masked
     patches, a patch size of the call, wanted gradients, autocast, another device, hooks inside the model, and weights
@@ -37,10 +37,11 @@ class BackendForward(OptimizedForward):
     Args:
         model: in evaluation mode.
         name: of a runtime.
+        batch_size: the usual batch.
     """
 
-    def __init__(self, model: Any, name: str):
-        self.model, self.name = model, name
+    def __init__(self, model: Any, name: str, batch_size: int = 1):
+        self.model, self.name, self.batch_size = model, name, batch_size
         self._runtime = RUNTIMES[name]
         self.__signature__ = inspect.signature(type(model).forward.__get__(model))
         self._lock = threading.RLock()
@@ -50,7 +51,7 @@ class BackendForward(OptimizedForward):
         self._said: set[str] = set()
 
     def __reduce__(self):
-        return type(self), (self.model, self.name)  # neither copied nor pickled, but made again
+        return type(self), (self.model, self.name, self.batch_size)  # neither copied nor pickled, but made again
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - is public
@@ -76,10 +77,12 @@ class BackendForward(OptimizedForward):
         return outputs if returns_dict else outputs.to_tuple()
 
     def prepare(self, size: tuple[int, int]) -> None:
-        """Make the program for images of a size ahead of the first call."""
-        weight = next(self.model.parameters())
+        """Make the program for images of a size, in the usual batch, ahead of the first call."""
         with torch.inference_mode():
-            self(weight.new_zeros(1, self.model.config.num_channels, *size))
+            if (obstacle := self._obstacle_of_model()) is None:
+                self._program_for(torch.zeros(self.batch_size, self.model.config.num_channels, *size))
+            else:
+                self._say(obstacle)
 
     def _obstacle_of_call(self, named: dict[str, Any]) -> str | None:
         """Why torch is to compute this call, in words; empty where torch is to refuse it."""
@@ -129,15 +132,17 @@ class BackendForward(OptimizedForward):
 
     def _program_for(self, pixel_values: torch.Tensor) -> "Fitted":
         size = (pixel_values.shape[-2], pixel_values.shape[-1])
-        key = (self._identity, size, pixel_values.shape[1], torch.get_num_threads())
+        is_usual = self._runtime.knows_batch and len(pixel_values) == self.batch_size
+        batch = self.batch_size if is_usual else None
+        key = (self._identity, batch, size, pixel_values.shape[1], torch.get_num_threads())
         found = self._programs.get(key)
         if found is None:
             with self._lock:
-                found = self._programs.get(key) or self._make(pixel_values, size)
+                found = self._programs.get(key) or self._make(pixel_values, size, batch)
                 self._programs = dict([*self._programs.items(), (key, found)][-_MOST_PROGRAMS:])
         return found
 
-    def _make(self, pixel_values: torch.Tensor, size: tuple[int, int]) -> "Fitted":
+    def _make(self, pixel_values: torch.Tensor, size: tuple[int, int], batch: int | None) -> "Fitted":
         """Convert, or load from the cache.
 
         Raises:
@@ -160,7 +165,7 @@ class BackendForward(OptimizedForward):
         identity = hashlib.sha256(f"{self._identity} {size} {names}".encode()).hexdigest()
         dtype, threads = self.model.dtype, torch.get_num_threads()
         with torch.inference_mode(False), torch.no_grad():
-            program = cached(identity, convert, lambda folder: runtime.load(folder, dtype, threads))
+            program = cached(identity, convert, lambda folder: runtime.load(folder, dtype, threads, batch))
         return Fitted(program, type(outputs), names, dtype)
 
     def by_torch(self, *arguments: Any, **settings: Any) -> Any:

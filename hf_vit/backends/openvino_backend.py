@@ -1,7 +1,9 @@
 """Programs of OpenVINO.
 
-The batch is free: on two cores of an AVX-512 CPU a program for any batch was as fast as one for each (S/16, batch 1
-and 8, within 1 %), and serves all. `convert_model` is not used, since it reports to its makers unless told otherwise.
+What is converted takes any batch; it is compiled for the usual batch, and once more for all others when one comes. The
+first was 1 to 4 % faster than the second on two cores of an AVX-512 CPU (S/16, batch 1 and 8).
+
+`convert_model` is not used, since it reports to its makers unless told otherwise.
 """
 
 import threading
@@ -30,7 +32,7 @@ def convert(model: Any, size: tuple[int, int], names: list[str], folder: Path) -
     openvino.save_model(converted, folder / _FILE, compress_to_fp16=False)
 
 
-def load(folder: Path, dtype: torch.dtype, threads: int) -> "_Program":
+def load(folder: Path, dtype: torch.dtype, threads: int, batch: int | None) -> "_Program":
     """Compile the program for this CPU; see `runtimes.py`."""
     core = openvino.Core()
     # read into memory: the folder may be replaced while the program is in use
@@ -40,7 +42,12 @@ def load(folder: Path, dtype: torch.dtype, threads: int) -> "_Program":
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
     }
-    return _Program(core.compile_model(core.read_model(folder / _FILE), "CPU", settings))
+    program = core.read_model(folder / _FILE)
+    if batch is not None:
+        shape = program.input(0).partial_shape
+        shape[0] = batch
+        program.reshape(shape)
+    return _Program(core.compile_model(program, "CPU", settings))
 
 
 class _Program:

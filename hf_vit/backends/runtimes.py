@@ -22,8 +22,8 @@ class _Module(Protocol):
         """Write the program of a float32 model, for images of a size and any batch, into a folder."""
         ...
 
-    def load(self, folder: Path, dtype: torch.dtype, threads: int) -> Program:
-        """Load what `convert` wrote; several threads may call it."""
+    def load(self, folder: Path, dtype: torch.dtype, threads: int, batch: int | None) -> Program:
+        """Load what `convert` wrote, for one batch or (None) for any; several threads may call it."""
         ...
 
 
@@ -34,11 +34,13 @@ class Runtime:
     Attributes:
         needs: packages without which it loads no program; its extra has what converting needs besides.
         dtypes: of models that it computes.
+        knows_batch: whether a program for one batch is faster than one for any.
     """
 
     name: str
     needs: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...]
+    knows_batch: bool = False
 
     @property
     def is_installed(self) -> bool:
@@ -62,7 +64,7 @@ class Runtime:
 RUNTIMES = {
     runtime.name: runtime
     for runtime in (
-        Runtime("openvino", ("openvino",), (torch.float32, torch.bfloat16)),
+        Runtime("openvino", ("openvino",), (torch.float32, torch.bfloat16), knows_batch=True),
         Runtime("onnxruntime", ("onnxruntime",), (torch.float32,)),
     )
 }

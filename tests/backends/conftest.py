@@ -30,7 +30,7 @@ class TorchAsRuntime(Runtime):
         type(self).made += 1
         torch.save((model, names), folder / "program")
 
-    def load(self, folder, dtype, threads):
+    def load(self, folder, dtype, threads, batch):
         model, names = torch.load(folder / "program", weights_only=False)
 
         def program(pixel_values):

@@ -163,6 +163,7 @@ def test_auto_follows_its_rule(backend, monkeypatch):
             RUNTIMES, name, Runtime(name, () if name == backend else ("no_such",), RUNTIMES[name].dtypes)
         )
     assert choose(tiny()) == backend
-    assert choose(tiny().half()) == "torch"
+    assert choose(tiny().half()) == choose(tiny_bit()) == "torch"
+    assert choose(tiny().bfloat16()) == (backend if torch.bfloat16 in RUNTIMES[backend].dtypes else "torch")
     assert choose(hf_vit.HfViTBackbone(tiny().config)) == "torch"
     assert HfViTForImageClassification is not HfViTModel
