@@ -21,7 +21,7 @@ def convert(model: Any, size: tuple[int, int], names: list[str], folder: Path) -
     program.save(folder / _FILE, external_data=weights > _MOST_IN_ONE_FILE)
 
 
-def load(folder: Path, dtype: torch.dtype, threads: int, batch: int | None) -> "_Program":
+def load(folder: Path, dtype: torch.dtype, threads: int, batch: int | None = None) -> "_Program":
     """Optimise the program for this CPU; see `runtimes.py`."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

@@ -32,7 +32,7 @@ def convert(model: Any, size: tuple[int, int], names: list[str], folder: Path) -
     openvino.save_model(converted, folder / _FILE, compress_to_fp16=False)
 
 
-def load(folder: Path, dtype: torch.dtype, threads: int, batch: int | None) -> "_Program":
+def load(folder: Path, dtype: torch.dtype, threads: int, batch: int | None = None) -> "_Program":
     """Compile the program for this CPU; see `runtimes.py`."""
     core = openvino.Core()
     # read into memory: the folder may be replaced while the program is in use

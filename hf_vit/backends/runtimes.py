@@ -22,7 +22,7 @@ class _Module(Protocol):
         """Write the program of a float32 model, for images of a size and any batch, into a folder."""
         ...
 
-    def load(self, folder: Path, dtype: torch.dtype, threads: int, batch: int | None) -> Program:
+    def load(self, folder: Path, dtype: torch.dtype, threads: int, batch: int | None = None) -> Program:
         """Load what `convert` wrote, for one batch or (None) for any; several threads may call it."""
         ...
 
