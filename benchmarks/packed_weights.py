@@ -82,7 +82,8 @@ def _choose(variants: list[str]) -> dict[str, list[str]]:
     choices = {}
     for variant in variants:
         for dtype in (torch.float32, torch.bfloat16):
-            model: Any = HfViTForImageClassification(HfViTConfig.from_variant(variant, num_labels=1000)).to(dtype)
+            model: Any = HfViTForImageClassification(HfViTConfig.from_variant(variant, num_labels=1000))
+            model.to(dtype)
             inference.optimize(model)
             packed = [n for n, m in model.named_modules() if isinstance(vars(m).get("forward"), inference.PackedLinear)]
             kinds = collections.Counter(name.rpartition(".")[2] for name in packed)

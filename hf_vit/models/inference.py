@@ -395,7 +395,7 @@ class TrainedLinear(OptimizedForward):
         weight, bias = self.module.weight, self.module.bias
         if torch.compiler.is_compiling() or not self._takes(tokens, weight):
             return F.linear(tokens, weight, bias)
-        return _OneDNNProduct.apply(tokens, weight, bias)
+        return cast(Any, _OneDNNProduct).apply(tokens, weight, bias)
 
     def _takes(self, tokens: torch.Tensor, weight: Any) -> bool:
         is_plain = type(tokens) is torch.Tensor and type(weight) is nn.Parameter
