@@ -44,16 +44,16 @@ def cached(identity: str, make: Callable[[Path], None], load: Callable[[Path], _
             return loaded
     shutil.rmtree(entry, ignore_errors=True)
     if limit:
-        loaded: list[_Loaded] = []
+        made: list[_Loaded] = []
         with suppress(OSError):  # no place to write, or another process was faster
             with new_folder(entry) as folder:
                 make(folder)
-                loaded.append(load(folder))
+                made.append(load(folder))
                 sums = {file.name: sha256_of(file) for file in folder.iterdir()}
                 (folder / _ENTRY).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
             _drop_oldest(limit)
-        if loaded:
-            return loaded[0]
+        if made:
+            return made[0]
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder))
         return load(Path(folder))

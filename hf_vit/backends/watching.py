@@ -116,4 +116,4 @@ class Watched:
 def digest_of(tensor: torch.Tensor) -> str:
     """The sha256 of a tensor's bytes, in the order of its elements."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy()).hexdigest()
+    return hashlib.sha256(flat.numpy()).hexdigest()  # pyright: ignore[reportArgumentType] - is a buffer

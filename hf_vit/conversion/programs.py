@@ -41,7 +41,7 @@ class _Outputs(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         outputs = self.model(pixel_values)
         found = tuple(outputs[name] for name in self.names)
-        return found if len(found) > 1 else found[0]
+        return found[0] if len(found) == 1 else found
 
 
 def _output_of(model: HfVisionPreTrainedModel) -> str:
