@@ -185,6 +185,7 @@ def test_what_cannot_be_quantised_is_one_sentence_and_leaves_nothing(case, sente
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_predictions_that_agree_too_rarely_are_not_written(source, tmp_path):
     with pytest.raises(ValueError, match=r"of 4 predictions agree with float32 \(expected 101.0%\)"):
         quantize(source, tmp_path / "out", [source.parent / "images"], min_agreement=1.01)
