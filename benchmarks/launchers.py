@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,6 @@ def run_here(file: Path) -> None:
     sys.path.insert(0, str(ROOT))
     from accelerate import Accelerator
 
-    from hf_vit.training import commands
     from tests.launched import take_fsdp_on_cpus
 
     take_fsdp_on_cpus()
@@ -76,7 +76,7 @@ def run_here(file: Path) -> None:
     Accelerator.end_training = lambda self: None  # it would end the process group, which the next run needs
     for output, command, *argv in json.loads(file.read_text(encoding="utf-8")):
         try:
-            getattr(commands, command)(argv)
+            getattr(import_module(f"hf_vit.scripts.{command}"), command)(argv)
         except Exception as error:  # whatever it is, it belongs into the table
             Path(f"{output}.refused").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
     end_training(Accelerator())

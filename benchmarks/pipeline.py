@@ -188,7 +188,7 @@ def _transformers(options: argparse.Namespace, files: list[str], dtype: str) -> 
     classifier: Any = pipeline(
         "image-classification", model=model, image_processor=ViTImageProcessor(), batch_size=_BATCH, top_k=1
     )  # ViTImageProcessor's defaults: squashed to 224, mean and deviation 0.5
-    numbers = {label: number for number, label in model.config.id2label.items()}
+    numbers: dict[str, int] = {label: int(number) for number, label in (model.config.id2label or {}).items()}
 
     def classify() -> list[int]:
         return [numbers[found[0]["label"]] for found in classifier(files)]

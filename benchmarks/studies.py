@@ -20,6 +20,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,7 +31,6 @@ from studies_runs import IMAGES, RECIPES, Measure, Row, Setup, Trial, as_markdow
 
 from hf_vit.analysis.figures import plot_compute_accuracy, plot_levels, plot_lines
 from hf_vit.analysis.training_runs import Run
-from hf_vit.scripts.evaluate import evaluate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,7 +124,7 @@ def few_shot(folder: Path, setup: Setup) -> dict[str, float]:
     dataset = "digits" if setup.dataset in ("digits", "mnist") else str(setup.data)
     arguments = ["--model", str(folder), "--protocol", "few_shot", "--dataset", dataset, "--shots", str(SHOTS)]
     with redirect_stdout(sys.stderr):
-        result = evaluate([*arguments, "--seeds", "5", "--num_workers", "0"])
+        result = import_module("hf_vit.scripts.evaluate").evaluate([*arguments, "--seeds", "5", "--num_workers", "0"])
     return {"few_shot": 100 * result["few_shot"][0]["accuracy"]}
 
 

@@ -107,7 +107,8 @@ class HfViTImageProcessor(BaseImageProcessor):
 
     def __init__(self, preset: str = "vit_jax", **kwargs: Any):
         about_file = {name: value for name, value in kwargs.items() if name in _FILE_KEYS or name.startswith("_")}
-        super().__init__(**{_KEPT: {}, **about_file})
+        kept: dict[str, Any] = {_KEPT: {}, **about_file}
+        super().__init__(**kept)
         vars(self).update(first_settings())
         changes = {name: value for name, value in kwargs.items() if name not in about_file}
         self._refuse_unknown(changes)
