@@ -111,7 +111,7 @@ def _read(images: str, labels: str) -> tuple[list[Any], torch.Tensor]:
         rows = list(csv.DictReader(file))
     with zipfile.ZipFile(images) as archive:
         members = {Path(name).name: name for name in archive.namelist()}
-        opened = [Image.open(io.BytesIO(archive.read(members[row["file_name"]]))) for row in rows]
+        opened: list[Image.Image] = [Image.open(io.BytesIO(archive.read(members[row["file_name"]]))) for row in rows]
     return opened, torch.tensor([int(row["label"]) for row in rows])
 
 

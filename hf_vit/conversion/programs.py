@@ -40,7 +40,7 @@ class _Outputs(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         outputs = self.model(pixel_values)
-        found = tuple(outputs[name] for name in self.names)
+        found: tuple[torch.Tensor, ...] = tuple(outputs[name] for name in self.names)
         return found[0] if len(found) == 1 else found
 
 

@@ -446,7 +446,7 @@ def optimize(model: nn.Module) -> None:
         elif isinstance(module, StandardizedConv2d):
             _leave_foreign_memory(module.weight)
             module.forward = StandardizedOnce(module)
-        elif packs and _can_be_packed(module) and gains_from_packing(*module.weight.shape, module.weight.dtype):
+        elif packs and _can_be_packed(module) and gains_from_packing(module.weight):
             _leave_foreign_memory(module.weight)
             module.forward = PackedLinear(module)
         elif packs and getattr(module, "hidden_act", None) in _GELU_FORM:
@@ -471,12 +471,12 @@ def _can_be_packed(module: Any) -> bool:
     return module.weight.device.type == "cpu" and module.weight.dtype in DTYPES
 
 
-def gains_from_packing(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
-    """Whether a product with weights of (outputs, inputs) is faster when they are packed: a rule, nothing is timed.
+def gains_from_packing(weight: torch.Tensor) -> bool:
+    """Whether a product with a weight (outputs, inputs) is faster when it is packed: a rule, nothing is timed.
 
     With AVX-512, packed products took no more time than torch's in any forward measured, and less at 8 images. Without
     it, those of ViT-Ti lost 12 % at one image and won nothing at 8. See benchmarks/RESULTS.md.
     """
-    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
-    return onednn_has_avx512() or min(outputs, inputs) >= _NARROWEST
+    return onednn_has_avx512() or min(weight.shape) >= _NARROWEST

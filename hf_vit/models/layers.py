@@ -5,9 +5,11 @@ import functools
 import os
 import re
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports] - is there
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.activations import ACT2FN
@@ -124,7 +126,7 @@ def _onednn_program(layout: tuple) -> Callable:
     It does not check those of later calls, so each layout has a program of its own.
     """
     program = torch._C.Graph()
-    node = program.create("prim::oneDNNFusionGroup", [program.addInput() for _ in range(4)], 1)
+    node: Any = program.create("prim::oneDNNFusionGroup", [program.addInput() for _ in range(4)], 1)
     node.g_("Subgraph", torch._C.parse_ir(_ATTENTION))
     node.is_("output_layouts", [0])  # strided, not one of oneDNN's own
     program.insertNode(node)
@@ -143,9 +145,9 @@ def onednn_attends(query: torch.Tensor) -> bool:
 
     oneDNN takes a head at a time only where it has more than two for each thread; else it holds the logits of all.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - is public
         return False
-    if type(query) is not torch.Tensor or torch._C._functorch.is_functorch_wrapped_tensor(query):
+    if type(query) is not torch.Tensor or is_functorch_wrapped_tensor(query):
         return False
     is_cpu_float32 = query.device.type == "cpu" and query.dtype == torch.float32
     has_enough_heads = query.shape[0] * query.shape[1] > 2 * torch.get_num_threads() and query.shape[2] > 1

@@ -3,7 +3,7 @@
 Feature maps are (batch, channels, rows, columns). Loading, saving and initialisation are those of `modeling_hf_vit`.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -14,7 +14,6 @@ from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndNoAttention,
     ImageClassifierOutputWithNoAttention,
 )
-from transformers.processing_utils import Unpack  # pyright: ignore[reportAttributeAccessIssue] - is there
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 

@@ -7,7 +7,7 @@ the class token, if there is one, and the patches, row by row.
 from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from torch import nn
@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
-from transformers.processing_utils import Unpack  # pyright: ignore[reportAttributeAccessIssue] - is there
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 

@@ -5,13 +5,12 @@ share of each image's patches is corrupted, and the "random other patch" comes f
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.processing_utils import Unpack  # pyright: ignore[reportAttributeAccessIssue] - is there
 from transformers.utils.generic import ModelOutput, TransformersKwargs, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 

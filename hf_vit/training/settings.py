@@ -14,8 +14,12 @@ def setting(default: Any, about: str, group: str) -> Any:
         about: what `--help`, the documentation and errors say of it.
         group: the heading in `--help` that it stands under.
     """
-    key = "default_factory" if callable(default) else "default"
-    return field(**{key: default}, metadata={"about": about, "group": group})
+    metadata = {"about": about, "group": group}
+    return (
+        field(default_factory=default, metadata=metadata)
+        if callable(default)
+        else field(default=default, metadata=metadata)
+    )
 
 
 AUTO = "auto"  # of eval_split

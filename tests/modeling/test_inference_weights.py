@@ -21,7 +21,7 @@ from ..models import images, tiny
 
 @pytest.fixture(autouse=True)
 def everything_wins(monkeypatch):
-    monkeypatch.setattr(inference, "gains_from_packing", lambda *shape_and_dtype: True)
+    monkeypatch.setattr(inference, "gains_from_packing", lambda weight: True)
 
 
 def targets(model) -> list:
