@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ..files.messages import did_you_mean, ends_in_one_sentence, with_dashes
-from . import analysis, catalog, conversion, demo, environment, hub, prediction, quantization, training
+from . import analysis, catalog, conversion, demo, environment, hub, prediction, quantization, retrieval, training
 
 # in the order of --help
-_SUBJECTS = (conversion, prediction, quantization, training, hub, catalog, analysis, demo, environment)
+_SUBJECTS = (conversion, prediction, retrieval, quantization, training, hub, catalog, analysis, demo, environment)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,38 +1,89 @@
 """`hf-vit predict`."""
 
 import argparse
+import csv
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TextIO
 
+from ..files.output import new_file, refuse_existing
 from ..files.progress import silence_progress_bars
 from .arguments import Commands, add_command
+from .image_list import SKIPPING, Reading, add_image_arguments, find_images, load_on
 from .imports import quick_imports
+
+_FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl"}  # by the suffix of --output
 
 
 def add_commands(commands: Commands) -> None:
     """Add `predict`."""
-    command = add_command(commands, "predict", _predict, "classify image files")
+    command = add_command(commands, "predict", _predict, "classify images")
+    command.epilog = SKIPPING
     command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
-    command.add_argument("images", nargs="+", type=Path, help="files of images")
+    add_image_arguments(command)
     command.add_argument("--top-k", type=int, default=5, help="how many classes to name (default 5)")
     command.add_argument(
         "--backend", choices=["auto", "torch", "openvino", "onnxruntime"], help="what computes (default: plain torch)"
     )
-    command.add_argument("--json", action="store_true", help="one JSON object per image")
+    command.add_argument(
+        "--format",
+        choices=["text", "jsonl", "csv"],
+        help="text, one JSON object per image, or one line per image and class (default: by the suffix of --output)",
+    )
+    command.add_argument(
+        "--json", action="store_const", const="jsonl", dest="format", help="the same as --format jsonl"
+    )
+    command.add_argument("--output", type=Path, metavar="FILE", help="write there instead of to standard output")
+    command.add_argument("--overwrite", action="store_true", help="replace the output file")
 
 
 def _predict(arguments: argparse.Namespace) -> None:
     if arguments.top_k < 1:
         raise ValueError(f"--top-k is {arguments.top_k}; it must be at least 1")
-    if missing := [str(image) for image in arguments.images if not image.is_file()]:
-        raise FileNotFoundError(f"no such file: {', '.join(missing)}")
+    if arguments.output:
+        refuse_existing(arguments.output, arguments.overwrite)  # before the work, not after
+    images = find_images(arguments)
     with quick_imports():
         silence_progress_bars()
-        from ..models.prediction import predict
+        from ..models.prediction import classify_batches
 
-    found = predict(arguments.folder, arguments.images, arguments.top_k, backend=arguments.backend)
-    for image, predictions in zip(arguments.images, found, strict=True):
-        if arguments.json:
-            print(json.dumps({"image": str(image), "predictions": [entry._asdict() for entry in predictions]}))
-        else:
-            print(image, *(f"  {entry.score:6.1%}  {entry.label}" for entry in predictions), sep="\n")
+    model, processor = load_on(arguments.folder, arguments.device, arguments.backend)
+    batches = classify_batches(model, processor, images, arguments.top_k, arguments.batch_size, skip_unreadable=True)
+    reading = Reading("hf-vit predict", images)
+    with _opened(arguments.output, arguments.overwrite) as file:
+        suffix = arguments.output.suffix.lower() if arguments.output else ""
+        write = _writer(arguments.format or _FORMATS.get(suffix, "text"), file)
+        for names, found in reading.follow(batches):
+            for name, predictions in zip(names, found, strict=True):
+                write(name, predictions)
+    reading.end()
+
+
+@contextmanager
+def _opened(path: Path | None, overwrite: bool) -> Iterator[TextIO]:
+    """A file that appears in the end, whole, or standard output."""
+    if path is None:
+        yield sys.stdout
+        return
+    with new_file(path, overwrite) as draft, open(draft, "w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+def _writer(kind: str, file: TextIO) -> Callable[[str, list[Any]], None]:
+    """What writes the predictions of an image, most likely first."""
+    if kind == "csv":
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["image", "rank", "label", "score"])
+        return lambda image, predictions: table.writerows(
+            [image, rank, entry.label, entry.score] for rank, entry in enumerate(predictions, start=1)
+        )
+    if kind == "jsonl":
+        return lambda image, predictions: print(
+            json.dumps({"image": image, "predictions": [entry._asdict() for entry in predictions]}), file=file
+        )
+    return lambda image, predictions: print(
+        image, *(f"  {entry.score:6.1%}  {entry.label}" for entry in predictions), sep="\n", file=file
+    )

@@ -1,38 +1,93 @@
-"""A page of images with what a model says of them."""
+"""Pages of images, each with a line about it."""
 
+import math
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..files.output import new_file
+from ..images.image_reading import ImageReadingError, read_image
 
 COLUMNS, ROWS = 12, 8
+_THUMBNAIL = 320  # pixels of the longer side, at most
 
 
 def draw_contact_sheet(images: list, labels: np.ndarray, predictions: np.ndarray, path: Path) -> Path:
     """Draw every wrong image, framed in red with the right label, then right ones while there is room."""
-    from matplotlib.figure import Figure
-
     order = np.argsort(labels == predictions, kind="stable")[: COLUMNS * ROWS]
-    figure = Figure(figsize=(COLUMNS * 0.9, ROWS * 1.05 + 0.5))
-    axes = figure.subplots(ROWS, COLUMNS)
+    wrong = labels[order] != predictions[order]
+    titles = [f"{predictions[index]}, is {labels[index]}" if bad else str(predictions[index])
+              for index, bad in zip(order, wrong, strict=True)]  # fmt: skip
+    accuracy = (labels == predictions).mean()
+    heading = f"{len(labels)} held-out digits, accuracy {accuracy:.2%}; the wrong ones first, in red"
+    _draw([images[index] for index in order], titles, wrong, path, heading, (ROWS, COLUMNS), (0.9, 1.05))
+    return path
+
+
+def draw_neighbors(query: str, found: Sequence[tuple[str, float]], path: Path) -> Path:
+    """Draw an image, framed, and after it those that are like it, with their cosines.
+
+    Args:
+        query: a file or an address.
+        found: names of files or addresses and cosines, most similar first; what cannot be read is an empty place.
+    """
+    shown = found[: COLUMNS * ROWS - 1]
+    titles = ["query", *(f"{cosine:.3f}\n{Path(name).name[-24:]}" for name, cosine in shown)]
+    columns = min(6 if len(titles) <= 24 else COLUMNS, len(titles))
+    grid = math.ceil(len(titles) / columns), columns
+    images = [_thumbnail(name) for name in (query, *(name for name, _ in shown))]
+    framed = [True] + [False] * len(shown)
+    _draw(images, titles, framed, path, "the most similar images, by cosine", grid, (1.9, 2.5))
+    return path
+
+
+def _thumbnail(name: str) -> np.ndarray | None:
+    """(height, width, 3) uint8; None for what cannot be read."""
+    with suppress(ImageReadingError):
+        levels = read_image(name, name=name).byte()
+        step = max(1, max(levels.shape[-2:]) // _THUMBNAIL)
+        return levels[:, ::step, ::step].permute(1, 2, 0).numpy()
+    return None
+
+
+def _draw(
+    images: Sequence[Any],
+    titles: Sequence[str],
+    framed: Sequence[bool] | np.ndarray,
+    path: Path,
+    heading: str,
+    grid: tuple[int, int],
+    cell: tuple[float, float],
+) -> None:
+    """Draw images under their titles, some framed in red.
+
+    Args:
+        grid: rows and columns.
+        cell: width and height of an image with its title, in inches.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("drawing needs matplotlib: pip install 'hf_vit[analysis]'") from error
+
+    rows, columns = grid
+    figure = Figure(figsize=(columns * cell[0], rows * cell[1] + 0.5))
+    axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.axis("off")
-    for axis, index in zip(axes.flat, order, strict=False):
-        wrong = labels[index] != predictions[index]
-        axis.imshow(images[index], cmap="gray_r")
-        title = f"{predictions[index]}, is {labels[index]}" if wrong else str(predictions[index])
-        axis.set_title(title, fontsize=9, color="firebrick" if wrong else "black", pad=3)
-        if wrong:
+    for axis, image, title, frame in zip(axes.flat, images, titles, framed, strict=False):
+        if image is not None:
+            axis.imshow(image, cmap="gray_r")
+        axis.set_title(title, fontsize=9, color="firebrick" if frame else "black", pad=3)
+        if frame:
             axis.axis("on")
             axis.set(xticks=[], yticks=[])
             for spine in axis.spines.values():
                 spine.set(edgecolor="firebrick", linewidth=2)
-    accuracy = (labels == predictions).mean()
-    figure.suptitle(
-        f"{len(labels)} held-out digits, accuracy {accuracy:.2%}; the wrong ones first, in red", fontsize=11
-    )
-    figure.tight_layout(pad=0.5, rect=(0, 0, 1, 0.97))
+    figure.suptitle(heading, fontsize=11)
+    figure.tight_layout(pad=0.5, rect=(0, 0, 1, 1 - 0.35 / figure.get_figheight()))
     with new_file(path, overwrite=True) as file:
         figure.savefig(file, dpi=120)
-    return path

@@ -1,25 +1,40 @@
-"""Classify images: from logits, with a model and its image processor, or with a saved folder; and compute many."""
+"""Classify images: from logits, with a model and its image processor, or with a saved folder; compute features of many,
+and find the nearest of them.
+"""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from ..images.image_reading import ImageReadingError
+from .configuration_hf_vit import HfViTConfig
 from .loading import load
 
 _BATCH_SIZE = 8
 _MOST_WORKERS = 8  # by default, of those that compute
 _READERS = 4  # by default, of those that only read
+_CHUNK = 8192  # rows of features that are compared at once
 
 
 class Prediction(NamedTuple):
     label: str
     score: float  # softmax probability
+
+
+class Batch(NamedTuple):
+    """What was computed for some images."""
+
+    numbers: list[int]  # their places among all images
+    outputs: Any  # one for each of them
+    unreadable: dict[int, ImageReadingError]  # by place: the images between that were skipped
 
 
 def predict(
@@ -42,9 +57,120 @@ def predict(
         ValueError: the folder holds no classifier.
     """
     model, processor = load(folder, backend=backend)
+    for batch in classify_batches(model, processor, [str(image) for image in images], top_k, batch_size):
+        yield from batch.outputs
+
+
+def classify_batches(
+    model: Any,
+    processor: Any,
+    images: Iterable[Any],
+    top_k: int = 5,
+    batch_size: int = _BATCH_SIZE,
+    skip_unreadable: bool = False,
+) -> Iterator[Batch]:
+    """The `top_k` most likely classes of many images, most likely first: `outputs` are lists of `Prediction`.
+
+    Args:
+        model, processor, images, batch_size: as in `predict_batches`.
+        skip_unreadable: leave out images that cannot be read, and go on.
+
+    Raises:
+        ValueError: the model is no classifier of images.
+        ImageReadingError: as in `predict_batches`, unless they are skipped.
+    """
     _check_classifier(model)
-    for outputs in predict_batches(model, processor, [str(image) for image in images], batch_size):
-        yield from _classes_of(model, outputs, top_k)
+    with closing(_compute(model, model, processor, images, batch_size, None, skip_unreadable)) as batches:
+        for batch in batches:
+            yield batch._replace(outputs=_classes_of(model, batch.outputs, top_k) if batch.numbers else [])
+
+
+def embed(
+    model: Any,
+    processor: Any,
+    images: Iterable[Any],
+    batch_size: int = _BATCH_SIZE,
+    workers: int | None = None,
+    normalize: bool = False,
+) -> np.ndarray:
+    """Features of many images, (images, features) float32: what a classifier's head sees (`pooler_output`).
+
+    Args:
+        model: of any class, in evaluation mode; others as in `predict_batches`.
+        normalize: divide each by its length (L2).
+
+    Raises:
+        ValueError: there are no images, the model does not pool, or a feature is NaN or infinite.
+        ImageReadingError: an image cannot be read; the message names its file.
+    """
+    found = [batch.outputs for batch in embed_batches(model, processor, images, batch_size, workers, normalize)]
+    if not found:
+        raise ValueError("there are no images to embed")
+    return np.concatenate(found)
+
+
+def embed_batches(
+    model: Any,
+    processor: Any,
+    images: Iterable[Any],
+    batch_size: int = _BATCH_SIZE,
+    workers: int | None = None,
+    normalize: bool = False,
+    skip_unreadable: bool = False,
+) -> Iterator[Batch]:
+    """The same batch after batch: `outputs` are (images, features); others as in `embed` and `classify_batches`."""
+    if getattr(model.config, "pooling", "cls") == "none":
+        raise ValueError("the model does not pool, so that an image has no features of its own: its pooling is 'none'")
+    encoder = model.base_model
+    forward = partial(encoder, only_pooled=True) if isinstance(model.config, HfViTConfig) else encoder
+    with closing(_compute(encoder, forward, processor, images, batch_size, workers, skip_unreadable)) as batches:
+        for batch in batches:
+            features = batch.outputs.pooler_output.float().cpu().numpy() if batch.numbers else np.empty((0, 0))
+            if not (finite := np.isfinite(features).all(axis=1)).all():
+                first = batch.numbers[int(finite.argmin())]
+                raise ValueError(f"the model computes features that are NaN or infinite, of image {first} first")
+            yield batch._replace(outputs=_unit(features) if normalize else features)
+
+
+def search(
+    features: np.ndarray | Iterable[np.ndarray], queries: np.ndarray, top_k: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that are most similar to each query, exactly: by cosine, computed in float64, most similar first.
+
+    Args:
+        features: (images, features), or such arrays one after the other, of which one at a time is in memory.
+        queries: (queries, features), or one of them.
+        top_k: how many rows, or all if there are fewer.
+
+    Returns:
+        Row numbers and cosines, (queries, top_k) each; of equal ones the first row comes first.
+
+    Raises:
+        ValueError: `top_k` is less than 1, or the numbers of features differ.
+    """
+    if top_k < 1:
+        raise ValueError(f"top_k is {top_k}; it must be at least 1")
+    queries = _unit(np.atleast_2d(queries).astype(np.float64))
+    chunks = features
+    if isinstance(features, np.ndarray):
+        chunks = (features[start : start + _CHUNK] for start in range(0, len(features), _CHUNK))
+    rows, cosines, seen = np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0)), 0
+    for chunk in chunks:
+        if chunk.shape[1] != queries.shape[1]:
+            raise ValueError(f"the images have {chunk.shape[1]} features and the queries {queries.shape[1]}")
+        found = queries @ _unit(chunk.astype(np.float64)).T  # (queries, rows of the chunk)
+        numbers = np.broadcast_to(np.arange(seen, seen + len(chunk)), found.shape)
+        rows, cosines = np.hstack([rows, numbers]), np.hstack([cosines, found])
+        best = np.argsort(-cosines, axis=1, kind="stable")[:, :top_k]
+        rows, cosines = np.take_along_axis(rows, best, 1), np.take_along_axis(cosines, best, 1)
+        seen += len(chunk)
+    return rows, cosines
+
+
+def _unit(features: np.ndarray) -> np.ndarray:
+    """Rows of length 1; those of length 0 stay."""
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    return features / np.where(lengths == 0, 1, lengths)
 
 
 def predict_batches(
@@ -70,6 +196,21 @@ def predict_batches(
         ImageReadingError: an image cannot be read; the message names its file. The batches before come first.
         ValueError: `batch_size` or `workers` is less than 1.
     """
+    with closing(_compute(model, model, processor, images, batch_size, workers, False)) as batches:
+        for batch in batches:
+            yield batch.outputs
+
+
+def _compute(
+    model: Any,
+    forward: Callable[..., Any],
+    processor: Any,
+    images: Iterable[Any],
+    batch_size: int,
+    workers: int | None,
+    skip_unreadable: bool,
+) -> Generator[Batch, None, None]:
+    """Do what `predict_batches` says, with what is called as the model; a batch is empty where an image is skipped."""
     computes = _computes_in_workers(model)
     threads = torch.get_num_threads()
     if workers is None:
@@ -80,27 +221,37 @@ def predict_batches(
         turns = -(-len(images) // (workers * batch_size))  # of every worker, in batches as equal as can be
         batch_size = max(1, -(-len(images) // (workers * max(turns, 1))))
 
-    def read(batch: list[Any]) -> Any:
-        return processor(batch, return_tensors="pt").to(model.device)
+    def read(batch: list[tuple[int, Any]]) -> list[Batch]:
+        """The inputs of a batch; of one with an image that cannot be read, those of its halves."""
+        numbers, items = map(list, zip(*batch, strict=True))
+        try:
+            return [Batch(numbers, processor(items, return_tensors="pt").to(model.device), {})]
+        except ImageReadingError as error:
+            if not skip_unreadable:
+                raise
+            if len(batch) == 1:
+                return [Batch([], None, {numbers[0]: error})]
+        half = len(batch) // 2
+        return read(batch[:half]) + read(batch[half:])
 
     @torch.inference_mode()
-    def compute(inputs: Any) -> Any:
-        return model(**inputs)
+    def compute(parts: list[Batch]) -> list[Batch]:
+        return [part._replace(outputs=forward(**part.outputs)) if part.numbers else part for part in parts]
 
-    batches = _batches_of(images, batch_size)
+    batches = _batches_of(enumerate(images), batch_size)
     first, second = next(batches, None), next(batches, None)
     if first is None:
         return
     if second is None:
-        yield compute(read(first))
+        yield from compute(read(first))
         return
     batches = chain((first, second), batches)
     if computes:
         with closing(_in_order(lambda batch: compute(read(batch)), batches, workers, threads // workers)) as outputs:
-            yield from outputs
+            yield from chain.from_iterable(outputs)
     else:
         with closing(_in_order(read, batches, workers, 1)) as inputs:
-            yield from map(compute, inputs)
+            yield from chain.from_iterable(map(compute, inputs))
 
 
 def _computes_in_workers(model: Any) -> bool:

@@ -103,7 +103,7 @@ def test_bad_images(goldens, tmp_path, photograph, capsys):
     main(["convert", str(goldens / "vit_token.npz"), str(folder)])
     capsys.readouterr()
     (tmp_path / "text.jpg").write_text("no image")
-    assert "text.jpg" in refused(["predict", folder, photograph, tmp_path / "text.jpg"], capsys)
+    assert "text.jpg" in refused(["predict", folder, tmp_path / "text.jpg"], capsys)
     assert "no such file: " in refused(["predict", folder, tmp_path / "none.jpg"], capsys)
     assert "--top-k is 0" in refused(["predict", folder, photograph, "--top-k", "0"], capsys)
     assert "nowhere" in refused(["predict", tmp_path / "nowhere", photograph], capsys)

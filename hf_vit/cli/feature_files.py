@@ -1,0 +1,147 @@
+"""Files of features: the names of images, their features, and the model that computed them."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from ..files.output import new_file
+
+SUFFIXES = (".parquet", ".npz", ".csv")
+_KEY = b"hf_vit"  # of the metadata of a parquet file
+_ROWS = 8192  # that are read at once
+Write = Callable[[list[str], np.ndarray], None]
+
+
+@contextmanager
+def new_features(path: Path, about: dict[str, Any], overwrite: bool) -> Iterator[Write]:
+    """What writes batch after batch into a file, by its suffix; it appears in the end, whole.
+
+    Args:
+        about: the model; a .csv has no place for it.
+    """
+    makers = {".parquet": _parquet_writer, ".npz": _npz_writer, ".csv": _csv_writer}
+    with new_file(path, overwrite) as draft, makers[path.suffix.lower()](draft, about) as write:
+        yield write
+
+
+@contextmanager
+def _parquet_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
+    pa, pq = import_pyarrow(path.name)
+    writers: list[Any] = []
+    waiting: list[tuple[list[str], np.ndarray]] = []
+
+    def write_waiting() -> None:
+        """One row group."""
+        names = [name for these, _ in waiting for name in these]
+        features = np.concatenate([these for _, these in waiting])
+        width = features.shape[1]
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1), pa.float32()), width)
+        schema = pa.schema({"file": pa.string(), "features": pa.list_(pa.float32(), width)})
+        table = pa.table([names, rows], schema=schema.with_metadata({_KEY: json.dumps(about)}))
+        if not writers:
+            writers.append(pq.ParquetWriter(path, table.schema))
+        writers[0].write_table(table)
+        waiting.clear()
+
+    def write(names: list[str], features: np.ndarray) -> None:
+        waiting.append((names, features))
+        if sum(len(these) for these, _ in waiting) >= _ROWS:
+            write_waiting()
+
+    try:
+        yield write
+        if waiting:
+            write_waiting()
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+@contextmanager
+def _npz_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
+    files: list[str] = []
+    parts: list[np.ndarray] = []
+
+    def write(names: list[str], features: np.ndarray) -> None:
+        files.extend(names)
+        parts.append(features)
+
+    yield write
+    np.savez(path, files=np.array(files), features=np.concatenate(parts), about=np.array(json.dumps(about)))
+
+
+@contextmanager
+def _csv_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+
+        def write(names: list[str], features: np.ndarray) -> None:
+            if not file.tell():
+                table.writerow(["file", *(f"feature_{number}" for number in range(features.shape[1]))])
+            table.writerows([name, *row] for name, row in zip(names, features.tolist(), strict=True))
+
+        yield write
+
+
+class Features:
+    """A file that `new_features` wrote: `about` its model, the `names` of its images, and `chunks` of features.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        if path.suffix.lower() not in (".parquet", ".npz"):
+            raise ValueError(f"cannot search {path}: expected features in a .parquet or .npz file of `hf-vit embed`")
+        if not path.is_file():
+            raise FileNotFoundError(f"no such file: {path}")
+        try:
+            about, self.names = self._open()
+            self.about = {key: str(about[key]) for key in ("model", "sha256")}
+        except (ValueError, KeyError, OSError, TypeError, BadZipFile) as error:
+            raise ValueError(f"{path} is not a file of features that `hf-vit embed` wrote") from error
+
+    def _open(self) -> tuple[dict[str, Any], list[str]]:
+        if self._path.suffix.lower() == ".parquet":
+            _, pq = import_pyarrow(self._path.name)
+            with pq.ParquetFile(self._path) as file:
+                about = json.loads(file.schema_arrow.metadata[_KEY])
+                return about, file.read(columns=["file"])["file"].to_pylist()
+        with open(self._path, "rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load may leave it open
+            return json.loads(str(arrays["about"])), arrays["files"].tolist()
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        """(images, features) again and again; of a parquet file one is in memory at a time."""
+        if self._path.suffix.lower() == ".npz":
+            with np.load(self._path, allow_pickle=False) as arrays:
+                yield arrays["features"]
+            return
+        _, pq = import_pyarrow(self._path.name)
+        with pq.ParquetFile(self._path) as file:
+            for batch in file.iter_batches(_ROWS, columns=["features"]):
+                yield batch["features"].flatten().to_numpy().reshape(len(batch), -1)
+
+
+def import_pyarrow(name: str) -> tuple[Any, Any]:
+    """pyarrow, and its module for parquet files.
+
+    Args:
+        name: what needs it, for the message.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        install = "pip install 'hf_vit[training]', or take a .npz file"
+        raise ImportError(f"{name} needs pyarrow, which is not installed: {install}") from error
+    return pyarrow, pyarrow.parquet

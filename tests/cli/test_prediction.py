@@ -1,0 +1,241 @@
+"""`hf-vit predict`, `embed` and `search`: which images, in which order, with which numbers, and what stays behind."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit.cli import main
+from hf_vit.cli.feature_files import Features
+from hf_vit.models.loading import load
+from hf_vit.models.prediction import embed, search
+
+from ..models import save_tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", representation_size=9)
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    """A folder with seven images below it, a text file, and nothing that is damaged."""
+    rng = np.random.default_rng(0)
+    for place in ("b/0.png", "b/1.JPG", "a/2.png", "a/deep/3.jpg", "a/4.png", "c.png", "a.png"):
+        file = tmp_path / "photographs" / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (31, 45, 3), np.uint8)).save(file)
+    (tmp_path / "photographs" / "notes.txt").write_text("no image")
+    return tmp_path / "photographs"
+
+
+SORTED = ["a/2.png", "a/4.png", "a/deep/3.jpg", "a.png", "b/0.png", "b/1.JPG", "c.png"]
+
+
+def run(*arguments) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def said(capsys) -> list[dict]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def damage(folder):
+    """One file cut short, and one that is none."""
+    (folder / "b" / "0.png").write_bytes((folder / "b" / "0.png").read_bytes()[:900])
+    (folder / "a" / "4.png").write_text("no image")
+    return [str(folder / name) for name in SORTED if name not in ("a/4.png", "b/0.png")]
+
+
+def alone(folder, file) -> np.ndarray:
+    """What the head of the classifier is given for one image, caught by a hook."""
+    model, processor = load(folder)
+    seen = []
+    model.classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.inference_mode():
+        model(**processor(str(file), return_tensors="pt"))
+    return seen[0][0].numpy()
+
+
+def test_folders_globs_and_files_in_their_order(model, photographs, capsys):
+    places = [photographs / "c.png", photographs, photographs / "[ab]" / "*.png"]
+    assert run("predict", model, *places, "--json", "--batch-size", "2") == 0
+    globbed = ["a/2.png", "a/4.png", "b/0.png"]
+    answers = said(capsys)
+    assert [entry["image"] for entry in answers] == [str(photographs / name) for name in ["c.png", *SORTED, *globbed]]
+    assert answers[0]["predictions"][0]["label"] == answers[7]["predictions"][0]["label"]
+    classifier, processor = load(model)
+    with torch.inference_mode():
+        logits = classifier(**processor(answers[4]["image"], return_tensors="pt")).logits[0].double()
+    scores = (logits - logits.logsumexp(0)).exp().sort(descending=True).values[:5]
+    np.testing.assert_allclose([entry["score"] for entry in answers[4]["predictions"]], scores, rtol=1e-4)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_damaged_image_among_others_is_named_and_left_out(model, photographs, tmp_path, suffix, capsys):
+    good = damage(photographs)
+    output = tmp_path / f"classes.{suffix}"
+    assert run("predict", model, photographs, "--top-k", "2", "--batch-size", "3", "--output", output) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    first, second, last = [line for line in err.splitlines() if line.startswith("hf-vit predict: ")]
+    assert "a/4.png is not an image" in first
+    assert "b/0.png cannot be read" in second
+    assert last == "hf-vit predict: 2 of 7 images cannot be read and are left out"
+    if suffix == "csv":
+        rows = list(csv.DictReader(output.read_text().splitlines()))
+        assert [(row["image"], row["rank"]) for row in rows] == [(name, rank) for name in good for rank in "12"]
+    else:
+        assert [json.loads(line)["image"] for line in output.read_text().splitlines()] == good
+
+
+def test_without_a_readable_image_nothing_is_written(model, tmp_path, capsys):
+    for name in ("one.jpg", "two.jpg"):
+        (tmp_path / name).write_text("no image")
+    for files, sentence in (
+        (["one.jpg"], "one.jpg is not an image"),
+        (["one.jpg", "two.jpg"], "none of the 2 images can be read"),
+    ):
+        output = tmp_path / "classes.csv"
+        assert run("predict", model, *(tmp_path / file for file in files), "--output", output) == 2
+        assert sentence in capsys.readouterr().err.splitlines()[-1]
+        assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "there are no images: name files, folders"),
+        (["{folder}/*.gif"], "no such file: "),
+        (["{folder}/empty"], "empty holds no images (expected files that end in .avif, "),
+        (["{folder}/a.png", "--split", "test"], "--split is of a data set"),
+        (["{folder}/a.png", "--device", "cuda:99"], "--device cuda:99 cannot be used: "),
+        (["{folder}/a.png", "--device", "gpu"], "--device gpu cannot be used: "),
+        (["http://example.org/a.png"], "http://example.org/a.png cannot be read: "),
+        (["--dataset", "digits"], "digits has several splits; choose with --split: train, test"),
+    ],
+)
+def test_what_is_no_image(model, photographs, arguments, sentence, capsys):
+    (photographs / "empty").mkdir()
+    assert run("predict", model, *(text.format(folder=photographs) for text in arguments)) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_rows_of_parquet_files_and_data_sets(model, photographs, tmp_path, capsys):
+    datasets = pytest.importorskip("datasets")
+    files = [str(photographs / name) for name in SORTED[:3]]
+    rows = datasets.Dataset.from_dict({"number": [1, 2, 3], "picture": files})
+    rows.cast_column("picture", datasets.Image()).to_parquet(tmp_path / "some.parquet")  # with the bytes
+    assert run("predict", model, *files, "--json") == 0
+    expected = [entry["predictions"] for entry in said(capsys)]
+    assert run("predict", model, tmp_path / "some.parquet", "--json") == 0
+    answers = said(capsys)
+    assert [entry["predictions"] for entry in answers] == expected
+    assert answers[2]["image"] == f"{tmp_path / 'some.parquet'}:train:2"
+    assert run("predict", model, "--dataset", "digits", "--split", "test[:2]", "--json") == 0
+    assert [entry["image"] for entry in said(capsys)] == ["digits:test[:2]:0", "digits:test[:2]:1"]
+
+
+@pytest.mark.parametrize("module", ["datasets", "pyarrow"])
+def test_an_extra_that_is_missing_is_named(model, photographs, tmp_path, module, monkeypatch, capsys):
+    arguments = ("predict", model, "--dataset", "digits", "--split", "test")
+    if module == "pyarrow":
+        arguments = ("embed", model, photographs, "--output", tmp_path / "out.parquet")
+    for name in [name for name in sys.modules if name.startswith("hf_vit.training")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert run(*arguments) == 2
+    assert f" needs {module}, which is not installed: pip install 'hf_vit[training]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fields", [{}, {"representation_size": 9}, {"pooling": "mean"}, {"hybrid": True}])
+def test_features_are_what_the_head_is_given_for_each_image_alone(fields, photographs, tmp_path):
+    folder = save_tiny(tmp_path / "tiny", **fields)
+    files = [str(photographs / name) for name in SORTED]
+    expected = np.stack([alone(folder, file) for file in files])
+    pair = load(folder)
+    np.testing.assert_allclose(embed(*pair, files, batch_size=2), expected, rtol=1e-4, atol=1e-5)
+    lengths = np.sqrt((expected.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
+    found = embed(*pair, files, batch_size=3, workers=2, normalize=True)
+    np.testing.assert_allclose(found, expected / lengths, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "npz"])
+def test_search_finds_what_numpy_finds_among_the_files_that_were_embedded(
+    model, photographs, tmp_path, suffix, capsys, monkeypatch
+):
+    good = damage(photographs)
+    features, sheet = tmp_path / f"features.{suffix}", tmp_path / "sheet.png"
+    monkeypatch.chdir(model.parent)  # the file knows the model from elsewhere too
+    assert run("embed", "tiny", photographs, "--output", features, "--normalize", "--batch-size", "4") == 1
+    monkeypatch.chdir(tmp_path)
+    output = capsys.readouterr().out
+    assert f"5 images, 9 features of each: {features}\n" in output
+    stored = Features(features)
+    assert stored.names == good
+    expected = np.stack([alone(model, file) for file in good]).astype(np.float64)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(np.concatenate(list(stored.chunks())), expected, rtol=1e-4, atol=1e-5)
+    assert run("search", features, good[3], "--top-k", "3", "--sheet", sheet, "--json") == 0
+    found = said(capsys)
+    cosines = expected @ expected[3]
+    order = np.argsort(-cosines)[:3]
+    assert [entry["image"] for entry in found] == [good[place] for place in order]
+    np.testing.assert_allclose([entry["similarity"] for entry in found], cosines[order], atol=1e-5)
+    with Image.open(sheet) as drawn:
+        assert min(drawn.size) > 100
+
+
+def test_features_as_text(model, photographs, tmp_path, capsys):
+    assert run("embed", model, photographs / "a.png", photographs / "c.png", "--output", tmp_path / "f.csv") == 0
+    first, second = csv.reader((tmp_path / "f.csv").read_text().splitlines()[1:])
+    assert [first[0], second[0]] == [str(photographs / "a.png"), str(photographs / "c.png")]
+    np.testing.assert_allclose([float(text) for text in second[1:]], alone(model, second[0]), rtol=1e-4, atol=1e-5)
+    capsys.readouterr()
+    assert run("search", tmp_path / "f.csv", photographs / "a.png") == 2
+    assert "expected features in a .parquet or .npz file" in capsys.readouterr().err
+
+
+def test_another_model_is_refused(model, photographs, tmp_path, capsys):
+    features, query = tmp_path / "features.npz", photographs / "a.png"
+    other = save_tiny(tmp_path / "other", seed=1, representation_size=9)
+    assert run("embed", model, photographs, "--output", features) == 0
+    assert run("search", features, query, "--model", other) == 2
+    assert f"cannot search {features} with {other}: its weights or its preprocessing" in capsys.readouterr().err
+    assert run("embed", other, photographs, "--output", features, "--overwrite") == 0
+    other.rename(tmp_path / "moved")
+    capsys.readouterr()
+    assert run("search", features, query) == 2
+    assert f"the features are of {other}, which is not there; say with --model" in capsys.readouterr().err
+    assert run("search", features, query, "--model", tmp_path / "moved") == 0
+    (tmp_path / "cut.npz").write_bytes(features.read_bytes()[:500])
+    assert run("search", tmp_path / "cut.npz", query) == 2
+    assert "cut.npz is not a file of features that `hf-vit embed` wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_search_is_exact(in_chunks, monkeypatch):
+    """Against all cosines by NumPy in float64; equal rows keep their order."""
+    monkeypatch.setattr("hf_vit.models.prediction._CHUNK", 17)
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(103, 7)).astype(np.float32)
+    features[50], features[90], features[3] = features[20], features[20], 0
+    queries = np.concatenate([rng.normal(size=(4, 7)), features[20:21]])
+    lengths = np.sqrt((features.astype(np.float64) ** 2).sum(axis=1))
+    expected = np.array([[row @ query / (length * np.sqrt(query @ query)) if length else 0
+                          for row, length in zip(features.astype(np.float64), lengths, strict=True)]
+                         for query in queries])  # fmt: skip
+    rows, cosines = search(iter(np.split(features, [5, 60])) if in_chunks else features, queries, 11)
+    np.testing.assert_allclose(cosines, -np.sort(-expected, axis=1)[:, :11], atol=1e-12)
+    np.testing.assert_allclose(np.take_along_axis(expected, rows, 1), cosines, atol=1e-12)
+    assert rows[4, :3].tolist() == [20, 50, 90]
+    assert search(features[:4], queries, 11)[0].shape == (5, 4)
+    with pytest.raises(ValueError, match="the images have 7 features and the queries 6"):
+        search(features, queries[:, :6])
+    with pytest.raises(ValueError, match="top_k is 0"):
+        search(features, queries, 0)
