@@ -4,19 +4,16 @@ import base64
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jinja2
 from PIL import Image
 
+from ..files.pages import render_page
 from .observing import NotInThisModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_TEMPLATE = "report.html.jinja"
 
 
 class Picture(NamedTuple):
@@ -62,9 +59,6 @@ class Report:
 
     def write(self, **content: Any) -> None:
         """Render report.html; `content` is what the template shows besides pictures and problems."""
-        environment = jinja2.Environment(
-            autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-        )
-        template = environment.from_string(files("hf_vit.analysis").joinpath(_TEMPLATE).read_text(encoding="utf-8"))
-        html = template.render(pictures=self.pictures, missing=self.missing, problems=self.problems, **content)
+        shown = {"pictures": self.pictures, "missing": self.missing, "problems": self.problems}
+        html = render_page("hf_vit.analysis", "report.html.jinja", **shown, **content)
         (self.folder / "report.html").write_text(html, encoding="utf-8")

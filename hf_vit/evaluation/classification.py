@@ -1,6 +1,7 @@
 """A classifier's own predictions: accuracy on its labels, ImageNet's ReaL labels, and ObjectNet."""
 
 import re
+import time
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -18,9 +19,12 @@ from ..models.loading import with_preset
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named
 from ..training.data import EvalSamples, Split
-from ..training.labels import match_to_model
+from ..training.devices import describe_device
+from ..training.labels import match_to_model, names_of
 from ..training.measuring import predict, score
 from ..training.patch_sizes import set_patch_size
+from ..training.recipes import dump
+from ..training.result_page import About, HeldOut, write_results
 from ..training.settings import EvaluateSettings
 
 _REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
@@ -34,10 +38,27 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
     split = open_named(settings, settings.split or "test")
     split = match_to_model(split, model.config, str(settings.model), settings.label_map)
     real = None if settings.real_labels is None else _match_real_labels(read_real_labels(settings.real_labels), split)
+    began = time.perf_counter()
     predictions = _run(settings, accelerator, model, processor, split)
+    seconds = time.perf_counter() - began
     if real is None and (unlabelled := int((predictions["label"] < 0).sum())):
         raise ValueError(f"{unlabelled} of {len(predictions['label'])} images have no label; choose another --split")
+    if settings.output_dir and settings.protocol == "accuracy" and accelerator.is_main_process:
+        held_out = HeldOut(predictions, split, names_of(model.config), Path(str(settings.dataset)))
+        write_results(Path(settings.output_dir), held_out, _about(settings, accelerator, predictions, seconds))
     return score(predictions, real)
+
+
+def _about(settings: EvaluateSettings, accelerator: Accelerator, predictions: dict[str, Any], seconds: float) -> About:
+    """What a result page says about an evaluation."""
+    images = len(predictions["label"]) + predictions["skipped"]
+    processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
+    facts = {
+        "split": settings.split or "test",
+        "throughput": f"{seconds:,.1f} seconds, {images / seconds:,.1f} images a second, reading included",
+        "device": describe_device(accelerator.device) + processes,
+    }
+    return About(f"{settings.model} on {settings.dataset}", facts, dump(settings))
 
 
 def evaluate_real(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:

@@ -39,7 +39,7 @@ _EVALUATION = (
 )
 _CHECKPOINT = ("shard-?????-model-?????-of-?????.safetensors", "state.json", "checksums.json")
 _REPORT = (
-    *("report.html", "attention_distance.png", "position_similarity.png", "filters.png"),
+    *("report.html", "predictions.csv", "attention_distance.png", "position_similarity.png", "filters.png"),
     *(f"[0-9][0-9]*-*.{kind}.png" for kind in ("rollout", "flow", "heads")),
 )
 _KNOWN = (MARK, *CODE, *_SAVED, *_RUN, *_EVALUATION, *_CHECKPOINT, *_REPORT)

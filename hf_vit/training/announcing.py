@@ -67,4 +67,6 @@ def conclude(settings: TrainingSettings, accelerator: Accelerator, metrics: dict
     if "accuracy" in metrics:
         best = f"; best {metrics['best']:.2%} after step {metrics['best_step']:,}, in {Path(str(output), 'best')}"
         accelerator.print(f"accuracy {metrics['accuracy']:.2%} on {metrics['samples']:,} held-out images{best}")
+    if Path(str(output), "report.html").exists():
+        accelerator.print(f"what it mistakes is shown in {Path(str(output), 'report.html')}")
     accelerator.print(f"saved in {output}; try: hf-vit predict {output} IMAGE, or hf-vit push {output} NAME")

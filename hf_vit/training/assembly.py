@@ -205,10 +205,11 @@ def evaluator(
     def evaluate() -> dict[str, float]:
         if isinstance(state.objective, MaskedPatches):
             return state.objective.evaluate(accelerator, state.model, loader, empty)
-        return over_patch_sizes(
-            settings.eval_patch_sizes or settings.patch_sizes,
-            lambda **sizes: score(predict(accelerator, state.model, loader, empty, settings.loss, **sizes)),
-        )
+        return over_patch_sizes(settings.eval_patch_sizes or settings.patch_sizes, measure)
+
+    def measure(**sizes: int) -> dict[str, float]:
+        state.predictions = predict(accelerator, state.model, loader, empty, settings.loss, **sizes)
+        return score(state.predictions)
 
     return evaluate
 

@@ -32,7 +32,7 @@ def match_to_model(split: Split, config: Any, model: str, label_map: str | None 
     Raises:
         ValueError: the model does not have a class of the data; with both lists, shortened, and what nearly matches.
     """
-    theirs = [str(config.id2label.get(number, f"LABEL_{number}")) for number in range(config.num_labels)]
+    theirs = names_of(config)
     given = {} if label_map is None else read_label_map(label_map)
     numbers = _match(split, theirs, ("the data", model), given, "state which is which with --label_map FILE")
     return replace(split, numbers=numbers, num_labels=len(theirs))
@@ -228,3 +228,8 @@ def _say(text: str) -> None:
     """Tell the user, once on each machine."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         _logger.warning(text)
+
+
+def names_of(config: Any) -> list[str]:
+    """The names of a model's classes, by number."""
+    return [str(config.id2label.get(number, f"LABEL_{number}")) for number in range(config.num_labels)]

@@ -52,7 +52,8 @@ def predict(
 
     Returns:
         On every process, for the samples whose image could be read, in the order of the data set: "ranked" (number, 5)
-        class numbers, best first, "label", "loss" and "index"; and "skipped", the number of unreadable images.
+        class numbers, best first, their "probabilities", "label", "loss" and "index"; and "skipped", the number of
+        unreadable images.
     """
     return collect(accelerator, model, loader, empty, partial(_scores, model, loss=loss, sizes=sizes))
 
@@ -91,7 +92,8 @@ def _scores(model: torch.nn.Module, batch: dict[str, torch.Tensor], loss: str, s
     logits = model(**model_inputs(batch), **sizes).logits.float()
     targets = make_targets(batch["label"].clamp(min=0), logits.shape[1])
     ranked = logits.topk(min(TOP_K, logits.shape[1])).indices
-    return {"ranked": ranked, "loss": cross_entropy(logits, targets, loss)}
+    best = (logits.sigmoid() if loss == "sigmoid" else logits.softmax(dim=1)).gather(1, ranked)
+    return {"ranked": ranked, "probabilities": best, "loss": cross_entropy(logits, targets, loss)}
 
 
 def model_inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

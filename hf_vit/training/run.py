@@ -41,6 +41,7 @@ class Run:
     place: Place = field(default_factory=Place)
     waited: float = 0.0  # seconds, for the loader's batches
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    predictions: dict[str, Any] = field(default_factory=dict)  # of the last evaluation, see `measuring.predict`
     identity: dict[str, Any] = field(default_factory=dict)  # of "data", and of the "model" that training began from
 
     @property

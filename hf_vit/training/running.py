@@ -27,9 +27,11 @@ from .data import Split, train_loader
 from .identity import identify_run
 from .loop import train
 from .models import set_head_bias
+from .objectives import Classification
 from .patch_sizes import prepare_patch_sizes
 from .preemption import PREEMPTED, Preempted
 from .reporting import card_data, write_curve
+from .result_page import write_run_results
 from .resuming import resume, saved_per_device
 from .run import TrainingStopped
 from .settings import TrainingSettings
@@ -91,13 +93,17 @@ def _train_at(
         report = train(state, iter(loader), evaluate, keep_best)
     if state.average is not None:
         state.average.swap(state.parameters)
-    metrics = {**(state.metrics or evaluate()), **report.totals(state.skipped)}
+    known = state.metrics if state.predictions or not isinstance(state.objective, Classification) else {}
+    metrics = {**(known or evaluate()), **report.totals(state.skipped)}
     metrics |= {"best": state.best, "best_step": state.best_step}
     saver(accelerator, state.model, processor, output)()
     if accelerator.is_main_process:
         write_json(output / "metrics.json", metrics)
-        write_json(output / "card_data.json", card_data(settings, metrics, accelerator))
+        facts = card_data(settings, metrics, accelerator)
+        write_json(output / "card_data.json", facts)
         write_curve(state.history, output / "learning_curve.png")
+        if eval_split is not None and state.predictions:
+            write_run_results(output, state, eval_split, model.config, facts)
     accelerator.wait_for_everyone()
     return metrics
 

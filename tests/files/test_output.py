@@ -175,6 +175,8 @@ RUN = (
     *MODEL,
     "recipe.yaml",
     "metrics.json",
+    "report.html",
+    "predictions.csv",
     "best/model.safetensors",
     "checkpoints/step_00000070/shard-00001-model-00001-of-00001.safetensors",
 )
