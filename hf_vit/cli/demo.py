@@ -17,6 +17,8 @@ def add_commands(commands: Commands) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> None:
+    if arguments.port is not None and not 1 <= arguments.port <= 65535:
+        raise ValueError(f"--port is {arguments.port}; it must be at least 1 and at most 65535")
     from ..demo.page import serve
 
     serve(arguments.folder, arguments.host, arguments.port, arguments.open)

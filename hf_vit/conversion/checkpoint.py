@@ -14,7 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from ..files.bucket import fetch_folder, is_folder_address
 from ..files.containers import array_container, open_arrays
 from ..files.download import Fetched, SourceError, fetch
-from ..files.messages import shorten
+from ..files.messages import kind_of_content, shorten
 from ..files.reading import read_json_object
 from ..models.upstream import is_of_transformers
 from .others import keras_model
@@ -94,6 +94,8 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
     path = fetched.path
     if keras := keras_model(path):
         raise ConversionError(keras)
+    if path.is_file() and (kind := kind_of_content(_beginning(path))):
+        raise ConversionError(f"{path.name} {kind}")
     settings = _read_settings(path)
     if path.is_dir() and array_container(path) is None:
         path = _checkpoint_in(path, settings)
@@ -110,6 +112,11 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
             shapes = {name: array.shape for name, array in reader.arrays.items()}
             dtypes = {name: str(array.dtype).replace("|V2", "bfloat16") for name, array in reader.arrays.items()}
             yield Checkpoint(fetched.location, reader.path, settings, shapes, dtypes, "", reader.read, streams=True)
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(8)
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

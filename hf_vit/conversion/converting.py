@@ -87,6 +87,9 @@ def convert_request(
     preset: str | None,
 ) -> tuple[HfVisionPreTrainedModel, HfViTImageProcessor, Fields]:
     """What `convert` does, and every field of the configuration, the preset and the labels with their reasons."""
+    if not isinstance(source, str | Path):
+        what = type(source).__name__
+        raise ConversionError(f"source is a {what} (expected a path, an address, or a name on the Hub); give its file")
     fetched = fetch_any(address_of(str(source)))
     with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor:
         identity = executor.submit(_identity, fetched, checkpoint, request)  # runs beside the reading

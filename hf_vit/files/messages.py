@@ -12,6 +12,14 @@ from .limits import MAX_MESSAGE
 # Errors that the user can mend; ImportError: an extra is not installed.
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError)
 FAILED, INTERRUPTED = 2, 130  # exit statuses
+_EXTRAS = {  # what is imported -> the extra that installs it
+    **dict.fromkeys(("accelerate", "datasets", "evaluate", "pyarrow"), "training"),
+    **dict.fromkeys(("matplotlib", "scipy"), "analysis"),
+    **dict.fromkeys(("msgpack", "tensorstore"), "jax-checkpoints"),
+    **dict.fromkeys(("onnx", "onnxscript"), "export"),
+    **dict.fromkeys(("gradio", "sklearn"), "demo"),
+    **{"peft": "lora", "openvino": "openvino", "onnxruntime": "onnxruntime", "nncf": "quantization"},
+}
 _LAST_ERROR = re.compile(r"^[\w.]+: (.+)$", re.MULTILINE)
 
 
@@ -39,10 +47,36 @@ def ends_in_one_sentence(program: str, *more: type[Exception]) -> Iterator[None]
 def one_sentence(error: BaseException) -> str:
     """An error on one line, cut where it is longer than anyone reads."""
     text = str(error)
+    if isinstance(error, ImportError) and (extra := _EXTRAS.get((error.name or "").partition(".")[0])):
+        text = f"this needs {error.name.partition('.')[0]}, which is not installed: pip install 'hf_vit[{extra}]'"
+    elif isinstance(error, OSError) and error.strerror and error.filename and text.startswith("[Errno"):
+        text = f"cannot use {error.filename}: {error.strerror}"
     if "in DataLoader worker process" in text[:100] and (found := _LAST_ERROR.findall(text)):
         text = found[-1]  # of what a worker met, without its traceback
     text = " ".join(text[: 2 * MAX_MESSAGE].split()) or type(error).__name__
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ..."
+
+
+def kind_of_content(beginning: bytes) -> str:
+    """What a file is that begins so, where a checkpoint was expected, and what to do; empty where nobody can tell.
+
+    Args:
+        beginning: 8 bytes at least, where there are so many.
+    """
+    if not beginning:
+        return "is empty (0 bytes; expected a checkpoint): copy or download it again"
+    return next((kind for start, kind in _KINDS.items() if beginning.lower().startswith(start)), "")
+
+
+_KINDS = {
+    b"\x89png": "is a PNG image (expected a checkpoint)",
+    b"\xff\xd8\xff": "is a JPEG image (expected a checkpoint)",
+    b"<!doctyp": "is a web page (expected a checkpoint): download the file itself",
+    b"<html": "is a web page (expected a checkpoint): download the file itself",
+    b"version ": "is a pointer of Git LFS (expected a checkpoint): fetch the file itself with `git lfs pull`",
+    b"%pdf": "is a PDF (expected a checkpoint)",
+    b"\x1f\x8b": "is compressed with gzip (expected a checkpoint): unpack it",
+}
 
 
 def with_dashes(text: str) -> str:

@@ -27,6 +27,8 @@ _REPLACED = "replaced"  # in a workplace: what the new folder takes the place of
 
 def refuse_existing(path: str | os.PathLike, overwrite: bool) -> None:
     """Raise FileExistsError if `path` exists and may not be overwritten, or is a folder that holds more than ours."""
+    if parent := next((str(place) for place in Path(path).parents if place.is_file()), None):
+        raise FileExistsError(f"cannot write {path}: {parent} is a file (expected a folder); name another place")
     if not os.path.lexists(path):
         return
     if not overwrite:

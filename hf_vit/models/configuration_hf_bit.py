@@ -107,7 +107,7 @@ class HfBiTConfig(HfVisionConfig):
     def in_our_words(cls, settings: dict[str, Any], folder: str) -> dict[str, Any]:
         """A config.json of transformers' own `bit` as our fields; any other as it is."""
         if not is_upstream_bit(settings):
-            return settings
+            return super().in_our_words(settings, folder)
         return {**translate_bit_settings(settings), "model_type": cls.model_type}
 
     @classmethod

@@ -22,6 +22,8 @@ from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
+from .manifest import check_place
+
 logger = logging.get_logger(__name__)
 
 Size = int | list[int] | tuple[int, int]
@@ -216,6 +218,12 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
         Args:
             folder: where it is from, for messages.
         """
+        stored = str(settings.get("model_type"))
+        if stored.startswith("hf_") and stored != cls.model_type:
+            right = (settings.get("architectures") or ["AutoModel"])[0]
+            raise ValueError(
+                f"{folder} holds a model of type {stored}, not {cls.model_type}: use {right} or hf_vit.load"
+            )
         return settings
 
     def validate_architecture(self) -> None:
@@ -306,6 +314,7 @@ def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
         ValueError: it is damaged, too large, too deep, or no object whose `model_type` and `architectures` are text.
         OSError: there is none, or it cannot be read.
     """
+    check_place(name, where.get("subfolder"))
     with wrong_types_refused(f"the config.json of {name}"):
         settings, _ = _BoundedConfig.get_config_dict(name, **where)
         model_type, architectures = settings.get("model_type"), settings.get("architectures")

@@ -163,7 +163,7 @@ class HfViTConfig(HfVisionConfig):
     def in_our_words(cls, settings: dict[str, Any], folder: str) -> dict[str, Any]:
         """A config.json of transformers' own `vit`, `vit_mae` or `vit-hybrid` as our fields; any other as it is."""
         if not is_upstream(settings):
-            return settings
+            return super().in_our_words(settings, folder)
         translated = translate_settings(settings)
         if ("stem_depths" in translated) != issubclass(cls, HfViTHybridConfig):
             kind = "HfViTHybrid" if "stem_depths" in translated else "HfViT"

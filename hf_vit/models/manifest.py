@@ -1,4 +1,6 @@
-"""The manifest of a pushed folder: the size and the sha256 of its files, checked when a model is loaded.
+"""What is checked of a folder before its model is loaded: that it is one, and the manifest of one that was pushed.
+
+A manifest has the size and the sha256 of the files.
 
 Small files are hashed at every load. Weights are hashed at the first, and again when their size, date or inode differs
 from what was found then: hashing takes longer than loading.
@@ -20,6 +22,26 @@ _WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "
 _LARGEST = 1 << 24  # bytes of a manifest: more than 100,000 files
 _SMALL = 1 << 20  # bytes
 _BLOCK = 1 << 20  # bytes
+
+
+def check_place(name: str | os.PathLike, subfolder: str | None = None) -> None:
+    """Check that a name is a folder with a config.json, or may be a name on the Hub.
+
+    Raises:
+        OSError: it is a file, a folder without a model, or a path that leads nowhere.
+    """
+    path, text = Path(name, subfolder or ""), os.fspath(name)
+    if path.is_file() and path.suffix != ".json":
+        raise NotADirectoryError(
+            f"{text} is a file (expected a folder that convert, training or save_pretrained wrote, or a name on the "
+            "Hub); `hf-vit convert FILE FOLDER` makes a folder of a checkpoint"
+        )
+    if path.is_dir() and not any((path / config).exists() for config in ("config.json", "adapter_config.json")):
+        raise FileNotFoundError(
+            f"{text} holds no config.json (expected a folder that convert, training or save_pretrained wrote)"
+        )
+    if not Path(name).exists() and (text.startswith((".", "/", "~")) or text.count("/") > 1):
+        raise FileNotFoundError(f"there is no folder {text} (expected a folder of a model, or owner/name on the Hub)")
 
 
 def manifest_text(files: dict[str, dict[str, Any]]) -> str:

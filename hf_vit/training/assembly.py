@@ -85,6 +85,8 @@ def prepare_output(settings: TrainingSettings, accelerator: Accelerator) -> None
     """
     output = output_of(settings)
     if accelerator.is_main_process:
+        if output.is_file():
+            raise SettingsError(f"output_dir is {output}, which is a file; it must be a folder")
         if output.exists() and any(output.iterdir()) and not settings.resume:
             if not settings.overwrite:
                 raise SettingsError(f"{output} is not empty: continue it with --resume, or delete it with --overwrite")

@@ -48,6 +48,12 @@ def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
         lambda feature: isinstance(feature, datasets.Value) and "int" in feature.dtype,
     )
     present = [kind for kind in kinds if any(map(kind, features.values()))]
+    if name is None and not present:
+        columns = ", ".join(f"{column} ({_describe_feature(feature)})" for column, feature in features.items())
+        raise ValueError(
+            f"the images have no classes (columns: {columns}); make a folder of images for each of two classes or more "
+            "(FOLDER/CLASS/IMAGE), or name a column with --label-column"
+        )
     return find_column(features, name, present[0] if present else kinds[0], "class label", "--label_column")
 
 

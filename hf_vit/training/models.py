@@ -12,6 +12,7 @@ from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import HfVisionConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
 from ..models.loading import let_agree, with_resizing_of
+from ..models.manifest import check_place
 from ..models.modeling_hf_vit import HfViTModel
 from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..models.pretrained import HfViTHead
@@ -37,7 +38,7 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
         ValueError: anything but the head would be random.
     """
     assert settings.model
-    config = AutoConfig.from_pretrained(settings.model)
+    config = _config_of(settings.model)
     for field, rate in _dropout_fields(settings, type(config)).items():
         setattr(config, field, rate)
     model, processor, info = _load(AutoModelForImageClassification, settings.model, settings.image_size, config=config)
@@ -50,11 +51,18 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     return model, processor
 
 
+def _config_of(name: str) -> Any:
+    check_place(name)
+    return AutoConfig.from_pretrained(name)
+
+
 def _load(
     auto_class: Any, name: str, image_size: Size | None, **settings: Any
 ) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
     """A model, its image processor at the model's size, and what `from_pretrained` says about the loading."""
-    config = settings.get("config") or AutoConfig.from_pretrained(name)
+    config = settings.get("config") or _config_of(name)
+    if auto_class is AutoModelForImageClassification and type(config) not in auto_class._model_mapping:
+        raise ValueError(f"{name} holds a model of type {config.model_type}, which classifies no images")
     is_ours = auto_class is HfViTModel or isinstance(config, HfVisionConfig)
     size = {} if image_size is None or is_ours else {"image_size": image_size}
     pair: Any = auto_class.from_pretrained(name, output_loading_info=True, **size, **settings)
@@ -175,7 +183,7 @@ def load_encoder(name: str, image_size: Size | None = None) -> tuple[PreTrainedM
     Raises:
         ValueError: anything would be random.
     """
-    theirs = AutoConfig.from_pretrained(name).model_type in ("vit", "vit_mae")  # which lose their pooler in AutoModel
+    theirs = _config_of(name).model_type in ("vit", "vit_mae")  # which lose their pooler in AutoModel
     model, processor, info = _load(HfViTModel if theirs else AutoModel, name, image_size)
     _refuse_random_weights(info, name)
     return model, processor

@@ -163,9 +163,10 @@ class TrainingSettings(DataSettings):
     def validate(self) -> None:
         super().validate()
         if not self.print_config and not self.output_dir:
-            raise ValueError("no place for the result: set --output_dir")
+            raise ValueError("no place for the result: set --output-dir, a folder")
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"set one of steps and epochs; they are {self.steps} and {self.epochs}")
+            given = "none is" if self.steps is None else f"both are ({self.steps} and {self.epochs})"
+            raise ValueError(f"set one of steps and epochs; {given} set. --epochs 10 is a beginning")
         _require_positive(self, "batch_size", "learning_rate", "log_every", "keep_checkpoints", "shuffle_buffer")
         _require_positive(self, "steps", "epochs", "per_device_batch_size", "max_grad_norm", "eval_every", "save_every")
         _require_positive(self, "profile")
@@ -329,7 +330,7 @@ class EvaluateSettings(DataSettings):
         if not self.model and not self.print_config:
             raise ValueError("no model: set --model to a Hub name or a folder")
         if self.protocol == "vtab" and not self.output_dir and not self.print_config:
-            raise ValueError("no place for the results of the tasks: set --output_dir")
+            raise ValueError("no place for the results of the tasks: set --output-dir, a folder")
         if self.patch_size is not None and self.protocol == "vtab":
             raise ValueError(f"patch_size is {self.patch_size}, and vtab fine-tunes models at the size they have")
         if self.label_map and self.protocol not in ("accuracy", "real"):

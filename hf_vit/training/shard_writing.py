@@ -11,7 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
@@ -23,7 +22,7 @@ from .folders import load_folder
 from .identity import describe, identify_data
 from .orders import ShuffledOrder
 from .shard_index import index_shards
-from .sources import load_split
+from .sources import load_split, names_of_splits
 
 _PLAN = "shards.json"
 _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
@@ -69,6 +68,8 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
         ValueError: the folder has shards of another plan or of other images, or there are no images.
         OSError: something cannot be read or written; what is finished stays, and the same call goes on.
     """
+    if Path(plan.source).is_dir() and output.resolve().is_relative_to(Path(plan.source).resolve()):
+        raise ValueError(f"cannot write {output} inside {plan.source}, where its images are; name another folder")
     opened = {name: _open(plan, name) for name in splits or _splits_of(plan)}
     _claim(plan, {name: identify_data(split) for name, split in opened.items()}, output)
     written = {}
@@ -116,7 +117,7 @@ def _splits_of(plan: ShardPlan) -> list[str]:
     splits = load_folder(Path(plan.source)) if Path(plan.source).is_dir() else None
     if splits is not None:
         return sorted(splits)
-    return [str(name) for name in datasets.get_dataset_split_names(plan.source, plan.config)]
+    return names_of_splits(plan.source, plan.config)
 
 
 def _run_all(todo: list[tuple], workers: int) -> Iterator[None]:

@@ -1,0 +1,205 @@
+"""Mistakes that users make, each with the sentence they get: what is wrong, what was expected, what to do."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import hf_vit
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTHybridForImageClassification, HfViTImageProcessor
+from hf_vit.cli import main
+from hf_vit.conversion import convert
+
+from ..models import save_tiny, tiny
+from ..paths import GOLDENS
+
+# What is typed after `hf-vit`, in a folder with what `place` makes, and the end of the sentence on standard error.
+COMMANDS = [
+    # convert
+    ("conver vit.npz out", "there is no command conver; did you mean convert? (hf-vit --help lists them)"),
+    ("convert ./nothing out", "nothing does not exist"),
+    ("convert empty.npz out", "empty.npz is empty (0 bytes; expected a checkpoint): copy or download it again"),
+    ("convert empty.safetensors out", "is empty (0 bytes; expected a checkpoint): copy or download it again"),
+    ("convert empty out", "empty is an empty folder"),
+    ("convert photo.png out", "photo.png is a PNG image (expected a checkpoint)"),
+    ("convert page.npz out", "page.npz is a web page (expected a checkpoint): download the file itself"),
+    ("convert lfs.safetensors out", "is a pointer of Git LFS (expected a checkpoint): fetch the file itself with"),
+    ("convert weights.h5 out", "is a Keras model in HDF5, which hf_vit does not read; convert weights.npz instead"),
+    ("convert flat out", "flat must hold one checkpoint (.npz, .safetensors, .pth, .pt, .bin, .msgpack, an Orbax"),
+    ("convert model out", "model is in the format of hf_vit already; hf_vit converts vit, vit_mae, vit-hybrid and bit"),
+    ("convert bert out", "bert holds a bert model; hf_vit converts vit, vit_mae, vit-hybrid and bit of transformers"),
+    ("convert vit.npz", "cannot convert without the folder to write; give it, or --check"),
+    ("convert vit.npz yours", "yours exists; give --overwrite (overwrite=True) to replace it"),
+    ("convert vit.npz yours --overwrite", "yours: it holds thesis.txt, which hf_vit did not write; nothing was change"),
+    ("convert vit.npz vit.npz/out", "vit.npz/out: vit.npz is a file (expected a folder); name another place"),
+    ("convert vit.npz out --labels three.txt", "3 labels are given, but the head has 10 classes"),
+    ("convert vit.npz out --labels none.txt", "labels 'none.txt' are neither a file nor one of: imagenet1k"),
+    ("convert vit.npz out --image-size 33", "image height 33 is not a multiple of 8, the height of a patch in pixels"),
+    ("convert vit.npz out --image-size big", "--image-size: 'big' is neither N nor HxW with numbers from 1"),
+    ("convert vit.npz out --imagesize 32", "there is no option --imagesize; did you mean --image-size?"),
+    ("convert vit.npz out --set hiden_size=3", "HfViTConfig does not know hiden_size (did you mean hidden_size?)"),
+    ("convert vit.npz out --set hidden_size=a", "hidden_size is 'a'; expected int"),
+    ("convert augreg:best:X/16 out", "AugReg has no 'X/16'; it has Ti/16, S/32, S/16, B/32, B/16, B/8, L/16"),
+    # export
+    ("export vit.npz out.npz --to jax", "vit.npz is a file (expected a folder that convert, training or save_pretr"),
+    ("export model out.npz", "the following arguments are required: --to"),
+    ("export model out.npz --to keras", "invalid choice: 'keras' (choose from 'jax', 'transformers', 'timm', 'onnx'"),
+    ("export hybrid out --to transformers", "transformers has no ViT behind a ResNet"),
+    # predict, inspect, demo
+    ("predict ./nothing photo.png", "there is no folder ./nothing (expected a folder of a model, or owner/name on t"),
+    ("predict empty photo.png", "empty holds no config.json (expected a folder that convert, training or save_pret"),
+    ("predict photo.png model", "model holds no images (expected files that end in .avif"),
+    ("predict model nothing.jpg", "no such file: nothing.jpg"),
+    ("predict model text.jpg", "text.jpg is not an image in a format that Pillow reads"),
+    ("predict noweights photo.png", "no file named model.safetensors, or pytorch_model.bin, found in directory now"),
+    ("predict model photo.png --top-k 0", "--top-k is 0; it must be at least 1"),
+    ("predict model photo.png --top-k five", "argument --top-k: invalid int value: 'five'"),
+    ("inspect vit.npz --output out", "vit.npz is a file (expected a folder that convert, training or save_pretrained"),
+    ("inspect model --output out --image-size 21", "image height 21 is not a multiple of 4, the height of a patch"),
+    ("demo model --port 99999", "--port is 99999; it must be at least 1 and at most 65535"),
+    # finetune, pretrain, evaluate
+    ("finetune", "no data: set --dataset to a Hub name, a folder, a file or digits"),
+    ("finetune --dataset pets", "no place for the result: set --output-dir, a folder"),
+    ("{finetune} --dataset ./nothing --epochs 1", "cannot read split 'train' of ./nothing: there is no folder ./noth"),
+    ("{finetune} --dataset pets", "set one of steps and epochs; none is set. --epochs 10 is a beginning"),
+    ("{finetune} --dataset pets --epochs 1 --steps 2", "set one of steps and epochs; both are (2 and 1.0) set"),
+    ("{finetune} --dataset pets --epochs many", "epochs is 'many'; it must be float or none"),
+    ("{finetune} --dataset pets --learning-rte 1", "there is no option --learning-rte; did you mean --learning-rate?"),
+    ("{finetune} --dataset flat --epochs 1", "the images have no classes (columns: image (Image)); make a folder of"),
+    ("{finetune} --dataset one --epochs 1", "make a folder of images for each of two classes or more (FOLDER/CLASS/"),
+    ("{finetune} --dataset pets --epochs 1 --train-split tst", "'tst' of pets: no split 'tst'; there is train, valid"),
+    ("{finetune} --dataset pets --epochs 1 --image-size 33", "image height 33 is not a multiple of 4, the height of a"),
+    ("{finetune} --dataset pets --epochs 1 --label-names three.txt", "(2: 'cat', 'dog') are not those of three.txt"),
+    ("finetune --dataset pets --epochs 1 --output-dir out --model ./nothing", "there is no folder ./nothing (expect"),
+    ("finetune --dataset pets --epochs 1 --output-dir out --model bert", "a model of type bert, which classifies no"),
+    ("finetune --dataset pets --epochs 1 --output-dir yours --model model", "yours is not empty: continue it with --"),
+    ("finetune --recipe fintune_small", "lists them); did you mean finetune_small?"),
+    ("pretrain --dataset pets --epochs 1 --output-dir out --variant Q/9", "unknown variant 'Q/9'; known: Ti/16, S"),
+    ("evaluate --model vit.npz --dataset pets", "vit.npz is a file (expected a folder that convert, training or save"),
+    ("evaluate --model model --dataset pets --split tst", "no split 'tst'; there is train, validation"),
+    ("evaluate --model model --dataset pets --protocol acuracy", "protocol is 'acuracy'; it must be accuracy or real"),
+    # the rest
+    ("catalog nothing", "'nothing' is no released file, and no architecture: Ti/16, S/32"),
+    ("catalog B/16 --index none.csv", "cannot use none.csv: No such file or directory"),
+    ("compute B/16 --image-size 100", "image height 100 is not a multiple of 16, the height of a patch in pixels; t"),
+    ("recipes show", "show what? Name one of those that `hf-vit recipes` lists"),
+    ("shard ./nothing out", "cannot read ./nothing: there is no folder ./nothing"),
+    ("shard pets pets/out", "cannot write pets/out inside pets, where its images are; name another folder"),
+    ("push empty me/x --dry-run", "empty holds no config.json; give a folder that save_pretrained, convert or train"),
+    ("card vit.npz", "vit.npz holds no config.json; give a folder that save_pretrained, convert or training wrote"),
+    ("quantize model out --calibrate photo.png", "cannot calibrate with 1 images (expected at least 16, better 300"),
+]
+# A package that is not installed, a command that needs it, and what to install.
+MISSING = [
+    ("accelerate", "finetune", "this needs accelerate, which is not installed: pip install 'hf_vit[training]'"),
+    ("matplotlib", "inspect model --output out", "matplotlib, which is not installed: pip install 'hf_vit[analysis]'"),
+    ("onnx", "export model out.onnx --to onnx", "onnx is not installed: pip install 'hf_vit[export]'"),
+    ("gradio", "demo model", "gradio is not installed: pip install 'hf_vit[demo]'"),
+    ("openvino", "predict model photo.png --backend openvino", "is not installed: pip install 'hf_vit[openvino]'"),
+]
+PYTHON = [
+    (lambda: hf_vit.load("./nothing"), "there is no folder ./nothing (expected a folder of a model, or owner/name"),
+    (lambda: hf_vit.load("model", preset="imagenet"), "preset is 'imagenet'; it must be one of vit_jax, augreg"),
+    (
+        lambda: HfViTHybridForImageClassification.from_pretrained("model"),
+        "model holds a model of type hf_vit, not ",
+    ),
+    (lambda: HfViTForImageClassification.from_pretrained("hybrid"), "use HfViTHybridForImageClassification or hf_vit."),
+    (lambda: HfViTForImageClassification.from_pretrained("noconfig"), "noconfig holds no config.json (expected a fold"),
+    (lambda: HfViTForImageClassification.from_pretrained("model", num_labels="ten"), "num_labels is 'ten'; it must be"),
+    (lambda: HfViTConfig(hidden_size=100, num_attention_heads=7), "(100) is not a multiple of num_attention_heads (7)"),
+    (lambda: tiny()(torch.zeros(1, 20, 36, 3)), "shape (1, 20, 36, 3); expected (batch, 3, height, width)"),
+    (lambda: convert(tiny()), "source is a HfViTForImageClassification (expected a path, an address, or a name on the"),
+    (lambda: HfViTImageProcessor(size="large"), "size is 'large'; expected int"),
+    (lambda: HfViTImageProcessor()([]), "there are no images to process"),
+    (lambda: HfViTImageProcessor()(3), "expected a path, URL, bytes, PIL image, NumPy array or tensor, got int"),
+]
+
+
+@pytest.fixture(scope="module")
+def _made(tmp_path_factory):
+    """Models, checkpoints, photographs and what is none of these."""
+    place = tmp_path_factory.mktemp("mistakes")
+    save_tiny(place / "model")
+    save_tiny(place / "hybrid", hybrid=True)
+    shutil.copy(GOLDENS / "vit_token.npz", place / "vit.npz")
+    files = {
+        "empty.npz": b"",
+        "empty.safetensors": b"",
+        "weights.h5": b"\x89HDF\r\n\x1a\n" + bytes(50),
+        "text.jpg": b"no picture",
+        "page.npz": b"<!DOCTYPE html><html></html>",
+        "lfs.safetensors": b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12\n",
+        "three.txt": b"a\nb\nc\n",
+        "yours/thesis.txt": b"four years",
+        "bert/config.json": json.dumps({"model_type": "bert", "architectures": ["BertModel"]}).encode(),
+        "noweights/config.json": (place / "model/config.json").read_bytes(),
+        "noconfig/model.safetensors": (place / "model/model.safetensors").read_bytes(),
+    }
+    for name, content in files.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_bytes(content)
+    (place / "empty").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 255, (24, 40, 3), np.uint8)
+    for name in ("photo.png", "flat/0.png", "one/train/cat/0.png", *(f"pets/{split}/{animal}/0.png"
+                 for split in ("train", "val") for animal in ("cat", "dog"))):  # fmt: skip
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place / name)
+    return place
+
+
+@pytest.fixture
+def place(_made, monkeypatch, fresh_accelerator):
+    """The working directory, which a mistake leaves as it was."""
+    monkeypatch.chdir(_made)
+    before = sorted(_made.rglob("*"))
+    yield
+    assert sorted(_made.rglob("*")) == before
+
+
+def said(command, capsys) -> str:
+    """Run a command that must fail, with the arguments of `{finetune}` filled in; the last line that it prints."""
+    command = command.replace("{finetune}", "finetune --model model --output-dir out --num-workers 0")
+    try:
+        status = main(shlex.split(command))
+    except SystemExit as end:  # argparse's
+        status = end.code
+    error = capsys.readouterr().err
+    assert status == 2, error
+    assert "Traceback" not in error
+    return re.split(r"[\n\r]", error.strip())[-1]
+
+
+@pytest.mark.parametrize(("command", "sentence"), COMMANDS, ids=[command for command, _ in COMMANDS])
+def test_commands(command, sentence, place, capsys):
+    assert sentence in said(command, capsys)
+
+
+@pytest.mark.parametrize(("package", "command", "sentence"), MISSING, ids=[package for package, *_ in MISSING])
+def test_a_missing_extra(package, command, sentence, place, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("hf_vit.scripts.finetune", "hf_vit.training.assembly"):  # which import it at their beginning
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert sentence in said(command, capsys)
+
+
+@pytest.mark.parametrize(("call", "sentence"), PYTHON, ids=[sentence[:30] for _, sentence in PYTHON])
+def test_python(call, sentence, place):
+    with pytest.raises((ValueError, OSError), match=re.escape(sentence)) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_no_permission(tmp_path, capsys):
+    tmp_path.chmod(0o555)
+    assert "Permission denied" in said(f"convert {GOLDENS / 'vit_token.npz'} {tmp_path / 'out'}", capsys)
