@@ -123,7 +123,7 @@ def damaged_msgpack():
     yield "cut off after a name", b"\x81\xa1a\x81\xa1b", "it ends after the name 'a/b'"
     yield "more behind", whole + b"\x01", "1 bytes come after its end"
     yield "no map", packed([1, 2]), "is damaged, or no tree of arrays"
-    yield "empty", b"", "is damaged, or no tree of arrays"
+    yield "empty", b"", "is empty"
     yield "no arrays", packed({"step": 3}), "holds no arrays"
     yield "a number for a name", b"\x81\x01\x02", "1 stands where a name is expected"
     yield "a list", packed({"a": [1, 2]}), "exceeds max_array_len"

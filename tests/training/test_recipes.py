@@ -106,7 +106,7 @@ def test_a_recipe_wins_over_the_options_of_its_base(tmp_path):
         (["--learning_rate", "fast"], "learning_rate is 'fast'; it must be float"),
         (["--batch_size", "2.5"], "batch_size is 2.5; it must be int"),
         (["--optimizer", "lion"], "optimizer is 'lion'; it must be sgd or adamw"),
-        (["--epochs", "3"], "set one of steps and epochs; they are 7 and 3.0"),
+        (["--epochs", "3"], r"set one of steps and epochs; both are \(7 and 3.0\) set"),
         (["--warmup_steps", "7"], r"warmup_steps \(7\) must be less than steps \(7\)"),
         (
             ["--weight_decay", "0.1", "--momentum_dtype", "bfloat16"],
