@@ -24,7 +24,7 @@ from ..training.labels import match_to_model, names_of
 from ..training.measuring import predict, score
 from ..training.patch_sizes import set_patch_size
 from ..training.recipes import dump
-from ..training.result_page import About, HeldOut, write_results
+from ..training.result_page import About, HeldOut, title_of, write_results
 from ..training.settings import EvaluateSettings
 
 _REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
@@ -54,11 +54,13 @@ def _about(settings: EvaluateSettings, accelerator: Accelerator, predictions: di
     images = len(predictions["label"]) + predictions["skipped"]
     processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
     facts = {
+        "model": str(settings.model),
+        "data set": str(settings.dataset),
         "split": settings.split or "test",
         "throughput": f"{seconds:,.1f} seconds, {images / seconds:,.1f} images a second, reading included",
         "device": describe_device(accelerator.device) + processes,
     }
-    return About(f"{settings.model} on {settings.dataset}", facts, dump(settings))
+    return About(title_of(settings.model, settings.dataset), facts, dump(settings))
 
 
 def evaluate_real(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def write_run_results(output: Path, run: Run, split: Split, config: Any, facts: 
     speed = f"{metrics['train_images_per_second']:,.1f} images a second, with evaluations and checkpoints"
     sizes = settings.eval_patch_sizes or settings.patch_sizes
     shown = {
+        "data set": str(settings.dataset),
         "fine-tuned from" if facts["base_model"] else "trained from": facts["base_model"] or "random weights",
         "held out": "a tenth of the training images" if settings.eval_split == AUTO else str(settings.eval_split),
         "best": f"{run.best:.2%} after step {run.best_step:,}, in best/",
@@ -103,8 +104,14 @@ def write_run_results(output: Path, run: Run, split: Split, config: Any, facts: 
         "date": facts["date"],
         "command": facts["command"],
     }
-    about = About(f"{base} on {settings.dataset}", shown, dump(settings), run.history)
+    about = About(title_of(base, settings.dataset), shown, dump(settings), run.history)
     write_results(output, HeldOut(run.predictions, split, names_of(config), Path(str(settings.dataset))), about)
+
+
+def title_of(model: Any, dataset: Any) -> str:
+    """A heading for a model and a data set: names on the Hub, or what folders are called."""
+    names = (Path(str(place)).expanduser() for place in (model, dataset))
+    return " on ".join(name.resolve().name if name.exists() else str(name) for name in names)
 
 
 def write_results(output: Path, held_out: HeldOut, about: About) -> None:
