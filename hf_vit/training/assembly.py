@@ -26,6 +26,7 @@ from .devices import is_xla, keep_float32_weights, make_states
 from .fsdp import is_sharded, shard_by_layers
 from .held_out import cut_off, find_eval_split
 from .labels import match_to_split, state_classes
+from .losses import balanced_weights
 from .measuring import empty_batch, predict, score
 from .models import save_plain
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
@@ -36,6 +37,7 @@ from .reporting import choose_trackers
 from .run import Run
 from .schedules import build_schedule
 from .settings import AUTO, DataSettings, PretrainSettings, TrainingSettings
+from .shards import Shards
 from .sources import load_split
 from .stalls import Watched
 from .workers import start_server
@@ -155,7 +157,7 @@ def prepare_run(
     prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding exchanges the parameters of both
     make_states(accelerator, optimizer.optimizer)
     normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)
-    objective = _make_objective(settings, normalizer, model.config)
+    objective = _make_objective(settings, normalizer, model.config, split)
     saved = Checkpoints(checkpoints_of(settings), settings.keep_checkpoints)
     state = Run(settings, accelerator, prepared, optimizer, schedule, num_steps, shares, objective, saved)
     if settings.ema_decay is not None:
@@ -163,10 +165,16 @@ def prepare_run(
     return state
 
 
-def _make_objective(settings: TrainingSettings, normalizer: Normalizer, config: Any) -> Objective:
+def _make_objective(settings: TrainingSettings, normalizer: Normalizer, config: Any, split: Split) -> Objective:
     if isinstance(settings, PretrainSettings) and settings.objective == "masked_patch_prediction":
         return MaskedPatches(settings, normalizer)
-    return Classification(settings, normalizer, config.num_labels)
+    if settings.class_weights == "none":
+        return Classification(settings, normalizer, config.num_labels)
+    if split.multi_label or isinstance(split.samples, Shards):
+        kind = "images with several labels" if split.multi_label else "shards"
+        raise SettingsError(f"class_weights is {settings.class_weights}, which counts images of classes, not {kind}")
+    weights = balanced_weights(split.class_numbers(), config.num_labels)
+    return Classification(settings, normalizer, config.num_labels, weights.to(normalizer.scale.device))
 
 
 def count_steps(settings: TrainingSettings, split: Split) -> int:

@@ -55,6 +55,12 @@ class Split:
         indicators[[self._renumber(number) for number in label]] = 1
         return indicators
 
+    def class_numbers(self) -> np.ndarray:
+        """The class number of each image (images,), -1 where it has none; of a data set with one label an image."""
+        column = str(self.label_column)
+        labels = self.samples.select_columns([column]).with_format("numpy")[column][:]
+        return np.array([-1 if label is None else self._renumber(int(label)) for label in labels])
+
     def _renumber(self, label: int) -> int:
         return label if self.numbers is None or label < 0 else self.numbers[label]
 

@@ -1,9 +1,7 @@
 """Images to evaluate on where nobody said which: a split that there is, or a part of the training split."""
 
 import dataclasses
-from typing import Any
 
-import datasets
 import numpy as np
 
 from .data import Split
@@ -42,9 +40,7 @@ def _classes_of(split: Split) -> np.ndarray:
     """Class numbers (images,); all the same where an image has none, or several."""
     if split.label_column is None or split.multi_label:
         return np.zeros(len(split), np.int64)
-    labels: Any = split.samples.select_columns([split.label_column]).with_format("numpy")
-    assert isinstance(labels, datasets.Dataset)
-    return np.asarray(labels[split.label_column][:])
+    return split.class_numbers()
 
 
 def _is_held_out(classes: np.ndarray) -> np.ndarray:

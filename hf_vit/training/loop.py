@@ -43,7 +43,7 @@ def train(
     window = _Window(run)
     run.model.train()
     with Preemption(run.accelerator.num_processes) as preemption:
-        for step in range(run.step, run.num_steps):
+        for step in range(run.step, run.step if run.is_stale else run.num_steps):
             preemption.begin_step()
             window.add(step, optimizer_step(run, step, batches, window.sums))
             run.step = step + 1
@@ -56,17 +56,26 @@ def train(
             if evaluates:
                 run.place.enter("evaluating", run.step)
                 _evaluate_and_keep(run, report, evaluate, keep_best)
-            if saves:
+            stops = evaluates and not last and run.is_stale
+            if saves or stops:
                 run.place.enter("saving", run.step)
                 save(run)
             if evaluates or saves:
                 report.speed.begin()
             if preempted and not last:
                 _end_early(run, preempted)
+            if stops:
+                _say_early_end(run)
+                break
         run.place.enter("saving", run.step)
         run.checkpoints.wait()
     report.close()
     return report
+
+
+def _say_early_end(run: Run) -> None:
+    patience = f"{run.settings.early_stopping} evaluations in a row were no better than that of step {run.best_step}"
+    run.accelerator.print(f"training ends at step {run.step} of {run.num_steps}: {patience}")
 
 
 def _end_early(run: Run, preempted: str) -> None:
@@ -197,7 +206,7 @@ def _evaluate_and_keep(
     metrics = run.metrics = evaluate()
     if metrics:
         report.log({f"eval_{name}": value for name, value in metrics.items()})
-        quality = metrics.get("accuracy", -metrics["loss"])
+        quality = run.quality_of(metrics)
         if quality > run.best:
             run.best = quality
             keep_best()

@@ -4,6 +4,7 @@ Judged by values and gradients of big_vision's `softmax_xent` and `sigmoid_xent`
 tests/goldens/training/losses.npz. Smoothing of sigmoid targets is in no original.
 """
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -23,20 +24,38 @@ def make_targets(
     return targets.float() * (1 - label_smoothing) + label_smoothing * rest
 
 
-def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, kind: str = "softmax") -> torch.Tensor:
+def cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, kind: str = "softmax", weights: torch.Tensor | None = None
+) -> torch.Tensor:
     """One loss per sample, in float32.
 
     Args:
         logits, targets: (batch, num_labels)
         kind: "softmax", or "sigmoid": binary cross-entropies summed over the labels, as `sigmoid_xent` of big_vision.
+        weights: (num_labels,), by which the term of each label counts; None: all 1.
 
     Returns:
         (batch,)
     """
     logits = logits.float()
     if kind == "softmax":
-        return -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
-    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=-1)
+        terms = -targets * F.log_softmax(logits, dim=-1)
+    else:
+        terms = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return (terms if weights is None else terms * weights).sum(dim=-1)
+
+
+def balanced_weights(labels: np.ndarray, num_labels: int) -> torch.Tensor:
+    """Weights of classes (num_labels,): images / (classes that occur * images of the class).
+
+    It is "balanced" of scikit-learn's `compute_class_weight`; a class without images has 1.
+
+    Args:
+        labels: class numbers (images,); those below 0 are no labels.
+    """
+    counts = np.bincount(labels[labels >= 0], minlength=num_labels)
+    weights = counts.sum() / ((counts > 0).sum() * np.maximum(counts, 1))
+    return torch.from_numpy(np.where(counts > 0, weights, 1.0)).float()
 
 
 def is_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -32,18 +32,20 @@ class Normalizer:
 
 
 class Classification:
-    """Cross-entropy with label smoothing, mixup and cutmix."""
+    """Cross-entropy with label smoothing, mixup and cutmix; `weights` (num_labels,) are those of the classes."""
 
-    def __init__(self, settings: TrainingSettings, normalizer: Normalizer, num_labels: int):
+    def __init__(
+        self, settings: TrainingSettings, normalizer: Normalizer, num_labels: int, weights: torch.Tensor | None = None
+    ):
         self.loss, self.label_smoothing = settings.loss, settings.label_smoothing
         self.mixer = Mixer(settings.mixup_alpha, settings.cutmix_alpha)
-        self.normalizer, self.num_labels = normalizer, num_labels
+        self.normalizer, self.num_labels, self.weights = normalizer, num_labels, weights
 
     def __call__(self, model, batch, rng, **sizes):
         targets = make_targets(batch["label"], self.num_labels, self.label_smoothing, self.loss)
         pixel_values, targets = self.mixer(self.normalizer(batch["image"]), targets, rng)
         logits = model(pixel_values=pixel_values, **sizes).logits
-        return cross_entropy(logits, targets, self.loss), is_correct(logits.detach(), targets)
+        return cross_entropy(logits, targets, self.loss, self.weights), is_correct(logits.detach(), targets)
 
 
 class MaskedPatches:

@@ -28,14 +28,18 @@ def kernel_names(model: nn.Module) -> set[str]:
 
 
 def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
-    """Stop training the parameters in whose names one of the regular expressions is found; returns their names.
+    """Stop training parameters; returns their names.
+
+    Args:
+        patterns: "encoder" (all but the head), "embeddings", "first N layers" (with the embeddings), or regular
+            expressions that are searched for in the names.
 
     Raises:
         ValueError: for a pattern that no parameter matches, or when nothing is left to train.
     """
     frozen = []
     for pattern in patterns:
-        names = [name for name, _ in model.named_parameters() if re.search(pattern, name)]
+        names = [name for name, _ in model.named_parameters() if re.search(_pattern_of(pattern), name)]
         if not names:
             raise ValueError(f"freeze pattern {pattern!r} matches none of the model's parameters")
         frozen += names
@@ -44,6 +48,15 @@ def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"freeze {list(patterns)} leaves no parameter to train")
     return frozen
+
+
+def _pattern_of(part: str) -> str:
+    """The regular expression of a part that goes by a name."""
+    if part == "encoder":
+        return r"^(?!.*classifier\.)"
+    if found := re.fullmatch(r"first (\d+) layers?", part):
+        return rf"(^|\.)(embeddings|layers\.({'|'.join(map(str, range(int(found[1]))))}))\."
+    return part
 
 
 def layer_of(name: str, num_layers: int) -> int:

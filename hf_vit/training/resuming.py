@@ -20,7 +20,8 @@ from .settings import TrainingSettings
 # Settings that a resumed run may change: they do not change the weights.
 FREE_ON_RESUME = frozenset(
     "print_config resume overwrite output_dir num_workers num_processes log_every eval_every save_every "
-    "keep_checkpoints report_to eval_batch_size per_device_batch_size find_batch_size profile stall_timeout".split()
+    "keep_checkpoints report_to eval_batch_size per_device_batch_size find_batch_size profile stall_timeout "
+    "early_stopping".split()
 )
 
 

@@ -47,12 +47,38 @@ class Run:
     @property
     def best_step(self) -> int | None:
         """The step of the best evaluation; None before one."""
-        qualities = [
-            (entry.get("eval_accuracy", -entry["eval_loss"]), entry["step"])
+        evaluations = self._evaluations()
+        return int(max(evaluations, key=lambda pair: pair[0])[1]) if evaluations else None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the last evaluations, as many as `early_stopping` says, were no better than one before them."""
+        patience, qualities = self.settings.early_stopping, [quality for quality, _ in self._evaluations()]
+        if patience is None or not qualities:
+            return False
+        return len(qualities) > qualities.index(max(qualities)) + patience
+
+    def _evaluations(self) -> list[tuple[float, float]]:
+        """(quality, step) of the evaluations so far."""
+        named = [
+            ({name.removeprefix("eval_"): value for name, value in entry.items()}, entry["step"])
             for entry in self.history
             if "eval_loss" in entry
         ]
-        return int(max(qualities, key=lambda pair: pair[0])[1]) if qualities else None
+        return [(self.quality_of(metrics), step) for metrics, step in named]
+
+    def quality_of(self, metrics: dict[str, float]) -> float:
+        """The number of an evaluation by which one is better than another, as `best_metric` says.
+
+        Raises:
+            TrainingStopped: there is no such metric.
+        """
+        name = self.settings.best_metric
+        if name == "auto":
+            name = "accuracy" if "accuracy" in metrics else "loss"
+        if name not in metrics:
+            raise TrainingStopped(f"best_metric is {name}, and an evaluation has {', '.join(metrics)}")
+        return -metrics[name] if name == "loss" else metrics[name]
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:

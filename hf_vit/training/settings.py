@@ -98,7 +98,9 @@ class TrainingSettings(DataSettings):
     )
     max_grad_norm: float | None = _optimizer(1.0, "longest gradient, over all parameters; none: any")
     layer_decay: float | None = _optimizer(None, "learning rate of a layer over that of the next one; by default 1")
-    freeze: list[str] = _optimizer(list, "patterns (regular expressions) of parameter names that do not train")
+    freeze: list[str] = _optimizer(
+        list, "what does not train: encoder, embeddings, 'first 6 layers', or regular expressions of parameter names"
+    )
     ema_decay: float | None = _optimizer(None, "decay of a moving average of the weights, evaluated and saved")
 
     schedule: Literal["linear", "cosine", "polynomial", "constant", "rsqrt", "staircase"] = _schedule(
@@ -145,12 +147,17 @@ class TrainingSettings(DataSettings):
     )
 
     loss: Literal["softmax", "sigmoid"] = _loss("softmax", "cross-entropy over classes, or of each class by itself")
+    class_weights: Literal["none", "balanced"] = _loss(
+        "none", "balanced: a class counts by the inverse of its share of the training images, 1 on average over them"
+    )
     label_smoothing: float = _loss(0.0, "share of the target that is spread over all classes")
     head_bias: float | None = _loss(None, "first value of the biases of the head; by default 0")
 
     log_every: int = _report(10, "optimiser steps between two entries of the log")
     eval_every: int | None = _report(None, "optimiser steps between two evaluations; by default a tenth of the run")
     save_every: int | None = _report(None, "optimiser steps between two checkpoints; by default with every evaluation")
+    best_metric: str = _report("auto", "metric that decides the best evaluation; auto: accuracy, else loss")
+    early_stopping: int | None = _report(None, "end after so many evaluations in a row without a better one")
     keep_checkpoints: int = _report(2, "newest checkpoints that stay")
     resume: bool = _report(False, "go on from the newest checkpoint in output_dir")
     overwrite: bool = _report(False, "delete the run in output_dir first")
@@ -169,7 +176,9 @@ class TrainingSettings(DataSettings):
             raise ValueError(f"set one of steps and epochs; {given} set. --epochs 10 is a beginning")
         _require_positive(self, "batch_size", "learning_rate", "log_every", "keep_checkpoints", "shuffle_buffer")
         _require_positive(self, "steps", "epochs", "per_device_batch_size", "max_grad_norm", "eval_every", "save_every")
-        _require_positive(self, "profile")
+        _require_positive(self, "profile", "early_stopping")
+        if self.early_stopping and not self.eval_split:
+            raise ValueError(f"early_stopping ({self.early_stopping}) counts evaluations, and eval_split is none")
         _require_between(self, 0, 1, "label_smoothing", "ema_decay", "momentum", "dropout", "attention_dropout")
         _require_between(self, 0, 1, "drop_path", "layer_decay", "adam_beta1", "adam_beta2", "final_learning_rate")
         _require_between(self, 0, None, "warmup_steps", "weight_decay", "mixup_alpha", "cutmix_alpha")

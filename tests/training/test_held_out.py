@@ -6,9 +6,11 @@ import pytest
 from PIL import Image
 
 from hf_vit.scripts.pretrain import pretrain
+from hf_vit.training import running
 from hf_vit.training.assembly import open_splits
 from hf_vit.training.data import Split
 from hf_vit.training.held_out import cut_off
+from hf_vit.training.run import TrainingStopped
 from hf_vit.training.settings import FinetuneSettings
 from hf_vit.training.sources import load_split
 
@@ -71,3 +73,21 @@ def test_a_run_is_announced_and_concluded(tmp_path, capsys):
     assert f"result    {tmp_path / 'out'}\n" in said
     assert f"accuracy {metrics['accuracy']:.2%} on 360 held-out images; best {metrics['best']:.2%} after step" in said
     assert metrics["best_step"] in (1, 2)
+
+
+def test_a_run_that_gains_nothing_more_ends_early(tmp_path, capsys, monkeypatch):
+    """Evaluations are made up: the second is the best."""
+    losses = iter([3.0, 1.0, 2.0, 2.5, 2.2, 0.5, 0.4])
+    made_up = lambda *_: lambda: {"loss": next(losses), "accuracy": 0.5, "samples": 9}  # noqa: E731
+    monkeypatch.setattr(running, "evaluator", made_up)
+    settings = {**DIGITS, "steps": 12, "warmup_steps": 0, "eval_every": 2, "save_every": 50, "num_workers": 0}
+    settings |= {"best_metric": "loss", "early_stopping": 3, "output_dir": tmp_path / "out"}
+    metrics = pretrain(arguments(**settings))
+    assert (metrics["best_step"], metrics["best"]) == (4, -1.0)
+    ended = "training ends at step 10 of 12: 3 evaluations in a row were no better than that of step 4\n"
+    assert ended in capsys.readouterr().out
+    again = pretrain(arguments(**settings, resume="true"))  # nothing more to do, and 0.5 is what the model has
+    assert again["best_step"] == 4
+    settings |= {"best_metric": "top9", "overwrite": "true"}
+    with pytest.raises(TrainingStopped, match="best_metric is top9, and an evaluation has loss, accuracy, samples"):
+        pretrain(arguments(**settings))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.training.losses import cross_entropy, is_correct, make_targets
+from hf_vit.training.losses import balanced_weights, cross_entropy, is_correct, make_targets
 from hf_vit.training.mixing import Mixer, cutmix, mixup
 from hf_vit.training.objectives import Normalizer
 
@@ -127,3 +127,26 @@ def test_normalizer_is_the_processors_formula():
     ours = Normalizer(mean, std, torch.device("cpu"))(pixels)
     expected = (pixels.permute(0, 3, 1, 2) / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_balanced_classes_count_as_in_scikit_learn():
+    class_weight = pytest.importorskip("sklearn.utils.class_weight")
+    labels = np.array([0, 0, 0, 2, 2, 3, -1])
+    weights = balanced_weights(labels, 5)
+    expected = class_weight.compute_class_weight("balanced", classes=np.array([0, 2, 3]), y=labels[labels >= 0])
+    assert weights[[0, 2, 3]].tolist() == pytest.approx(expected)
+    assert weights[[1, 4]].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_weighted_losses_against_torch(kind):
+    torch.manual_seed(0)
+    logits, labels, weights = torch.randn(6, 4), torch.tensor([0, 3, 1, 1, 2, 0]), torch.tensor([0.5, 2, 1, 3])
+    targets = make_targets(labels, 4, kind=kind)
+    losses = cross_entropy(logits, targets, kind, weights)
+    if kind == "softmax":
+        expected = torch.nn.functional.cross_entropy(logits, labels, weights, reduction="none")
+    else:
+        judge = torch.nn.BCEWithLogitsLoss(weights, reduction="none")
+        expected = judge(logits, targets).sum(1)
+    torch.testing.assert_close(losses, expected)

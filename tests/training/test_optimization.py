@@ -75,10 +75,21 @@ def test_layer_decay_falls_from_head_to_embeddings(model):
 def test_freezing(model):
     frozen = freeze_parameters(model, [r"^(?!classifier)"])
     assert set(frozen) == {name for name, _ in model.named_parameters()} - {"classifier.weight", "classifier.bias"}
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    assert freeze_parameters(model, ["encoder"]) == frozen
     with pytest.raises(ValueError, match="'nothing_like_it' matches none"):
         freeze_parameters(model, ["nothing_like_it"])
     with pytest.raises(ValueError, match="leaves no parameter"):
         freeze_parameters(model, [""])
+
+
+def test_freezing_the_first_layers_by_name(model):
+    frozen = freeze_parameters(model, ["first 2 layers"])
+    layers = {name.split(".")[2] for name in frozen if ".layers." in name}
+    assert layers == {"0", "1"}
+    assert "vit.embeddings.cls_token" in frozen
+    assert all(".layers." in name or ".embeddings." in name for name in frozen)
 
 
 def test_published_decay_conversion():
