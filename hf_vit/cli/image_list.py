@@ -1,8 +1,10 @@
 """The images that a command is given: files, folders, globs, addresses, parquet files and data sets."""
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +13,7 @@ from ..files.messages import one_sentence
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2", ".ppm", ".pgm"}
 _ADDRESSES = ("https://", "http://")  # reading an image says what is wrong with the second
+_ROW = re.compile(r"(.+?):(\w+(?:\[[^]]*\])?):(\d+)")  # name:split:row
 _INSTALL = "pip install 'hf_vit[training]'"
 PLACES = (
     "files, folders (all images in them and below, sorted), globs in quotes, https:// addresses, or parquet files with "
@@ -49,7 +52,7 @@ class ImageList(Sequence[Any]):
 def add_image_arguments(command: argparse.ArgumentParser) -> None:
     """Add what says where images are, and how they are computed."""
     command.add_argument("images", nargs="*", help=PLACES)
-    command.add_argument("--dataset", metavar="NAME", help="a data set: a name on the Hub, a folder, or shards")
+    command.add_argument("--dataset", metavar="NAME", help="a data set: a name on the Hub, or a folder")
     command.add_argument("--split", help="of --dataset, such as test or train[:10%%] (default: its only one)")
     command.add_argument("--image-column", metavar="NAME", help="of --dataset or parquet files (default: the only one)")
     command.add_argument("--batch-size", type=int, default=8, help="images of a forward, at most (default 8)")
@@ -100,6 +103,22 @@ def _entries_at(path: Path, column: str | None) -> list[_Entry]:
 
 def _rows_of(name: str, split: str | None, column: str | None) -> list[_Entry]:
     """The rows of one split, called name:split:row; the only split if none is said."""
+    rows, split = _open_rows(name, split, column)
+    return [_Entry(f"{name}:{split}:{number}", rows, number) for number in range(len(rows))]
+
+
+def read_named(name: str) -> Any:
+    """What reads the image of a name in `ImageList.names`: the name, but the image itself of a row of a data set."""
+    found = None if name.startswith(_ADDRESSES) or Path(name).exists() else _ROW.fullmatch(name)
+    if found is None:
+        return name
+    with suppress(ValueError, OSError, ImportError, IndexError):  # the data set may be another one by now
+        return ImageList([_Entry(name, _open_rows(found[1], found[2], None)[0], int(found[3]))])[0]
+    return name
+
+
+def _open_rows(name: str, split: str | None, column: str | None) -> tuple[Any, str]:
+    """The column of images of a split, undecoded, and the split's name."""
     try:
         from ..training.data import open_split
         from ..training.sources import load_split, names_of_splits
@@ -114,8 +133,7 @@ def _rows_of(name: str, split: str | None, column: str | None) -> list[_Entry]:
     if isinstance(samples, list):
         raise ValueError(f"cannot read shards at an address: {name}; download them, or name a data set on the Hub")
     opened = open_split(samples, image_column=column, needs_labels=False)
-    rows = opened.samples.select_columns(opened.image_column)
-    return [_Entry(f"{name}:{split}:{number}", rows, number) for number in range(len(rows))]
+    return opened.samples.select_columns(opened.image_column), split
 
 
 class Reading:
@@ -178,7 +196,7 @@ def load_on(folder: str, device: str, backend: str | None = None) -> tuple[Any, 
     if device == "cpu":
         return load(folder, backend=backend)
     model, processor = load(folder)
-    model.to(device)
+    model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides its type
     if backend is not None:
         model.optimize_for_inference(backend=backend)
     return model, processor

@@ -9,8 +9,7 @@ from typing import Any
 from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
 from .arguments import Commands, add_command
-from .feature_files import SUFFIXES, Features, import_pyarrow, new_features
-from .image_list import SKIPPING, Reading, add_image_arguments, find_images, load_on
+from .image_list import SKIPPING, Reading, add_image_arguments, find_images, load_on, read_named
 from .imports import quick_imports
 
 _PROCESSOR = "preprocessor_config.json"
@@ -56,6 +55,8 @@ def _add_search(commands: Commands) -> None:
 
 
 def _embed(arguments: argparse.Namespace) -> None:
+    from .feature_files import SUFFIXES, import_pyarrow, new_features  # which import NumPy
+
     output = arguments.output
     if (suffix := output.suffix.lower()) not in SUFFIXES:
         raise ValueError(f"--output is {output} (expected a name that ends in {', '.join(SUFFIXES)})")
@@ -96,6 +97,8 @@ def _identify(folder: str) -> dict[str, Any]:
 
 
 def _search(arguments: argparse.Namespace) -> None:
+    from .feature_files import Features
+
     if arguments.top_k < 1:
         raise ValueError(f"--top-k is {arguments.top_k}; it must be at least 1")
     if arguments.sheet:
@@ -119,7 +122,7 @@ def _search(arguments: argparse.Namespace) -> None:
     if arguments.sheet:
         from ..demo.contact_sheet import draw_neighbors
 
-        draw_neighbors(arguments.query, found, arguments.sheet)
+        draw_neighbors(arguments.query, [(read_named(name), name, cosine) for name, cosine in found], arguments.sheet)
 
 
 def _check_same(path: Path, about: dict[str, Any], model: dict[str, Any]) -> None:

@@ -27,27 +27,27 @@ def draw_contact_sheet(images: list, labels: np.ndarray, predictions: np.ndarray
     return path
 
 
-def draw_neighbors(query: str, found: Sequence[tuple[str, float]], path: Path) -> Path:
+def draw_neighbors(query: Any, found: Sequence[tuple[Any, str, float]], path: Path) -> Path:
     """Draw an image, framed, and after it those that are like it, with their cosines.
 
     Args:
-        query: a file or an address.
-        found: names of files or addresses and cosines, most similar first; what cannot be read is an empty place.
+        query: whatever `read_image` takes.
+        found: images, their names and cosines, most similar first; what cannot be read is an empty place.
     """
     shown = found[: COLUMNS * ROWS - 1]
-    titles = ["query", *(f"{cosine:.3f}\n{Path(name).name[-24:]}" for name, cosine in shown)]
+    titles = ["query", *(f"{cosine:.3f}\n{Path(name).name[-24:]}" for _, name, cosine in shown)]
     columns = min(6 if len(titles) <= 24 else COLUMNS, len(titles))
     grid = math.ceil(len(titles) / columns), columns
-    images = [_thumbnail(name) for name in (query, *(name for name, _ in shown))]
+    images = [_thumbnail(image) for image in (query, *(image for image, *_ in shown))]
     framed = [True] + [False] * len(shown)
     _draw(images, titles, framed, path, "the most similar images, by cosine", grid, (1.9, 2.5))
     return path
 
 
-def _thumbnail(name: str) -> np.ndarray | None:
+def _thumbnail(image: Any) -> np.ndarray | None:
     """(height, width, 3) uint8; None for what cannot be read."""
     with suppress(ImageReadingError):
-        levels = read_image(name, name=name).byte()
+        levels = read_image(image).byte()
         step = max(1, max(levels.shape[-2:]) // _THUMBNAIL)
         return levels[:, ::step, ::step].permute(1, 2, 0).numpy()
     return None

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 
 from hf_vit.cli import main
 from hf_vit.cli.feature_files import Features
+from hf_vit.cli.image_list import read_named
 from hf_vit.models.loading import load
 from hf_vit.models.prediction import embed, search
 
@@ -54,6 +56,7 @@ def damage(folder):
 
 def alone(folder, file) -> np.ndarray:
     """What the head of the classifier is given for one image, caught by a hook."""
+    model: Any
     model, processor = load(folder)
     seen = []
     model.classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -129,14 +132,16 @@ def test_what_is_no_image(model, photographs, arguments, sentence, capsys):
 def test_rows_of_parquet_files_and_data_sets(model, photographs, tmp_path, capsys):
     datasets = pytest.importorskip("datasets")
     files = [str(photographs / name) for name in SORTED[:3]]
-    rows = datasets.Dataset.from_dict({"number": [1, 2, 3], "picture": files})
-    rows.cast_column("picture", datasets.Image()).to_parquet(tmp_path / "some.parquet")  # with the bytes
+    contents = [(photographs / name).read_bytes() for name in SORTED[:3]]
+    rows = datasets.Dataset.from_dict({"number": [1, 2, 3], "picture": [{"bytes": content} for content in contents]})
+    rows.cast_column("picture", datasets.Image()).to_parquet(tmp_path / "some.parquet")
     assert run("predict", model, *files, "--json") == 0
     expected = [entry["predictions"] for entry in said(capsys)]
     assert run("predict", model, tmp_path / "some.parquet", "--json") == 0
     answers = said(capsys)
     assert [entry["predictions"] for entry in answers] == expected
     assert answers[2]["image"] == f"{tmp_path / 'some.parquet'}:train:2"
+    assert read_named(answers[2]["image"]) == {"bytes": contents[2], "path": answers[2]["image"]}
     assert run("predict", model, "--dataset", "digits", "--split", "test[:2]", "--json") == 0
     assert [entry["image"] for entry in said(capsys)] == ["digits:test[:2]:0", "digits:test[:2]:1"]
 
