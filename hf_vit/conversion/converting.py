@@ -8,7 +8,8 @@ import numpy as np
 
 from ..catalog import address_of
 from ..files.download import Fetched, public_name, sha256_at
-from ..files.output import new_folder
+from ..files.output import new_folder, write_text
+from ..files.readme import render_readme
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import wrong_types_refused
@@ -209,4 +210,5 @@ def convert_to_folder(
         else:
             model.save_pretrained(folder)
         processor.save_pretrained(folder)
+        write_text(folder / "README.md", render_readme(model.config.model_type, type(model).__name__))
     return model

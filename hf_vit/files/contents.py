@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from .readme import is_ours_alone
+
 MARK = ".hf_vit"  # an empty file in folders of other packages' formats, which nothing else tells from theirs
 _WEIGHTS = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
 _DESCRIPTIONS = ("config.json", "preprocessor_config.json", "conversion.json")
@@ -81,7 +83,9 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def _is_foreign(folder: Path, name: str) -> bool:
-    return not matches(name, _KNOWN) or (folder / name).is_symlink()
+    if (folder / name).is_symlink():
+        return True
+    return not (is_ours_alone(folder / name) if name == "README.md" else matches(name, _KNOWN))
 
 
 def _is_ours(folder: Path, names: list[str]) -> bool:

@@ -4,8 +4,9 @@ import re
 from typing import Any
 
 from ..catalog import released_facts
+from ..files.readme import BEGIN, END
 from .card_metadata import HUB_NAME
-from .cards import BEGIN, END, split_readme
+from .cards import split_readme
 
 _PLACEHOLDER = re.compile(r"more information needed", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+(\.\d+)?\s*%")

@@ -11,12 +11,11 @@ from typing import Any
 
 import yaml
 
+from ..files.readme import BEGIN, END
 from .card_metadata import metadata_yaml, render_metadata
 from .card_sections import render_sections
 from .card_sources import Sources
 
-BEGIN = "<!-- hf_vit: from here on rendered by `hf-vit card`; write above or below, it stays -->"
-END = "<!-- hf_vit: end -->"
 CARD_SOURCES = ("config.json", "preprocessor_config.json", "conversion.json", "card_data.json", "README.md")
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTALL)
 # What transformers writes where there is no card: nobody's own text.

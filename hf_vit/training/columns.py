@@ -49,12 +49,17 @@ def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
     )
     present = [kind for kind in kinds if any(map(kind, features.values()))]
     if name is None and not present:
-        columns = ", ".join(f"{column} ({_describe_feature(feature)})" for column, feature in features.items())
-        raise ValueError(
-            f"the images have no classes (columns: {columns}); make a folder of images for each of two classes or more "
-            "(FOLDER/CLASS/IMAGE), or name a column with --label-column"
-        )
+        raise no_classes(features)
     return find_column(features, name, present[0] if present else kinds[0], "class label", "--label_column")
+
+
+def no_classes(features: Mapping[str, Any]) -> ValueError:
+    """The error for images without labels."""
+    columns = ", ".join(f"{column} ({_describe_feature(feature)})" for column, feature in features.items())
+    return ValueError(
+        f"the images have no classes (columns: {columns}); make a folder of images for each of two classes or more "
+        "(FOLDER/CLASS/IMAGE), or name a column with --label-column"
+    )
 
 
 def _describe_feature(feature) -> str:

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..images.image_reading import turn
 from .augmentation import Box, TrainTransform, sample_generator
 from .batches import JoinedBatches, LaneBatches, Shares, StepBatches, runs_of_rows
-from .columns import find_column, find_label_column, is_image, is_list_of
+from .columns import find_column, find_label_column, is_image, is_list_of, no_classes
 from .orders import LaneOrder, ShuffledOrder
 from .shard_index import Columns, open_index
 from .shards import Shards
@@ -92,6 +92,8 @@ def open_split(
         return Split(samples, image_column, None, None, 0)
     label_column = find_label_column(features, label_column)
     feature = features[label_column]
+    if needs_labels and samples.data.column(label_column).null_count == len(samples.data) > 0:
+        raise no_classes(features)  # as `datasets` reads folders of which one alone has images
     if isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string"):
         samples = samples.class_encode_column(label_column)
         feature = samples.features[label_column]

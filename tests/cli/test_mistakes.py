@@ -74,6 +74,7 @@ COMMANDS = [
     ("{finetune} --dataset pets --learning-rte 1", "there is no option --learning-rte; did you mean --learning-rate?"),
     ("{finetune} --dataset flat --epochs 1", "the images have no classes (columns: image (Image)); make a folder of"),
     ("{finetune} --dataset one --epochs 1", "make a folder of images for each of two classes or more (FOLDER/CLASS/"),
+    ("{finetune} --dataset halfempty --epochs 1", "the images have no classes (columns: image (Image), label (ClassLa"),
     ("{finetune} --dataset pets --epochs 1 --train-split tst", "'tst' of pets: no split 'tst'; there is train, valid"),
     ("{finetune} --dataset pets --epochs 1 --image-size 33", "image height 33 is not a multiple of 4, the height of a"),
     ("{finetune} --dataset pets --epochs 1 --label-names three.txt", "(2: 'cat', 'dog') are not those of three.txt"),
@@ -147,9 +148,11 @@ def _made(tmp_path_factory):
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_bytes(content)
     (place / "empty").mkdir()
+    (place / "halfempty/train/dog").mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 255, (24, 40, 3), np.uint8)
-    for name in ("photo.png", "flat/0.png", "one/train/cat/0.png", *(f"pets/{split}/{animal}/0.png"
-                 for split in ("train", "val") for animal in ("cat", "dog"))):  # fmt: skip
+    pets = [f"pets/{split}/{animal}/0.png" for split in ("train", "val") for animal in ("cat", "dog")]
+    half = [name.replace("pets", "halfempty") for name in pets if "train/dog" not in name]
+    for name in ("photo.png", "flat/0.png", "one/train/cat/0.png", *pets, *half):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(place / name)
     return place

@@ -15,9 +15,10 @@ from hf_vit import HfViTImageProcessor, HfViTModel
 from hf_vit.catalog import released, released_facts, with_cards
 from hf_vit.cli import build_parser, main
 from hf_vit.conversion import convert
+from hf_vit.files.readme import BEGIN, END
 from hf_vit.hub.card_check import check_card
 from hf_vit.hub.card_sections import COCO_CATS
-from hf_vit.hub.cards import BEGIN, END, render_card, render_folder_card, split_readme
+from hf_vit.hub.cards import render_card, render_folder_card, split_readme
 from hf_vit.hub.published_cards import folder_name, published_card
 from hf_vit.models.loading import save_folder
 
@@ -135,6 +136,24 @@ def test_rendering_again_changes_nothing_and_keeps_own_text(folder):
     assert (metadata["license"], metadata["license_name"], metadata["language"]) == ("other", "garden", "en")
     assert metadata["datasets"] == ["me/garden"]
     assert again.count(BEGIN) == again.count(END) == 1
+
+
+def test_convert_says_how_to_load_the_folder(goldens, tmp_path, capsys):
+    folder = tmp_path / "folder"
+    command = ["convert", str(goldens / "vit_token.npz"), str(folder)]
+    assert main(command) == 0
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    names = {}
+    exec(code.replace("FOLDER", str(folder)), names)
+    assert type(names["model"]).__name__ == "HfViTForImageClassification"
+    assert main([*command, "--overwrite"]) == 0  # what convert wrote is nobody's own text
+    assert main(["card", str(folder), "--write", "--license", "mit"]) == 0
+    card = (folder / "README.md").read_text()
+    assert card.count(BEGIN) == 1
+    assert "has to be imported first" not in card
+    (folder / "README.md").write_text(f"Mine.\n\n{BEGIN}\n{END}\n")
+    assert main([*command, "--overwrite"]) == 2
+    assert "README.md, which hf_vit did not write; nothing was changed" in capsys.readouterr().err
 
 
 def test_a_readme_without_our_part_is_kept_in_front(folder):

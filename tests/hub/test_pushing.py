@@ -13,7 +13,8 @@ import torch
 import yaml
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
-from hf_vit.hub.cards import BEGIN, split_readme
+from hf_vit.files.readme import BEGIN
+from hf_vit.hub.cards import split_readme
 
 from ..hub_client import commits_of, read_file, readme_of
 from ..launching import locale_environment

@@ -1,0 +1,41 @@
+"""The README.md of a folder: the part of it that is ours, and the one that `convert` writes.
+
+What stands between the two marks is ours and is written anew; what stands around it is somebody's own text.
+"""
+
+from pathlib import Path
+
+BEGIN = "<!-- hf_vit: from here on rendered by `hf-vit card`; write above or below, it stays -->"
+END = "<!-- hf_vit: end -->"
+_TEXT = """\
+A model of `hf_vit`, which has to be imported first: without `import hf_vit`, transformers does not know the type
+`{model_type}`, and says that the checkpoint or transformers is out of date.
+
+```python
+import hf_vit
+from transformers import AutoImageProcessor, {auto_class}
+
+model = {auto_class}.from_pretrained("FOLDER")  # this folder
+processor = AutoImageProcessor.from_pretrained("FOLDER")
+```
+
+`model, processor = hf_vit.load("FOLDER")` loads both. For people without hf_vit, `hf-vit push FOLDER NAME --code` puts
+the code beside the model on the Hub, for `trust_remote_code=True`. `hf-vit card FOLDER --write` puts a model card in
+place of this text.
+"""
+
+
+def render_readme(model_type: str, class_name: str) -> str:
+    """Render a README.md that says how to load the model in its folder.
+
+    Args:
+        class_name: of the model.
+    """
+    auto_class = "AutoModelForImageClassification" if class_name.endswith("ForImageClassification") else "AutoModel"
+    return f"{BEGIN}\n{_TEXT.format(model_type=model_type, auto_class=auto_class)}{END}\n"
+
+
+def is_ours_alone(readme: Path) -> bool:
+    """Whether a README.md has nobody's own text: no front matter, nothing above our part and nothing below."""
+    text = readme.read_text(encoding="utf-8", errors="replace").strip()
+    return text.startswith(BEGIN) and text.endswith(END) and text.count(END) == 1
