@@ -17,6 +17,7 @@ _EXTRAS = {
     "export": ("onnx", "onnxscript"),
     "onnxruntime": ("onnxruntime",),
     "openvino": ("openvino",),
+    "quantization": ("nncf",),
     "demo": ("gradio", "scikit-learn"),
 }
 
