@@ -83,11 +83,7 @@ def quantize(
     held_out = torch.arange(len(files)) % _HELD_OUT == _HELD_OUT - 1
     expected, outliers = _observe(model, pixel_values)
     with new_folder(output, overwrite) as draft:
-        model.save_pretrained(draft)
-        processor.save_pretrained(draft)
-        settle_processor(draft)
-        if origin := cached_file(str(folder), CONVERSION_RECORD, _raise_exceptions_for_missing_entries=False):
-            shutil.copyfile(origin, draft / CONVERSION_RECORD)
+        _save_float32(model, processor, str(folder), draft)
         _write_program(model, pixel_values[~held_out], outliers, draft)
         record = {
             "format": FORMAT,
@@ -105,15 +101,23 @@ def quantize(
         labels = _labels(files, model.config)
         if labels is not None:
             record["top1"] = _top1(model, pixel_values, expected, held_out, labels)
-        if record["held_out"]["agreement"] < min_agreement:
+        if (agreement := record["held_out"]["agreement"]) < min_agreement:
             raise ValueError(
-                f"cannot quantise {folder}: {record['held_out']['agreement']:.1%} of {int(held_out.sum())} predictions "
-                f"agree with float32 (expected {min_agreement:.1%}); calibrate with more images, or with such as the "
-                "model is for"
+                f"cannot quantise {folder}: {agreement:.1%} of {int(held_out.sum())} predictions agree with float32 "
+                f"(expected {min_agreement:.1%}); calibrate with more images, or with such as the model is for"
             )
         record["cpu_seconds"] = _time(model, pixel_values[:1])
         write_json(draft / RECORD, record)
     return record
+
+
+def _save_float32(model: Any, processor: Any, source: str, folder: Path) -> None:
+    """Write the model as it is, its processor, and what `source` says of its conversion."""
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    settle_processor(folder)
+    if origin := cached_file(source, CONVERSION_RECORD, _raise_exceptions_for_missing_entries=False):
+        shutil.copyfile(origin, folder / CONVERSION_RECORD)
 
 
 def find_images(places: Sequence[str | os.PathLike]) -> list[Path]:
