@@ -133,7 +133,7 @@ def _name_files(split: Split, folder: Path) -> Iterator[str]:
     if not isinstance(split.samples, datasets.Dataset):
         yield from [""] * len(split)
         return
-    batches = split.samples.select_columns(split.image_column).with_format("arrow").iter(_ROWS_AT_ONCE)
+    batches: Any = split.samples.select_columns(split.image_column).with_format("arrow").iter(_ROWS_AT_ONCE)
     for batch in batches:
         paths: Iterable[Any] = batch[split.image_column].combine_chunks().field("path").to_pylist()
         for path in paths:
@@ -208,12 +208,13 @@ def _pictures(held_out: HeldOut, files: Sequence[str], rows: Iterable[int]) -> I
     columns = [held_out.labelled(name) for name in ("index", "label", "ranked", "probabilities")]
     for row in rows:
         index, label, ranked, probabilities = (column[row] for column in columns)
-        sample = held_out.split.samples[int(index)][held_out.split.image_column]
+        index, predicted = int(index), int(ranked[0])
+        sample = held_out.split.samples[index][held_out.split.image_column]
         image = decode(sample, lambda height, width: (_PICTURE_SIZE, _PICTURE_SIZE))
         if image is not None:
             image.thumbnail((_PICTURE_SIZE, _PICTURE_SIZE))
             content = io.BytesIO()
             image.convert("RGB").save(content, "JPEG", quality=80)
             data = "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
-            names = held_out.names[label], held_out.names[ranked[0]]
+            names = held_out.names[int(label)], held_out.names[predicted]
             yield _Picture(files[index] or f"row {index}", data, *names, float(probabilities[0]))

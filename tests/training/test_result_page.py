@@ -55,7 +55,7 @@ class Page(HTMLParser):
         """The rows below those headings."""
         return next(rows[1:] for rows in self.tables if rows and rows[0][: len(head)] == list(head))
 
-    def sheets(self) -> list[list[str]]:
+    def sheets(self) -> list[list[str | None]]:
         """The file names of the pictures of each contact sheet."""
         found = [
             attrs.get("alt") if tag == "img" else None
@@ -130,7 +130,7 @@ def test_numbers_are_those_of_scikit_learn(run):
     shown = page.table("", *names)
     assert [[int(cell.replace("·", "0")) for cell in row[1:]] for row in shown] == matrix.tolist()
     assert [row[0] for row in shown] == names
-    precision, recall, _, counts = precision_recall_fscore_support(labels, predicted, labels=names)
+    precision, recall, _, counts = map(np.asarray, precision_recall_fscore_support(labels, predicted, labels=names))
     by_class = {row[0]: row[1:] for row in page.table("class", "images")}
     for number, name in enumerate(names):
         images, right = str(counts[number]), str(matrix[number, number])
