@@ -47,8 +47,9 @@ def ends_in_one_sentence(program: str, *more: type[Exception]) -> Iterator[None]
 def one_sentence(error: BaseException) -> str:
     """An error on one line, cut where it is longer than anyone reads."""
     text = str(error)
-    if isinstance(error, ImportError) and (extra := _EXTRAS.get((error.name or "").partition(".")[0])):
-        text = f"this needs {error.name.partition('.')[0]}, which is not installed: pip install 'hf_vit[{extra}]'"
+    package = str(error.name).partition(".")[0] if isinstance(error, ImportError) else ""
+    if extra := _EXTRAS.get(package):
+        text = f"this needs {package}, which is not installed: pip install 'hf_vit[{extra}]'"
     elif isinstance(error, OSError) and error.strerror and error.filename and text.startswith("[Errno"):
         text = f"cannot use {error.filename}: {error.strerror}"
     if "in DataLoader worker process" in text[:100] and (found := _LAST_ERROR.findall(text)):

@@ -36,6 +36,7 @@ IN_DRAFTS = {
     "hf_vit/files/output.py": "the functions themselves",
     "hf_vit/files/download.py": "a part of a download, and the record of it",
     "hf_vit/files/safetensors_stream.py": "into the draft of a folder",
+    "hf_vit/cli/feature_files.py": "into the draft of a file, which new_features opens",
     "hf_vit/analysis/report.py": "into the draft of a folder",
     "hf_vit/training/checkpoints.py": "into the draft of a folder, renamed when every process has written",
     "hf_vit/training/folders.py": "a log in a cache, of which only whole lines count; and into the draft of a folder",
