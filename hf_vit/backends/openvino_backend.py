@@ -2,8 +2,6 @@
 
 What is converted takes any batch; it is compiled for the usual batch, and once more for all others when one comes. The
 first was 1 to 4 % faster than the second on two cores of an AVX-512 CPU (S/16, batch 1 and 8).
-
-`convert_model` is not used, since it reports to its makers unless told otherwise.
 """
 
 import threading
@@ -12,10 +10,8 @@ from typing import Any
 
 import openvino
 import torch
-from openvino.frontend import FrontEndManager
-from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 
-from ..conversion.programs import quiet, trace
+from ..conversion.programs import make_openvino
 
 _FILE = "program.xml"
 _PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -23,13 +19,7 @@ _PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 def convert(model: Any, size: tuple[int, int], names: list[str], folder: Path) -> None:
     """Write the program as OpenVINO's own files; see `runtimes.py`."""
-    program = trace(model, size, names)
-    with torch.no_grad(), quiet():
-        decoder = TorchFXPythonDecoder.from_exported_program(program)  # has to outlive the conversion
-        frontend = FrontEndManager().load_by_framework("pytorch")
-        converted = frontend.convert(frontend.load(decoder))
-    converted.reshape([-1, model.config.num_channels, *size])
-    openvino.save_model(converted, folder / _FILE, compress_to_fp16=False)
+    make_openvino(model, size, folder / _FILE, names)
 
 
 def load(folder: Path, dtype: torch.dtype, threads: int, batch: int | None = None) -> "_Program":

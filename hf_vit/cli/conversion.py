@@ -83,9 +83,14 @@ def _convert(arguments: argparse.Namespace) -> None:
 def _add_export(commands: Commands) -> None:
     command = add_command(commands, "export", _export, "write a folder as somebody else's checkpoint")
     command.add_argument("folder", help="a folder of save_pretrained, here or of transformers, or a name on the Hub")
-    command.add_argument("output", type=Path, help="the file to write; a folder for transformers, either for timm")
-    formats = ["jax", "transformers", "timm", "onnx", "torch-export", "aot-inductor"]
-    command.add_argument("--to", required=True, choices=formats, help="the format")
+    command.add_argument(
+        "output",
+        type=Path,
+        help="what to write: a file; for transformers a folder, for timm either; for onnx a file that ends in .onnx; "
+        "for openvino, or onnx without that ending, a folder to deploy: program, labels, preprocessing, predict.py",
+    )
+    formats = ["jax", "transformers", "timm", "onnx", "openvino", "torch-export", "aot-inductor"]
+    command.add_argument("--to", required=True, choices=formats, help="the format (OUTPUT says what it is)")
     command.add_argument(
         "--dialect", choices=["vit_jax", "flax", "big_vision", "big_transfer"], help="names in the .npz"
     )
@@ -98,7 +103,7 @@ def _add_export(commands: Commands) -> None:
         "--size",
         type=lambda text: text if text == "dynamic" else parse_size(text),
         metavar="N|HxW|dynamic",
-        help="of the images of a program (onnx, torch-export, aot-inductor); by default the model's own",
+        help="of the images of a program (onnx, openvino, torch-export, aot-inductor); by default the model's own",
     )
     command.add_argument("--overwrite", action="store_true", help="replace the output")
 

@@ -13,6 +13,7 @@ from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vit import Size
 from ..models.pretrained import HfVisionPreTrainedModel
 from .beside import export_beside
+from .deployment import RUNTIMES, export_deployment
 from .programs import export_aot_inductor, export_onnx, export_torch
 from .rules import ConversionError
 from .source import Source, Writing
@@ -25,7 +26,8 @@ _PROGRAMS: dict[str, Callable[..., None]] = {
     "torch-export": export_torch,
     "aot-inductor": export_aot_inductor,
 }
-FORMATS = (*dict.fromkeys(source.format for source in SOURCES if source.format), *_PROGRAMS)
+_WITH_SIZE = tuple(dict.fromkeys((*_PROGRAMS, *RUNTIMES)))
+FORMATS = (*dict.fromkeys(source.format for source in SOURCES if source.format), *_WITH_SIZE)
 
 
 def export(
@@ -42,10 +44,11 @@ def export(
     """Write a model in one of `FORMATS`.
 
     Args:
-        path: a file; for "transformers" a folder; for "timm" either.
-        processor: its image processor, for "transformers".
+        path: a file; for "transformers" a folder; for "timm" either; for "openvino", and for "onnx" unless it ends in
+            .onnx, a deployment folder: see `export_deployment`.
+        processor: its image processor, for "transformers" and a deployment folder.
         dialect: for "jax"; see `export_jax`.
-        size: of the images, for programs: an int, (height, width) or "dynamic".
+        size: of the images, for programs: an int, (height, width) or "dynamic" (not in a deployment folder).
         beside: for "jax"; see `export_jax`.
         overwrite: whether `path` may be replaced.
 
@@ -61,11 +64,16 @@ def export(
     refuse_existing(path, overwrite)
     if to != "jax" and getattr(model.config, "is_flexible", False):
         model = _fixed(model, size)
+    if to in RUNTIMES and not (to == "onnx" and Path(path).suffix == ".onnx"):
+        if Path(path).suffix in (".onnx", ".xml"):
+            raise ConversionError(f"cannot write {path}: --to {to} writes a folder (expected a name without a suffix)")
+        export_deployment(model, path, to, processor, size, overwrite)
+        return {}
     if to in _PROGRAMS:
         _PROGRAMS[to](model, path, size, overwrite)
         return {}
     if size is not None:
-        raise ConversionError(f"a size can only be given for {', '.join(_PROGRAMS)}; convert at that size instead")
+        raise ConversionError(f"a size can only be given for {', '.join(_WITH_SIZE)}; convert at that size instead")
     if beside is not None:
         if to != "jax" or dialect is not None:
             raise ConversionError("beside is for jax, without a dialect: names are those of the file beside")

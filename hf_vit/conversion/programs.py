@@ -1,4 +1,4 @@
-"""Programs that run without this package: ONNX, torch.export and AOTInductor.
+"""Programs that run without this package: ONNX, OpenVINO, torch.export and AOTInductor.
 
 All have an input `pixel_values` (batch, num_channels, height, width) with any batch size, and one output: `logits`, or
 `image_embeds` of a model with a projection, or `pooler_output`.
@@ -29,16 +29,25 @@ _DYNAMIC = "dynamic"
 _MAX_PATCHES = 1024  # rows or columns, of a program with a dynamic size
 _CLASSIFIERS = (HfViTForImageClassification, HfBiTForImageClassification)
 _ENCODERS = (HfViTModel, HfBiTModel)
+Scaling = tuple[torch.Tensor, torch.Tensor]  # a program with it takes x and computes with x * the first + the second
 
 
 class _Outputs(nn.Module):
     """A model whose forward takes the pixels alone and returns some of its results, as tensors."""
 
-    def __init__(self, model: HfVisionPreTrainedModel, names: Sequence[str]):
+    scale: torch.Tensor | None
+    offset: torch.Tensor | None
+
+    def __init__(self, model: HfVisionPreTrainedModel, names: Sequence[str], scaling: Scaling | None):
         super().__init__()
         self.model, self.names = model, names
+        scale, offset = scaling or (None, None)
+        self.register_buffer("scale", scale)
+        self.register_buffer("offset", offset)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        if self.scale is not None and self.offset is not None:
+            pixel_values = pixel_values * self.scale + self.offset
         outputs = self.model(pixel_values)
         found: tuple[torch.Tensor, ...] = tuple(outputs[name] for name in self.names)
         return found[0] if len(found) == 1 else found
@@ -80,10 +89,15 @@ def export_onnx(
             program.save(path, external_data=True)  # it names its second file, which cannot be renamed afterwards
 
 
-def make_onnx(model: HfVisionPreTrainedModel, size: Size | str | None = None, names: Sequence[str] = ()) -> Any:
+def make_onnx(
+    model: HfVisionPreTrainedModel,
+    size: Size | str | None = None,
+    names: Sequence[str] = (),
+    scaling: Scaling | None = None,
+) -> Any:
     """The `torch.onnx.ONNXProgram` of a model, whose `save` writes it; arguments as in `trace`."""
     names = names or [_output_of(model)]
-    module, pixel_values, shapes = _prepare(model, size, names)
+    module, pixel_values, shapes = _prepare(model, size, names, scaling)
     with quiet():
         return torch.onnx.export(
             module,
@@ -94,6 +108,30 @@ def make_onnx(model: HfVisionPreTrainedModel, size: Size | str | None = None, na
             output_names=list(names),
             verbose=False,
         )
+
+
+def make_openvino(
+    model: HfVisionPreTrainedModel,
+    size: tuple[int, int],
+    path: str | os.PathLike,
+    names: Sequence[str] = (),
+    scaling: Scaling | None = None,
+) -> None:
+    """Write a program as OpenVINO's own two files, `path`.xml and its .bin; arguments as in `trace`.
+
+    `convert_model` is not used, since it reports to its makers unless told otherwise.
+    """
+    import openvino
+    from openvino.frontend import FrontEndManager
+    from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+
+    program = trace(model, size, names, scaling)
+    with torch.no_grad(), quiet():
+        decoder = TorchFXPythonDecoder.from_exported_program(program)  # has to outlive the conversion
+        frontend = FrontEndManager().load_by_framework("pytorch")
+        converted = frontend.convert(frontend.load(decoder))
+    converted.reshape([-1, model.config.num_channels, *size])
+    openvino.save_model(converted, path, compress_to_fp16=False)
 
 
 def export_torch(
@@ -124,20 +162,26 @@ def export_aot_inductor(
         torch._inductor.aoti_compile_and_package(program, package_path=str(file))
 
 
-def trace(model: HfVisionPreTrainedModel, size: Size | str | None = None, names: Sequence[str] = ()) -> ExportedProgram:
+def trace(
+    model: HfVisionPreTrainedModel,
+    size: Size | str | None = None,
+    names: Sequence[str] = (),
+    scaling: Scaling | None = None,
+) -> ExportedProgram:
     """The program of `torch.export`, for any batch size.
 
     Args:
         size: as in `export_onnx`.
         names: of the results that it has; by default the one that stands at the top of this module.
+        scaling: what normalises its input; None where it takes normalised pixels.
     """
-    module, pixel_values, shapes = _prepare(model, size, names or [_output_of(model)])
+    module, pixel_values, shapes = _prepare(model, size, names or [_output_of(model)], scaling)
     with torch.no_grad(), quiet():
         return torch.export.export(module, (pixel_values,), dynamic_shapes=shapes)
 
 
 def _prepare(
-    model: HfVisionPreTrainedModel, size: Size | str | None, names: Sequence[str]
+    model: HfVisionPreTrainedModel, size: Size | str | None, names: Sequence[str], scaling: Scaling | None
 ) -> tuple[nn.Module, torch.Tensor, dict[str, dict[int, Any]]]:
     """What is exported: a copy of the model at that size, an example of its input, and which sizes are free."""
     if not isinstance(model, (*_ENCODERS, *_CLASSIFIERS)):
@@ -155,7 +199,7 @@ def _prepare(
     # two of each that is free: 0 and 1 would be taken for constants
     height, width = as_pair(model.config.image_size)
     pixel_values = torch.zeros(2, model.config.num_channels, height, width, dtype=model.dtype)
-    return _Outputs(model, names).eval(), pixel_values, {"pixel_values": shapes}
+    return _Outputs(model, names, scaling).eval(), pixel_values, {"pixel_values": shapes}
 
 
 def _free_sizes(config: HfViTConfig | HfBiTConfig) -> dict[int, Any]:

@@ -44,7 +44,16 @@ _REPORT = (
     *("report.html", "predictions.csv", "attention_distance.png", "position_similarity.png", "filters.png"),
     *(f"[0-9][0-9]*-*.{kind}.png" for kind in ("rollout", "flow", "heads")),
 )
-_KNOWN = (MARK, *CODE, *_SAVED, *_RUN, *_EVALUATION, *_CHECKPOINT, *_REPORT)
+_DEPLOYMENT = (
+    "model.onnx",
+    "model.onnx.data",
+    "model.xml",
+    "model.bin",
+    "labels.json",
+    "preprocessing.json",
+    "predict.py",
+)
+_KNOWN = (MARK, *CODE, *_SAVED, *_RUN, *_EVALUATION, *_CHECKPOINT, *_REPORT, *_DEPLOYMENT)
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:

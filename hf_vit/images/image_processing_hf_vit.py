@@ -355,10 +355,24 @@ def normalize(levels: torch.Tensor, settings: SimpleNamespace, name: str) -> tor
     """(level * rescale_factor - mean) / std, as one multiplication and one addition."""
     factor = settings.rescale_factor if settings.do_rescale else 1
     mean, std = (settings.image_mean, settings.image_std) if settings.do_normalize else (0, 1)
-    scale, offset = _scale_and_offset(factor, _as_tuple(mean), _as_tuple(std), levels.device)
+    scale, offset = scale_and_offset(factor, mean, std, levels.device)
     if len(scale) not in (1, levels.shape[-3]):
         raise ImageReadingError(f"{name} has {levels.shape[-3]} channels, but image_mean has {len(scale)} entries")
     return torch.empty(levels.shape, device=levels.device).copy_(levels).mul_(scale).add_(offset)
+
+
+def scale_and_offset(
+    factor: float,
+    mean: float | list[float] | tuple[float, ...],
+    std: float | list[float] | tuple[float, ...],
+    device: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The float32 tensors (channels, 1, 1) with which level * scale + offset is (level * factor - mean) / std.
+
+    Raises:
+        ValueError: they make pixel values that no float32 holds.
+    """
+    return _scale_and_offset(factor, _as_tuple(mean), _as_tuple(std), device)
 
 
 @lru_cache(maxsize=64)

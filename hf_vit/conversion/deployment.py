@@ -1,0 +1,148 @@
+"""A deployment folder: a classifier as a program, and a script that classifies with it and without torch.
+
+| file | what |
+| --- | --- |
+| model.onnx, or model.xml and model.bin | levels from 0 to 255 (batch, 3, height, width) -> logits; normalises itself |
+| labels.json | names of the classes by their number |
+| preprocessing.json | settings of the image processor |
+| predict.py | `python predict.py IMAGE ...`, the script |
+"""
+
+import copy
+import os
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+import torch
+
+from ..files.contents import MARK
+from ..files.output import new_folder, refuse_existing, write_json, write_text
+from ..images.image_presets import as_pair
+from ..images.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
+from ..images.image_resizing import AREA, BILINEAR
+from ..models.configuration_hf_vit import Size
+from ..models.pretrained import HfVisionPreTrainedModel
+from .programs import make_onnx, make_openvino, require
+from .rules import ConversionError
+
+RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}  # by format: what the script needs
+_WRITTEN = (  # of the processor's settings, into preprocessing.json
+    *("preset", "size", "do_center_crop", "crop_size", "resample", "antialias", "resize_output"),
+    *("rescale_factor", "do_rescale", "do_normalize", "image_mean", "image_std", "background"),
+)
+
+
+def export_deployment(
+    model: HfVisionPreTrainedModel,
+    folder: str | os.PathLike,
+    to: str,
+    processor: HfViTImageProcessor | None,
+    size: Size | str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a deployment folder, which needs neither this package nor torch; see the top of this module.
+
+    Args:
+        model: a classifier of images, on the CPU; the program computes in float32.
+        folder: to write; it appears when it is complete.
+        to: "onnx" (extra `export`) or "openvino" (extra `openvino`).
+        processor: its image processor. The script computes the same levels, to the last bit.
+        size: of the images: an int or (height, width); by default the processor's.
+        overwrite: whether `folder` may be replaced.
+
+    Raises:
+        ConversionError: the script cannot do what the model or the processor does; nothing is written.
+        FileExistsError: `folder` exists and may not be overwritten.
+        ImportError: the extra is not installed.
+    """
+    refuse_existing(folder, overwrite)
+    processor = _checked(model, processor, size)
+    require(*(("onnx", "onnxscript") if to == "onnx" else ("openvino",)), extra="export" if to == "onnx" else to)
+    if model.dtype != torch.float32:
+        model = copy.deepcopy(model).float()
+    settings = processor.settings()
+    image_size, scaling = _resulting_size(settings), _scaling(settings)
+    with new_folder(folder, overwrite) as draft:
+        if to == "onnx":
+            make_onnx(model, image_size, scaling=scaling).save(draft / "model.onnx")
+        else:
+            make_openvino(model, image_size, draft / "model.xml", scaling=scaling)
+        write_json(draft / "labels.json", {str(index): name for index, name in sorted(model.config.id2label.items())})
+        write_json(draft / "preprocessing.json", {name: settings[name] for name in _WRITTEN})
+        write_text(draft / "predict.py", _script(settings, RUNTIMES[to]))
+        (draft / MARK).touch()
+
+
+def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageProcessor:
+    """The processor for images of `size`; raise ConversionError for what the script cannot do."""
+    if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
+        raise ConversionError(f"{type(model).__name__} does not classify images (expected a classifier that pools)")
+    if processor is None:
+        raise ConversionError("a deployment folder needs the model's image processor, but there is none")
+    if isinstance(size, str):
+        raise ConversionError(f"the size of a deployment folder is {size!r} (expected pixels); state N or HxW")
+    if size is not None:
+        height, width = as_pair(size)
+        processor = copy.deepcopy(processor)
+        processor.update(size={"height": height, "width": width})
+    if problem := _lacks(processor.settings()):
+        raise ConversionError(f"predict.py of a deployment folder cannot preprocess as this model needs: {problem}")
+    result = _resulting_size(processor.settings())
+    if size is not None and result != as_pair(size):
+        raise ConversionError(f"the processor's crop makes images of {result} (expected {as_pair(size)}); change it")
+    return processor
+
+
+def _lacks(settings: dict[str, Any]) -> str | None:
+    """What the script cannot do of an image processor's settings; None if it can do all."""
+    size, crop = settings["size"], settings["crop_size"] if settings["do_center_crop"] else {}
+    short, how = size.get("shortest_edge"), f"resize_output={settings['resize_output']!r}"
+    is_pillows, is_area = settings["resize_output"] == "rounded", settings["resample"] == AREA
+    lacking = {
+        'preset="native" makes patches, not an image': settings["preset"] == "native",
+        "do_resize=False leaves images of any size": not settings["do_resize"],
+        "do_convert_rgb=False leaves any channels": not settings["do_convert_rgb"],
+        f"num_channels={settings['num_channels']} (expected 3)": settings["num_channels"] != 3,
+        "reduced_decoding reads JPEGs at a part of their size": settings["reduced_decoding"],
+        f'{how} with antialias (expected "rounded")': settings["antialias"] and not (is_pillows or is_area),
+        f"a crop to {crop} of images resized to {size} pads": any(crop[axis] > size.get(axis, short) for axis in crop),
+        f"size={size} without a crop gives images of any size": not crop and short is not None,
+    }
+    return next((problem for problem, is_one in lacking.items() if is_one), None)
+
+
+def _resulting_size(settings: dict[str, Any]) -> tuple[int, int]:
+    size = settings["crop_size"] if settings["do_center_crop"] else settings["size"]
+    return size["height"], size["width"]
+
+
+def _scaling(settings: dict[str, Any]) -> tuple[Any, Any]:
+    """Factor and summand that make pixel values of levels, (channels, 1, 1) each."""
+    mean, std = (settings["image_mean"], settings["image_std"]) if settings["do_normalize"] else (0, 1)
+    return scale_and_offset(settings["rescale_factor"] if settings["do_rescale"] else 1, mean, std, "cpu")
+
+
+@cache
+def _template() -> jinja2.Template:
+    text = files("hf_vit.conversion").joinpath("predict.py.jinja").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.from_string(text)
+
+
+def _script(settings: dict[str, Any], runtime: str) -> str:
+    """The text of predict.py: only what these settings need."""
+    if settings["resize_output"] == "rounded":
+        how = "pillow"
+    else:
+        how = {AREA: "area", BILINEAR: "bilinear"}[settings["resample"]]
+    return _template().render(
+        runtime=runtime,
+        filter=how,
+        edge="shortest_edge" in settings["size"],
+        truncate=settings["resize_output"] == "truncated",
+        crop=settings["do_center_crop"],
+    )

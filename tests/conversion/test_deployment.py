@@ -1,0 +1,153 @@
+"""Deployment folders: the script preprocesses and classifies as the processor and the model do, which other tests
+compare with the originals."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit import HfViTImageProcessor
+from hf_vit.cli import main
+from hf_vit.conversion import ConversionError, deployment, export
+from hf_vit.images.image_presets import PRESETS
+from hf_vit.images.image_processing_hf_vit import scale_and_offset
+from hf_vit.models.loading import save_folder
+
+from ..models import tiny
+
+SIZE = {"height": 20, "width": 36}
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+WITHOUT_TORCH = """\
+import runpy, sys
+sys.modules.update(dict.fromkeys(["torch", "transformers", "hf_vit", "onnx"]))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """Files of one picture: coloured, tall, grey, transparent, with a palette, turned, smaller than the model's."""
+    folder, noise = tmp_path_factory.mktemp("photographs"), np.random.default_rng(3)
+    coarse = Image.fromarray(noise.integers(0, 256, (7, 9, 4), np.uint8)).resize((83, 61), Image.Resampling.BICUBIC)
+    pixels = np.clip(np.asarray(coarse) + noise.normal(0, 9, (61, 83, 4)), 0, 255).astype(np.uint8)
+    colour, clear = Image.fromarray(pixels[..., :3]), Image.fromarray(pixels)
+    colour.save(folder / "colour.png")
+    colour.resize((31, 97)).save(folder / "tall.png")
+    colour.convert("L").save(folder / "grey.png")
+    clear.save(folder / "transparent.png")
+    clear.convert("LA").save(folder / "grey_transparent.png")
+    colour.quantize(16).save(folder / "palette.png", transparency=3)
+    colour.convert("CMYK").save(folder / "cmyk.jpg")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    colour.save(folder / "turned.jpg", exif=turned)
+    colour.resize((17, 13)).save(folder / "small.png")
+    return sorted(folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def model():
+    classifier = tiny(num_hidden_layers=1)
+    torch.nn.init.normal_(classifier.classifier.weight)
+    return classifier
+
+
+@pytest.fixture(scope="module")
+def program(model):
+    """That of the presets, all of which have the same mean and deviation."""
+    pytest.importorskip("onnxscript", reason="onnxscript (extra export) is not installed")
+    pytest.importorskip("onnxruntime", reason="onnxruntime (extra export) is not installed")
+    return deployment.make_onnx(model, (20, 36), scaling=scale_and_offset(1 / 255, [0.5] * 3, [0.5] * 3, "cpu"))
+
+
+def load_script(folder):
+    spec = importlib.util.spec_from_file_location("deployed", folder / "predict.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "native"])
+def test_the_same_pixels_and_classes_for_every_preset(preset, model, program, photographs, tmp_path, monkeypatch):
+    monkeypatch.setattr(deployment, "make_onnx", lambda *arguments, **options: program)
+    # a crop, where there is one, from a short side of 39 to 20: halves of 19 are rounded in two ways
+    processor = HfViTImageProcessor(preset, size=SIZE, crop_pct=0.92, background=[200, 30, 90])
+    for overwrite in (False, True):
+        export(model, tmp_path / "deployed", "onnx", processor=processor, overwrite=overwrite)
+    script = load_script(tmp_path / "deployed")
+    scale, offset = scale_and_offset(1 / 255, [0.5] * 3, [0.5] * 3, "cpu")
+    for path in photographs:
+        inputs = processor(path, return_tensors="pt")
+        pixel_values = torch.from_numpy(script.preprocess(script.read(path))) * scale + offset
+        assert torch.equal(pixel_values, inputs["pixel_values"]), path.name
+        with torch.no_grad():
+            expected = model(**inputs).logits.softmax(-1)[0]
+        np.testing.assert_allclose(script.predict(path), expected, rtol=0, atol=1e-5, err_msg=path.name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_the_command_writes_a_script_that_needs_no_torch(to, model, photographs, tmp_path, capsys):
+    for package in ("onnxscript", "onnxruntime") if to == "onnx" else ("openvino",):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    folder, deployed = tmp_path / "folder", tmp_path / "deployed"
+    model.config.id2label = {index: f"Bär {index}" for index in range(11)}
+    save_folder(folder, model, HfViTImageProcessor("augreg", size=SIZE, **IMAGENET))
+    assert main(["export", str(folder), str(deployed), "--to", to]) == 0
+    programs = {"onnx": {"model.onnx"}, "openvino": {"model.xml", "model.bin"}}[to]
+    written = {".hf_vit", "labels.json", "preprocessing.json", "predict.py"}
+    assert {path.name for path in deployed.iterdir()} == programs | written
+    assert json.loads((deployed / "preprocessing.json").read_text())["image_std"] == IMAGENET["image_std"]
+    capsys.readouterr()
+
+    images = [str(path) for path in photographs[:3]]
+    assert main(["predict", str(folder), *images]) == 0
+    expected = capsys.readouterr().out
+    deployed = deployed.rename(tmp_path / "elsewhere")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONUTF8": "1"}
+    command = [sys.executable, "-W", "error", "-c", WITHOUT_TORCH, str(deployed / "predict.py"), *images]
+    done = subprocess.run(
+        command, capture_output=True, encoding="utf-8", cwd="/", env={**environment, "PYTHONUTF8": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"preset": "native"}, "makes patches"),
+        ({"num_channels": 1}, r"num_channels=1 \(expected 3\)"),
+        ({"do_resize": False}, "images of any size"),
+        ({"size": {"shortest_edge": 36}}, "without a crop"),
+        ({"do_center_crop": True, "crop_size": {"height": 20, "width": 40}}, "pads"),
+        ({"antialias": True}, "resize_output='float' with antialias"),
+    ],
+)
+def test_what_the_script_cannot_do_is_refused(settings, message, model, tmp_path):
+    processor = HfViTImageProcessor(**{"size": SIZE, **settings})
+    with pytest.raises(ConversionError, match=message):
+        export(model, tmp_path / "deployed", "onnx", processor=processor)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_bad_input_is_refused(model, tmp_path):
+    processor = HfViTImageProcessor(size=SIZE)
+    for path, options, message in (
+        ("folder", {}, "there is none"),
+        ("folder", {"processor": processor, "size": "dynamic"}, "is 'dynamic' .expected pixels"),
+        ("model.xml", {"processor": processor}, "writes a folder"),
+    ):
+        with pytest.raises(ConversionError, match=message):
+            export(model, tmp_path / path, "openvino", **options)
+    with pytest.raises(ConversionError, match="expected a classifier"):
+        export(tiny(pooling="none", use_cls_token=True), tmp_path / "folder", "onnx", processor=processor)
+    assert not list(tmp_path.iterdir())
