@@ -132,7 +132,8 @@ class BackendForward(OptimizedForward):
 
     def _program_for(self, pixel_values: torch.Tensor) -> "Fitted":
         size = (pixel_values.shape[-2], pixel_values.shape[-1])
-        is_usual = self._runtime.knows_batch and len(pixel_values) == self.batch_size
+        is_hybrid = hasattr(self.model.config, "stem_depths")  # of one batch, OpenVINO 2026.4 dies while it compiles
+        is_usual = self._runtime.knows_batch and not is_hybrid and len(pixel_values) == self.batch_size
         batch = self.batch_size if is_usual else None
         key = (self._identity, batch, size, pixel_values.shape[1], torch.get_num_threads())
         found = self._programs.get(key)
