@@ -31,6 +31,7 @@ from transformers.utils.hub import cached_file
 from ..catalog.class_names import imagenet_numbers
 from ..conversion.programs import require
 from ..files.download import sha256_of
+from ..files.image_files import images_below
 from ..files.output import new_folder, refuse_existing, write_json
 from ..models.configuration_hf_vision import as_pair
 from ..models.inference import restore
@@ -44,7 +45,6 @@ LEAST_IMAGES, MOST_IMAGES = 16, 400
 _HELD_OUT = 4  # every fourth image is not calibrated with, and measures
 _OUTLIER = 20  # times the root mean square of a layer's inputs
 _BATCH_SIZE = 8
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 _ROUNDS = 7
 
 
@@ -77,7 +77,7 @@ def quantize(
     """
     refuse_existing(output, overwrite)
     require("openvino", "nncf", extra="quantization")
-    files = _choose(find_images(images))
+    files = _choose(_find_images(images))
     model, processor = _load(folder)
     pixel_values = _read(processor, files, model)
     held_out = torch.arange(len(files)) % _HELD_OUT == _HELD_OUT - 1
@@ -120,18 +120,18 @@ def _save_float32(model: Any, processor: Any, source: str, folder: Path) -> None
         shutil.copyfile(origin, folder / CONVERSION_RECORD)
 
 
-def find_images(places: Sequence[str | os.PathLike]) -> list[Path]:
-    """The image files among some files and below some folders, sorted.
+def _find_images(places: Sequence[str | os.PathLike]) -> list[Path]:
+    """The files, and the image files in the folders.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
+        ValueError: there are no images in a folder.
     """
     found: list[Path] = []
     for place in map(Path, places):
         if not place.exists():
             raise FileNotFoundError(f"no such file or folder: {place}")
-        below = [place] if place.is_file() else sorted(place.rglob("*"))
-        found += [file for file in below if file == place or (file.is_file() and file.suffix.lower() in _SUFFIXES)]
+        found += images_below(place) if place.is_dir() else [place]
     return found
 
 

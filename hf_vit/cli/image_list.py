@@ -9,9 +9,9 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..files.image_files import images_below
 from ..files.messages import one_sentence
 
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2", ".ppm", ".pgm"}
 _ADDRESSES = ("https://", "http://")  # reading an image says what is wrong with the second
 _ROW = re.compile(r"(.+?):(\w+(?:\[[^]]*\])?):(\d+)")  # name:split:row
 _INSTALL = "pip install 'hf_vit[training]'"
@@ -95,10 +95,7 @@ def _entries_at(path: Path, column: str | None) -> list[_Entry]:
         return _rows_of(str(path), None, column)
     if not path.is_dir():
         return [_Entry(str(path))]
-    below = (file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES and file.is_file())
-    if not (found := [_Entry(str(file)) for file in sorted(below)]):
-        raise ValueError(f"{path} holds no images (expected files that end in {', '.join(sorted(_SUFFIXES))})")
-    return found
+    return [_Entry(str(file)) for file in images_below(path)]
 
 
 def _rows_of(name: str, split: str | None, column: str | None) -> list[_Entry]:
