@@ -225,9 +225,8 @@ def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], 
         core = openvino.Core()
         core.set_property({"ENABLE_MMAP": False})
         program = core.read_model(Path(place, FILES[0]))
-    nncf.set_log_level(logging.ERROR)
     left_out = list(_nodes_of(program, [model.get_submodule(name).weight for name in outliers]))
-    with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
+    with _errors_of("nncf"), contextlib.redirect_stdout(io.StringIO()):  # its progress bars
         quantised = nncf.quantize(
             program,
             nncf.Dataset([image[None] for image in pixel_values.numpy()]),
@@ -242,6 +241,18 @@ def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], 
             ),
         )
     openvino.save_model(quantised, folder / FILES[0], compress_to_fp16=False)
+
+
+@contextlib.contextmanager
+def _errors_of(package: str) -> Iterator[None]:
+    """Log nothing but errors of a package within the block."""
+    its_logger = logging.getLogger(package)
+    level = its_logger.level
+    its_logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        its_logger.setLevel(level)
 
 
 def _nodes_of(program: Any, weights: list[torch.Tensor]) -> Iterator[str]:

@@ -234,7 +234,9 @@ class ResNetStem(nn.Module):
         """(batch, num_channels, height, width) -> (batch, width of the root, ceil(height / 4), ceil(width / 4))"""
         hidden = self.convolution(pixel_values)
         hidden = hidden if self.norm is None else relu(self.norm(hidden))
-        value = 0.0 if self.numbers.pool_padding == "zero" else float("-inf")
+        # ONNX Runtime (1.31) would take zeros in front of a max-pool for no padding at all
+        zero = 1e-30 if torch.compiler.is_compiling() else 0.0
+        value = zero if self.numbers.pool_padding == "zero" else float("-inf")
         is_fixed = self.numbers.padding == "fixed"
         hidden = _pad_fixed(hidden, 3, value) if is_fixed else _pad_same(hidden, 3, 2, value)
         return max_pool2d(hidden, 3, stride=2)
