@@ -115,7 +115,7 @@ def test_without_a_readable_image_nothing_is_written(model, tmp_path, capsys):
     [
         ([], "there are no images: name files, folders"),
         (["{folder}/*.gif"], "no such file: "),
-        (["{folder}/empty"], "empty holds no images (expected files that end in .avif, "),
+        (["{folder}/empty"], "empty holds no images (expected files that end in .jpg, "),
         (["{folder}/a.png", "--split", "test"], "--split is of a data set"),
         (["{folder}/a.png", "--device", "cuda:99"], "--device cuda:99 cannot be used: "),
         (["{folder}/a.png", "--device", "gpu"], "--device gpu cannot be used: "),
