@@ -56,7 +56,7 @@ COMMANDS = [
     # predict, inspect, demo
     ("predict ./nothing photo.png", "there is no folder ./nothing (expected a folder of a model, or owner/name on t"),
     ("predict empty photo.png", "empty holds no config.json (expected a folder that convert, training or save_pret"),
-    ("predict photo.png model", "model holds no images (expected files that end in .avif"),
+    ("predict photo.png model", "model holds no images (expected files that end in .jpg"),
     ("predict model nothing.jpg", "no such file: nothing.jpg"),
     ("predict model text.jpg", "text.jpg is not an image in a format that Pillow reads"),
     ("predict noweights photo.png", "no file named model.safetensors, or pytorch_model.bin, found in directory now"),
