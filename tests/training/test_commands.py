@@ -121,7 +121,10 @@ def test_evaluation_numbers_labels_as_the_model_does(flags, pretrained, tmp_path
 
 
 def test_a_killed_data_worker_is_said(tmp_path, monkeypatch):
+    own = os.getpid()
+
     def die(self, image, rng):
+        assert os.getpid() != own, "images are augmented in the training process"
         os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(TrainTransform, "__call__", die)
