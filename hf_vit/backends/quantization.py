@@ -98,8 +98,7 @@ def quantize(
         write_json(draft / RECORD, record)
         use_quantized(model, {name: draft / name for name in (RECORD, *FILES)})
         record["held_out"] = _compare(_logits(model, pixel_values[held_out]), expected[held_out])
-        labels = _labels(files, model.config)
-        if labels is not None:
+        if (labels := _labels(files, model.config)) is not None:
             record["top1"] = _top1(model, pixel_values, expected, held_out, labels)
         if (agreement := record["held_out"]["agreement"]) < min_agreement:
             raise ValueError(
