@@ -2,39 +2,42 @@
 
 import os
 import re
-import time
 
 import pytest
 import torch.distributed as dist
 
 from hf_vit.training import stalls
 
+HERE = rf"rank 1 \(process {os.getpid()} on \S+\)"
 
-@pytest.mark.parametrize("equal", [False, True])
-def test_a_process_that_lives_and_does_not_come_is_named(monkeypatch, capsys, equal):
-    """Where both are equally far, as while both compile, they wait."""
+
+@pytest.mark.parametrize(
+    ("is_equal", "is_alive", "expected"),
+    [
+        (True, True, r"no process has moved for 0.6 s; all are at step 3 \(training\)"),
+        (
+            False,
+            True,
+            rf"{HERE} at step 0 \(before the first step\): alive, but the others wait at step 3 \(training\)",
+        ),
+        (True, False, rf"{HERE} at step 3 \(training\): stopped or dead, and the others wait at step 3 \(training\)"),
+    ],
+)
+def test_a_missing_process_is_named(monkeypatch, capsys, is_equal, is_alive, expected):
+    """Two that are equally far, as while both compile, wait for each other."""
+    ended = []
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setattr(stalls.os, "_exit", ended.append)
     places = [stalls.Place(), stalls.Place()]
-    for place in places[:1] if not equal else places:
+    for place in places if is_equal else places[:1]:
         place.enter("training", 3)
-    watchers = [stalls._Watcher(place, rank, 2, timeout=0.6) for rank, place in enumerate(places)]
-    monkeypatch.setattr(stalls.os, "_exit", lambda status: watchers[0].over.set())
-    places[1].since = time.monotonic()
-    for watcher in watchers:
-        watcher.start()
-    said, deadline = "", time.monotonic() + 20
-    while not said and time.monotonic() < deadline:
-        time.sleep(0.05)
-        said = capsys.readouterr().err
-    if equal:
-        assert "no process has moved for 0.6 s; all are at step 3 (training)" in said
-        assert not watchers[0].over.is_set()
-    else:
-        behind = rf"rank 1 \(process {os.getpid()} on \S+\) at step 0 \(before the first step\): alive"
-        assert re.search(rf"{behind}, but the others wait at step 3 \(training\)", said), said
-        assert watchers[0].over.wait(5)
-    for watcher in watchers:
-        watcher.over.set()
-        watcher.join()
+    waiting, other = (stalls._Watcher(place, rank, 2, timeout=0.6) for rank, place in enumerate(places))
+    other._publish()
+    waiting.place.since = -1e9
+    # While it waits, the other's thread would publish.
+    monkeypatch.setattr(waiting.over, "wait", lambda seconds: other._publish() if is_alive else None)
+    waiting._look()
+    assert re.search(expected, capsys.readouterr().err)
+    assert bool(ended) == (not is_equal or not is_alive)
