@@ -25,9 +25,9 @@ from .data import EvalSamples, Split, eval_loader, open_split
 from .devices import is_xla, keep_float32_weights, make_states
 from .fsdp import is_sharded, shard_by_layers
 from .held_out import cut_off, find_eval_split
-from .labels import match_to_split, state_classes
+from .labels import distinguish, match_to_split, names_of, state_classes
 from .losses import balanced_weights
-from .measuring import empty_batch, predict, score
+from .measuring import empty_batch, predict, score, score_classes
 from .models import save_plain
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
 from .optimization import MovingAverage, build_optimizer
@@ -37,7 +37,6 @@ from .reporting import choose_trackers
 from .run import Run
 from .schedules import build_schedule
 from .settings import AUTO, DataSettings, PretrainSettings, TrainingSettings
-from .shards import Shards
 from .sources import load_split
 from .stalls import Watched
 from .workers import start_server
@@ -170,10 +169,8 @@ def _make_objective(settings: TrainingSettings, normalizer: Normalizer, config: 
         return MaskedPatches(settings, normalizer)
     if settings.class_weights == "none":
         return Classification(settings, normalizer, config.num_labels)
-    if split.multi_label or isinstance(split.samples, Shards):
-        kind = "images with several labels" if split.multi_label else "shards"
-        raise SettingsError(f"class_weights is {settings.class_weights}, which counts images of classes, not {kind}")
-    weights = balanced_weights(split.class_numbers(), config.num_labels)
+    labels = split.class_numbers(f"class_weights is {settings.class_weights}")
+    weights = balanced_weights(labels, config.num_labels)
     return Classification(settings, normalizer, config.num_labels, weights.to(normalizer.scale.device))
 
 
@@ -210,7 +207,7 @@ def evaluator(
         return dict
     samples = EvalSamples(split, processor, as_pair(config.image_size), config.num_channels)
     batches, empty = evaluation_batches(settings, accelerator, samples)
-    loader = Watched(batches, state.place)
+    loader, names = Watched(batches, state.place), distinguish(names_of(config))
 
     def evaluate() -> dict[str, float]:
         if isinstance(state.objective, MaskedPatches):
@@ -219,7 +216,7 @@ def evaluator(
 
     def measure(**sizes: int) -> dict[str, float]:
         state.predictions = predict(accelerator, state.model, loader, empty, settings.loss, **sizes)
-        return score(state.predictions)
+        return score(state.predictions) | score_classes(state.predictions, names)
 
     return evaluate
 

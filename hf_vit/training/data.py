@@ -23,7 +23,7 @@ from ..images.image_reading import turn
 from .augmentation import Box, TrainTransform, sample_generator
 from .batches import JoinedBatches, LaneBatches, Shares, StepBatches, runs_of_rows
 from .columns import find_column, find_label_column, is_image, is_list_of, no_classes
-from .orders import LaneOrder, ShuffledOrder
+from .orders import BalancedOrder, LaneOrder, ShuffledOrder
 from .shard_index import Columns, open_index
 from .shards import Shards
 from .workers import worker_options
@@ -55,8 +55,19 @@ class Split:
         indicators[[self._renumber(number) for number in label]] = 1
         return indicators
 
-    def class_numbers(self) -> np.ndarray:
-        """The class number of each image (images,), -1 where it has none; of a data set with one label an image."""
+    def class_numbers(self, purpose: str = "it") -> np.ndarray:
+        """The class number of each image (images,), -1 where it has none.
+
+        Args:
+            purpose: what needs them, for errors.
+
+        Raises:
+            ValueError: images have no labels, or several, or are in shards, whose labels are not all read beforehand.
+        """
+        kind = "images with several labels" if self.multi_label else "images without labels"
+        if self.multi_label or self.label_column is None or isinstance(self.samples, Shards):
+            kind = "shards" if isinstance(self.samples, Shards) else kind
+            raise ValueError(f"{purpose}, which counts images of classes, not {kind}")
         column = str(self.label_column)
         labels = self.samples.select_columns([column]).with_format("numpy")[column][:]
         return np.array([-1 if label is None else self._renumber(int(label)) for label in labels])
@@ -144,16 +155,19 @@ def decode(sample: dict, reduce_to: Callable[[int, int], tuple[int, int]] | None
 class TrainSamples(Dataset):
     """Position in the endless sequence -> an augmented sample; one after it stands in for a broken image."""
 
-    def __init__(self, split: Split, transform: TrainTransform, seed: int):
+    def __init__(self, split: Split, transform: TrainTransform, seed: int, class_sampling: str = "natural"):
         self.split, self.transform, self.seed = split, transform, seed
-        is_sharded = isinstance(split.samples, Shards)
-        self.order = split.samples.order(seed) if is_sharded else ShuffledOrder(len(split), seed)
+        if class_sampling == "balanced":
+            self.order = BalancedOrder(split.class_numbers(f"class_sampling is {class_sampling}"), seed)
+        else:
+            is_sharded = isinstance(split.samples, Shards)
+            self.order = split.samples.order(seed) if is_sharded else ShuffledOrder(len(split), seed)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         epoch, place = divmod(position, len(self.split))
         for skipped in range(len(self.split)):
-            index, sample = self._read(epoch, (place + skipped * self.order.stride) % len(self.split))
-            pixels = self._augment(sample[self.split.image_column], sample_generator(self.seed, epoch, index))
+            visit, index, sample = self._read(epoch, (place + skipped * self.order.stride) % len(self.split))
+            pixels = self._augment(sample[self.split.image_column], sample_generator(self.seed, visit, index))
             if pixels is not None:
                 return {"image": pixels, "label": self.split.label(sample), "skipped": skipped}
         raise ValueError(f"none of the {len(self.split)} images can be read")
@@ -192,13 +206,16 @@ class TrainSamples(Dataset):
     def _prefetch(self, order: LaneOrder, positions: list[int]) -> None:
         self.split.samples.prefetch([order.place(*divmod(position, len(self.split))) for position in positions])
 
-    def _read(self, epoch: int, place: int) -> tuple[int, dict[str, Any]]:
-        """The number of the row at a place of an epoch, and the row."""
+    def _read(self, epoch: int, place: int) -> tuple[int, int, dict[str, Any]]:
+        """How often the row at a place of an epoch has come before, its number, and the row."""
         if isinstance(self.order, LaneOrder):
             found = self.order.place(epoch, place)
-            return found.row, self.split.samples.read(found)
-        row = int(self.order.rows(epoch, np.array([place]))[0])
-        return row, self.split.samples[row]
+            return epoch, found.row, self.split.samples.read(found)
+        if isinstance(self.order, BalancedOrder):
+            row, epoch = self.order.draw(epoch, place)
+        else:
+            row = int(self.order.rows(epoch, np.array([place]))[0])
+        return epoch, row, self.split.samples[row]
 
 
 def _collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -256,12 +273,18 @@ def _worker_options(split: Split, num_workers: int) -> dict[str, Any]:
 
 
 def train_loader(
-    split: Split, transform: TrainTransform, seed: int, shares: Shares, steps: range, num_workers: int
+    split: Split,
+    transform: TrainTransform,
+    seed: int,
+    shares: Shares,
+    steps: range,
+    num_workers: int,
+    class_sampling: str = "natural",
 ) -> Iterable[dict[str, torch.Tensor]]:
     """Batches for the steps in `steps`, one per forward; each process makes its own."""
     if len(split) == 0:
         raise ValueError("the training split is empty")
-    samples = TrainSamples(split, transform, seed)
+    samples = TrainSamples(split, transform, seed, class_sampling)
     options = {**_worker_options(split, num_workers), "pin_memory": torch.cuda.is_available()}
     if num_workers:
         options["prefetch_factor"] = 4

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -233,3 +234,9 @@ def _say(text: str) -> None:
 def names_of(config: Any) -> list[str]:
     """The names of a model's classes, by number."""
     return [str(config.id2label.get(number, f"LABEL_{number}")) for number in range(config.num_labels)]
+
+
+def distinguish(names: Sequence[str]) -> list[str]:
+    """Class names by number, with the number behind those that occur twice, such as "crane" of ImageNet."""
+    twice = {name for name, count in Counter(names).items() if count > 1}
+    return [f"{name} ({number})" if name in twice else name for number, name in enumerate(names)]

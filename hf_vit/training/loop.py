@@ -205,7 +205,7 @@ def _evaluate_and_keep(
         run.average.swap(run.parameters)
     metrics = run.metrics = evaluate()
     if metrics:
-        report.log({f"eval_{name}": value for name, value in metrics.items()})
+        report.log({f"eval_{name}": value for name, value in report.choose(metrics).items()})
         quality = run.quality_of(metrics)
         if quality > run.best:
             run.best = quality

@@ -1,6 +1,6 @@
 """Evaluation in which every sample counts exactly once, on any number of processes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -111,6 +111,20 @@ def _tidy(columns: dict[str, np.ndarray]) -> dict[str, Any]:
     order = np.argsort(columns["index"][good], kind="stable")
     kept = {name: values[good][order] for name, values in columns.items() if name != "valid"}
     return {**kept, "skipped": int(real.sum() - good.sum())}
+
+
+def score_classes(predictions: dict[str, Any], names: Sequence[str]) -> dict[str, float]:
+    """Accuracy of each class that has images, as "accuracy/<name>"; nothing where images have several labels.
+
+    Args:
+        predictions: of `predict`.
+        names: of the classes, by number, no two of them equal.
+    """
+    labels = predictions["label"]
+    if labels.ndim == 2:
+        return {}
+    right = predictions["ranked"][:, 0] == labels
+    return {f"accuracy/{names[n]}": float(right[labels == n].mean()) for n in np.unique(labels[labels >= 0])}
 
 
 def score(predictions: dict[str, Any], real_labels: list[list[int]] | None = None) -> dict[str, float | int]:

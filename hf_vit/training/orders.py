@@ -74,6 +74,38 @@ class ShuffledOrder:
         return self._table[1][places]
 
 
+class BalancedOrder:
+    """An order in which each class comes as often as any other, whatever its number of images.
+
+    The endless sequence of draws is cut into turns, each of which has every class once, in an order of its own. A class
+    gives its images in rounds: every image once before any comes again. So draw d is a function of (seed, d).
+
+    Args:
+        labels: (rows,) class numbers; rows with one below 0 are never drawn.
+
+    Raises:
+        ValueError: no row has a label.
+    """
+
+    stride = 1
+
+    def __init__(self, labels: np.ndarray, seed: int):
+        self.size, self.seed = len(labels), seed
+        self._rows = np.argsort(labels, kind="stable")[(labels < 0).sum() :]  # class by class
+        classes, self._counts = np.unique(labels[self._rows], return_counts=True)
+        if not len(classes):
+            raise ValueError(f"none of the {len(labels)} images has a label to balance")
+        self._first = np.cumsum(self._counts) - self._counts
+
+    def draw(self, epoch: int, place: int) -> tuple[int, int]:
+        """The row at a place of an epoch, and how often that row has come before."""
+        turn, slot = divmod(epoch * self.size + place, len(self._counts))
+        chosen = int(permute(np.array([slot]), len(self._counts), (self.seed, 0, turn))[0])
+        visit, number = divmod(turn, int(self._counts[chosen]))
+        number = int(permute(np.array([number]), int(self._counts[chosen]), (self.seed, 1 + chosen, visit))[0])
+        return int(self._rows[self._first[chosen] + number]), visit
+
+
 class Place(NamedTuple):
     """One row at its place in an epoch, and what may be read with it."""
 

@@ -23,6 +23,7 @@ from .speed import Speed
 
 logger = logging.getLogger(__name__)
 _SHOWN = {"images_per_second": "images/s", "memory_gib": "GiB"}  # in the progress line, by their names in the tracker
+_LOGGED_CLASSES = 20  # of more, curves would bury the others
 _PACKAGES = ("hf_vit", "torch", "transformers", "accelerate", "datasets")
 
 
@@ -73,13 +74,20 @@ class Report:
         self.profiler.stop()
         self.bar.close()
 
+    def choose(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics of an evaluation to log; those of more than 20 classes are in metrics.json alone."""
+        few = sum("/" in name for name in metrics) <= _LOGGED_CLASSES
+        best = self.settings.best_metric
+        return {name: value for name, value in metrics.items() if few or "/" not in name or name == best}
+
     def log(self, values: dict[str, float]) -> None:
         """Record values at the step that the run stands at."""
         step = self.run.step
         self.run.history.append({"step": step, **values})
         measured = self.speed.close() if step > self.speed.step else {}  # an evaluation has no speed of its own
         self.measured |= measured
-        shown = {_SHOWN.get(name, name): f"{value:.4g}" for name, value in (self.measured | values).items()}
+        known = self.measured | values
+        shown = {_SHOWN.get(name, name): f"{value:.4g}" for name, value in known.items() if "/" not in name}
         self.bar.set_postfix(shown, refresh=False)
         if self.tracking:
             left = (self.run.num_steps - step) * self._seconds() / max(step - self.start_step, 1)
@@ -140,7 +148,7 @@ def card_data(settings: TrainingSettings, metrics: dict[str, Any], accelerator: 
         "train_split": settings.train_split,
         "eval_split": settings.eval_split,
         "settings": {name: value for name, value in vars(settings).items() if name != "output_dir"},
-        "metrics": metrics,
+        "metrics": {name: value for name, value in metrics.items() if "/" not in name},  # not those of each class
         "processes": accelerator.num_processes,
         "device": describe_device(accelerator.device),
         "versions": versions_of(_PACKAGES),

@@ -3,7 +3,6 @@
 import base64
 import csv
 import io
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from ..files.pages import render_page
 from ..files.versions import versions_of
 from . import curve_panels, outcome
 from .data import Split, decode
-from .labels import names_of
+from .labels import distinguish, names_of
 from .recipes import dump
 from .run import Run
 from .settings import AUTO
@@ -45,8 +44,7 @@ class HeldOut:
     folder: Path
 
     def __post_init__(self) -> None:
-        twice = {name for name, count in Counter(self.names).items() if count > 1}  # "crane" of ImageNet for one
-        self.names = [f"{name} ({number})" if name in twice else name for number, name in enumerate(self.names)]
+        self.names = distinguish(self.names)
 
     @property
     def is_single_label(self) -> bool:

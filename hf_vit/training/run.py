@@ -77,7 +77,9 @@ class Run:
         if name == "auto":
             name = "accuracy" if "accuracy" in metrics else "loss"
         if name not in metrics:
-            raise TrainingStopped(f"best_metric is {name}, and an evaluation has {', '.join(metrics)}")
+            known = [metric for metric in metrics if "/" not in metric]
+            known += ["accuracy/CLASS"] if len(known) < len(metrics) else []
+            raise TrainingStopped(f"best_metric is {name}, and an evaluation has {', '.join(known)}")
         return -metrics[name] if name == "loss" else metrics[name]
 
     @property

@@ -86,7 +86,8 @@ def _train_at(
         write_recipe(settings)
     steps = range(state.step, state.num_steps)
     transform = train_transform(settings, model.config)
-    loader = train_loader(split, transform, settings.seed, shares, steps, settings.num_workers)
+    sampling = settings.class_sampling
+    loader = train_loader(split, transform, settings.seed, shares, steps, settings.num_workers, sampling)
     evaluate = evaluator(settings, accelerator, state, eval_split, processor, model.config)
     keep_best = saver(accelerator, state.model, processor, output / "best")
     with named_when_missing(state.place, shares.rank, shares.processes, settings.stall_timeout):

@@ -79,6 +79,9 @@ class TrainingSettings(DataSettings):
     batch_size: int = _length(512, "images of an optimiser step, over all processes and accumulated forwards")
     per_device_batch_size: int | None = _length(None, "images of a forward; by default batch_size / processes")
     find_batch_size: bool = _length(False, "halve per_device_batch_size until a forward fits into memory")
+    class_sampling: Literal["natural", "balanced"] = _length(
+        "natural", "balanced: each class as often as any other; all images of a class come before one comes again"
+    )
     shuffle_buffer: int | None = _length(
         None, "images of shards that are shuffled together; by default 250,000, or 4 GiB where they are held"
     )
@@ -156,7 +159,9 @@ class TrainingSettings(DataSettings):
     log_every: int = _report(10, "optimiser steps between two entries of the log")
     eval_every: int | None = _report(None, "optimiser steps between two evaluations; by default a tenth of the run")
     save_every: int | None = _report(None, "optimiser steps between two checkpoints; by default with every evaluation")
-    best_metric: str = _report("auto", "metric that decides the best evaluation; auto: accuracy, else loss")
+    best_metric: str = _report(
+        "auto", "metric of the best evaluation, such as loss or accuracy/cat; auto: accuracy, else loss"
+    )
     early_stopping: int | None = _report(None, "end after so many evaluations in a row without a better one")
     keep_checkpoints: int = _report(2, "newest checkpoints that stay")
     resume: bool = _report(False, "go on from the newest checkpoint in output_dir")
@@ -177,6 +182,8 @@ class TrainingSettings(DataSettings):
         _require_positive(self, "batch_size", "learning_rate", "log_every", "keep_checkpoints", "shuffle_buffer")
         _require_positive(self, "steps", "epochs", "per_device_batch_size", "max_grad_norm", "eval_every", "save_every")
         _require_positive(self, "profile", "early_stopping")
+        if self.class_sampling == self.class_weights == "balanced":
+            raise ValueError("class_sampling and class_weights both balance, so rare classes count twice: choose one")
         if self.early_stopping and not self.eval_split:
             raise ValueError(f"early_stopping ({self.early_stopping}) counts evaluations, and eval_split is none")
         _require_between(self, 0, 1, "label_smoothing", "ema_decay", "momentum", "dropout", "attention_dropout")

@@ -23,7 +23,7 @@ from hf_vit.scripts import finetune as finetune_page
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training import running
+from hf_vit.training import reporting, running
 from hf_vit.training.augmentation import TrainTransform
 from hf_vit.training.run import TrainingStopped
 from hf_vit.training.running import run_script
@@ -132,14 +132,21 @@ def test_a_killed_data_worker_is_said(tmp_path, monkeypatch):
         pretrain(arguments(**{**DIGITS, "num_workers": 1}, output_dir=tmp_path / "out"))
 
 
-def test_tensorboard_has_what_was_logged(tmp_path):
-    pretrain(arguments(**{**SHORT, "report_to": "auto"}, output_dir=tmp_path / "out"))
+def test_tensorboard_has_what_was_logged(tmp_path, monkeypatch):
+    """Of more classes than are logged, the one that decides the best evaluation; metrics.json has all."""
+    monkeypatch.setattr(reporting, "_LOGGED_CLASSES", 9)
+    changes = {"report_to": "auto", "best_metric": "accuracy/3"}
+    metrics = pretrain(arguments(**{**SHORT, **changes}, output_dir=tmp_path / "out"))
     events = EventAccumulator(str(tmp_path / "out" / "training")).Reload()
     expected = {entry["step"]: entry["loss"] for entry in history(tmp_path / "out") if "loss" in entry}
     logged = {event.step: event.value for event in events.Scalars("loss")}
     assert logged == pytest.approx(expected)
     assert len(logged) == SHORT["steps"]
-    assert {"accuracy", "learning_rate", "eval_accuracy", "images_per_second"} <= set(events.Tags()["scalars"])
+    tags = set(events.Tags()["scalars"])
+    assert {"accuracy", "learning_rate", "eval_accuracy", "images_per_second"} <= tags
+    assert [tag for tag in tags if "/" in tag] == ["eval_accuracy/3"]
+    assert metrics["best"] == max(event.value for event in events.Scalars("eval_accuracy/3"))
+    assert len([name for name in metrics if name.startswith("accuracy/")]) == 10
 
 
 def test_a_lost_tracker_is_said_and_training_goes_on(tmp_path, monkeypatch, caplog):

@@ -13,7 +13,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.training.augmentation import TrainTransform
 from hf_vit.training.batches import Shares, StepBatches
-from hf_vit.training.data import EvalSamples, open_split, train_loader
+from hf_vit.training.data import EvalSamples, TrainSamples, open_split, train_loader
 from hf_vit.training.sources import load_split, read_idx, split_digits
 
 TRANSFORM = TrainTransform((6, 10))
@@ -139,12 +139,16 @@ def test_idx_file_cut_short(tmp_path):
         read_idx(file)
 
 
-def batches_of(split, workers: int, start: int = 0, processes: int = 1, rank: int = 0) -> list[dict]:
-    shares = Shares(6, 3, processes, rank)
-    return list(train_loader(split, TRANSFORM, 5, shares, range(start, 6), workers))
+@pytest.fixture(params=["natural", "balanced"])
+def batches_of(request):
+    def make_batches(split, workers: int, start: int = 0, processes: int = 1, rank: int = 0) -> list[dict]:
+        shares = Shares(6, 3, processes, rank)
+        return list(train_loader(split, TRANSFORM, 5, shares, range(start, 6), workers, request.param))
+
+    return make_batches
 
 
-def test_training_batches_do_not_depend_on_workers():
+def test_training_batches_do_not_depend_on_workers(batches_of):
     split = open_split(make())
     alone, shared_out = batches_of(split, 0), batches_of(split, 2)
     assert len(alone) == 12
@@ -154,13 +158,13 @@ def test_training_batches_do_not_depend_on_workers():
         assert left["image"].equal(right["image"])
 
 
-def test_a_later_start_continues_the_same_sequence():
+def test_a_later_start_continues_the_same_sequence(batches_of):
     split = open_split(make())
     for left, right in zip(batches_of(split, 0)[8:], batches_of(split, 0, start=4), strict=True):
         assert left["image"].equal(right["image"])
 
 
-def test_two_processes_see_what_one_sees():
+def test_two_processes_see_what_one_sees(batches_of):
     split = open_split(make())
     alone = batches_of(split, 0)
     halves = [batches_of(split, 0, processes=2, rank=rank) for rank in range(2)]
@@ -177,6 +181,25 @@ def test_every_epoch_shows_every_sample_once():
     orders = [loader.dataset.order.rows(epoch, np.arange(13)).tolist() for epoch in range(3)]
     assert all(sorted(order) == list(range(13)) for order in orders)
     assert orders[0] != orders[1] != orders[2]
+
+
+def test_balanced_sampling_shows_classes_equally_often_and_no_image_again_before_its_class_is_through():
+    """Counted from the definition, over two epochs and a half of classes of 8, 3 and 1 images and one without label."""
+    split = open_split(make(fine_label=(datasets.ClassLabel(names=["cat", "dog", "owl"]), [0] * 8 + [1] * 3 + [2, -1])))
+    samples = TrainSamples(split, TRANSFORM, 5, "balanced")
+    draws = [samples.order.draw(*divmod(position, 13)) for position in range(33)]
+    labels = [split.label(split.samples[row]) for row, _ in draws]
+    assert [labels.count(number) for number in range(3)] == [11, 11, 11]
+    assert all(sorted(labels[turn : turn + 3]) == [0, 1, 2] for turn in range(0, 33, 3))
+    assert len({tuple(labels[turn : turn + 3]) for turn in range(0, 33, 3)}) > 1
+    for number, size in enumerate((8, 3, 1)):
+        rows = [row for row, _ in draws if split.label(split.samples[row]) == number]
+        assert [visit for row, visit in draws if row in rows] == [n // size for n in range(11)]
+        assert all(len({*rows[n : n + size]}) == len(rows[n : n + size]) for n in range(0, 11, size))
+    owl = [samples[position]["image"] for position in range(33) if labels[position] == 2]
+    assert len({pixels.tobytes() for pixels in owl}) == 11  # an image that comes again is augmented anew
+    with pytest.raises(ValueError, match="class_sampling is balanced, which counts images of classes, not images with"):
+        TrainSamples(replace(split, label_column=None), TRANSFORM, 5, "balanced")
 
 
 def test_a_batch_that_does_not_divide_is_refused():

@@ -16,7 +16,7 @@ from hf_vit.training.data import open_split
 from hf_vit.training.result_page import About, HeldOut, write_results
 from hf_vit.training.sources import load_split
 
-from ..launching import arguments
+from ..launching import arguments, history
 from ..models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
@@ -132,6 +132,9 @@ def test_numbers_are_those_of_scikit_learn(run):
     assert [row[0] for row in shown] == names
     precision, recall, _, counts = map(np.asarray, precision_recall_fscore_support(labels, predicted, labels=names))
     by_class = {row[0]: row[1:] for row in page.table("class", "images")}
+    evaluated = [entry for entry in history(output) if "eval_loss" in entry]
+    for place in (metrics, {name.removeprefix("eval_"): value for name, value in evaluated[-1].items()}):
+        assert [place[f"accuracy/{name}"] for name in names] == pytest.approx(recall)
     for number, name in enumerate(names):
         images, right = str(counts[number]), str(matrix[number, number])
         expected = [images, right, str(predicted.count(name)), percent(recall[number]), percent(precision[number])]
