@@ -18,7 +18,7 @@ HERE = rf"rank 1 \(process {os.getpid()} on \S+\)"
         (
             False,
             True,
-            rf"{HERE} at step 0 \(before the first step\): alive, but the others wait at step 3 \(training\)",
+            rf"{HERE} at step 0 .*: alive, but the others wait at step 3 \(training\)",
         ),
         (True, False, rf"{HERE} at step 3 \(training\): stopped or dead, and the others wait at step 3 \(training\)"),
     ],
