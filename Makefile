@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-xla quick check fix bench bench-gpu fuzz
+.PHONY: demo test test-xla docs quick check fix bench bench-gpu fuzz
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -26,6 +26,14 @@ test: .venv/installed
 
 test-xla: .venv-xla/installed
 	.venv-xla/bin/python -m pytest tests/xla --durations 10
+
+.venv/docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+# The documentation site, into site/; a dead link is an error. To read it: python -m http.server --directory site
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet --strict
 
 # Every area, within three minutes on two cores.
 quick: .venv/installed
