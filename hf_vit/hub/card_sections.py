@@ -76,17 +76,17 @@ def _summary(sources: Sources) -> str:
     if sources.released is not None:
         paper = released_facts()["papers"][sources.facts["papers"][0]]
         return (
-            f"A {what} {kind}, {short}-{sources.released.variant.removesuffix('-gap-norep')} "
-            f'{sources.facts["title"]}, of the paper "[{paper["title"]}](https://arxiv.org/abs/{paper["arxiv"]})". '
-            "The authors released it as a JAX checkpoint; this is a conversion that computes the same numbers in "
-            "PyTorch. This card was not written by the authors."
+            f"A {what} {kind}: {short}-{sources.released.variant.removesuffix('-gap-norep')} {sources.facts['title']}. "
+            f'Paper: "[{paper["title"]}](https://arxiv.org/abs/{paper["arxiv"]})". '
+            "The authors released a JAX checkpoint. This conversion computes the same numbers in PyTorch. "
+            "The authors did not write this card."
         )
     text = f"A {what} {kind} ([arXiv {arxiv}](https://arxiv.org/abs/{arxiv}))"
     if (base := sources.training.get("base_model")) is not None:
         text += f", fine-tuned from `{base}`"
     if (data := sources.training.get("dataset")) is not None:
         text += f", trained on `{data}`"
-    return f"{text}, with [hf_vit](https://pypi.org/project/hf_vit) and Transformers."
+    return f"{text}, with hf_vit and Transformers."
 
 
 def _architecture(sources: Sources) -> dict[str, str]:
@@ -96,27 +96,27 @@ def _architecture(sources: Sources) -> dict[str, str]:
             str(config[name])
             for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
         ),
-        "image size": "as the position embeddings in the file say",
+        "image size": "set by the position embeddings in the file",
     }
     if config["image_size"] is not None:
         counted = "parameters" if sources.classifies else "parameters of the encoder"
         rows = {counted: f"{_count_parameters(config):,}", **rows}
-        rows["image size"] = f"{_size(config['image_size'])} pixels; other sizes resample the position embeddings"
+        rows["image size"] = f"{_size(config['image_size'])} pixels; for other sizes, position embeddings are resampled"
     if "stem_depths" in config:
-        units = ", ".join(map(str, config["stem_depths"])) or "none, the root alone"
-        rows["ResNet stem"] = f"units per stage: {units}; patches of {_size(config['patch_size'])} on its map"
+        units = ", ".join(map(str, config["stem_depths"])) or "none (the root only)"
+        rows["ResNet stem"] = f"units per stage: {units}; patches of {_size(config['patch_size'])} on its feature map"
     else:
         rows["patches"] = f"{_size(config['patch_size'])} pixels"
         if (stored := config.get("stored_patch_size")) is not None:
-            rows["patches"] += f", resized from the stored {_size(stored)}; `set_patch_size` sets another size"
-    rows["the head sees"] = {
-        "cls": "the class token",
-        "mean": "the mean of the tokens",
+            rows["patches"] += f", resized from {_size(stored)} in the file; `set_patch_size` sets another size"
+    rows["pooling"] = {
+        "cls": "class token",
+        "mean": "mean of the tokens",
         "map": "attention pooling",
-        "none": "every token",
+        "none": "none: every token",
     }[config["pooling"]]
     if config.get("projection_dim") is not None:
-        rows["the embedding (`image_embeds`)"] = f"{config['projection_dim']} numbers, not normalised"
+        rows["embedding (`image_embeds`)"] = f"{config['projection_dim']} numbers, not normalised"
     if sources.classifies:
         rows["classes"] = str(len(config.get("id2label") or (0, 1)))
     return rows
@@ -129,19 +129,21 @@ def _architecture_of_bit(sources: Sources) -> dict[str, str]:
     rows = {
         "parameters": f"{_count_parameters(config):,}",
         "units per stage": f"{', '.join(map(str, config['depths']))}, {form[config['layer_type']]}",
-        "width": f"{width} channels after the root, {width / 64:g} times a ResNet-50's",
+        "width": f"{width} channels after the root ({width / 64:g} times a ResNet-50)",
         "normalisation": "GroupNorm with 32 groups, standardised weights",
-        "image size": f"{_size(config['image_size'])} pixels; any other works too",
-        "the head sees": "the mean of the last map",
+        "image size": f"{_size(config['image_size'])} pixels; other sizes work too",
+        "pooling": "mean of the last feature map",
     }
     return {**rows, "classes": str(len(config.get("id2label") or (0, 1)))} if sources.classifies else rows
 
 
 def _count_parameters(config: Mapping[str, Any]) -> int:
-    """Of the model that a config.json describes; of an encoder without what stands behind an untrained pooling."""
+    """Count the parameters of the model that a config.json describes; an encoder's untrained pooler is left out."""
     model_class: Any = {model.__name__: model for _, model in AUTO_MODELS}[config["architectures"][0]]
+    config_class = model_class.config_class
+    fields = {name: value for name, value in config.items() if name in config_class.argument_names()}
     with torch.device("meta"):
-        model = model_class(model_class.config_class.from_dict(dict(config)))
+        model = model_class(config_class(**fields))  # `from_dict` is slow: it prints every label for its log
     pooler = getattr(model, "pooler", None)
     if pooler is None or config.get("pooling") == "map":
         return model.num_parameters()
@@ -154,25 +156,25 @@ def _size(size: int | Sequence[int]) -> str:
 
 
 def _limits(sources: Sources) -> list[str]:
-    use = "It is meant to turn images into features, and to be fine-tuned: it has no head."
+    use = "Use it to turn images into features, or fine-tune it. It has no classification head."
     if sources.classifies:
         use = (
-            "It is meant to sort images into its classes, or to be fine-tuned. It always answers with one of its "
-            "classes, whatever the picture shows, and its scores are not calibrated probabilities."
+            "Use it to sort images into its classes, or fine-tune it. It always answers with one of its classes, "
+            "whatever the picture shows. Its scores are not calibrated probabilities."
         )
     paragraphs = [
         use,
-        "Accuracy depends on the preprocessing and on the resolution: a figure holds for the image size and the crop "
-        "that it was measured with.",
+        "Accuracy depends on the preprocessing and the resolution. A figure holds only for the image size and the crop "
+        "of its measurement.",
     ]
     if any(key.startswith("imagenet") for key in sources.data_sets):
         paragraphs.append(
-            "ImageNet's pictures were collected on the web, mostly from North America and Europe, and its classes were "
-            "chosen for a competition: people, places and things of elsewhere are recognised less well, and features "
-            "carry what pictures of the time associated with each other. Do not use it to judge people."
+            "ImageNet's pictures come from the web, mostly from North America and Europe. Its classes were chosen for "
+            "a competition. People, places and things of other regions are recognised less well. The features contain "
+            "the associations in these pictures. Do not use the model to judge people."
         )
     elif sources.data_sets:
-        paragraphs.append(f"It knows what `{sources.data_sets[-1]}` shows; other pictures were not looked at.")
+        paragraphs.append(f"It was trained on `{sources.data_sets[-1]}` and was not tested on other pictures.")
     return paragraphs
 
 
@@ -190,7 +192,7 @@ def _usage(sources: Sources, name: str) -> str:
 
 def _preprocessing(sources: Sources) -> str:
     if not sources.processor:
-        return "This repository has no image processor; pixels must be in [-1, 1]."
+        return "This repository has no image processor. Scale pixels to [-1, 1]."
     size = sources.processor.get("crop_size") if sources.processor.get("do_center_crop") else None
     size = size or sources.processor.get("size") or {}
     pixels = f" to {size['height']} x {size['width']} pixels" if "height" in size else ""
@@ -245,18 +247,18 @@ def _conversion(sources: Sources, name: str) -> dict[str, Any]:
     if "dialect" in record:
         rows["read as"] = f"{record['dialect']['names']}, {', '.join(record.get('dtypes', ()))}"
     if record.get("left_out"):
-        rows["left out"] = "the head, which is all zero in the source"
+        rows["left out"] = "the head (all zero in the source)"
     if "difference" in record:
-        rows["largest difference to the original"] = str(record["difference"])
+        rows["largest difference from the original"] = str(record["difference"])
     if "versions" in record:
         rows["versions"] = ", ".join(f"{package} {its}" for package, its in record["versions"].items())
-    text = "Every array was read once and rearranged, none was changed."
+    text = "The arrays were rearranged. No value was changed."
     if record.get("dialect", {}).get("names", "vit_jax") in _JAX:
         is_beside = sources.facts.get("beside") or record.get("beside")
         option = " --beside SOURCE.npz" if is_beside else ""
-        text += f" `hf-vit export --to jax{option}` gives the source back."
+        text += f" `hf-vit export --to jax{option}` writes the source again."
     if "image_size" in record and not sources.is_bit:
-        text = "Every array was read once and rearranged; the position embeddings were resampled to the image size."
+        text = "The arrays were rearranged. The position embeddings were resampled to the image size."
     return {"text": text, "command": shlex.join(command), "rows": rows}
 
 
@@ -265,20 +267,20 @@ def _compute(sources: Sources) -> str:
     if training:
         return f"Trained on {training.get('processes', 1)} x {training.get('device', 'unknown')}."
     text = sources.facts.get("compute")
-    text = f"Pre-training took {text}." if text else "The authors state no cost of training for this model."
+    text = f"Pre-training took {text}." if text else "The authors do not state the cost of training this model."
     if "images_per_second" in sources.facts:
         text += (
-            f" Inference at this resolution: {sources.facts['images_per_second']} images/s on one V100 with timm's "
-            "implementation, as the authors report (README of google-research/vision_transformer)."
+            f" Inference at this resolution: {sources.facts['images_per_second']} images/s on one V100 with timm "
+            "(reported by the authors in the README of google-research/vision_transformer)."
         )
     return text
 
 
 def _licence_in_words(sources: Sources, licence: str | None) -> str:
     if licence is None:
-        return "None is stated by whoever uploaded this model."
+        return "The uploader states no licence."
     return f"`{licence}`" + (
-        ", as the authors released the weights." if sources.facts.get("license") == licence else "."
+        ", the licence of the released weights." if sources.facts.get("license") == licence else "."
     )
 
 
