@@ -11,6 +11,7 @@ from transformers import initialization as init
 
 from .configuration_hf_vision import Size
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from .inference import is_recorded
 from .position_embeddings import (
     Grid,
     PositionTables,
@@ -224,7 +225,7 @@ class HfViTEmbeddings(nn.Module):
         # What is kept is compared with the table it was made from, since a change of a weight need not raise its
         # version. On a GPU comparing would wait for all work before it, and resampling is quick.
         is_dear_to_compare = stored is not None and stored.device.type != "cpu"
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_dear_to_compare:
+        if torch.is_grad_enabled() or is_recorded() or is_dear_to_compare:
             return self._make_positions(stored, grid, like)
         key = (grid, like.dtype, like.device, self.config.position_interpolation)
         kept = self._tables.get(key)

@@ -49,6 +49,11 @@ _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compil
 _GELU_FORM = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}  # names of transformers, and of oneDNN
 
 
+def is_recorded() -> bool:
+    """Whether torch writes down what is computed, for other inputs: torch.compile, torch.export, torch.jit.trace."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
+
+
 def has_onednn() -> bool:
     """Whether torch's own compiler would pack weights here; measured on x86 alone."""
     is_there = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS)
@@ -219,9 +224,12 @@ class _ForwardFromForm(OptimizedForward):
 
     def form(self, inputs: torch.Tensor) -> Any:
         """The other form of the weight, made if there is none; None where it cannot be used."""
+        weight = self.module.weight
+        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - is public
+            drop_form(weight)  # not while the graph is recorded: torch compares it with that of a second forward
+            return None
         if _is_other_work():
             return None
-        weight = self.module.weight
         form = vars(weight).get("_form") if type(weight) is GuardedWeight else self._guard(weight, inputs)
         if form is None or not _fits(inputs, form.plain):
             return None

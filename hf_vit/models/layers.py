@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_hf_vit import HfViTConfig
-from .inference import onednn_has_avx512
+from .inference import is_recorded, onednn_has_avx512
 from .position_embeddings import Grid, RelativePositions
 from .pretrained import lecun_normal_
 
@@ -91,7 +91,7 @@ def blocked_attention_forward(
 def _prefers_blocks(query: torch.Tensor) -> bool:
     """Whether `blocked_attention_forward` is the faster one; compiled graphs keep torch's kernel."""
     is_cpu_bfloat16 = query.device.type == "cpu" and query.dtype == torch.bfloat16
-    return is_cpu_bfloat16 and not torch.compiler.is_compiling() and has_bfloat16_products()
+    return is_cpu_bfloat16 and not is_recorded() and has_bfloat16_products()
 
 
 @functools.cache
@@ -145,7 +145,7 @@ def onednn_attends(query: torch.Tensor) -> bool:
 
     oneDNN takes a head at a time only where it has more than two for each thread; else it holds the logits of all.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - is public
+    if torch.is_grad_enabled() or is_recorded():
         return False
     if type(query) is not torch.Tensor or is_functorch_wrapped_tensor(query):
         return False

@@ -144,7 +144,7 @@ class HfBiTForImageClassification(HfBiTPreTrainedModel):
         Returns:
             `logits` (batch, num_labels); `loss` with labels.
         """
-        outputs = self.bit(pixel_values, **kwargs)
+        outputs = self.bit(pixel_values, return_dict=True, **kwargs)
         logits = self.classifier(outputs.pooler_output)
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
         return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits, hidden_states=outputs.hidden_states)

@@ -329,6 +329,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
             interpolate_pos_encoding=interpolate_pos_encoding,
             patch_size=patch_size,
             only_pooled=True,
+            return_dict=True,
             **kwargs,
         )
         logits = self.classifier(outputs.pooler_output)

@@ -32,7 +32,7 @@ from .configuration_hf_vision import (
     refuse_arguments,
     wrong_types_refused,
 )
-from .inference import optimize, use_training_products
+from .inference import is_recorded, optimize, use_training_products
 from .manifest import check_pushed, drop_manifest
 
 logger = logging.get_logger(__name__)
@@ -307,8 +307,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             pixel_values: (batch, num_channels, height, width)
             is_asked: whether the caller wants positions to follow the images.
         """
-        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
-        if is_asked or is_traced or self._image_size_noted:
+        if is_asked or is_recorded() or self._image_size_noted:
             return
         size, own = (pixel_values.shape[-2], pixel_values.shape[-1]), as_pair(self.config.image_size)
         if size != own:

@@ -235,7 +235,8 @@ class ResNetStem(nn.Module):
         hidden = self.convolution(pixel_values)
         hidden = hidden if self.norm is None else relu(self.norm(hidden))
         # ONNX Runtime (1.31) would take zeros in front of a max-pool for no padding at all
-        zero = 1e-30 if torch.compiler.is_compiling() else 0.0
+        is_exported = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
+        zero = 1e-30 if is_exported else 0.0
         value = zero if self.numbers.pool_padding == "zero" else float("-inf")
         is_fixed = self.numbers.padding == "fixed"
         hidden = _pad_fixed(hidden, 3, value) if is_fixed else _pad_same(hidden, 3, 2, value)

@@ -7,13 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTHybridConfig, HfViTHybridModel
+from hf_vit import (
+    HfViTConfig,
+    HfViTForImageClassification,
+    HfViTForMaskedPatchPrediction,
+    HfViTHybridConfig,
+    HfViTHybridModel,
+)
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, export, export_aot_inductor, export_onnx, export_torch
 from hf_vit.conversion.exporting import FORMATS
 from hf_vit.models.loading import save_folder
 
-from ..models import SIZES, randomize
+from ..models import SIZES, TINY, VARIANTS, randomize, tiny, tiny_bit
 
 SIXTEEN = {**SIZES, "hidden_size": 16, "num_hidden_layers": 2, "image_size": (20, 36), "patch_size": 4}
 
@@ -145,3 +151,60 @@ def test_a_program_that_cannot_be_written_leaves_no_trace(classifier, tmp_path):
     with pytest.raises(OSError, match="file"):
         export_torch(classifier, tmp_path / "file" / "model.pt2")
     assert np.array_equal([path.name for path in tmp_path.iterdir()], ["file"])
+
+
+traces = pytest.mark.filterwarnings(  # of torch, and of transformers' own modules whose attributes torch reads
+    "ignore::torch.jit.TracerWarning",
+    "ignore:.*torch.jit.* is deprecated:DeprecationWarning",
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning",
+)
+TRACED = {
+    **{name: lambda name=name: tiny(**VARIANTS[name]) for name in ("cls", "sincos", "axial", "hybrid")},
+    "flexible": lambda: tiny(stored_patch_size=(4, 6), position_grid=(3, 5)),
+    "bit": tiny_bit,
+}
+
+
+@traces
+@pytest.mark.parametrize(
+    ("name", "is_optimized"),
+    [("cls", False), ("axial", False), *((name, True) for name in ("cls", "sincos", "flexible", "bit", "hybrid"))],
+)
+def test_jit_trace(name, is_optimized):
+    """As of transformers' ViT: `strict=False` for a dictionary, any number of images, which are all of one size."""
+    model = TRACED[name]()
+    batches = [torch.randn(batch, 3, *model.config.image_size) for batch in (2, 1, 5)]
+    expected = [(pixel_values, logits(model, pixel_values)) for pixel_values in batches]
+    if is_optimized:
+        model.optimize_for_inference()
+        logits(model, batches[0])  # makes packed weights and kept tables, which no graph may hold
+    with torch.no_grad():
+        traced = torch.jit.trace(model, batches[0], strict=False)
+        model.config.return_dict = False
+        as_tuple = torch.jit.trace(model, batches[0], check_trace=False)
+    for pixel_values, its_logits in expected:
+        torch.testing.assert_close(traced(pixel_values)["logits"], its_logits)
+        torch.testing.assert_close(as_tuple(pixel_values)[0], its_logits)
+
+
+@traces
+def test_jit_trace_of_masked_patch_prediction():
+    config = {key: value for key, value in TINY.items() if key != "num_labels"}
+    model = randomize(HfViTForMaskedPatchPrediction(HfViTConfig(**config)))
+    example, other = ((torch.randn(batch, 3, 20, 36), torch.rand(batch, 30) > 0.5) for batch in (2, 3))
+    traced = torch.jit.trace(model, example, strict=False)
+    torch.testing.assert_close(traced(*other), dict(model(*other)))
+
+
+@traces
+@pytest.mark.parametrize("name", ["sincos", pytest.param("hybrid", marks=pytest.mark.slow)])
+def test_openvino_convert_model(name, monkeypatch):
+    monkeypatch.setenv("CI", "true")  # otherwise it reports to its makers
+    openvino = pytest.importorskip("openvino", reason="openvino (extra openvino) is not installed")
+    model = TRACED[name]().optimize_for_inference()
+    program = openvino.convert_model(model, example_input=torch.randn(2, 3, *model.config.image_size))
+    compiled = openvino.compile_model(program, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    for batch in (1, 3):
+        pixel_values = torch.randn(batch, 3, *model.config.image_size)
+        found = torch.from_numpy(compiled(pixel_values.numpy())["logits"])
+        torch.testing.assert_close(found, logits(model, pixel_values), rtol=0, atol=1e-5)
