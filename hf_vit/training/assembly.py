@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration
+from accelerate.utils import DistributedType, ProjectConfiguration
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
@@ -148,6 +148,8 @@ def prepare_run(
     schedule = build_schedule(settings, num_steps)
     if settings.compile and is_xla(accelerator):
         raise SettingsError("compile is true, and XLA compiles by itself: leave it false")
+    if settings.optimizer == "muon" and accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise SettingsError("optimizer is muon, which needs whole matrices, and DeepSpeed flattens them: use adamw")
     if settings.compile:
         compile_model(model, {*settings.patch_sizes, *settings.eval_patch_sizes})
     shard_by_layers(accelerator, model)

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from .muon import MuonWithAdamW
 from .settings import TrainingSettings
 
 _State = dict[str, Any]  # of a parameter, or of a group of them
 
+_IN_A_LAYER = r"(?:^|\.)layers?\.(\d+)\."
 _KERNELS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -25,6 +27,31 @@ def kernel_names(model: nn.Module) -> set[str]:
         for prefix, module in model.named_modules()
         if isinstance(module, _KERNELS)
     }
+
+
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The matrices that Muon trains: weights of linear layers within the encoder's layers.
+
+    Raises:
+        ValueError: there are none.
+    """
+    kernels = kernel_names(model)
+    inside = [(name, p) for name, p in model.named_parameters() if re.search(_IN_A_LAYER, name) and p.requires_grad]
+    matrices = [parameter for name, parameter in inside if name in kernels and parameter.ndim == 2]
+    if not matrices:
+        raise ValueError("optimizer is muon, and no matrix of a hidden layer trains: use adamw or sgd")
+    return matrices
+
+
+def split_groups(groups: Iterable[_State], chosen: Iterable[nn.Parameter]) -> tuple[list[_State], list[_State]]:
+    """The groups of the chosen parameters and those of the others; none is empty."""
+    ids = {id(parameter) for parameter in chosen}
+    parts: tuple[list[_State], list[_State]] = ([], [])
+    for group in groups:
+        for part, is_chosen in zip(parts, (True, False), strict=True):
+            if parameters := [one for one in group["params"] if (id(one) in ids) == is_chosen]:
+                part.append({**group, "params": parameters})
+    return parts
 
 
 def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
@@ -63,7 +90,7 @@ def layer_of(name: str, num_layers: int) -> int:
     """0 for the embeddings, i + 1 for encoder layer or ResNet stage i, num_layers + 1 for what follows them."""
     if "embeddings." in name or "resnet.convolution." in name or "resnet.norm." in name:
         return 0
-    match = re.search(r"resnet\.stages\.(\d+)\.", name) or re.search(r"(?:^|\.)layers?\.(\d+)\.", name)
+    match = re.search(r"resnet\.stages\.(\d+)\.", name) or re.search(_IN_A_LAYER, name)
     return num_layers + 1 if match is None else int(match[1]) + 1
 
 
@@ -100,12 +127,19 @@ def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = 
 
     Args:
         fused: update all parameters in one kernel, which torch has for CPUs and NVIDIA's GPUs with float32 momentum.
+
+    Raises:
+        ValueError: Muon is asked for, and no hidden matrix trains.
     """
     decay = torch_weight_decay(settings.weight_decay, settings.weight_decay_convention, settings.learning_rate)
     groups = parameter_groups(model, decay, settings.layer_decay)
-    compact = settings.momentum_dtype == "bfloat16"
+    compact, betas = settings.momentum_dtype == "bfloat16", (settings.adam_beta1, settings.adam_beta2)
+    if settings.optimizer == "muon":
+        matrices, others = split_groups(groups, hidden_matrices(model))
+        return MuonWithAdamW(
+            matrices, others, settings.learning_rate, settings.momentum, betas, settings.adam_epsilon, fused
+        )
     if settings.optimizer == "adamw":
-        betas = (settings.adam_beta1, settings.adam_beta2)
         if compact:
             return CompactAdamW(groups, settings.learning_rate, betas, settings.adam_epsilon)
         return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_epsilon, fused=fused)

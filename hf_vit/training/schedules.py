@@ -17,7 +17,7 @@ def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
     (utils.py), and `get_lr` of big_transfer (bit_hyperrule.py). The linear decay of vit_jax ends at 1e-5, cosines at 0;
     here both end at `final_learning_rate`.
 
-    Judged by the rates that those functions return, tests/goldens/training/schedules.npz.
+    Judged by the rates that those functions return, tests/goldens/training/schedules.npz; wsd by transformers.
 
     Args:
         num_steps: the step at which the decay would reach its end, unless `decay_steps` says another.
@@ -31,7 +31,7 @@ def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
 
     def learning_rate(step: int) -> float:
         warmup = min(1.0, step / warmup_steps) if warmup_steps else 1.0
-        cooldown = min(1.0, (num_steps - step) / cooldown_steps) if cooldown_steps else 1.0
+        cooldown = min(1.0, (num_steps - step) / cooldown_steps) if cooldown_steps and decay is not _wsd else 1.0
         return decay(settings, step, num_steps) * warmup * cooldown
 
     return learning_rate
@@ -51,6 +51,12 @@ def _linear(settings: TrainingSettings, step: int, num_steps: int) -> float:
 
 def _constant(settings: TrainingSettings, step: int, num_steps: int) -> float:
     return settings.learning_rate
+
+
+def _wsd(settings: TrainingSettings, step: int, num_steps: int) -> float:
+    """Constant, then down as 1 - sqrt(progress): Hägele et al., arXiv 2405.18392, section 4, who decay for a fifth."""
+    length = settings.cooldown_steps or max(num_steps // 5, 1)
+    return _towards_final(settings, 1.0 - math.sqrt(max(step - num_steps + length, 0) / length))
 
 
 def _rsqrt(settings: TrainingSettings, step: int, num_steps: int) -> float:
@@ -83,4 +89,5 @@ _DECAYS: dict[str, _Decay] = {
     "constant": _constant,
     "rsqrt": _rsqrt,
     "staircase": _staircase,
+    "wsd": _wsd,
 }

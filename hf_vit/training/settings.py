@@ -86,9 +86,11 @@ class TrainingSettings(DataSettings):
         None, "images of shards that are shuffled together; by default 250,000, or 4 GiB where they are held"
     )
 
-    optimizer: Literal["sgd", "adamw"] = _optimizer("sgd", "sgd has momentum")
+    optimizer: Literal["sgd", "adamw", "muon"] = _optimizer(
+        "sgd", "sgd has momentum; muon: for the matrices of hidden layers, with adamw for the rest"
+    )
     learning_rate: float = _optimizer(0.03, "its highest value, after the warm-up")
-    momentum: float = _optimizer(0.9, "of sgd")
+    momentum: float = _optimizer(0.9, "of sgd, and of muon, whose author takes 0.95")
     momentum_dtype: Literal["float32", "bfloat16"] = _optimizer(
         "float32", "of the momentum of sgd and the first moment of adamw"
     )
@@ -106,8 +108,8 @@ class TrainingSettings(DataSettings):
     )
     ema_decay: float | None = _optimizer(None, "decay of a moving average of the weights, evaluated and saved")
 
-    schedule: Literal["linear", "cosine", "polynomial", "constant", "rsqrt", "staircase"] = _schedule(
-        "cosine", "shape after the warm-up"
+    schedule: Literal["linear", "cosine", "polynomial", "constant", "rsqrt", "staircase", "wsd"] = _schedule(
+        "cosine", "shape after the warm-up; wsd (warm-up, stable, decay): constant, then down in the cooldown_steps"
     )
     warmup_steps: int = _schedule(0, "optimiser steps from 0 to learning_rate")
     decay_steps: list[int] = _schedule(
@@ -119,8 +121,10 @@ class TrainingSettings(DataSettings):
     decay_power: float = _schedule(2.0, "exponent of polynomial")
     timescale: float = _schedule(10_000, "of rsqrt: steps after which the rate is 1 / sqrt(2)")
     timescale_shift: float = _schedule(0, "steps that rsqrt is ahead")
-    cooldown_steps: int = _schedule(0, "last steps of the run, down to 0, whatever the schedule")
-    final_learning_rate: float = _schedule(0.0, "at the end of linear, cosine and polynomial")
+    cooldown_steps: int = _schedule(
+        0, "last steps of the run, down to 0, whatever the schedule; of wsd by default a fifth of the run"
+    )
+    final_learning_rate: float = _schedule(0.0, "at the end of linear, cosine, polynomial and wsd")
 
     dropout: float | None = _model(None, "rate of dropout; by default what the model's configuration says")
     attention_dropout: float | None = _model(None, "rate of dropout of attention; by default the configuration's")
@@ -198,6 +202,8 @@ class TrainingSettings(DataSettings):
             raise ValueError(
                 f"weight_decay ({self.weight_decay}) of sgd needs momentum_dtype float32: BiT's, not ViT's"
             )
+        if self.optimizer == "muon" and self.momentum_dtype == "bfloat16":
+            raise ValueError("momentum_dtype is bfloat16, and muon keeps its momentum in float32")
         if self.crop in ("random", "resmall") and self.resize is None:
             raise ValueError(f"crop {self.crop} cuts from a resized image: set resize")
         if self.reduced_decoding and self.crop in ("random", "resmall"):
@@ -221,19 +227,20 @@ class TrainingSettings(DataSettings):
 
     def _validate_schedule(self) -> None:
         _require_positive(self, "decay_power", "timescale")
-        fewest, most = {"staircase": (1, math.inf), "constant": (0, 0), "rsqrt": (0, 0)}.get(self.schedule, (0, 1))
+        none = dict.fromkeys(("constant", "rsqrt", "wsd"), (0, 0))
+        fewest, most = {"staircase": (1, math.inf), **none}.get(self.schedule, (0, 1))
         if not fewest <= len(self.decay_steps) <= most:
             raise ValueError(
                 f"schedule is {self.schedule} and decay_steps {self.decay_steps}: staircase needs steps, "
-                "linear, cosine and polynomial take one, constant and rsqrt none"
+                "linear, cosine and polynomial take one, constant, rsqrt and wsd none"
             )
         if self.decay_steps and min(self.decay_steps) <= self.warmup_steps and self.schedule != "staircase":
             raise ValueError(f"decay_steps {self.decay_steps} must be above warmup_steps ({self.warmup_steps})")
         if self.decay_factors and len(self.decay_factors) != len(self.decay_steps):
             raise ValueError(f"decay_factors {self.decay_factors} must be as many as decay_steps {self.decay_steps}")
-        if self.final_learning_rate and self.schedule not in ("linear", "cosine", "polynomial"):
+        if self.final_learning_rate and self.schedule not in ("linear", "cosine", "polynomial", "wsd"):
             raise ValueError(
-                f"final_learning_rate ({self.final_learning_rate}) is for linear, cosine and polynomial, "
+                f"final_learning_rate ({self.final_learning_rate}) is for linear, cosine, polynomial and wsd, "
                 f"and schedule is {self.schedule}"
             )
         if self.final_learning_rate > self.learning_rate:
@@ -264,6 +271,8 @@ class FinetuneSettings(TrainingSettings):
             raise ValueError("no model: set --model to a Hub name or a folder")
         if self.linear_probe and self.lora_rank:
             raise ValueError(f"linear_probe freezes what lora_rank ({self.lora_rank}) would adapt: choose one")
+        if self.lora_rank and self.optimizer == "muon":
+            raise ValueError(f"lora_rank is {self.lora_rank}, and muon is for whole matrices, not adapters: use adamw")
         _require_positive(self, "lora_rank", "lora_alpha")
 
 

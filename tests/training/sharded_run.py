@@ -25,6 +25,7 @@ from hf_vit.training.settings import FinetuneSettings
 from tests.models import TINY
 
 OPTIMIZERS = [("sgd", "float32"), ("sgd", "bfloat16"), ("adamw", "float32"), ("adamw", "bfloat16")]
+OPTIMIZERS += [("muon", "float32")]
 
 
 def build(settings: FinetuneSettings, sharded: bool = True):
@@ -47,7 +48,10 @@ def step(model, optimizer, seed: int):
 
 
 def check_against_one_device(settings: FinetuneSettings):
-    """Three updates with the same gradients: the same weights and moments, to the bit."""
+    """Three updates with the same gradients: the same weights and moments, to the bit.
+
+    Muon iterates in bfloat16, and in sums of another order: there a weight may differ by a part of the step.
+    """
     (whole, whole_optimizer), (model, optimizer) = build(settings, sharded=False), build(settings)
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
@@ -57,7 +61,8 @@ def check_against_one_device(settings: FinetuneSettings):
         whole_optimizer.step()
         optimizer.step()
     expected = gathered(whole, whole_optimizer)
-    compare(expected, gathered(model, optimizer))
+    slack = 0.1 * 3 * settings.learning_rate if settings.optimizer == "muon" else 0.0
+    compare(expected, gathered(model, optimizer), slack)
     moments = [tensor.dtype for name, tensor in expected.items() if name.endswith(("momentum_buffer", "exp_avg"))]
     assert set(moments) == {getattr(torch, settings.momentum_dtype)}
 
@@ -69,10 +74,10 @@ def gathered(model, optimizer, average=None) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in wholes.items()}
 
 
-def compare(expected: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]):
+def compare(expected: dict[str, torch.Tensor], ours: dict[str, torch.Tensor], slack: float = 0.0):
     assert expected.keys() == ours.keys()
     for name, tensor in expected.items():
-        assert torch.equal(tensor, ours[name]), name
+        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=slack, msg=name)
         assert tensor.dtype == ours[name].dtype, name
 
 
@@ -125,7 +130,7 @@ def main(folder: Path):
     dist.init_process_group("gloo")
     for optimizer, momentum_dtype in OPTIMIZERS:
         settings = FinetuneSettings(optimizer=optimizer, momentum_dtype=momentum_dtype)
-        settings.weight_decay = 0.1 if optimizer == "adamw" else 0.0
+        settings.weight_decay = 0.1 if optimizer != "sgd" else 0.0
         check_against_one_device(settings)
         check_continuing(folder / f"{optimizer}_{momentum_dtype}", settings)
     check_full_disk(folder / "full")

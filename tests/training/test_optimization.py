@@ -112,6 +112,50 @@ OPTAX = {
 }
 
 
+def test_muon_is_that_of_its_paper_for_hidden_matrices_alone(model):
+    """arXiv 2502.16982, equations 1 to 4, in NumPy's float64: five times the quintic of the singular values.
+
+    Momentum as torch keeps it: an average, which the iteration makes the same. It runs in bfloat16.
+    """
+    settings = settings_with(optimizer="muon", learning_rate=0.01, weight_decay=0.1, momentum=0.95)
+    optimizer, generator = build_optimizer(settings, model), np.random.default_rng(0)
+    matrices = {name for name in kernel_names(model) if ".layers." in name}
+    assert len(matrices) == 3 * 6
+    before = {name: parameter.detach().double().numpy() for name, parameter in model.named_parameters()}
+    others = [parameter for name, parameter in model.named_parameters() if name not in matrices]
+    judge = torch.optim.AdamW(
+        [parameter.detach().clone().requires_grad_() for parameter in others], 0.01, weight_decay=0
+    )
+    momentum = dict.fromkeys(matrices, 0.0)
+    for _ in range(3):
+        gradients = {name: generator.standard_normal(value.shape) for name, value in before.items()}
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.from_numpy(gradients[name]).float()
+        for copy, parameter in zip(judge.param_groups[0]["params"], others, strict=True):
+            copy.grad = parameter.grad.clone()
+        optimizer.step()
+        judge.step()
+        for name in matrices:
+            momentum[name] = 0.95 * momentum[name] + 0.05 * gradients[name]
+            left, values, right = np.linalg.svd(0.05 * gradients[name] + 0.95 * momentum[name], full_matrices=False)
+            values /= np.linalg.norm(values)
+            for _ in range(5):
+                values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+            length = 0.2 * np.sqrt(max(before[name].shape))
+            before[name] = before[name] * (1 - 0.01 * 0.1) - 0.01 * length * (left * values) @ right
+    for name in matrices:
+        step = 0.01 * 0.2 * np.sqrt(max(before[name].shape))
+        difference = np.abs(model.get_parameter(name).detach().numpy() - before[name]).max()
+        assert difference < 0.05 * step, name
+    for copy, parameter in zip(judge.param_groups[0]["params"], others, strict=True):
+        if parameter.ndim == 1:  # the others decay
+            torch.testing.assert_close(parameter, copy)
+    optimizer.load_state_dict(optimizer.state_dict())  # as Accelerate does
+    optimizer.step()
+    with pytest.raises(ValueError, match="optimizer is muon, and no matrix of a hidden layer trains"):
+        build_optimizer(settings, torch.nn.Linear(3, 5))
+
+
 @pytest.fixture(scope="module")
 def optax(goldens):
     """Parameters and states of 50 updates by optax under `jax.jit`, as vit_jax and big_vision chain them."""

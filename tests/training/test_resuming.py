@@ -19,7 +19,10 @@ def train(output, **changes):
     return weights(output)
 
 
-@pytest.mark.parametrize("schedule", [{"schedule": "constant"}, {"schedule": "cosine", "decay_steps": 5}])
+WSD = {"schedule": "wsd", "cooldown_steps": 1, "optimizer": "muon", "class_sampling": "balanced"}
+
+
+@pytest.mark.parametrize("schedule", [{"schedule": "constant"}, {"schedule": "cosine", "decay_steps": 5}, WSD])
 def test_a_prolonged_run_is_one_of_the_new_length(tmp_path, schedule):
     """The same command line serves every start: the first finds neither folder nor checkpoint."""
     train(tmp_path / "out", steps=2, **schedule)

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+import torch
+from transformers import get_wsd_schedule
 
 from hf_vit.training.schedules import build_schedule
 from hf_vit.training.settings import FinetuneSettings
@@ -77,6 +79,25 @@ def test_paper_pretraining_ends_at_the_floor():
     schedule = build_schedule(settings, 300_000)
     assert schedule(10_000) == 1e-3
     assert schedule(300_000) == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize(("cooldown_steps", "length"), [(0, 20), (30, 30)])
+def test_wsd_is_that_of_transformers(cooldown_steps, length):
+    """Which, unlike ours, warms up from the final rate, so that the warm-up is compared without one."""
+    for final in (0.0, 0.2):
+        settings = FinetuneSettings(schedule="wsd", warmup_steps=10, cooldown_steps=cooldown_steps)
+        settings.learning_rate, settings.final_learning_rate = 1.0, final
+        schedule = build_schedule(settings, 100)
+        judge = get_wsd_schedule(
+            torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 1.0),
+            10,
+            length,
+            100,
+            decay_type="1-sqrt",
+            min_lr_ratio=final,
+        ).lr_lambdas[0]
+        steps = range(10 if final else 0, 101)
+        assert [schedule(step) for step in steps] == pytest.approx([judge(step) for step in steps])
 
 
 def test_constant_stays():
