@@ -18,6 +18,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_testnodedown(node, error):
+    """Say how a process of pytest-xdist ended that died in a test: it cannot say so itself."""
+    process = getattr(node.gateway._io, "popen", None)
+    if error and process is not None:
+        print(f"\n{node.gateway.id} ended with status {process.wait(10)}")
+
+
 @pytest.fixture(scope="session")
 def goldens() -> Path:
     """Small checkpoints and what the original JAX code computes from them; see the README in the folder."""
