@@ -1,4 +1,4 @@
-"""The catalog of released checkpoints: what a file name means, which files there are, which is the best."""
+"""The catalog of released checkpoints: meaning of file names, list of files, choice of the best one."""
 
 from .augreg import AUGREG_MODELS, INDEX, parse_augreg
 from .explaining import explain

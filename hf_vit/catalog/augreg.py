@@ -1,11 +1,11 @@
-"""What the file names of "How to train your ViT?" (AugReg, arXiv 2106.10270) say."""
+"""Grammar of the file names of "How to train your ViT?" (AugReg, arXiv 2106.10270)."""
 
 import re
 from typing import NamedTuple
 
 AUGREG = "gs://vit_models/augreg"
 INDEX = f"{AUGREG}/index.csv"
-# The architectures of "How to train your ViT?", as its file names and as its tables call them.
+# Architectures: name in file names -> name in the paper's tables
 AUGREG_MODELS = {
     "Ti_16": "Ti/16",
     "S_32": "S/32",
@@ -18,9 +18,9 @@ AUGREG_MODELS = {
     "R26_S_32": "R26+S/32",
     "R50_L_32": "R50+L/32",
 }
-# Token of the file name: (its name in arXiv 2106.10270, RandAugment layers, magnitude, mixup alpha). The files say
-# light0 and light1 where the paper says light1 and light2; that they are the same in this order is an inference from
-# the recommended files and from the defaults of big_vision.
+# Token of the file name -> (name in arXiv 2106.10270, RandAugment layers, magnitude, mixup alpha). The files say light0
+# and light1, the paper says light1 and light2. This correspondence is inferred from the recommended files and from
+# big_vision's defaults.
 AUGMENTATION = {
     "none": ("none", 0, 0, 0.0),
     "light0": ("light1", 2, 0, 0.0),
@@ -31,7 +31,7 @@ AUGMENTATION = {
     "strong2": ("strong2", 2, 20, 0.8),
 }
 PRETRAINED_ON = {"i1k": "imagenet-1k", "i21k": "imagenet-21k"}
-# Data set of the file name: its key in released.yaml
+# Data set in the file name -> its key in released.yaml
 ADAPTED_TO = {
     "imagenet2012": "imagenet-1k",
     "cifar100": "cifar100",
@@ -39,7 +39,7 @@ ADAPTED_TO = {
     "oxford_iiit_pet": "oxford-iiit-pet",
     "resisc45": "resisc45",
 }
-# Token of the file name: (steps, steps of warm-up); arXiv 2106.10270, section 3.4
+# Token of the file name -> (steps, steps of warm-up); arXiv 2106.10270, section 3.4
 _STEPS = {"0k": (500, 100), "2k": (2_500, 200), "10k": (10_000, 500), "20k": (20_000, 500)}
 
 _GRAMMAR = re.compile(
@@ -52,7 +52,7 @@ _GRAMMAR = re.compile(
 
 
 class AugRegName(NamedTuple):
-    """What the name of an AugReg file says; the last four fields are None for a model that was only pre-trained."""
+    """Fields of an AugReg file name, as text; the last four are None for a model without fine-tuning."""
 
     model: str
     data: str
@@ -69,13 +69,13 @@ class AugRegName(NamedTuple):
 
 
 def parse_augreg(name: str) -> AugRegName | None:
-    """Read the name of an AugReg file, without `.npz`; None for any other name."""
+    """Parse the name of an AugReg file, without `.npz`; return None for any other name."""
     match = _GRAMMAR.fullmatch(name)
     return None if match is None else AugRegName(**match.groupdict())
 
 
 def augreg_hyper_parameters(name: AugRegName) -> dict[str, str]:
-    """The settings of the training run, by what a card calls them."""
+    """Return the settings of the training run, under the names that a model card uses."""
     paper, layers, magnitude, alpha = AUGMENTATION[name.augmentation]
     rows = {
         "optimiser": "Adam, beta1 0.9, beta2 0.999, gradients clipped at global norm 1",

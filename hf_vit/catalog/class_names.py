@@ -1,24 +1,24 @@
-"""Names of classes that come with the package."""
+"""Class names that come with the package."""
 
 import re
 from collections.abc import Sequence
 from importlib.resources import files
 
 BUILT_IN = ("imagenet1k",)
-_MAX_REWORDED = 50  # of the 1000 names in words
+_MAX_REWORDED = 50  # names of 1000 that may have another wording
 
 
 def built_in_class_names(name: str) -> list[str]:
-    """The names of one of `BUILT_IN`, in the order of the head's outputs."""
+    """Return the class names of one of `BUILT_IN`, in the order of the head's outputs."""
     return _lines_of(name)
 
 
 def imagenet_numbers(names: Sequence[str]) -> list[int] | None:
-    """For each name the number of its class among ImageNet's 1000; None for other classes.
+    """Return each name's class number among ImageNet's 1000 classes; None if the classes are not ImageNet's.
 
-    Recognised are wnids (n01440764) of any number of classes, in any order, and 1000 names in words, in ImageNet's
-    order. Words are compared up to case, synonyms after a comma and notes in brackets; a name that ImageNet does not
-    have is another wording, but one of another class is another order.
+    Two forms are recognised: wnids (n01440764) of any number of classes in any order, and 1000 names in words in
+    ImageNet's order. The comparison of words ignores case, synonyms after a comma and notes in brackets. Up to 50 names
+    may have a wording that ImageNet does not have; a name of another ImageNet class means another order, hence None.
     """
     by_wnid = {wnid: number for number, wnid in enumerate(_lines_of("imagenet1k_wnids"))}
     if names and all(name in by_wnid for name in names):

@@ -1,16 +1,17 @@
-"""A released file in words."""
+"""Description of a released file in words."""
 
 from .released import Released, bare_name, data_set_name, families, find_released, refused, released, variants
 
 
 def explain(name: str) -> str:
-    """What a file is, in words.
+    """Describe a released file in words.
 
     Args:
-        name: of a file, with or without its address and `.npz`: an AugReg name, `sam/ViT-B_16`, ...
+        name: name of a file, with or without its address and `.npz`: an AugReg name, `sam/ViT-B_16`, ... Where several
+            files have the name, all of them are described.
 
     Raises:
-        ValueError: no released file is called that.
+        ValueError: no released file has this name.
     """
     bare = bare_name(name)
     entry = find_released(name)
@@ -19,8 +20,8 @@ def explain(name: str) -> str:
         if (what := refused(name)) is not None:
             return f"{name}\nnot converted by hf_vit: {what}"
         raise ValueError(
-            f"{name!r} is no released file, and no architecture: {', '.join(variants())}; "
-            f"and no family: {', '.join(families())}"
+            f"cannot explain {name!r}: it is no released file, no architecture (expected {', '.join(variants())}) "
+            f"and no family (expected {', '.join(families())})"
         )
     return "\n\n".join(_in_words(entry) for entry in ([entry] if entry else namesakes))
 
@@ -35,7 +36,7 @@ def _in_words(entry: Released) -> str:
         + (f"; {resolution} x {resolution} pixels" if resolution else "; its resolution is read from the file"),
     ]
     if "beside" in facts:
-        lines.append(f"  beside it in the file, not converted: {', '.join(facts['beside'])}")
+        lines.append(f"  also in the file, not converted: {', '.join(facts['beside'])}")
     lines += [f"  {label}: {text}" for label, text in facts["hyper_parameters"].items()]
     for result in facts.get("results", ()):
         of = f" of {result['of']}" if "of" in result else ""
@@ -44,5 +45,5 @@ def _in_words(entry: Released) -> str:
             f"({result['source']['name']}, {result['table']})"
         )
     if entry.variant == "B/8" and entry.family == "augreg":
-        lines.append("  note: B/8 was released at 224 x 224 pixels alone")
+        lines.append("  note: B/8 was released at 224 x 224 pixels only")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The released checkpoints: the entries of released.yaml, and what the names of AugReg's other files say."""
+"""The released checkpoints: the entries of released.yaml, and facts read from the names of AugReg's other files."""
 
 import re
 from fnmatch import fnmatchcase
@@ -13,7 +13,7 @@ from .evaluation import preset_of_bit, preset_of_vit
 
 
 class Released(NamedTuple):
-    """A checkpoint of released.yaml: its family there, and its entry with the family's defaults filled in."""
+    """A checkpoint of released.yaml: its family, and its entry completed by the family's defaults."""
 
     family: str
     name: str
@@ -22,13 +22,13 @@ class Released(NamedTuple):
 
     @property
     def location(self) -> str:
-        """Its address, `gs://...`; of a file without one its name."""
+        """The address, `gs://...`; the file name where there is no address."""
         file = f"{self.facts.get('path', self.name)}.npz"
         return f"{self.facts['location']}/{file}" if "://" in self.facts["location"] else file
 
     @property
     def preset(self) -> str:
-        """The preprocessing that it was evaluated with, a preset of `HfViTImageProcessor`."""
+        """The preset of `HfViTImageProcessor` that the checkpoint was evaluated with."""
         if self.variant in BIT_VARIANTS:
             return preset_of_bit(self.location)
         return self.facts.get("preset") or preset_of_vit(self.location)
@@ -36,23 +36,23 @@ class Released(NamedTuple):
 
 @cache
 def released_facts() -> dict[str, Any]:
-    """The content of released.yaml."""
+    """Return the content of released.yaml."""
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML has it: 7 times as fast
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if PyYAML was built with it, is 7 times as fast
     return yaml.load((files("hf_vit.catalog") / "released.yaml").read_text(encoding="utf-8"), loader)
 
 
 @cache
 def released() -> tuple[Released, ...]:
-    """Every checkpoint that has an entry: all of the small buckets, and the recommended ones of AugReg."""
+    """Return every checkpoint that has an entry: all files of the small buckets, and AugReg's recommended files."""
     families = released_facts()["families"].items()
     return tuple(_released(family, entry) for family, facts in families for entry in facts["checkpoints"])
 
 
 @cache
 def with_cards() -> tuple[Released, ...]:
-    """Every checkpoint that has a card: those that have an entry, and an example of each pattern of names."""
+    """Return every checkpoint that has a card: those with an entry, and examples of each name pattern."""
     patterns = released_facts()["patterns"].values()
     examples = [_of_pattern(card["name"]) for facts in patterns for card in facts["cards"]]
     return (*released(), *filter(None, examples))
@@ -66,7 +66,7 @@ def _released(family: str, entry: dict[str, Any]) -> Released:
 
 
 def find_released(location: str) -> Released | None:
-    """The checkpoint at an address; for any other path, the one of that file name if only one is called so."""
+    """Return the checkpoint at an address; for any other path, the only checkpoint with that file name; else None."""
     bucket_and_name = "/".join(bare_name(location).split("/")[-2:])
     for entry in released():
         if bucket_and_name == "/".join(bare_name(entry.location).split("/")[-2:]):
@@ -81,7 +81,7 @@ def find_released(location: str) -> Released | None:
 
 
 def _of_pattern(name: str) -> Released | None:
-    """The checkpoint of a family that is known by a pattern of names."""
+    """Return the checkpoint of a family that is described by a name pattern."""
     for family, facts in released_facts()["patterns"].items():
         if match := re.fullmatch(facts["pattern"], name):
             own = next((card for card in facts["cards"] if card["name"] == name), {})
@@ -91,7 +91,7 @@ def _of_pattern(name: str) -> Released | None:
 
 
 def refused(location: str) -> str | None:
-    """What a released file is that hf_vit does not convert, by its address or name; None for any other."""
+    """Return the kind of a released file that hf_vit does not convert, by its address or name; None for any other."""
     for entry in released_facts()["refused"]:
         files = entry["files"] if "://" in location else f"*/{PurePosixPath(entry['files']).name}"
         if fnmatchcase(location if "://" in location else f"/{location}", files):
@@ -106,12 +106,12 @@ def _augreg_entry(parsed: AugRegName) -> dict[str, Any]:
 
 
 def bare_name(name: str) -> str:
-    """`gs://vit_models/sam/ViT-B_16.npz` -> `gs://vit_models/sam/ViT-B_16`; `augreg:NAME` -> NAME."""
+    """Remove `augreg:` and `.npz`: `gs://vit_models/sam/ViT-B_16.npz` -> `gs://vit_models/sam/ViT-B_16`."""
     return name.removeprefix("augreg:").removesuffix(".npz")
 
 
 def _augreg_facts(name: AugRegName) -> dict[str, Any]:
-    """What the name of an AugReg file says, in the terms of released.yaml."""
+    """Return the facts in the name of an AugReg file, under the keys of released.yaml."""
     datasets = [PRETRAINED_ON[name.data]]
     facts: dict[str, Any] = {"title": f"pre-trained on {data_set_name(datasets[0])}", "resolution": 224}
     if name.adapted_to is not None:
@@ -125,15 +125,15 @@ def _augreg_facts(name: AugRegName) -> dict[str, Any]:
 
 
 def data_set_name(key: str) -> str:
-    """A data set by its key in released.yaml, as texts call it."""
+    """Return the display name of a data set, given its key in released.yaml."""
     return released_facts()["datasets"][key]["name"]
 
 
 def variants() -> list[str]:
-    """The architectures that have released checkpoints."""
+    """Return the architectures that have released checkpoints."""
     return list(dict.fromkeys([*AUGREG_MODELS.values(), *(entry.variant for entry in released())]))
 
 
 def families() -> list[str]:
-    """The families of released.yaml."""
+    """Return the families of released.yaml."""
     return [*released_facts()["families"], *released_facts()["patterns"]]

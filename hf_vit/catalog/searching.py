@@ -1,4 +1,4 @@
-"""Find a checkpoint: in released.yaml, or in AugReg's index of 51,509 fine-tuned files."""
+"""Search for checkpoints in released.yaml, or in AugReg's index of 51,509 fine-tuned files."""
 
 import csv
 import math
@@ -17,12 +17,12 @@ from .released import Released, families, released, released_facts, variants
 
 COLUMNS = ("name", "ds", "final_val", "adapt_ds", "adapt_resolution", "adapt_final_val", "adapt_final_test",
            "filename", "adapt_filename")  # fmt: skip
-_FILE = re.compile(r"[\w.+-]*")  # a name in the index, without folders; of a model that was only pre-trained empty
-_PLACE = "(place)"  # where rows keep the file and line that they are from
+_FILE = re.compile(r"[\w.+-]*")  # a file name in the index, without folders; empty for a model without fine-tuning
+_PLACE = "(place)"  # key of a row's origin: index file and line
 
 
 class Found(NamedTuple):
-    """An answer of `search`: a file, and what is known of it in words."""
+    """A result of `search`: the address of a file, and a description in words."""
 
     location: str
     about: str
@@ -35,23 +35,27 @@ def search(
     index: str | os.PathLike | None = None,
     limit: int = 10,
 ) -> list[Found]:
-    """Find checkpoints of an architecture, the best on validation images first where an index is given.
+    """Find checkpoints of an architecture; with an index, those with the best validation accuracy first.
 
     Args:
-        variant: such as "B/16" or "R50+L/32".
-        adapted_to: a data set of fine-tuning, as file names call it: "imagenet2012", "cifar100", "kitti",
-            "oxford_iiit_pet" or "resisc45"; None for all, and with an index for models that were only pre-trained.
-        resolution: of fine-tuning, in pixels.
-        index: the index.csv of AugReg's 51,509 fine-tuned files: a path or an address. Without it, the built-in list
-            of recommended files and of the other buckets is searched.
+        variant: architecture, such as "B/16" or "R50+L/32".
+        adapted_to: data set of fine-tuning, under its name in file names: "imagenet2012", "cifar100", "kitti",
+            "oxford_iiit_pet" or "resisc45". None means all; with an index and no `resolution`, it means models without
+            fine-tuning.
+        resolution: image size of fine-tuning, in pixels.
+        index: path or address of index.csv, which lists AugReg's 51,509 fine-tuned files. Without it, the built-in list
+            (recommended AugReg files and the other buckets) is searched.
+        limit: maximum number of results.
 
     Raises:
-        ValueError: an unknown architecture or data set, or an index without the columns.
+        ValueError: the architecture or data set is unknown, or the index lacks a column.
     """
     if variant not in variants():
-        raise ValueError(f"unknown architecture {variant!r}; known: {', '.join(variants())}")
+        raise ValueError(f"cannot search for {variant!r}: unknown architecture (expected {', '.join(variants())})")
     if adapted_to is not None and adapted_to not in ADAPTED_TO:
-        raise ValueError(f"no file was adapted to {adapted_to!r}; data sets: {', '.join(ADAPTED_TO)}")
+        raise ValueError(
+            f"cannot search for files fine-tuned on {adapted_to!r}: unknown data set (expected {', '.join(ADAPTED_TO)})"
+        )
     if index is None:
         found = [entry for entry in released() if _fits(entry, variant, adapted_to, resolution)]
         by_pattern = [
@@ -79,7 +83,7 @@ def search(
 
 
 def files_of(family: str) -> list[Found]:
-    """Every file of a family of released.yaml; of a family of very many files how they are named.
+    """Return every file of a family of released.yaml; for a family with very many files, only their name pattern.
 
     Raises:
         ValueError: no family has this name.
@@ -89,7 +93,7 @@ def files_of(family: str) -> list[Found]:
         return [Found(f"{facts['location']}/{facts['file']}.npz", facts["title"])]
     found = [Found(entry.location, entry.facts["title"]) for entry in released() if entry.family == family]
     if not found:
-        raise ValueError(f"no family is called {family!r}; known: {', '.join(families())}")
+        raise ValueError(f"cannot list {family!r}: unknown family (expected {', '.join(families())})")
     return found
 
 
@@ -103,10 +107,10 @@ def _fits(entry: Released, variant: str, adapted_to: str | None, resolution: int
 
 
 def _read_index(index: str | os.PathLike) -> Iterator[dict[str, str]]:
-    """The rows of AugReg's index.csv: a path, or an address that is downloaded once.
+    """Yield the rows of AugReg's index.csv, given as a path or as an address (downloaded once).
 
     Raises:
-        ValueError: it lacks a column, or has a row that is none; the message names the line.
+        ValueError: it lacks a column, or has an invalid row; the message names the line.
     """
     path = Path(index)
     if "://" in str(index):
@@ -114,64 +118,73 @@ def _read_index(index: str | os.PathLike) -> Iterator[dict[str, str]]:
     reader = csv.DictReader(StringIO(read_text(path), newline=""), strict=True)
     try:
         if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
-            raise ValueError(f"{index} is not the index of AugReg; it lacks {', '.join(missing)}")
+            raise ValueError(
+                f"cannot read {index}: it lacks the columns {', '.join(missing)} (expected AugReg's index.csv)"
+            )
         for row in reader:
             place = f"{index}, line {reader.line_num}"
             if None in row or None in row.values():
-                raise ValueError(f"{place}: there are more or fewer values than columns")
+                raise ValueError(f"cannot read {place}: it has more or fewer values than columns")
             if odd := [row[column] for column in ("filename", "adapt_filename") if not _FILE.fullmatch(row[column])]:
-                raise ValueError(f"{place}: {shorten(odd[0])} is not the name of a file")
+                raise ValueError(f"cannot read {place}: {shorten(odd[0])} is not a file name")
             yield {**row, _PLACE: place}
     except csv.Error as error:
-        raise ValueError(f"{index} cannot be read: {error}") from None
+        raise ValueError(f"cannot read {index}: {error}") from None
 
 
 def _number(row: dict[str, str], column: str) -> float:
-    """A number of a row.
+    """Return a number of a row.
 
     Raises:
-        ValueError: it is none, or not finite; the message names the line.
+        ValueError: the text is not a finite number; the message names the line.
     """
     try:
         number = float(row[column])
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{row[_PLACE]}: {column} is {shorten(row[column])}; it must be a number")
+        raise ValueError(f"cannot read {row[_PLACE]}: {column} is {shorten(row[column])} (expected a number)")
     return number
 
 
 def best_augreg(variant: str, index: str | os.PathLike | None = None) -> str:
-    """The pre-trained AugReg file that the original code chooses for an architecture.
+    """Return the name of the pre-trained AugReg file that the original code chooses for an architecture.
 
-    It is the one with the highest `final_val` among those pre-trained on ImageNet-21k for 300 epochs
-    (google-research/vision_transformer, vit_jax/train.py); nine are recommended in its README and need no index.
+    The choice is the highest `final_val` among files pre-trained on ImageNet-21k for 300 epochs
+    (google-research/vision_transformer, vit_jax/train.py). The nine files that its README recommends need no index.
 
     Args:
-        variant: "B/16" or "B_16".
-        index: AugReg's index.csv, a path or an address; the built-in list by default, and the published index where
-            that does not have the architecture.
+        variant: architecture, "B/16" or "B_16".
+        index: path or address of AugReg's index.csv. Default: the built-in list, then the published index for an
+            architecture that is not in the list.
+
+    Raises:
+        ValueError: AugReg has no such architecture, or the index has no such file.
     """
     variant = AUGREG_MODELS.get(variant, variant)
     if variant not in AUGREG_MODELS.values():
-        raise ValueError(f"AugReg has no {variant!r}; it has {', '.join(AUGREG_MODELS.values())}")
+        raise ValueError(f"AugReg has no {variant!r} (expected {', '.join(AUGREG_MODELS.values())})")
     if index is None:
         for entry in released():
             if entry.family == "augreg" and entry.variant == variant and "--" not in entry.name:
                 return entry.name
     rows = [row for row in _read_index(index or INDEX) if row["name"] == variant and row["ds"] == "i21k"]
     if not rows:
-        raise ValueError(f"{index or INDEX} has no {variant} that was pre-trained on i21k")
+        raise ValueError(f"{index or INDEX} has no {variant} pre-trained on i21k")
     return max(rows, key=lambda row: _number(row, "final_val"))["filename"]
 
 
 def address_of(source: str, index: str | os.PathLike | None = None) -> str:
-    """`augreg:best:B/16` or `augreg:NAME` as an address; anything else as it is."""
+    """Return the address that `augreg:best:B/16` or `augreg:NAME` stands for; any other `source` is returned as it is.
+
+    Raises:
+        ValueError: NAME is not the name of an AugReg file, or AugReg has no such architecture.
+    """
     if not source.startswith("augreg:"):
         return source
     name = source.removeprefix("augreg:")
     if name.startswith("best:"):
         name = best_augreg(name.removeprefix("best:"), index)
     elif parse_augreg(name.removesuffix(".npz")) is None:
-        raise ValueError(f"{name!r} is not the name of an AugReg file; `augreg:best:B/16` chooses one")
+        raise ValueError(f"{name!r} is not the name of an AugReg file; give `augreg:best:B/16` to choose one")
     return f"{AUGREG}/{name.removesuffix('.npz')}.npz"

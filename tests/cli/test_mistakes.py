@@ -47,7 +47,7 @@ COMMANDS = [
     ("convert vit.npz out --imagesize 32", "there is no option --imagesize; did you mean --image-size?"),
     ("convert vit.npz out --set hiden_size=3", "HfViTConfig does not know hiden_size (did you mean hidden_size?)"),
     ("convert vit.npz out --set hidden_size=a", "hidden_size is 'a'; expected int"),
-    ("convert augreg:best:X/16 out", "AugReg has no 'X/16'; it has Ti/16, S/32, S/16, B/32, B/16, B/8, L/16"),
+    ("convert augreg:best:X/16 out", "AugReg has no 'X/16' (expected Ti/16, S/32, S/16, B/32, B/16, B/8, L/16"),
     # export
     ("export vit.npz out.npz --to jax", "vit.npz is a file (expected a folder that convert, training or save_pretr"),
     ("export model out.npz", "the following arguments are required: --to"),
@@ -88,7 +88,7 @@ COMMANDS = [
     ("evaluate --model model --dataset pets --split tst", "no split 'tst'; there is train, validation"),
     ("evaluate --model model --dataset pets --protocol acuracy", "protocol is 'acuracy'; it must be accuracy or real"),
     # the rest
-    ("catalog nothing", "'nothing' is no released file, and no architecture: Ti/16, S/32"),
+    ("catalog nothing", "cannot explain 'nothing': it is no released file, no architecture (expected Ti/16, S/32"),
     ("catalog B/16 --index none.csv", "cannot use none.csv: No such file or directory"),
     ("compute B/16 --image-size 100", "image height 100 is not a multiple of 16, the height of a patch in pixels; t"),
     ("recipes show", "show what? Name one of those that `hf-vit recipes` lists"),
