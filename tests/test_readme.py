@@ -60,7 +60,8 @@ SHORTER = {
 }
 SUBSTITUTION = re.compile(r"\$\(hf-vit (.*?)\)")  # of a command by what it prints
 PLACEHOLDERS = {"...": "FOLDER"}  # of arguments
-NEEDS = {"torchao": "torchao is not installed"}  # packages of Python blocks that no extra brings
+# Packages of Python blocks that no extra brings.
+NEEDS = {name: f"{name} is not installed" for name in ("sentence_transformers", "timm", "torchao")}
 
 
 class Block(NamedTuple):
@@ -276,7 +277,8 @@ def prelude(blocks: list[Block]) -> str:
 
 
 def missing_package(code: str) -> str | None:
-    return next((reason for package, reason in NEEDS.items() if package in code and find_spec(package) is None), None)
+    imported = set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE))
+    return next((reason for package, reason in NEEDS.items() if package in imported and not find_spec(package)), None)
 
 
 @pytest.mark.slow
