@@ -370,12 +370,18 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
 
 
 class HfViTHybridModel(HfViTModel):
+    """The encoder behind the stem of a ResNet, without a head."""
+
     config: HfViTHybridConfig
 
 
 class HfViTHybridForImageClassification(HfViTForImageClassification):
+    """The encoder behind the stem of a ResNet, with a linear head."""
+
     config: HfViTHybridConfig
 
 
 class HfViTHybridBackbone(HfViTBackbone):
+    """Feature maps of any layer of the encoder behind the stem of a ResNet."""
+
     config: HfViTHybridConfig

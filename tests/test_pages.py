@@ -1,6 +1,6 @@
-"""Every fenced command and every block of Python of the README, from the top, in one folder.
+"""Every fenced command and every block of Python of the README and the documentation, a folder for each page.
 
-What the README names stands ready there, small: addresses of Google's and of the Hub lead to tiny models. A block that
+What a page names stands ready there, small: addresses of Google's and of the Hub lead to tiny models. A block that
 does not run so fails the test; a new one is run without being entered anywhere.
 """
 
@@ -15,7 +15,9 @@ import shutil
 import signal
 import subprocess
 import time
+import tomllib
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -29,7 +31,7 @@ from safetensors.torch import load_file
 
 import hf_vit
 from hf_vit.catalog import address_of
-from hf_vit.conversion import export_jax, export_timm
+from hf_vit.conversion import convert_to_folder, export_jax, export_timm
 from hf_vit.files.download import sha256_of
 
 from .models import SIZES
@@ -37,16 +39,15 @@ from .paths import ROOT
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 # What is run in place of a line; None for what nobody can run here.
 INSTEAD = {
     "git clone <this repository> && cd hf_vit": None,
-    "make demo": "make --dry-run demo",
-    "make test": "make --dry-run test",
     "hf-vit export ti16 ti16.pt2 --to aot-inductor --overwrite": (
         "hf-vit export ti16 ti16.pt2 --to aot-inductor --overwrite" if shutil.which("g++") else None
     ),
 }
-# Recipe or protocol -> settings that make its run short; the README says that each is also an option.
+# Recipe or protocol -> settings that make its run short; each is also an option.
 FEW_STEPS = "--epochs null --steps 2 --warmup_steps 0 --batch_size 4 --num_workers 0 --report_to none"
 SHORTER = {
     "digits": f"{FEW_STEPS} --eval_split null",
@@ -73,33 +74,34 @@ class Block(NamedTuple):
         return [line for line in lines if line]
 
 
-def read_blocks() -> list[Block]:
-    text = (ROOT / "README.md").read_text()
+def read_blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text()
     blocks = [Block(*found) for found in FENCE.findall(text)]
     assert 2 * len(blocks) == text.count("```"), "a fence is written so that this test does not see its block"
-    return blocks
+    return [block for block in blocks if block.language != "text"]
+
+
+def commands_of(page: str) -> list[str]:
+    return [line for block in read_blocks(page) if block.language == "bash" for line in block.commands()]
 
 
 class Reader:
-    """Somebody who follows the README in a folder."""
+    """Somebody who follows a page in a folder."""
 
     def __init__(self, folder: Path, client):
         self.folder, self.client = folder, client
-        self.used = set()  # lines and recipes of the tables above
 
     def run_python(self, code: str) -> str:
         return self.client(f"import os\nos.chdir({str(self.folder)!r})\n{code}", token="hf_me")
 
     def run_command(self, command: str) -> None:
-        if command in INSTEAD:
-            self.used.add(command)
-            command = INSTEAD[command]
+        command = INSTEAD.get(command, command)
         if command is None:
             return
         command = SUBSTITUTION.sub(lambda found: f"'{self.run_python(print_of(found[1]))}'", command)
         program, *arguments = (PLACEHOLDERS.get(word, word) for word in shlex.split(command))
-        runners = {"hf-vit": self.hf_vit, "accelerate": self.accelerate, "make": self.make}
-        assert program in runners, f"the test of the README does not know how to run: {command}"
+        runners = {"hf-vit": self.hf_vit, "accelerate": self.accelerate, "make": self.make, "pip": self.pip}
+        assert program in runners, f"the test of the pages does not know how to run: {command}"
         runners[program](arguments)
 
     def hf_vit(self, arguments: list[str]) -> None:
@@ -132,12 +134,18 @@ script, arguments = arguments.training_script, arguments.training_script_args
         self.run_python(parse + RUN_MODULE)
 
     def shorten(self, arguments: list[str]) -> list[str]:
-        known = set(arguments) & set(SHORTER)
-        self.used |= known
+        known = [name for name in SHORTER if name in arguments]
         return [*arguments, *(word for name in known for word in shlex.split(SHORTER[name]))]
 
     def make(self, arguments: list[str]) -> None:
-        subprocess.run(["make", *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["make", "--dry-run", *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+    def pip(self, arguments: list[str]) -> None:
+        """Only that the extras are declared."""
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert arguments[0] == "install"
+        for wanted in re.findall(r"\[(.*)\]", arguments[-1]):
+            assert set(wanted.split(",")) <= set(extras), wanted
 
 
 RUN_MODULE = """
@@ -148,10 +156,11 @@ runpy.run_module(script, run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.fixture
-def reader(hub, client, tmp_path):
-    """In a folder that has what the README takes for granted."""
-    folder = tmp_path / "checkout"
+@pytest.fixture(scope="session")
+def possessions(tmp_path_factory) -> Path:
+    """A folder that has what the pages take for granted, and another with what stands in for downloads."""
+    root = tmp_path_factory.mktemp("possessions")
+    folder = root / "folder"
     folder.mkdir()
     for name in ("cat.jpg", "dog.jpg"):
         noise(64, 48).save(folder / name)
@@ -165,8 +174,27 @@ def reader(hub, client, tmp_path):
         torch.manual_seed(0)
         export_jax(small_vit(), folder / "Ti_16-....npz")
         save_mae(folder / "mae_pretrain_vit_base.pth")
-        stand_in_for_google(client, folder / "Ti_16-....npz", tmp_path)
-        stand_in_for_the_hub(client, tmp_path, folder / "FOLDER" / "test")
+        bit = hf_vit.HfBiTForImageClassification(hf_vit.HfBiTConfig(embedding_size=32, depths=[1, 1], num_labels=1000))
+        torch.nn.init.normal_(bit.classifier.weight)
+        export_jax(bit.eval(), root / "bit.npz")
+        theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, image_size=32))
+        theirs.save_pretrained(root / "theirs")
+    write_index(root / "index.csv")
+    convert_to_folder(folder / "Ti_16-....npz", folder / "ti16", labels="imagenet1k")
+    convert_to_folder(root / "bit.npz", folder / "bit-r50x1", labels="imagenet1k")
+    return root
+
+
+@pytest.fixture
+def reader(page, hub, client, possessions, tmp_path):
+    """In a folder that has what the page takes for granted, but not yet what it makes itself."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(possessions / "folder", folder)
+    for made in re.findall(r"^hf-vit convert \S+ ([\w-]+)", "\n".join(commands_of(page)), re.MULTILINE):
+        shutil.rmtree(folder / made, ignore_errors=True)
+    text = (ROOT / page).read_text()
+    stand_in_for_google(client, possessions, text)
+    stand_in_for_the_hub(client, possessions, text)
     yield Reader(folder, client)
     shutil.rmtree(assets(client), ignore_errors=True)
 
@@ -215,22 +243,17 @@ def assets(client) -> Path:
     return client.folder / "home" / "assets" / "hf_vit" / "downloads"
 
 
-def stand_in_for_google(client, checkpoint: Path, folder: Path) -> None:
-    """As if what the README fetches had been downloaded already."""
-    bit = hf_vit.HfBiTForImageClassification(hf_vit.HfBiTConfig(embedding_size=32, depths=[1, 1], num_labels=1000))
-    torch.nn.init.normal_(bit.classifier.weight)
-    export_jax(bit.eval(), folder / "bit.npz")
-    write_index(folder / "index.csv")
-    text = (ROOT / "README.md").read_text()
+def stand_in_for_google(client, possessions: Path, text: str) -> None:
+    """As if what the page fetches had been downloaded already."""
     addresses = set(re.findall(r"gs://[\w./-]+(?:npz|csv)\b", text))
     addresses |= {address_of(name) for name in re.findall(r"augreg:[\w:/+-]+", text)}
-    assert len(addresses) >= 4
     for address in addresses:
         https = address.replace("gs://", "https://storage.googleapis.com/")
         place = assets(client) / hashlib.sha256(https.encode()).hexdigest() / PurePosixPath(address).name
         place.parent.mkdir(parents=True)
-        small = folder / "index.csv" if address.endswith(".csv") else checkpoint
-        shutil.copyfile(folder / "bit.npz" if "bit_models" in address else small, place)
+        vit = possessions / "folder" / "Ti_16-....npz"
+        small = possessions / "index.csv" if address.endswith(".csv") else vit
+        shutil.copyfile(possessions / "bit.npz" if "bit_models" in address else small, place)
         record = {"url": https, "etag": None, "size": place.stat().st_size, "sha256": sha256_of(place)}
         place.with_name(f"{place.name}.json").write_text(json.dumps(record))
 
@@ -246,25 +269,33 @@ def write_index(path: Path) -> None:
         writer.writerow(row)
 
 
-def stand_in_for_the_hub(client, folder: Path, images: Path) -> None:
-    theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, image_size=32))
-    theirs.save_pretrained(folder / "theirs")
-    code = f"""
-        from huggingface_hub import HfApi
-        HfApi().create_repo("google/vit-base-patch16-224")
-        HfApi().upload_folder(repo_id="google/vit-base-patch16-224", folder_path={str(folder / "theirs")!r})
-        data = {{"repo_id": "ILSVRC/imagenet-1k", "repo_type": "dataset"}}
-        HfApi().create_repo(**data)
-        HfApi().upload_folder(**data, folder_path={str(images)!r}, path_in_repo="validation")
-    """
-    client(code, token="hf_me")
+def stand_in_for_the_hub(client, possessions: Path, text: str) -> None:
+    """Repositories that the page names."""
+    images = possessions / "folder" / "FOLDER" / "test"
+    stored = {
+        "google/vit-base-patch16-224": ("model", possessions / "theirs", "."),
+        "ILSVRC/imagenet-1k": ("dataset", images, "validation"),
+    }
+    lines = [
+        f"""
+        HfApi().create_repo({name!r}, repo_type={kind!r})
+        HfApi().upload_folder(repo_id={name!r}, repo_type={kind!r}, folder_path={str(folder)!r}, path_in_repo={place!r})
+        """
+        for name, (kind, folder, place) in stored.items()
+        if name in text
+    ]
+    if lines:
+        client("\n        from huggingface_hub import HfApi\n" + "".join(lines), token="hf_me")
 
 
 POSSESSIONS = """
+import torch
+import hf_vit
+from PIL import Image
 images = [Image.effect_noise((90, 60), 80).convert("RGB"), Image.effect_noise((50, 70), 80)]
 image, pixel_values = torch.rand(96, 64, 3).numpy(), torch.rand(1, 3, 96, 64)
 data_loader = [pixel_values]
-model = HfViTForImageClassification.from_pretrained("ti16")
+model = hf_vit.HfViTForImageClassification.from_pretrained("ti16")
 """
 
 
@@ -273,7 +304,8 @@ def prelude(blocks: list[Block]) -> str:
     statements = [node for block in blocks if block.language == "python" for node in ast.parse(block.text).body]
     imports = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
     lines = [ast.unparse(node) for node in imports if not missing_package(ast.unparse(node))]
-    return "\n".join(["import torch", "from PIL import Image", *lines, POSSESSIONS])
+    uses_model = any("model" in block.text for block in blocks)
+    return "\n".join([*lines, POSSESSIONS if uses_model else "", ""])
 
 
 def missing_package(code: str) -> str | None:
@@ -282,27 +314,53 @@ def missing_package(code: str) -> str | None:
 
 
 @pytest.mark.slow
-def test_everything_in_the_readme_runs(reader):
-    blocks = read_blocks()
+@pytest.mark.parametrize("page", [page for page in PAGES if read_blocks(page)])
+def test_every_block_of_a_page_runs(page, reader):
+    blocks = read_blocks(page)
     imports = prelude(blocks)
     for block in blocks:
-        assert block.language in ("", "python"), f"nobody runs blocks of {block.language!r}:\n{block.text}"
-        if block.language == "python":
-            if not missing_package(block.text):
-                reader.run_python(imports + block.text)
-            continue
-        for command in block.commands():
-            reader.run_command(command)
-    assert reader.used == {*INSTEAD, *SHORTER}, "the tables above speak of lines that are not in the README any more"
+        assert block.language in ("bash", "python"), f"nobody runs blocks of {block.language!r}:\n{block.text}"
+        if block.language == "bash":
+            for command in block.commands():
+                reader.run_command(command)
+        elif not missing_package(block.text):
+            reader.run_python(imports + block.text)
 
 
-@pytest.mark.parametrize(
-    "package",
-    [pytest.param(name, marks=pytest.mark.skipif(find_spec(name) is None, reason=NEEDS[name])) for name in NEEDS],
-)
-def test_blocks_that_need_more(reader, package):
-    blocks = [block for block in read_blocks() if block.language == "python" and package in block.text]
-    assert blocks
-    small_vit().save_pretrained(reader.folder / "ti16")
-    for block in blocks:
-        reader.run_python(prelude(read_blocks()) + block.text)
+@pytest.mark.parametrize("package", NEEDS)
+def test_packages_that_blocks_need(package):
+    """The test above leaves blocks out where one is missing; here is where that is said."""
+    assert any(package in block.text for page in PAGES for block in read_blocks(page)), "no page names it any more"
+    if find_spec(package) is None:
+        pytest.skip(NEEDS[package])
+
+
+def test_the_tables_speak_of_commands_of_the_pages():
+    commands = {command for page in PAGES for command in commands_of(page)}
+    words = {word for command in commands for word in command.split()}
+    assert set(INSTEAD) <= commands
+    assert set(SHORTER) <= words
+
+
+def test_the_front_page_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_page_lists_every_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = (ROOT / "docs" / "index.md").read_text().partition("| extra |")[2].partition("\n\n")[0]
+    first_column = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    listed = {name for names in first_column for name in re.findall("`(.*?)`", names)}
+    assert listed == set(extras) - {"dev", "docs", "benchmarks"}
+
+
+PUBLIC = {
+    f"{module}.{name}": getattr(import_module(module), name)
+    for module in ("hf_vit", "hf_vit.analysis", "hf_vit.catalog", "hf_vit.conversion")
+    for name in import_module(module).__all__
+    if callable(getattr(import_module(module), name))
+}
+
+
+def test_every_public_name_has_a_docstring_of_its_own():
+    assert [name for name, value in PUBLIC.items() if not vars(value).get("__doc__", value.__doc__)] == []
