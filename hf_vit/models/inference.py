@@ -437,8 +437,11 @@ def use_training_products(model: nn.Module, is_training: bool) -> None:
 
 
 def _can_be_trained(module: Any) -> bool:
-    is_wide = _can_be_packed(module) and min(module.weight.shape) >= _SMALLEST_TRAINED
-    return is_wide and module.weight.dtype == torch.float32
+    """Of weights that are sharded between steps (FSDP2) too: a forward looks at what has been gathered for it."""
+    if not _has_plain_forward(module) or module.weight.dtype != torch.float32 or module.weight.device.type != "cpu":
+        return False
+    is_whole_in_forward = type(module.weight) is nn.Parameter or hasattr(module.weight, "full_tensor")
+    return is_whole_in_forward and min(module.weight.shape) >= _SMALLEST_TRAINED
 
 
 def optimize(model: nn.Module) -> None:
@@ -471,10 +474,12 @@ def restore(model: nn.Module) -> None:
         drop_form(parameter)
 
 
+def _has_plain_forward(module: Any) -> bool:
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward  # not quantised, not adapted
+
+
 def _can_be_packed(module: Any) -> bool:
-    if not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward:  # quantised, adapted
-        return False
-    if type(module.weight) is not nn.Parameter:  # quantised, sharded
+    if not _has_plain_forward(module) or type(module.weight) is not nn.Parameter:  # quantised, sharded
         return False
     return module.weight.device.type == "cpu" and module.weight.dtype in DTYPES
 

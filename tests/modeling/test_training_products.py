@@ -5,8 +5,11 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -128,6 +131,34 @@ def test_a_model_in_training_multiplies_so_and_in_evaluation_does_not(model, mon
         assert trained(other) == trained(model)
     assert trained(model.eval()) == []
     assert trained(model.train().optimize_for_inference()) == []
+
+
+@pytest.fixture
+def one_process():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_sharded_weights_are_multiplied_so_whenever_training_begins(model, monkeypatch, one_process):
+    """FSDP2, which gathers each layer for its forward and for its backward; judged by the model without it."""
+
+    def gradients(model):
+        before = len(calls)
+        model(pixel_values(model)).logits.square().sum().backward()
+        assert len(calls) == before + 12
+        return [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in model.parameters()]
+
+    calls = counted(monkeypatch)
+    sharded, expected = copy.deepcopy(model), gradients(model)
+    mesh = init_device_mesh("cpu", (1,))
+    for part in (sharded.vit.layers[0], sharded):
+        fully_shard(part, mesh=mesh, reshard_after_forward=True)
+    torch.testing.assert_close(gradients(sharded), expected, **EXACT)
+    sharded.zero_grad()
+    assert trained(sharded.eval()) == []
+    torch.testing.assert_close(gradients(sharded.train()), expected, **EXACT)
 
 
 def test_checkpointed_gradients_are_the_same(model):
