@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 import reprlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +34,7 @@ _SETTINGS = tuple(first_settings())
 _CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
 # Arguments of `from_pretrained` that may be left over when a processor is loaded.
 _OF_LOADING = ("code_revision", "config", "trust_remote_code", "use_fast", "user_agent")
+_HUB_NAME = re.compile(r"[\w.-]*\w/\w[\w.-]*")  # not ./name
 _KEPT = "_kept_fields"  # fields of a preprocessor_config.json that the class does not know
 
 
@@ -198,7 +200,12 @@ class HfViTImageProcessor(BaseImageProcessor):
         cls, pretrained_model_name_or_path: Any, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """As in the base class; `from_dict` is told where the settings are from."""
-        about = {"_folder": str(pretrained_model_name_or_path), "_is_auto": kwargs.get("_from_auto", False)}
+        name = str(pretrained_model_name_or_path)
+        if not os.path.exists(name) and not _HUB_NAME.fullmatch(name):
+            raise FileNotFoundError(
+                f"there is no folder {name} (expected a folder of an image processor, or owner/name on the Hub)"
+            )
+        about = {"_folder": name, "_is_auto": kwargs.get("_from_auto", False)}
         settings, kwargs = super().get_image_processor_dict(pretrained_model_name_or_path, **kwargs)
         return settings, {**kwargs, **about}
 

@@ -22,7 +22,7 @@ from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
-from .manifest import check_place
+from .manifest import absence_explained, check_place
 
 logger = logging.get_logger(__name__)
 
@@ -315,7 +315,7 @@ def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
         OSError: there is none, or it cannot be read.
     """
     check_place(name, where.get("subfolder"))
-    with wrong_types_refused(f"the config.json of {name}"):
+    with wrong_types_refused(f"the config.json of {name}"), absence_explained(name):
         settings, _ = _BoundedConfig.get_config_dict(name, **where)
         model_type, architectures = settings.get("model_type"), settings.get("architectures")
     if not isinstance(model_type, str | None):

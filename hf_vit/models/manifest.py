@@ -6,10 +6,13 @@ Small files are hashed at every load. Weights are hashed at the first, and again
 from what was found then: hashing takes longer than loading.
 """
 
+import difflib
 import hashlib
 import json
 import os
-from contextlib import suppress
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,6 +25,7 @@ _WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "
 _LARGEST = 1 << 24  # bytes of a manifest: more than 100,000 files
 _SMALL = 1 << 20  # bytes
 _BLOCK = 1 << 20  # bytes
+_HUB_NAME = re.compile(r"[\w.-]*\w/\w[\w.-]*")  # not ./name
 
 
 def check_place(name: str | os.PathLike, subfolder: str | None = None) -> None:
@@ -40,8 +44,37 @@ def check_place(name: str | os.PathLike, subfolder: str | None = None) -> None:
         raise FileNotFoundError(
             f"{text} holds no config.json (expected a folder that convert, training or save_pretrained wrote)"
         )
-    if not Path(name).exists() and (text.startswith((".", "/", "~")) or text.count("/") > 1):
-        raise FileNotFoundError(f"there is no folder {text} (expected a folder of a model, or owner/name on the Hub)")
+    if not Path(name).exists() and not _HUB_NAME.fullmatch(text):
+        raise FileNotFoundError(
+            f"there is no folder {text} (expected a folder of a model, or owner/name on the Hub; `hf-vit convert` "
+            f"makes a folder of a released checkpoint, `hf-vit catalog` lists them){_suggest(Path(text))}"
+        )
+
+
+@contextmanager
+def absence_explained(name: str | os.PathLike) -> Iterator[None]:
+    """Say in one sentence that a name is no folder, and why the Hub did not give it either.
+
+    Raises:
+        OSError: neither is there, or the Hub cannot be reached.
+    """
+    try:
+        yield
+    except OSError as error:
+        if Path(name).exists():
+            raise
+        text, reason = os.fspath(name), " ".join(str(error).split())
+        raise OSError(f"there is no folder {text}{_suggest(Path(text))}; as a name on the Hub: {reason}") from error
+
+
+def _suggest(path: Path) -> str:
+    """The folder of a model beside a path that leads nowhere whose name is most alike."""
+    try:
+        models = [config.parent.name for config in path.parent.glob("*/config.json")]
+    except OSError:  # may not be read
+        models = []
+    alike = difflib.get_close_matches(path.name, models, n=1)
+    return f"; did you mean {path.parent / alike[0]}?" if alike else ""
 
 
 def manifest_text(files: dict[str, dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import HfVisionConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
 from ..models.loading import let_agree, with_resizing_of
-from ..models.manifest import check_place
+from ..models.manifest import absence_explained, check_place
 from ..models.modeling_hf_vit import HfViTModel
 from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..models.pretrained import HfViTHead
@@ -53,7 +53,8 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
 
 def _config_of(name: str) -> Any:
     check_place(name)
-    return AutoConfig.from_pretrained(name)
+    with absence_explained(name):
+        return AutoConfig.from_pretrained(name)
 
 
 def _load(

@@ -55,6 +55,9 @@ COMMANDS = [
     ("export hybrid out --to transformers", "transformers has no ViT behind a ResNet"),
     # predict, inspect, demo
     ("predict ./nothing photo.png", "there is no folder ./nothing (expected a folder of a model, or owner/name on t"),
+    ("predict modle photo.png", "`hf-vit catalog` lists them); did you mean model?"),
+    ("embed ./no/where photo.png --output f.csv", "there is no folder ./no/where (expected a folder of a model, o"),
+    ("inspect R50+B/16 --output out", "there is no folder R50+B/16 (expected a folder of a model, or owner/name on"),
     ("predict empty photo.png", "empty holds no config.json (expected a folder that convert, training or save_pret"),
     ("predict photo.png model", "model holds no images (expected files that end in .jpg"),
     ("predict model nothing.jpg", "no such file: nothing.jpg"),
@@ -108,6 +111,9 @@ MISSING = [
 ]
 PYTHON = [
     (lambda: hf_vit.load("./nothing"), "there is no folder ./nothing (expected a folder of a model, or owner/name"),
+    (lambda: HfViTForImageClassification.from_pretrained("nonsense"), "there is no folder nonsense (expected a folder"),
+    (lambda: HfViTImageProcessor.from_pretrained("./nothing"), "there is no folder ./nothing (expected a folder of"),
+    (lambda: hf_vit.load("me/no", local_files_only=True), "there is no folder me/no; as a name on the Hub: We could"),
     (lambda: hf_vit.load("model", preset="imagenet"), "preset is 'imagenet'; it must be one of vit_jax, augreg"),
     (
         lambda: HfViTHybridForImageClassification.from_pretrained("model"),
