@@ -1,4 +1,4 @@
-"""Folders of a public bucket, `gs://bucket/folder/`: listed by Google's JSON API, fetched file by file, and kept."""
+"""Download of folders from a public bucket, `gs://bucket/folder/`, through Google's JSON API, with a cache."""
 
 import hashlib
 import os
@@ -19,37 +19,37 @@ from .limits import HOW_TO_ALLOW, MAX_ARRAYS, MAX_CHECKPOINT_BYTES, allowed
 from .messages import shorten
 from .reading import read_json_object, read_text
 
-_LATEST = "-LAST"  # of big_vision: NAME-LAST holds the step of the folder NAME-<step>
-_OPTIMISER = re.compile(r"opt(_state)?[~./]")  # how the names of files begin that hold an optimiser's state alone
+_LATEST = "-LAST"  # big_vision's file NAME-LAST holds the step of the folder NAME-<step>
+_OPTIMISER = re.compile(r"opt(_state)?[~./]")  # beginning of the names of files that hold only an optimiser's state
 
 
 def is_folder_address(location: str) -> bool:
-    """Whether an address is of a folder: it ends with a slash, or is big_vision's NAME-LAST."""
+    """Tell whether an address names a folder: it ends with a slash, or is big_vision's NAME-LAST."""
     return location.startswith("gs://") and location.endswith(("/", _LATEST))
 
 
 def fetch_folder(location: str, cache_dir: str | os.PathLike | None = None) -> Fetched:
-    """Fetch a folder of a public bucket, without files of an optimiser's state; one that is complete is kept.
+    """Download a folder of a public bucket into the cache, without the optimiser's state; a complete folder is reused.
 
     Args:
-        location: `gs://bucket/folder/`, or `gs://bucket/NAME-LAST` for the step that it names.
-        cache_dir: the folder to use in place of the assets cache.
+        location: `gs://bucket/folder/`, or `gs://bucket/NAME-LAST` for the folder of the step that this file holds.
+        cache_dir: folder to use instead of the assets cache.
 
     Raises:
-        SourceError: it does not exist, cannot be reached, or has more files or bytes than are read.
+        SourceError: it does not exist, cannot be reached, or exceeds a limit on files or bytes.
     """
     address = _latest_of(location) if location.endswith(_LATEST) else location
     assets_dir = Path(cache_dir) if cache_dir else None
     address_hash = hashlib.sha256(address.encode()).hexdigest()
     kept = cached_assets_path("hf_vit", "downloads", address_hash, assets_dir=assets_dir) / PurePosixPath(address).name
-    with FileLock(f"{kept}.lock"):  # another process may be at the same folder
+    with FileLock(f"{kept}.lock"):  # another process may download the same folder
         if not kept.is_dir():
             _assemble(address, kept, cache_dir)
     return Fetched(location, kept)
 
 
 def _latest_of(location: str) -> str:
-    """The address of the folder whose step a NAME-LAST holds; it is read anew every time."""
+    """Return the address of the folder whose step NAME-LAST holds; the file is downloaded every time."""
     with tempfile.TemporaryDirectory() as folder:
         step = read_text(fetch(location, folder).path, max_bytes=100).strip()
     if not step.isdecimal():
@@ -58,11 +58,11 @@ def _latest_of(location: str) -> str:
 
 
 def _assemble(address: str, kept: Path, cache_dir: str | os.PathLike | None) -> None:
-    """Fetch every file and put it in its place; the folder appears when it is complete."""
+    """Download every file; the folder appears when it is complete."""
     bucket, _, prefix = address.removeprefix("gs://").partition("/")
     files = {name: size for name, size in _list(bucket, prefix) if not _OPTIMISER.match(name.removeprefix(prefix))}
     if not files:
-        raise SourceError(f"{address} is not there, or holds no files")
+        raise SourceError(f"{address} does not exist, or holds no files")
     if (size := sum(files.values())) > MAX_CHECKPOINT_BYTES and not allowed("large"):
         raise SourceError(f"{address} has {size:,} bytes; at most {MAX_CHECKPOINT_BYTES:,} {HOW_TO_ALLOW}")
     draft = kept.with_name(f"{kept.name}.incomplete")
@@ -79,20 +79,23 @@ def _assemble(address: str, kept: Path, cache_dir: str | os.PathLike | None) -> 
 
 
 def _list(bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """(name, bytes) of every file below a folder; https://cloud.google.com/storage/docs/json_api/v1/objects/list"""
+    """Yield (name, bytes) of every file below a folder.
+
+    See https://cloud.google.com/storage/docs/json_api/v1/objects/list.
+    """
     token, count = "", 0
     while True:
         query = f"prefix={quote(prefix, safe='')}&pageToken={quote(token, safe='')}"
         url = (
             f"{download.BUCKETS}/storage/v1/b/{quote(bucket, safe='')}/o?fields=items(name,size),nextPageToken&{query}"
         )
-        with tempfile.TemporaryDirectory() as folder:  # what is there now, not what was there once
+        with tempfile.TemporaryDirectory() as folder:  # not the cache: a listing may change
             page: dict[str, Any] = read_json_object(fetch(url, folder, progress=False).path)
         try:
             items = [(str(item["name"]), int(item["size"])) for item in page.get("items", ())]
         except (KeyError, TypeError, ValueError) as error:
-            raise SourceError(f"the listing of gs://{bucket}/{prefix} is none: {error!r}") from error
-        yield from (item for item in items if not item[0].endswith("/"))  # which stands for a folder
+            raise SourceError(f"cannot read the listing of gs://{bucket}/{prefix}: {error!r}") from error
+        yield from (item for item in items if not item[0].endswith("/"))  # a name with "/" at its end is a folder
         count += len(items)
         if count > MAX_ARRAYS:
             raise SourceError(f"gs://{bucket}/{prefix} has more than {MAX_ARRAYS:,} files")
@@ -101,7 +104,7 @@ def _list(bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
 
 
 def _safe(name: str, address: str) -> str:
-    """A name below a folder, checked to stay there."""
+    """Return the name after checking that it stays inside the folder."""
     if set(name.split("/")) & {"", ".", ".."} or "\\" in name:
-        raise SourceError(f"{address} holds {shorten(name)}, which is no name of a file below it")
+        raise SourceError(f"{address} holds {shorten(name)} (expected names of files inside the folder)")
     return name

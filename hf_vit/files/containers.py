@@ -1,4 +1,4 @@
-"""Containers of named arrays: a reader for each kind of file or folder, chosen by its content."""
+"""Containers of named arrays: the reader is chosen by the content of the file or folder."""
 
 from pathlib import Path
 
@@ -6,20 +6,20 @@ from .msgpack_arrays import MsgpackReader, is_msgpack
 from .npz import NpzReader
 from .tensorstore_arrays import TensorStoreReader, tensorstore_folder
 
-# Each has `arrays` (what they are, by their names) and `read` (one of them); it is a context manager.
+# Each reader is a context manager with `arrays` (name -> description) and `read` (one array).
 ArrayReader = NpzReader | MsgpackReader | TensorStoreReader
 
 
 def array_container(path: Path) -> Path | None:
-    """The file or folder of a JAX trainer that a path is or leads to; None for anything else, an .npz too."""
+    """Return the array file or folder of a JAX trainer that a path is or leads to; None for others, such as .npz."""
     return path if path.is_file() and is_msgpack(path) else tensorstore_folder(path)
 
 
 def open_arrays(path: Path) -> ArrayReader:
-    """Open a file or folder of named arrays; they are in memory only once they are read.
+    """Open a file or folder of named arrays; an array takes memory only when it is read.
 
     Raises:
-        ValueError: it is damaged or holds none.
+        ValueError: it is damaged or holds no arrays.
         ImportError: a package that its kind needs is not installed.
     """
     if path.is_dir():

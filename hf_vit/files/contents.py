@@ -1,7 +1,7 @@
-"""What the folders of this package hold, so that nothing else in them is replaced, deleted or pushed.
+"""Known contents of the folders that this package writes; no other file in them is replaced, deleted or pushed.
 
-A folder is ours where something in it says so: a config.json of a model of ours, the recipe of a training run, a
-report, or the mark of an export. What else a folder of ours may hold is known by name.
+A folder counts as ours if it holds evidence: a config.json of one of our models, the recipe of a training run, a
+report, or the mark of an export. Other files of ours are recognised by their names.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .readme import is_ours_alone
 
-MARK = ".hf_vit"  # an empty file in folders of other packages' formats, which nothing else tells from theirs
+MARK = ".hf_vit"  # an empty file that marks our folders in the formats of other packages
 _WEIGHTS = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
 _DESCRIPTIONS = ("config.json", "preprocessor_config.json", "conversion.json")
 _RESULTS = ("metrics.json", "card_data.json", "learning_curve.png", "recipe.yaml")  # of a training run
@@ -24,14 +24,14 @@ CODE = tuple(
 _QUANTIZED = ("program.xml", "program.bin", "quantization.json")
 
 _SAVED = (*_WEIGHTS, *_DESCRIPTIONS, *_QUANTIZED)
-# What of a folder goes to the Hub, and nothing else.
+# The only files of a folder that are pushed to the Hub.
 PUSHED = (*_SAVED, *_RESULTS, *CODE, "README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "*.onnx", "*.onnx.data")
 _RUN = (
     *_RESULTS,
     *(f"best/{name}" for name in _SAVED),
     *(f"checkpoints/step_????????/{name}" for name in ("*.safetensors", "state.json", "checksums.json")),
-    *(".????????.incomplete.*", "checkpoints/.????????.incomplete.*"),  # what a run left that was killed
-    "training/*events.out.tfevents.*",  # TensorBoard's, through accelerate
+    *(".????????.incomplete.*", "checkpoints/.????????.incomplete.*"),  # leftovers of a killed run
+    "training/*events.out.tfevents.*",  # TensorBoard files, written by accelerate
     "training/*hparams.yml",
     "profile/trace.json",
 )
@@ -57,15 +57,15 @@ _KNOWN = (MARK, *CODE, *_SAVED, *_RUN, *_EVALUATION, *_CHECKPOINT, *_REPORT, *_D
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a name, or a path with slashes, is one of some patterns."""
+    """Tell whether a name, or a path with slashes, matches one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def refuse_foreign(folder: str | os.PathLike) -> None:
-    """Check that everything in a folder was written by this package; an empty folder holds nothing else.
+    """Refuse a folder that holds anything that this package did not write; an empty folder is accepted.
 
     Raises:
-        FileExistsError: it is no folder, or holds something else; nothing was changed.
+        FileExistsError: it is no folder, or holds a foreign file; nothing was changed.
     """
     folder = Path(folder)
     if folder.is_symlink() or not folder.is_dir():
@@ -85,7 +85,7 @@ def refuse_foreign(folder: str | os.PathLike) -> None:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """Everything in a folder but folders, as paths with slashes; a link to a folder is not followed."""
+    """Yield all entries below a folder except folders, as paths with slashes; links to folders are not followed."""
     for place, folders, files in os.walk(folder):
         for name in (*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))):
             yield Path(place, name).relative_to(folder).as_posix()
@@ -113,5 +113,5 @@ def _is_config_of_ours(file: Path) -> bool:
 
 
 def in_words(names: list[str], most: int = 5) -> str:
-    """Some names, and how many more."""
+    """Return the first `most` names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

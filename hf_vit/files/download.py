@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: a local file or folder, or an address whose file is downloaded once and kept."""
+"""Sources of checkpoints: a local file or folder, or an address whose file is downloaded once into a cache."""
 
 import hashlib
 import json
@@ -27,22 +27,25 @@ from .limits import MAX_CHECKPOINT_BYTES, allowed
 _logger = logging.getLogger(__name__)
 
 BUCKETS = "https://storage.googleapis.com"  # the public address of gs://
-MAX_FAILURES = 3  # in a row, without a byte of progress between them
+MAX_FAILURES = 3  # consecutive failures without any progress
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a byte
-RETRY_WAIT = 1.0  # seconds before the second try; doubled before the third
-TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}  # worth another try (RFC 9110, 6585)
+RETRY_WAIT = 1.0  # seconds before the second try; twice as long before the third
+TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}  # tried again (RFC 9110, 6585)
 _MAX_REDIRECTS = 5
 
 
 class SourceError(OSError):
-    """Why a checkpoint cannot be had, in one sentence."""
+    """A checkpoint that cannot be found or downloaded; the message says why."""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A checkpoint on this machine: what the user gave, and the local file or folder that it leads to.
+    """A checkpoint on this machine.
 
-    sha256: of the file, where it was computed: of downloads.
+    Attributes:
+        location: path or address, as the user gave it.
+        path: the local file or folder.
+        sha256: checksum of a downloaded file; None for others.
     """
 
     location: str
@@ -51,20 +54,20 @@ class Fetched:
 
 
 def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = None, progress: bool = True) -> Fetched:
-    """Find a checkpoint, downloading it if it is not here yet.
+    """Find a checkpoint; download it if it is not in the cache yet.
 
     A download goes to `hf_vit/downloads/<sha256 of the address>/` in the Hugging Face assets cache (`HF_ASSETS_CACHE`,
-    by default `HF_HOME/assets`), is taken up where it broke off, and is not repeated once it is complete. Its address,
-    ETag, size and sha256 stand beside it in `<file name>.json`; a file that has another sha256 is downloaded anew.
+    by default `HF_HOME/assets`). An interrupted download is resumed. Address, ETag, size and sha256 are kept beside the
+    file in `<file name>.json`; a cached file with another sha256 is downloaded again.
 
     Args:
-        location: a local file or folder, `https://...`, `gs://bucket/path` (read through its public https address),
-            or, where `HF_VIT_ALLOW` allows it, `http://...`.
-        cache_dir: the folder to use in place of the assets cache.
-        progress: whether to show a progress bar; none is shown where stderr is no terminal.
+        location: a local file or folder, `https://...`, `gs://bucket/path` (read through its public https address), or
+            `http://...` where `HF_VIT_ALLOW` allows it.
+        cache_dir: folder to use instead of the assets cache.
+        progress: show a progress bar; only if stderr is a terminal.
 
     Raises:
-        SourceError: if it does not exist, cannot be reached, is refused, or does not fit on the disk.
+        SourceError: it does not exist, cannot be reached, is refused, or does not fit on the disk.
     """
     location = os.fspath(location)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", location):
@@ -73,7 +76,7 @@ def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = Non
 
 
 def public_name(source: Fetched) -> str:
-    """Where a checkpoint comes from, as everybody may know it: without folders of this machine, names and signatures.
+    """Return a checkpoint's origin for publication: without local folders, user names and signatures.
 
     >>> public_name(Fetched("https://me:secret@host/x.npz?signature=abc", Path("x.npz")))
     'https://host/x.npz'
@@ -85,7 +88,7 @@ def public_name(source: Fetched) -> str:
 
 
 def sha256_of(path: str | os.PathLike) -> str:
-    """The hexadecimal sha256 of a file; hashing leaves other threads running."""
+    """Return the hexadecimal sha256 of a file; other threads run meanwhile."""
     digest = hashlib.sha256()
     block = memoryview(bytearray(1 << 20))
     with open(path, "rb", buffering=0) as file:
@@ -95,15 +98,15 @@ def sha256_of(path: str | os.PathLike) -> str:
 
 
 def sha256_at(path: Path) -> str:
-    """`sha256_of` a file, `sha256_of_folder` of a folder."""
+    """Return `sha256_of` a file, or `sha256_of_folder` for a folder."""
     return sha256_of_folder(path) if path.is_dir() else sha256_of(path)
 
 
 def sha256_of_folder(folder: str | os.PathLike) -> str:
-    """The hexadecimal sha256 over the files of a folder: over a line `<sha256>  <name>` for each, sorted by name.
+    """Return the hexadecimal sha256 of a folder: of the lines `<sha256>  <name>` of its files, sorted by name.
 
-    A name is the path below the folder, with slashes. So `find . -type f | sed 's|^./||' | LC_ALL=C sort | xargs
-    sha256sum | sha256sum` has it too, where no name has spaces.
+    A name is the path inside the folder, with slashes. `find . -type f | sed 's|^./||' | LC_ALL=C sort | xargs
+    sha256sum | sha256sum` prints the same, if no name contains a space.
     """
     names = sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
     lines = [f"{sha256_of(Path(folder, name))}  {name}\n" for name in names]
@@ -126,11 +129,11 @@ def _https_address(location: str) -> str:
         return f"{BUCKETS}/{quote(rest)}"
     if scheme in ("https", "http"):
         return location
-    raise SourceError(f"{location} begins with {scheme}://; a path, https:// or gs:// is needed")
+    raise SourceError(f"{location} begins with {scheme}:// (expected a path, https:// or gs://)")
 
 
 def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) -> tuple[Path, str]:
-    """The file of an address, and its sha256."""
+    """Return (cached file, its sha256) of an address."""
     name = PurePosixPath(unquote(urlsplit(url).path)).name
     if name in ("", ".."):
         raise SourceError(f"{url} names no file")
@@ -140,31 +143,31 @@ def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) ->
         file = cached_assets_path("hf_vit", "downloads", address_hash, assets_dir=assets_dir) / name
         download = _Download(url, file, progress)
         if (sha256 := download.kept()) is None:
-            with FileLock(f"{file}.lock"):  # another process may be at the same download
+            with FileLock(f"{file}.lock"):  # another process may download the same file
                 sha256 = download.kept() or download.run()
     except SourceError:
         raise
     except (OSError, ValueError) as error:
-        raise SourceError(f"{url} cannot be kept in the cache: {error}") from error
+        raise SourceError(f"cannot cache {url}: {error}") from error
     return file, sha256
 
 
 @dataclass(frozen=True)
 class _Record:
-    """What is known of a download: written when its first bytes come, and again with the sha256 when all have come."""
+    """Record of a download, written when it begins, and again with the sha256 when it is complete."""
 
     url: str
-    etag: str | None  # or else the date of change; tells the server which version the first part is of
-    size: int | None  # bytes, if the server says
+    etag: str | None  # ETag, or else the date of change: the version that the first part belongs to
+    size: int | None  # bytes, if the server tells
     sha256: str | None = None
 
 
 class _InterruptedError(Exception):
-    """A failure that another try may mend."""
+    """A failure that another try may overcome."""
 
 
 class _Download:
-    """One file on its way from `url` to `file`, by way of `<file>.incomplete`."""
+    """Download of one file from `url` to `file`, through `<file>.incomplete`."""
 
     def __init__(self, url: str, file: Path, progress: bool):
         self.url = url
@@ -174,16 +177,16 @@ class _Download:
         self.progress = progress
 
     def kept(self) -> str | None:
-        """The sha256 of the file, if it is here and is what was downloaded."""
+        """Return the sha256 of the cached file; None if it is missing or damaged."""
         if not self.file.exists():
             return None
         record, sha256 = self._load(), sha256_of(self.file)
         return sha256 if record and record.sha256 == sha256 else None
 
     def run(self) -> str:
-        """Download the file, in the place of one that is damaged; return its sha256."""
+        """Download the file, replacing a damaged one; return its sha256."""
         if self.file.exists():
-            _logger.warning(f"{self.file} is not what was downloaded from {self.url}; downloading it anew.")
+            _logger.warning(f"{self.file} is damaged: its sha256 has changed; downloading {self.url} again.")
         record, sha256 = self._receive_all(), sha256_of(self.partial)
         self._save(replace(record, sha256=sha256))
         os.replace(self.partial, self.file)
@@ -200,13 +203,13 @@ class _Download:
                 most_received = max(most_received, received)
                 if failures == MAX_FAILURES:
                     raise SourceError(
-                        f"{self.url} failed {MAX_FAILURES} times in a row ({error}); "
-                        f"the {received} bytes that came are kept for the next time"
+                        f"cannot download {self.url}: {MAX_FAILURES} failures in a row ({error}); "
+                        f"the {received} bytes received are kept for the next try"
                     ) from error
                 time.sleep(RETRY_WAIT * 2 ** (failures - 1))
 
     def _receive_rest(self) -> _Record:
-        """Ask once for what is missing and append what comes."""
+        """Request the missing part once and append it."""
         record, start = self._load(), self._received()
         if record and record.size == start:
             return record
@@ -223,11 +226,9 @@ class _Download:
             raise SourceError(str(error)) from error
         except OfflineModeIsEnabled as error:
             state = f"is damaged in the cache ({self.file})" if self.file.exists() else "is not in the cache"
-            raise SourceError(f"{self.url} {state} and HF_HUB_OFFLINE forbids downloading it") from error
+            raise SourceError(f"{self.url} {state}, and HF_HUB_OFFLINE forbids downloading it") from error
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL) as error:
-            raise SourceError(
-                f"{self.url} cannot be reached ({error}); download it elsewhere and pass the file"
-            ) from error
+            raise SourceError(f"cannot reach {self.url} ({error}); download it elsewhere and pass the file") from error
         except httpx.RequestError as error:
             raise _InterruptedError(str(error) or type(error).__name__) from error
 
@@ -237,20 +238,20 @@ class _Download:
             return self._check_size(_content_length(response) or 0)
         if status == 416:
             self.partial.unlink()
-            raise _InterruptedError("what was received earlier does not fit")
+            raise _InterruptedError("the part received earlier does not match")
         if status in TRANSIENT_STATUS:
             raise _InterruptedError(f"HTTP {status} {response.reason_phrase}")
-        meaning = {401: "is refused", 403: "is refused, or is not there", 404: "is not there"}.get(status, "fails")
+        meaning = {401: "is refused", 403: "is refused, or does not exist", 404: "does not exist"}.get(status, "fails")
         raise SourceError(f"{self.url} {meaning}: the server answers HTTP {status} {response.reason_phrase}")
 
     def _check_size(self, size: int) -> None:
         if size > MAX_CHECKPOINT_BYTES and not allowed("large"):
             self.partial.unlink(missing_ok=True)
-            limit = f"at most {MAX_CHECKPOINT_BYTES:,} are downloaded (HF_VIT_ALLOW=large downloads more)"
+            limit = f"at most {MAX_CHECKPOINT_BYTES:,} are downloaded; set HF_VIT_ALLOW=large to download more"
             raise SourceError(f"{self.url} has {size:,} bytes or more; {limit}")
 
     def _what_comes(self, response: httpx.Response, record: _Record | None, start: int) -> tuple[_Record, int]:
-        """The record that the body belongs to and the offset where it begins: 0 if the server sends it all again."""
+        """Return (record of the response, offset of its body); the offset is 0 if the server sends the whole file."""
         if response.status_code == 200:
             return _Record(self.url, _version(response), _content_length(response)), 0
         is_next_part = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
@@ -271,14 +272,14 @@ class _Download:
                     bar.update(len(chunk))
         except OSError as error:
             raise SourceError(
-                f"{self.partial} cannot be written ({error.strerror}): {self._received()} of {record.size} bytes "
-                f"have been kept and the next try goes on from there"
+                f"cannot write {self.partial} ({error.strerror}): {self._received()} of {record.size} bytes are kept; "
+                f"the next try continues from there"
             ) from error
         if record.size not in (None, self._received()):
-            raise _InterruptedError(f"{self._received()} of {record.size} bytes came")
+            raise _InterruptedError(f"received only {self._received()} of {record.size} bytes")
 
     def _progress_bar(self, record: _Record, start: int) -> tqdm:
-        off = None if self.progress else True  # None: only where stderr is no terminal
+        off = None if self.progress else True  # None: off if stderr is no terminal
         return tqdm(desc=self.file.name, total=record.size, initial=start, unit="B", unit_scale=True, disable=off)
 
     def _received(self) -> int:
@@ -288,7 +289,7 @@ class _Download:
         try:
             return _Record(**json.loads(self.record_file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
-            return None  # without it the download begins again
+            return None  # without a record, the download begins again
 
     def _save(self, record: _Record) -> None:
         temporary = self.record_file.with_name(f"{self.record_file.name}.incomplete")
@@ -297,7 +298,7 @@ class _Download:
 
 
 def _version(response: httpx.Response) -> str | None:
-    """What `If-Range` takes (RFC 9110, 13.1.5): a strong ETag, or else the date of the last change."""
+    """Return the version for `If-Range` (RFC 9110, 13.1.5): a strong ETag, or else the date of the last change."""
     etag = response.headers.get("ETag", "W/")
     return response.headers.get("Last-Modified") if etag.startswith("W/") else etag
 
@@ -307,24 +308,24 @@ def _content_length(response: httpx.Response) -> int | None:
     return int(length) if length.isdecimal() else None
 
 
-# Which addresses are asked. The same text is in images/image_reading.py, which travels to the Hub without this file.
+# Checks of addresses. The same code is in images/image_reading.py, which travels to the Hub without this file.
 
 
 class _AddressError(ValueError):
-    """An address that is not asked, in one sentence."""
+    """An address that may not be requested."""
 
 
 @contextmanager
 def _open_address(url: str, timeout: float, headers: Mapping[str, str]) -> Iterator[Any]:
-    """Ask for an encrypted address of a public machine; each redirect is held to the same.
+    """Request an address, which must be encrypted and public; the same holds for every redirect.
 
-    Both the machines of a name, before it is asked, and the one that a connection leads to, before anything is sent.
+    All addresses of the host name are checked before the request, and the address of the connection before sending.
 
     Args:
         timeout: seconds without an answer or a byte.
 
     Yields:
-        The response of httpx; its body is yet to come.
+        The response of httpx; its body is not read yet.
 
     Raises:
         _AddressError: an address is not encrypted or not public, and `HF_VIT_ALLOW` does not allow it.
@@ -339,7 +340,7 @@ def _open_address(url: str, timeout: float, headers: Mapping[str, str]) -> Itera
                 yield response
                 return
             url = str(response.next_request.url)
-    raise _AddressError(f"{_bare(url)} is one of more than {_MAX_REDIRECTS} redirects")
+    raise _AddressError(f"cannot follow the redirect to {_bare(url)}: there are more than {_MAX_REDIRECTS} redirects")
 
 
 def _check_address(url: str) -> None:
@@ -353,17 +354,17 @@ def _check_address(url: str) -> None:
     except ValueError:
         host, port = None, None
     if not host:
-        raise _AddressError(f"{_bare(url)} names no machine")
+        raise _AddressError(f"{_bare(url)} names no host")
     try:
         found = [] if allowed("private") else socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return  # left to whoever connects: a proxy may know the name
+        return  # a proxy may know the name; the connection is checked later
     for *_, address in found:
         _refuse_private(url, str(address[0]))
 
 
 def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
-    """Check where a new connection leads, since a name may have led elsewhere a moment ago; a proxy is the user's."""
+    """Check the machine of a new connection, since a name may lead elsewhere by now; the user's proxy is trusted."""
     if event != "connection.connect_tcp.complete" or allowed("private"):
         return
     parts, proxies = urlsplit(url), getproxies()
@@ -378,13 +379,15 @@ def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
 
 def _refuse_private(url: str, address: str) -> None:
     if not _is_public(ip_address(address)):
-        raise _AddressError(f"{_bare(url)} leads to {address}, which is not public; HF_VIT_ALLOW=private allows it")
+        raise _AddressError(
+            f"{_bare(url)} leads to {address}, which is not public; set HF_VIT_ALLOW=private to allow it"
+        )
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
     if isinstance(address, IPv6Address):
         embedded = address.ipv4_mapped or address.sixtofour
-        if int(address) >> 32 == 0x0064FF9B << 64:  # 64:ff9b::/96, NAT64's (RFC 6052)
+        if int(address) >> 32 == 0x0064FF9B << 64:  # NAT64: 64:ff9b::/96 (RFC 6052)
             embedded = IPv4Address(int(address) & 0xFFFFFFFF)
         if embedded is not None:
             return _is_public(embedded)
@@ -392,7 +395,7 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _bare(url: str) -> str:
-    """An address for messages: without names, keys and signatures, and not longer than a line."""
+    """Return an address for messages: without user names, keys and signatures, at most 200 characters."""
     parts = urlsplit(url)
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
     return bare if len(bare) <= 200 else f"{bare[:200]}..."

@@ -1,4 +1,4 @@
-"""Which files of a folder are images: by their names, nothing is read."""
+"""Image files of a folder, recognised by their names; nothing is read."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".ti
 
 
 def images_below(folder: Path) -> list[Path]:
-    """The image files in a folder and in those below, sorted.
+    """Return the image files in a folder and its subfolders, sorted.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no image files.
     """
     found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     if not found:

@@ -1,4 +1,4 @@
-"""The end of a program that was given something it cannot use: one sentence and an exit status, no traceback."""
+"""Error messages for users: one sentence and an exit status instead of a traceback."""
 
 import difflib
 import re
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 from .limits import MAX_MESSAGE
 
-# Errors that the user can mend; ImportError: an extra is not installed.
+# Errors that the user can correct; ImportError: an extra is not installed.
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError)
 FAILED, INTERRUPTED = 2, 130  # exit statuses
-_EXTRAS = {  # what is imported -> the extra that installs it
+_EXTRAS = {  # imported package -> the extra that installs it
     **dict.fromkeys(("accelerate", "datasets", "evaluate", "pyarrow"), "training"),
     **dict.fromkeys(("matplotlib", "scipy"), "analysis"),
     **dict.fromkeys(("msgpack", "tensorstore"), "jax-checkpoints"),
@@ -25,14 +25,14 @@ _LAST_ERROR = re.compile(r"^[\w.]+: (.+)$", re.MULTILINE)
 
 @contextmanager
 def ends_in_one_sentence(program: str, *more: type[Exception]) -> Iterator[None]:
-    """Turn an error that the user can mend into one sentence on standard error, and so Ctrl+C.
+    """Print an error that the user can correct, or Ctrl+C, as one sentence on standard error, and exit.
 
     Args:
-        program: what the sentence begins with.
-        more: errors of this program that the user can mend too.
+        program: beginning of the sentence.
+        more: further exceptions that the user can correct.
 
     Raises:
-        SystemExit: with the status 2, or 130 after Ctrl+C.
+        SystemExit: with status 2, or 130 after Ctrl+C.
     """
     try:
         yield
@@ -45,7 +45,7 @@ def ends_in_one_sentence(program: str, *more: type[Exception]) -> Iterator[None]
 
 
 def one_sentence(error: BaseException) -> str:
-    """An error on one line, cut where it is longer than anyone reads."""
+    """Return an error's message on one line, cut after `MAX_MESSAGE` characters."""
     text = str(error)
     package = str(error.name).partition(".")[0] if isinstance(error, ImportError) else ""
     if extra := _EXTRAS.get(package):
@@ -53,16 +53,16 @@ def one_sentence(error: BaseException) -> str:
     elif isinstance(error, OSError) and error.strerror and error.filename and text.startswith("[Errno"):
         text = f"cannot use {error.filename}: {error.strerror}"
     if "in DataLoader worker process" in text[:100] and (found := _LAST_ERROR.findall(text)):
-        text = found[-1]  # of what a worker met, without its traceback
+        text = found[-1]  # the worker's error, without its traceback
     text = " ".join(text[: 2 * MAX_MESSAGE].split()) or type(error).__name__
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ..."
 
 
 def kind_of_content(beginning: bytes) -> str:
-    """What a file is that begins so, where a checkpoint was expected, and what to do; empty where nobody can tell.
+    """Describe a file that is no checkpoint by its first bytes, with advice; return "" for an unknown beginning.
 
     Args:
-        beginning: 8 bytes at least, where there are so many.
+        beginning: at least the first 8 bytes of the file, or all of a shorter one.
     """
     if not beginning:
         return "is empty (0 bytes; expected a checkpoint): copy or download it again"
@@ -81,19 +81,19 @@ _KINDS = {
 
 
 def with_dashes(text: str) -> str:
-    """`--image_size=384` -> `--image-size=384`; what is no option stays."""
+    """Write an option with dashes: `--image_size=384` -> `--image-size=384`; any other text is returned unchanged."""
     name, equals, value = text.partition("=")
     return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else text
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the known one that is most like it, or nothing."""
+    """Return "; did you mean NAME?" with the known name that is most similar; "" if none is similar."""
     found = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {found[0]}?" if found else ""
 
 
 def shorten(value: object) -> str:
-    """A value as Python writes it, cut where it is long: whatever a file holds fits into a sentence."""
+    """Return the `repr` of a value, shortened to fit into a sentence."""
     return _SHORT.repr(value)
 
 

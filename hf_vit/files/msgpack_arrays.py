@@ -1,7 +1,7 @@
-"""Arrays of a `.msgpack` file as `flax.serialization.to_bytes` writes it, one at a time; nothing is unpickled.
+"""Reader for the `.msgpack` files of `flax.serialization.to_bytes`, one array at a time; nothing is unpickled.
 
-The file is a tree of maps. An array is an extension of type 1: a packed (shape, name of the dtype, bytes); one beyond
-1 GiB is a map of such arrays, to be put end to end.
+The file is a tree of maps. An array is an extension of type 1: a packed (shape, name of the dtype, bytes). An array
+above 1 GiB is a map of such arrays, which are concatenated.
 """
 
 import math
@@ -19,7 +19,7 @@ from .limits import HOW_TO_ALLOW, MAX_ARRAYS, MAX_CHECKPOINT_BYTES, MAX_DEPTH, a
 from .messages import shorten
 from .npz import BFLOAT16, SUPPORTED_DTYPES, ArrayInfo, as_tensor
 
-# A map with a name in printable characters; not the length of a .safetensors header and its "{".
+# The beginning of a map whose first key is printable; excludes the beginning of a .safetensors file (length, then "{").
 _BEGINNING = re.compile(rb"(?!...\0{5}{)(?:[\x81-\x8f]|\xde..|\xdf....)(?:[\xa1-\xbf]|\xd9.)[!-~]", re.DOTALL)
 _MAPS = (*range(0x80, 0x90), 0xDE, 0xDF)  # first bytes of maps
 _ARRAY = 1  # flax's _MsgpackExtType.ndarray
@@ -28,11 +28,11 @@ _MAX_DIMENSIONS, _MAX_NAME = 32, 4096  # NumPy 1's limit; bytes of one part of a
 
 
 class MsgpackError(ValueError):
-    """What is wrong with a `.msgpack` file, in one sentence that names it."""
+    """A fault of a `.msgpack` file; the message names the file."""
 
 
 class _Array(NamedTuple):
-    """What an extension says of its array, without the data, which are its last bytes."""
+    """Description of an array in an extension, without the data, which are the extension's last bytes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -40,21 +40,23 @@ class _Array(NamedTuple):
 
 
 def is_msgpack(path: Path) -> bool:
-    """Whether a file begins as a map with a name; what is damaged, by its name."""
+    """Tell whether a file begins with a map that has a name, or is called `.msgpack` (it may be damaged)."""
     with open(path, "rb") as file:
         return _BEGINNING.match(file.read(16)) is not None or path.suffix == ".msgpack"
 
 
 class MsgpackReader:
-    """Reads a file array by array; opening it goes through it once, with one array in memory at a time.
+    """Reader of a `.msgpack` file, one array at a time; a context manager.
 
-    A context manager. Leaves that are no arrays (the number of a step) are left out.
+    Opening the file reads it once, with one array in memory at a time. Leaves that are no arrays (a step's number) are
+    ignored.
 
     Attributes:
-        arrays: what each array is, by its names from the root with slashes between them, in the order of the file.
+        arrays: name -> description of each array, in the order of the file. A name is the path of keys from the root,
+            joined by slashes.
 
     Raises:
-        MsgpackError: the file is damaged, holds no arrays, or more than is read.
+        MsgpackError: the file is damaged, holds no arrays, or exceeds a limit.
         ImportError: msgpack is not installed.
     """
 
@@ -67,8 +69,8 @@ class MsgpackReader:
             raise ImportError(f"{path} needs msgpack: pip install 'hf_vit[jax-checkpoints]'") from error
         self.path = Path(path)
         self.arrays: dict[str, ArrayInfo] = {}
-        self._parts: dict[str, list[tuple[int, int]]] = {}  # of each array, where its bytes begin and end
-        self._numbers: dict[str, int] = {}  # other leaves that are integers
+        self._parts: dict[str, list[tuple[int, int]]] = {}  # (begin, end) of each array's bytes in the file
+        self._numbers: dict[str, int] = {}  # integer leaves
         if (size := self.path.stat().st_size) > MAX_CHECKPOINT_BYTES and not allowed("large"):
             raise MsgpackError(f"{path} has {size:,} bytes; at most {MAX_CHECKPOINT_BYTES:,} {HOW_TO_ALLOW}")
         with open(self.path, "rb") as file:
@@ -84,7 +86,7 @@ class MsgpackReader:
             try:
                 self._walk(unpacker)
                 self._join_chunks()
-            except (ValueError, TypeError, msgpack.UnpackException) as error:  # what it raises for damaged bytes
+            except (ValueError, TypeError, msgpack.UnpackException) as error:  # msgpack's errors for damaged bytes
                 reason = str(error) or type(error).__name__
                 raise MsgpackError(f"{path} is damaged, or no tree of arrays in msgpack: {reason}") from error
         if not self.arrays:
@@ -98,7 +100,7 @@ class MsgpackReader:
             self._bytes.close()
 
     def read(self, name: str) -> torch.Tensor:
-        """Read one array into memory of its own."""
+        """Read one array into its own memory."""
         buffer = np.empty(self.arrays[name].nbytes, np.uint8)
         position = 0
         for start, end in self._parts[name]:
@@ -107,12 +109,12 @@ class MsgpackReader:
         return as_tensor(buffer, self.arrays[name])
 
     def _walk(self, unpacker: Any, path: tuple[str, ...] = ()) -> None:
-        """Note what every leaf of a map is and where it ends."""
+        """Record the kind and the place of every leaf of a map."""
         if len(path) > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
         for _ in range(unpacker.read_map_header()):
             if not isinstance(key := unpacker.unpack(), str):
-                raise ValueError(f"{shorten(key)} stands where a name is expected")
+                raise ValueError(f"a key is {shorten(key)} (expected a name)")
             below = (*path, key)
             name = "/".join(below)
             if len(self.arrays) + len(self._numbers) > MAX_ARRAYS:
@@ -123,16 +125,16 @@ class MsgpackReader:
                 self._walk(unpacker, below)
             elif isinstance(value := unpacker.unpack(), _Array):
                 if name in self.arrays:
-                    raise ValueError(f"it holds two arrays of the name {name!r}")
+                    raise ValueError(f"it holds two arrays named {name!r}")
                 self.arrays[name] = ArrayInfo(name, *value)
                 self._parts[name] = [(unpacker.tell() - value.nbytes, unpacker.tell())]
             elif isinstance(value, int):
                 self._numbers[name] = value
         if not path and unpacker.tell() != len(self._bytes):
-            raise ValueError(f"{len(self._bytes) - unpacker.tell()} bytes come after its end")
+            raise ValueError(f"{len(self._bytes) - unpacker.tell()} bytes follow its end")
 
     def _join_chunks(self) -> None:
-        """Put arrays together that are stored in chunks (flax's `_chunk`)."""
+        """Join the chunks of arrays that are stored in chunks (flax's `_chunk`)."""
         for name in [name.removesuffix(_CHUNKED) for name in self._numbers if name.endswith(_CHUNKED)]:
             shape = _as_shape(_numbered(self._numbers, f"{name}/shape/"))
             chunks = _numbered(self.arrays, f"{name}/chunks/")
@@ -140,7 +142,7 @@ class MsgpackReader:
                 del self.arrays[chunk.name]
             dtypes, nbytes = {chunk.dtype for chunk in chunks}, sum(chunk.nbytes for chunk in chunks)
             if len(dtypes) != 1 or math.prod(shape) * chunks[0].dtype.itemsize != nbytes:
-                raise ValueError(f"{name} of shape {shape} is stored in chunks of {nbytes:,} bytes")
+                raise ValueError(f"{name} has shape {shape}, but its chunks have {nbytes:,} bytes")
             self.arrays[name] = ArrayInfo(name, shape, chunks[0].dtype, nbytes)
             self._parts[name] = [part for chunk in chunks for part in self._parts.pop(chunk.name)]
 
@@ -153,7 +155,7 @@ def _as_shape(sizes: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _numbered(leaves: dict[str, Any], prefix: str) -> list[Any]:
-    """The leaves `prefix + "0"`, `prefix + "1"` and so on."""
+    """Return the leaves `prefix + "0"`, `prefix + "1"` and so on."""
     found = []
     while (name := f"{prefix}{len(found)}") in leaves:
         found.append(leaves[name])
@@ -161,7 +163,7 @@ def _numbered(leaves: dict[str, Any], prefix: str) -> list[Any]:
 
 
 def _read_extension(kind: int, content: bytes) -> _Array | None:
-    """What an extension says of its array; None for a number."""
+    """Return the description of an extension's array; None for a number."""
     import msgpack
 
     if kind != _ARRAY:

@@ -1,7 +1,8 @@
-"""Files and folders that appear whole or not at all: written beside their place first, then renamed into it.
+"""Atomic writing of files and folders: they appear complete or not at all.
 
-They are written in a hidden workplace beside their place, which the process holds a lock on: the workplace of a process
-that was killed is cleared by the next one that writes to the same place, and the one of a living process never.
+They are written in a hidden workplace beside their destination, then renamed. The process holds a lock on its
+workplace. The next process that writes to the same destination deletes the workplace of a killed process, never that
+of a living one.
 """
 
 import errno
@@ -19,16 +20,16 @@ from .contents import refuse_foreign
 
 try:
     import fcntl
-except ImportError:  # Windows, where what a killed process left stays
+except ImportError:  # Windows: leftovers of a killed process stay
     fcntl = None
 
-_REPLACED = "replaced"  # in a workplace: what the new folder takes the place of
+_REPLACED = "replaced"  # name of the old folder inside a workplace
 
 
 def refuse_existing(path: str | os.PathLike, overwrite: bool) -> None:
-    """Raise FileExistsError if `path` exists and may not be overwritten, or is a folder that holds more than ours."""
+    """Raise FileExistsError if `path` exists and may not be overwritten, or is a folder with foreign files."""
     if parent := next((str(place) for place in Path(path).parents if place.is_file()), None):
-        raise FileExistsError(f"cannot write {path}: {parent} is a file (expected a folder); name another place")
+        raise FileExistsError(f"cannot write {path}: {parent} is a file (expected a folder); choose another place")
     if not os.path.lexists(path):
         return
     if not overwrite:
@@ -39,14 +40,16 @@ def refuse_existing(path: str | os.PathLike, overwrite: bool) -> None:
 
 @contextmanager
 def new_file(path: str | os.PathLike, overwrite: bool = False, flush: bool = False) -> Iterator[Path]:
-    """A temporary file of the same name in another folder; it takes the place of `path` when the block ends well.
+    """Yield a temporary path with the name of `path`; when the block ends without error, its file replaces `path`.
 
     Args:
-        flush: wait until it is on the disk, so that a power failure leaves the old file or the new one.
+        path: destination.
+        overwrite: replace an existing file.
+        flush: wait until the file is on the disk, so that a power failure leaves either the old file or the new one.
 
     Raises:
         FileExistsError: `path` exists and may not be overwritten.
-        OSError: it cannot be written; there is no trace of it.
+        OSError: it cannot be written; nothing of it is left.
     """
     path = Path(path)
     if not overwrite:
@@ -62,14 +65,16 @@ def new_file(path: str | os.PathLike, overwrite: bool = False, flush: bool = Fal
 
 @contextmanager
 def new_folder(path: str | os.PathLike, overwrite: bool = False, flush: bool = False) -> Iterator[Path]:
-    """A temporary folder that takes the place of `path` when the block ends well, and vanishes when it does not.
+    """Yield a temporary folder; it replaces `path` when the block ends without error, otherwise it is deleted.
 
     Args:
-        flush: wait until it is on the disk, so that a power failure leaves no part of it under this name.
+        path: destination.
+        overwrite: replace an existing folder of this package.
+        flush: wait until the folder is on the disk, so that a power failure leaves no incomplete folder at `path`.
 
     Raises:
-        FileExistsError: `path` exists and may not be overwritten, or holds what this package did not write.
-        OSError: it cannot be written; there is no trace of it, and what was at `path` still is.
+        FileExistsError: `path` exists and may not be overwritten, or holds files that this package did not write.
+        OSError: it cannot be written; nothing of it is left, and `path` is unchanged.
     """
     path = Path(path)
     with _workplace(path) as workplace:
@@ -79,7 +84,7 @@ def new_folder(path: str | os.PathLike, overwrite: bool = False, flush: bool = F
         yield folder
         for entry in (*folder.rglob("*"), folder):
             _finish(entry, workplace, flush)
-        _refuse_to_replace(path, overwrite)  # somebody may have put something there meanwhile
+        _refuse_to_replace(path, overwrite)  # again: the old folder may have got new files meanwhile
         _replace_folder(path, folder, workplace / _REPLACED)
         if flush:
             flush_to_disk(path.parent)
@@ -87,13 +92,13 @@ def new_folder(path: str | os.PathLike, overwrite: bool = False, flush: bool = F
 
 @contextmanager
 def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
-    """A temporary folder whose files replace those of the same name in `folder`, which may hold more, in the end.
+    """Yield a temporary folder whose files finally replace those of the same name in `folder`; other files stay.
 
-    The config.json, without which nothing loads, goes first and comes back last: whenever the process is killed,
-    `folder` holds the old model, the new one, or none, and never files of both that load together.
+    The old config.json, without which nothing loads, is deleted first, and the new one is moved last. If the process is
+    killed at any moment, `folder` holds the old model, the new model or no loadable model, never a mixture that loads.
 
     Raises:
-        OSError: they cannot be written; `folder` is as it was.
+        OSError: they cannot be written; `folder` is unchanged.
     """
     folder = Path(folder)
     with _workplace(folder) as workplace:
@@ -109,7 +114,7 @@ def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """Write or replace a text file: UTF-8 and the line ends of `text`, whatever the system and its locale."""
+    """Write or replace a text file, as UTF-8 with the line ends of `text` on every system and in every locale."""
     with new_file(path, overwrite=True) as file:
         file.write_bytes(text.encode())
 
@@ -120,7 +125,7 @@ def write_json(path: str | os.PathLike, content: Any, *, sort_keys: bool = False
 
 
 def _refuse_to_replace(path: Path, overwrite: bool) -> None:
-    """Raise FileExistsError if a folder may not take the place of what is at `path`."""
+    """Raise FileExistsError if a folder may not replace `path`."""
     refuse_existing(path, overwrite)
     if os.path.lexists(path) and not os.path.isdir(path):
         refuse_foreign(path)
@@ -128,7 +133,7 @@ def _refuse_to_replace(path: Path, overwrite: bool) -> None:
 
 @contextmanager
 def _workplace(path: Path) -> Iterator[Path]:
-    """A folder beside `path`, on the same disk; it is gone afterwards, also after Ctrl+C."""
+    """Yield a temporary folder beside `path`, on the same disk; it is deleted afterwards, also after Ctrl+C."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(path)
     workplace = path.with_name(f".{token_hex(4)}.incomplete.{path.name}")
@@ -138,7 +143,7 @@ def _workplace(path: Path) -> Iterator[Path]:
         yield workplace
     except Exception as error:
         if _is_about_writing(error, workplace):
-            raise OSError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+            raise OSError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
         raise
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
@@ -147,16 +152,16 @@ def _workplace(path: Path) -> Iterator[Path]:
 
 
 def _make_locked(workplace: Path) -> int | None:
-    """Make a folder and lock it, so that it is cleared by others only when this process has ended.
+    """Make a folder and lock it, so that other processes delete it only after this process has ended.
 
     Returns:
-        What to close in the end; None where the system or the disk has no such locks.
+        A file descriptor to close at the end; None where the system or the disk has no such locks.
     """
     while True:
         workplace.mkdir(exist_ok=True)
         try:
             lock = _lock(workplace)
-        except (BlockingIOError, FileNotFoundError):  # another took it for a leftover just now
+        except (BlockingIOError, FileNotFoundError):  # another process is deleting it as a leftover
             continue
         if lock is None or workplace.exists():
             return lock
@@ -164,11 +169,11 @@ def _make_locked(workplace: Path) -> int | None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Take the lock of a folder, which ends with the process; None where there are none.
+    """Lock a folder until the process ends; return the file descriptor, or None where there are no locks.
 
     Raises:
-        BlockingIOError: another process has it.
-        FileNotFoundError: there is no such folder.
+        BlockingIOError: another process holds the lock.
+        FileNotFoundError: the folder does not exist.
     """
     if fcntl is None:
         return None
@@ -184,7 +189,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _clear_leftovers(path: Path) -> None:
-    """Delete workplaces of dead processes that wrote to `path`; a folder that one had moved away comes back."""
+    """Delete workplaces of dead processes that wrote to `path`; restore a folder that one of them had moved away."""
     pattern = re.compile(r"\.[0-9a-f]{8}\.incomplete\." + re.escape(path.name))
     for leftover in filter(lambda entry: pattern.fullmatch(entry.name), path.parent.iterdir()):
         with suppress(OSError):  # its process is alive
@@ -197,14 +202,14 @@ def _clear_leftovers(path: Path) -> None:
 
 
 def _is_about_writing(error: Exception, workplace: Path) -> bool:
-    """A full disk, or no rights: as an OSError of Python, or as the class of its own that safetensors has."""
+    """Tell whether an error comes from writing (full disk, no permission): an OSError, or safetensors' own class."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS) or str(workplace) in str(error)
     return "os error" in str(error).lower()
 
 
 def _finish(entry: Path, workplace: Path, flush: bool) -> None:
-    """Let others read a file as the umask has it, with which `workplace` was made; safetensors lets only the owner."""
+    """Give a file the permissions of the umask, as `workplace` has them; safetensors lets only the owner read."""
     if entry.is_file():
         entry.chmod(workplace.stat().st_mode & 0o666)
     if flush:
@@ -212,7 +217,7 @@ def _finish(entry: Path, workplace: Path, flush: bool) -> None:
 
 
 def _replace_folder(path: Path, folder: Path, replaced: Path) -> None:
-    """Move `folder` to `path`, and what was there to `replaced`; back again if that fails or is interrupted."""
+    """Move `path` to `replaced`, then `folder` to `path`; undo the first move after an error or interrupt."""
     try:
         if path.exists():
             path.rename(replaced)
@@ -224,7 +229,7 @@ def _replace_folder(path: Path, folder: Path, replaced: Path) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Ask the system to put a file, or the names in a folder, onto the disk."""
+    """Ask the system to write a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

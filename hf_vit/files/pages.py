@@ -1,4 +1,4 @@
-"""Pages of HTML that are one file: their style is in it, and they need no network and no script."""
+"""Self-contained HTML pages: one file with its style inside, without network access or scripts."""
 
 from importlib.resources import files
 from typing import Any
@@ -7,10 +7,15 @@ import jinja2
 
 
 def render_page(package: str, template: str, **content: Any) -> str:
-    """Render a template of a package; text in `content` is escaped, and `style` is the style sheet of all our pages.
+    """Render a template as an HTML page with the style sheet of all our pages; text in `content` is escaped.
+
+    Args:
+        package: package that holds the template, as a dotted name.
+        template: file name of the template.
+        content: variables of the template.
 
     Raises:
-        jinja2.UndefinedError: the template asks for something that `content` does not have.
+        jinja2.UndefinedError: the template uses a variable that `content` lacks.
     """
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined

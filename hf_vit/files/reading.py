@@ -1,4 +1,4 @@
-"""Text, JSON and YAML that others wrote: within a budget, and refused in one sentence that names the file."""
+"""Readers for text, JSON and YAML from untrusted sources: with size limits, and errors that name the file."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from .limits import MAX_DEPTH, MAX_TEXT_BYTES
 
 
 def read_text(path: str | os.PathLike, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Read a UTF-8 file, with a byte order mark or without.
+    """Read a UTF-8 file, with or without a byte order mark.
 
     Raises:
         ValueError: it is too large or not UTF-8.
@@ -53,7 +53,8 @@ def parse_json(text: str, name: str) -> Any:
     """Parse JSON.
 
     Args:
-        name: where it is from, for messages.
+        text: the JSON text.
+        name: origin of the text, for messages.
 
     Raises:
         ValueError: it is too deep or not JSON.
@@ -78,7 +79,7 @@ def _check_depth(content: Any, depth: int = 0) -> None:
 
 
 def read_yaml(path: str | os.PathLike) -> Any:
-    """Read a YAML file, in which nothing refers to anything else.
+    """Read a YAML file without aliases.
 
     Raises:
         ValueError: it is too large, too deep, not YAML or has aliases.
@@ -88,10 +89,11 @@ def read_yaml(path: str | os.PathLike) -> Any:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """Parse YAML, in which nothing refers to anything else: aliases of aliases grow without bound.
+    """Parse YAML without aliases (nested aliases can expand without bound).
 
     Args:
-        name: where it is from, for messages.
+        text: the YAML text.
+        name: origin of the text, for messages.
 
     Raises:
         ValueError: it is too deep, not YAML or has aliases.
@@ -104,7 +106,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Reads YAML without aliases, as deep as `MAX_DEPTH`."""
+    """A YAML loader that refuses aliases, and nesting deeper than `MAX_DEPTH`."""
 
     depth = 0
 

@@ -1,6 +1,6 @@
-"""The README.md of a folder: the part of it that is ours, and the one that `convert` writes.
+"""The README.md of a folder: our part of it, and the version that `convert` writes.
 
-What stands between the two marks is ours and is written anew; what stands around it is somebody's own text.
+The text between the two marks is ours and is replaced. The text around it is the user's own and is kept.
 """
 
 from pathlib import Path
@@ -26,16 +26,17 @@ place of this text.
 
 
 def render_readme(model_type: str, class_name: str) -> str:
-    """Render a README.md that says how to load the model in its folder.
+    """Render a README.md that explains how to load the model in its folder.
 
     Args:
-        class_name: of the model.
+        model_type: `model_type` of the configuration.
+        class_name: name of the model's class.
     """
     auto_class = "AutoModelForImageClassification" if class_name.endswith("ForImageClassification") else "AutoModel"
     return f"{BEGIN}\n{_TEXT.format(model_type=model_type, auto_class=auto_class)}{END}\n"
 
 
 def is_ours_alone(readme: Path) -> bool:
-    """Whether a README.md has nobody's own text: no front matter, nothing above our part and nothing below."""
+    """Tell whether a README.md holds our part only: no front matter, no text above or below."""
     text = readme.read_text(encoding="utf-8", errors="replace").strip()
     return text.startswith(BEGIN) and text.endswith(END) and text.count(END) == 1

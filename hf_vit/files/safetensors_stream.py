@@ -1,4 +1,4 @@
-"""Weights from file to file: the library that writes .safetensors wants all tensors in memory at once."""
+"""Writer of .safetensors files, one tensor at a time; the safetensors library needs all tensors in memory at once."""
 
 import json
 import math
@@ -8,17 +8,18 @@ from pathlib import Path
 
 import torch
 
-_ALIGNMENT = 8  # bytes, of the header's end
+_ALIGNMENT = 8  # bytes; the header ends at a multiple of this
 
 
 def write_safetensors(
     path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> None:
-    """Write float32 tensors one at a time, as https://github.com/huggingface/safetensors describes the format.
+    """Write float32 tensors one at a time, in the format that https://github.com/huggingface/safetensors describes.
 
     Args:
-        shapes: of all tensors, in the order in which they come.
-        tensors: (name, contiguous tensor) pairs; each is made in another thread while the one before is written.
+        path: the file to write.
+        shapes: name -> shape of all tensors, in the order of `tensors`.
+        tensors: (name, contiguous tensor) pairs. Each is made in another thread while the previous one is written.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -34,7 +35,7 @@ def write_safetensors(
 
 
 def _one_ahead(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same pairs; a thread makes the next one while the caller uses this one."""
+    """Yield the same pairs; a thread makes the next pair while the caller uses the current one."""
     iterator = iter(tensors)
     with ThreadPoolExecutor(1) as executor:
         upcoming = executor.submit(next, iterator, None)

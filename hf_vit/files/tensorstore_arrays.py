@@ -1,7 +1,7 @@
-"""Arrays of a folder as JAX trainers write it: Orbax (OCDBT, or a zarr array for each parameter) and big_vision.
+"""Reader for folders of arrays that JAX trainers write: Orbax (OCDBT, or one zarr array per parameter) and big_vision.
 
-Opening a folder reads the metadata of its arrays; their chunks are read with each array, and those of an optimiser
-never.
+Opening a folder reads the metadata of its arrays only. An array's chunks are read with the array; the chunks of an
+optimiser's state are never read.
 """
 
 import math
@@ -18,17 +18,17 @@ from .npz import BFLOAT16, SUPPORTED_DTYPES, ArrayInfo
 from .reading import read_json_object
 
 _DATABASE = "manifest.ocdbt"
-_DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # by the metadata of an array
-_TREE = "_METADATA"  # of Orbax: the keys of every parameter
-_LATEST = "-LAST"  # big_vision's NAME-LAST holds the step, and NAME-<step> the arrays
+_DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # metadata file of an array -> driver
+_TREE = "_METADATA"  # Orbax's list of the keys of every parameter
+_LATEST = "-LAST"  # big_vision's file NAME-LAST holds a step; the folder NAME-<step> holds the arrays
 
 
 class TensorStoreError(ValueError):
-    """What is wrong with a folder of arrays, in one sentence that names it."""
+    """A fault of a folder of arrays; the message names the folder."""
 
 
 def tensorstore_folder(path: Path) -> Path | None:
-    """The folder of arrays that a folder, or a file NAME-LAST, is or leads to; None for anything else."""
+    """Return the folder of arrays at a path, or the one that a file NAME-LAST refers to; None for anything else."""
     if path.is_file() and path.name.endswith(_LATEST):
         with open(path, "rb") as file:
             step = file.read(32).strip()
@@ -40,7 +40,7 @@ def tensorstore_folder(path: Path) -> Path | None:
 
 
 def _arrays_below(folder: Path) -> Iterator[tuple[str, str]]:
-    """(name, name of its metadata) of every array that has a folder of its own."""
+    """Yield (name, name of its metadata file) for every array that has its own folder."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         for metadata in _DRIVERS:
             if entry.is_dir() and os.path.isfile(os.path.join(entry.path, metadata)):
@@ -48,16 +48,13 @@ def _arrays_below(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 class TensorStoreReader:
-    """Reads a folder array by array.
-
-    A context manager.
+    """Reader of a folder of arrays, one array at a time; a context manager.
 
     Attributes:
-        arrays: what each array is, by its keys from the root with slashes between them. What is no numeric array is
-            left out.
+        arrays: name -> description of each numeric array. A name is the path of keys from the root, joined by slashes.
 
     Raises:
-        TensorStoreError: the folder is damaged, holds no arrays, or more than is read.
+        TensorStoreError: the folder is damaged, holds no arrays, or exceeds a limit.
         ImportError: tensorstore is not installed.
     """
 
@@ -73,7 +70,7 @@ class TensorStoreReader:
             self._open(tensorstore)
         except TensorStoreError:
             raise
-        except (ValueError, TypeError, KeyError) as error:  # what tensorstore raises for damaged bytes
+        except (ValueError, TypeError, KeyError) as error:  # tensorstore's errors for damaged bytes
             raise TensorStoreError(f"{path} is damaged: {_reason(error)}") from error
         if not self.arrays:
             raise TensorStoreError(f"{path} holds no arrays")
@@ -85,7 +82,7 @@ class TensorStoreReader:
         self._stores.clear()
 
     def read(self, name: str) -> torch.Tensor:
-        """Read one array into memory of its own.
+        """Read one array into its own memory.
 
         Raises:
             TensorStoreError: a chunk is damaged or missing.
@@ -93,7 +90,7 @@ class TensorStoreReader:
         try:
             array = self._stores[name].read().result()
         except ValueError as error:
-            raise TensorStoreError(f"{self.path}: the array {name!r} cannot be read: {_reason(error)}") from error
+            raise TensorStoreError(f"{self.path}: cannot read the array {name!r}: {_reason(error)}") from error
         is_bfloat16 = self.arrays[name].dtype == BFLOAT16
         tensor = torch.from_numpy(np.require(array.view(np.int16) if is_bfloat16 else array, requirements=["C", "W"]))
         return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
@@ -114,7 +111,7 @@ class TensorStoreReader:
         self._check_sizes()
 
     def _places(self, tensorstore: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """(stored name, name of its metadata, key-value store) of every array."""
+        """Yield (stored name, name of its metadata file, key-value store) for every array."""
         folder = f"{self.path.resolve().as_posix()}/"
         if not (self.path / _DATABASE).is_file():
             for name, metadata in _arrays_below(self.path):
@@ -131,9 +128,9 @@ class TensorStoreReader:
         if dtype not in SUPPORTED_DTYPES:
             return
         if name in self.arrays:
-            raise TensorStoreError(f"{self.path} holds two arrays of the name {name!r}")
+            raise TensorStoreError(f"{self.path} holds two arrays named {name!r}")
         has_all_chunks = store.fill_value is None or tree.get("store_array_data_equal_to_fill_value", False)
-        if has_all_chunks:  # one that is missing would be read as zeros
+        if has_all_chunks:  # by default, tensorstore reads a missing chunk as zeros
             store = tensorstore.open({**store.spec().to_json(), "fill_missing_data_reads": False}).result()
         chunk = store.chunk_layout.write_chunk.shape or store.shape
         whole = (math.ceil(size / part) * part if part else size for size, part in zip(store.shape, chunk, strict=True))
@@ -141,7 +138,7 @@ class TensorStoreReader:
         self._stores[name] = store
 
     def _check_sizes(self) -> None:
-        """Refuse more than the folder can plausibly hold, before any chunk is read."""
+        """Refuse implausibly large arrays before any chunk is read."""
         size = sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
         declared = sum(array.nbytes for array in self.arrays.values())
         most = most_bytes(size)
@@ -152,7 +149,7 @@ class TensorStoreReader:
 
 
 def _names_in(tree: dict[str, Any]) -> dict[str, str]:
-    """The keys of every parameter, with slashes between them, by its stored name; a key may hold a dot."""
+    """Map each parameter's stored name to its keys joined by slashes; a key may contain a dot."""
     try:
         keys = [[str(key["key"]) for key in entry["key_metadata"]] for entry in tree["tree_metadata"].values()]
     except (TypeError, LookupError, AttributeError):
@@ -161,5 +158,5 @@ def _names_in(tree: dict[str, Any]) -> dict[str, str]:
 
 
 def _reason(error: BaseException) -> str:
-    """What tensorstore says, without the specification that it repeats."""
+    """Return tensorstore's message without the appended specification."""
     return str(error).split(" [", 1)[0] or type(error).__name__

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """The version of each package; "not installed" where there is none, as for hf_vit in a bare checkout."""
+    """Return each package's version; "not installed" without one (also for hf_vit in a checkout without install)."""
     return {package: _version_of(package) for package in packages}
 
 

@@ -1,6 +1,6 @@
-"""Whatever a user calls an image becomes a tensor (channels, height, width) of levels from 0 to 255.
+"""Reading of images in any form, as a tensor (channels, height, width) of levels from 0 to 255.
 
-Levels are uint8 where the source has 8 bits, and float32 with 16 bits of precision where it has more:
+Levels are uint8 for a source of 8 bits, and float32 with 16 bits of precision for deeper sources:
 
 | source | level |
 | --- | --- |
@@ -39,43 +39,43 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 _ORIENTATION = 0x0112  # the EXIF tag
-# What is read at most, on what an image declares. The largest photographs have some 100 million pixels.
-_MAX_PIXELS = 2**27
+_MAX_PIXELS = 2**27  # limit on the declared size; the largest photographs have some 100 million pixels
 _BLOCK = 2**20  # bytes that are read at once
-_MAX_NESTING = 16  # lists of images inside each other
-_MAX_DOWNLOAD_BYTES = 2**26  # of an image behind an address
-_DOWNLOAD_SECONDS = 60.0  # for all of it
-_SILENCE_SECONDS = 15.0  # without an answer or a byte of it
+_MAX_NESTING = 16  # depth of nested lists of images
+_MAX_DOWNLOAD_BYTES = 2**26  # size of an image behind an address
+_DOWNLOAD_SECONDS = 60.0  # for the whole download
+_SILENCE_SECONDS = 15.0  # without an answer or a byte
 _MAX_REDIRECTS = 5
 _EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "RGBA": "RGBA", "RGBa": "RGBA"}
 _DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
-_CHANNEL_COUNTS = (1, 2, 3, 4)  # lengths of a channel axis of an array, besides the number of channels asked for
+_CHANNEL_COUNTS = (1, 2, 3, 4)  # possible lengths of an array's channel axis, besides the requested number of channels
 
 
 class ImageReadingError(ValueError):
-    """An image that cannot be read; the message names the file, or the place in the batch."""
+    """An image that cannot be read; the message names the file, or the position in the batch."""
 
 
 def allowed(what: str) -> bool:
-    """Whether the environment variable `HF_VIT_ALLOW`, a list with commas, lifts limits of a kind.
+    """Tell whether the environment variable `HF_VIT_ALLOW`, a comma-separated list, lifts a kind of limit.
 
     Args:
-        what: "large" (images beyond a limit), "http" (addresses without encryption) or "private" (addresses of the
-            machine itself and of private networks).
+        what: "large" (images beyond a size limit), "http" (addresses without encryption) or "private" (addresses of
+            this machine and of private networks).
     """
     return what in os.environ.get("HF_VIT_ALLOW", "").replace(" ", "").split(",")
 
 
 def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
-    """A flat list of images. A batch in one tensor on an accelerator stays whole, since there few large steps are
-    faster; on the CPU many small ones are, that stay in its cache.
+    """Return a flat list of images; a batch is split on the CPU, and stays one tensor on an accelerator.
+
+    Single images are faster on the CPU, because they fit into its cache.
 
     Raises:
-        ValueError: lists are too deep inside each other.
+        ValueError: lists are nested too deep.
     """
     if isinstance(images, list | tuple):
         if depth > _MAX_NESTING:
-            raise ValueError(f"lists of images are inside each other more than {_MAX_NESTING} deep")
+            raise ValueError(f"cannot read the images: their lists are nested more than {_MAX_NESTING} deep")
         images = [image for item in images for image in list_images(item, device, depth + 1)]
         return [torch.stack(images)] if _can_stack(images) else images
     if isinstance(images, torch.Tensor) and _layout_of(images) != "dense":
@@ -87,12 +87,12 @@ def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
 
 
 def count_images(images: list[Any]) -> int:
-    """How many images a list has in which batches count with all of theirs."""
+    """Return the number of images in a list; a batch counts with all of its images."""
     return sum(len(image) if isinstance(image, torch.Tensor) and image.ndim == 4 else 1 for image in images)
 
 
 def _can_stack(images: list[Any]) -> bool:
-    """Whether these are equal images on one accelerator."""
+    """Tell whether the images are tensors of equal shape and dtype on one accelerator."""
     tensors = (isinstance(image, torch.Tensor) and image.ndim == 3 and _layout_of(image) == "dense" for image in images)
     if len(images) < 2 or not all(tensors):
         return False
@@ -101,7 +101,7 @@ def _can_stack(images: list[Any]) -> bool:
 
 
 def name_image(image: Any, index: int) -> str:
-    """How messages call an image: by its file if it has one, else by its place."""
+    """Return an image's name for messages: its file if it has one, else its position."""
     path = image.get("path") if isinstance(image, dict) else getattr(image, "filename", image)
     if isinstance(path, str | os.PathLike) and str(path):
         return str(path) if len(str(path)) <= 200 else f"image {index} ({str(path)[:50]}...)"
@@ -117,24 +117,24 @@ def read_image(
     reduce_to: Callable[[int, int], tuple[int, int]] | None = None,
     name: str = "the image",
 ) -> torch.Tensor:
-    """Levels of an image.
+    """Read an image as levels.
 
     Args:
         image: a path, URL, `data:` URI, bytes, open file, {"bytes", "path"} of `datasets`, PIL image, NumPy array or
             tensor; arrays may be a batch.
-        num_channels: how many channels the result has; None leaves them as they come.
-        background: what shows through where an image is transparent.
-        input_data_format: "channels_first" or "channels_last", for arrays whose shape does not tell.
-        keep_float: floating-point arrays are taken as they are, whatever their range.
-        reduce_to: for a height and width, the (height, width) that such an image will be resized to; a JPEG is then
+        num_channels: number of channels of the result; None keeps the image's channels.
+        background: red, green and blue behind transparent parts.
+        input_data_format: "channels_first" or "channels_last", for arrays of ambiguous shape.
+        keep_float: keep the values of floating-point arrays, whatever their range.
+        reduce_to: function of (height, width) that returns the size that such an image will be resized to. A JPEG is
             decoded at 1/2, 1/4 or 1/8 of its size if that is at least as large.
-        name: how messages name the image.
+        name: name of the image in messages.
 
     Returns:
         (..., channels, height, width), uint8 or float32.
 
     Raises:
-        ImageReadingError: what cannot be read, is not an image, or has other channels than asked for.
+        ImageReadingError: it cannot be read, is not an image, or its channels cannot be converted to `num_channels`.
     """
     if isinstance(image, np.ndarray | torch.Tensor):
         levels = _levels_of_array(image, num_channels, input_data_format, keep_float, name)
@@ -146,7 +146,7 @@ def read_image(
 
 
 def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, name: str) -> np.ndarray:
-    """Pixels of an image file, or PIL image, upright: (height, width) or (height, width, channels)."""
+    """Return the pixels of an image file or PIL image, upright: (height, width) or (height, width, channels)."""
     try:
         if isinstance(image, Image.Image):
             _check_pixels(image.width, image.height)
@@ -165,17 +165,18 @@ def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, 
         raise ImageReadingError(f"{name} is not an image in a format that Pillow reads") from error
     except Exception as error:  # decoders of damaged files raise anything: OSError, SyntaxError, struct.error, ...
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ImageReadingError(f"{name} cannot be read: {reason}") from error
+        raise ImageReadingError(f"cannot read {name}: {reason}") from error
 
 
 def _check_pixels(width: int, height: int) -> None:
-    """Raise ValueError where an image declares more pixels than are read."""
+    """Raise ValueError if an image declares too many pixels."""
     if width * height > _MAX_PIXELS and not allowed("large"):
-        raise ValueError(f"it has {width} x {height}; at most {_MAX_PIXELS:,} are read (HF_VIT_ALLOW=large reads more)")
+        limit = f"at most {_MAX_PIXELS:,} are read; set HF_VIT_ALLOW=large to read more"
+        raise ValueError(f"it has {width} x {height} pixels; {limit}")
 
 
 def _check_png(image: Image.Image) -> None:
-    """Compare the chunks of a PNG that is not loaded yet with their checksums; Pillow skips those of the pixels."""
+    """Verify the checksums of a PNG that is not loaded yet; Pillow does not verify those of the pixels."""
     file = getattr(image, "fp", None)
     if image.format != "PNG" or file is None:
         return
@@ -193,14 +194,14 @@ def _check_png(image: Image.Image) -> None:
 
 
 class _File(io.FileIO):
-    """A file of which nobody reads more than it has: Python takes the memory that a damaged header asks for."""
+    """A file that limits each read to its size; otherwise a damaged header could make Python allocate any memory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         return super().read(-1 if size is None else min(size, os.fstat(self.fileno()).st_size))
 
 
 def _open_source(image: Any) -> AbstractContextManager[Any]:
-    """What `PIL.Image.open` takes: an open file; one that was opened here is closed at the end of the block."""
+    """Open an image for `PIL.Image.open`; a file opened here is closed at the end of the block."""
     if isinstance(image, dict):
         image = image.get("bytes") or image.get("path")
     if isinstance(image, bytes | bytearray | memoryview):
@@ -211,7 +212,7 @@ def _open_source(image: Any) -> AbstractContextManager[Any]:
         return io.BytesIO(base64.b64decode(image.partition(",")[2]))
     if isinstance(image, str | os.PathLike):
         path = Path(image)
-        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for
+        if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe would wait
             raise ValueError("it is not a regular file")
         return _File(str(path))
     if hasattr(image, "read"):
@@ -220,10 +221,10 @@ def _open_source(image: Any) -> AbstractContextManager[Any]:
 
 
 def _download(url: str) -> bytes:
-    """The image behind an address, in another thread: no timeout holds for a name's look-up or headers that trickle.
+    """Download an image in another thread; httpx has no timeout for name resolution or slow headers.
 
     Raises:
-        ValueError: it is too large, takes too long, or may not be asked for.
+        ValueError: it is too large, takes too long, or may not be requested.
         httpx.RequestError: it cannot be reached.
     """
     answers: queue.SimpleQueue[tuple[bytes, BaseException | None]] = queue.SimpleQueue()
@@ -246,17 +247,13 @@ def _download(url: str) -> bytes:
 
 
 def _receive(url: str, end: float) -> bytes:
-    """The body behind an address.
-
-    Args:
-        end: when to give up, in seconds of `time.monotonic`.
-    """
+    """Download a body; give up at `end`, in seconds of `time.monotonic`."""
     body = io.BytesIO()
     with _open_address(url, _SILENCE_SECONDS, {"Accept-Encoding": "identity"}) as response:
         if response.status_code != 200:
             raise ValueError(f"the server answers HTTP {response.status_code} {response.reason_phrase}")
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise ValueError("the server compresses it although it was asked not to")
+            raise ValueError("the server compresses it (expected Content-Encoding: identity)")
         length = response.headers.get("Content-Length", "")
         _check_length(int(length) if length.isdecimal() else 0)
         for chunk in response.iter_raw():
@@ -269,28 +266,28 @@ def _receive(url: str, end: float) -> bytes:
 
 def _check_length(length: int) -> None:
     if length > _MAX_DOWNLOAD_BYTES and not allowed("large"):
-        limit = f"at most {_MAX_DOWNLOAD_BYTES:,} are downloaded (HF_VIT_ALLOW=large downloads more)"
+        limit = f"at most {_MAX_DOWNLOAD_BYTES:,} are downloaded; set HF_VIT_ALLOW=large to download more"
         raise ValueError(f"it has {length:,} bytes or more; {limit}")
 
 
-# Which addresses are asked. The same text is in files/download.py, which stays behind when this file travels.
+# Checks of addresses. The same code is in files/download.py, which does not travel to the Hub.
 
 
 class _AddressError(ValueError):
-    """An address that is not asked, in one sentence."""
+    """An address that may not be requested."""
 
 
 @contextmanager
 def _open_address(url: str, timeout: float, headers: Mapping[str, str]) -> Iterator[Any]:
-    """Ask for an encrypted address of a public machine; each redirect is held to the same.
+    """Request an address, which must be encrypted and public; the same holds for every redirect.
 
-    Both the machines of a name, before it is asked, and the one that a connection leads to, before anything is sent.
+    All addresses of the host name are checked before the request, and the address of the connection before sending.
 
     Args:
         timeout: seconds without an answer or a byte.
 
     Yields:
-        The response of httpx; its body is yet to come.
+        The response of httpx; its body is not read yet.
 
     Raises:
         _AddressError: an address is not encrypted or not public, and `HF_VIT_ALLOW` does not allow it.
@@ -305,7 +302,7 @@ def _open_address(url: str, timeout: float, headers: Mapping[str, str]) -> Itera
                 yield response
                 return
             url = str(response.next_request.url)
-    raise _AddressError(f"{_bare(url)} is one of more than {_MAX_REDIRECTS} redirects")
+    raise _AddressError(f"cannot follow the redirect to {_bare(url)}: there are more than {_MAX_REDIRECTS} redirects")
 
 
 def _check_address(url: str) -> None:
@@ -319,17 +316,17 @@ def _check_address(url: str) -> None:
     except ValueError:
         host, port = None, None
     if not host:
-        raise _AddressError(f"{_bare(url)} names no machine")
+        raise _AddressError(f"{_bare(url)} names no host")
     try:
         found = [] if allowed("private") else socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return  # left to whoever connects: a proxy may know the name
+        return  # a proxy may know the name; the connection is checked later
     for *_, address in found:
         _refuse_private(url, str(address[0]))
 
 
 def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
-    """Check where a new connection leads, since a name may have led elsewhere a moment ago; a proxy is the user's."""
+    """Check the machine of a new connection, since a name may lead elsewhere by now; the user's proxy is trusted."""
     if event != "connection.connect_tcp.complete" or allowed("private"):
         return
     parts, proxies = urlsplit(url), getproxies()
@@ -344,13 +341,15 @@ def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
 
 def _refuse_private(url: str, address: str) -> None:
     if not _is_public(ip_address(address)):
-        raise _AddressError(f"{_bare(url)} leads to {address}, which is not public; HF_VIT_ALLOW=private allows it")
+        raise _AddressError(
+            f"{_bare(url)} leads to {address}, which is not public; set HF_VIT_ALLOW=private to allow it"
+        )
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
     if isinstance(address, IPv6Address):
         embedded = address.ipv4_mapped or address.sixtofour
-        if int(address) >> 32 == 0x0064FF9B << 64:  # 64:ff9b::/96, NAT64's (RFC 6052)
+        if int(address) >> 32 == 0x0064FF9B << 64:  # NAT64: 64:ff9b::/96 (RFC 6052)
             embedded = IPv4Address(int(address) & 0xFFFFFFFF)
         if embedded is not None:
             return _is_public(embedded)
@@ -358,14 +357,14 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _bare(url: str) -> str:
-    """An address for messages: without names, keys and signatures, and not longer than a line."""
+    """Return an address for messages: without user names, keys and signatures, at most 200 characters."""
     parts = urlsplit(url)
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
     return bare if len(bare) <= 200 else f"{bare[:200]}..."
 
 
 def _pixels_of_pillow(image: Image.Image) -> np.ndarray:
-    """Pixels of a PIL image, upright, in a mode that `_levels_of_array` and `_convert_channels` know."""
+    """Return the pixels of a PIL image, upright, in a mode that `_levels_of_array` and `_convert_channels` accept."""
     if image.getexif().get(_ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode in _DEEP_MODES:
@@ -377,27 +376,27 @@ def _pixels_of_pillow(image: Image.Image) -> np.ndarray:
 
 def _sixteen_bits(pixels: np.ndarray) -> np.ndarray:
     if pixels.min() < 0 or pixels.max() > 65535:
-        raise ValueError(f"its integers go from {pixels.min()} to {pixels.max()}, expected 16 bits (0 to 65535)")
+        raise ValueError(f"its integers go from {pixels.min()} to {pixels.max()} (expected 16 bits: 0 to 65535)")
     return pixels.astype(np.uint16)
 
 
 def turn(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:
-    """(width, height) in the file -> upright, or the other way round."""
+    """Convert (width, height) between the file's orientation and upright; the conversion is its own inverse."""
     return size if image.getexif().get(_ORIENTATION, 1) < 5 else (size[1], size[0])
 
 
 def _levels_of_array(
     array: np.ndarray | torch.Tensor, num_channels: int | None, data_format: str | None, keep_float: bool, name: str
 ) -> torch.Tensor:
-    """Levels (..., channels, height, width) of an array or tensor."""
+    """Return the levels (..., channels, height, width) of an array or tensor."""
     if isinstance(array, torch.Tensor) and (layout := _layout_of(array)) != "dense":
         raise ImageReadingError(f"{name} is a {layout} tensor (expected a dense one)")
     if array.dtype.is_complex if isinstance(array, torch.Tensor) else array.dtype.kind not in "biuf":
-        raise ImageReadingError(f"{name} has dtype {array.dtype}, which is no image")
+        raise ImageReadingError(f"{name} has dtype {array.dtype} (expected bool, integer or floating point)")
     if array.ndim not in (2, 3, 4):
-        raise ImageReadingError(f"{name} has {array.ndim} dimensions (shape {tuple(array.shape)}), expected 2, 3 or 4")
-    if (values := math.prod(array.shape[-3:])) > 4 * _MAX_PIXELS and not allowed("large"):  # a view may declare any
-        limit = f"at most {4 * _MAX_PIXELS:,} are read (HF_VIT_ALLOW=large reads more)"
+        raise ImageReadingError(f"{name} has shape {tuple(array.shape)} (expected 2, 3 or 4 dimensions)")
+    if (values := math.prod(array.shape[-3:])) > 4 * _MAX_PIXELS and not allowed("large"):  # possible for a view
+        limit = f"at most {4 * _MAX_PIXELS:,} are read; set HF_VIT_ALLOW=large to read more"
         raise ImageReadingError(f"{name} has shape {tuple(array.shape)}, {values:,} values; {limit}")
     tensor = array if isinstance(array, torch.Tensor) else _tensor_of(array)
     if tensor.ndim == 2:
@@ -408,14 +407,14 @@ def _levels_of_array(
 
 
 def _layout_of(tensor: torch.Tensor) -> str:
-    """Say "dense" of a tensor that has a number for each place, and of any other what it is."""
+    """Return "dense" for an ordinary tensor, else the kind: nested, quantized, meta or sparse."""
     kinds = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "meta": tensor.is_meta}
     sparse = tensor.layout is not torch.strided
     return next((kind for kind, is_one in {**kinds, "sparse": sparse}.items() if is_one), "dense")
 
 
 def _tensor_of(array: np.ndarray) -> torch.Tensor:
-    """The array's memory where PyTorch can use it, else a copy."""
+    """Return a tensor that shares the array's memory if PyTorch allows it, else a copy."""
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -424,7 +423,7 @@ def _tensor_of(array: np.ndarray) -> torch.Tensor:
 
 
 def _to_levels(tensor: torch.Tensor, keep_float: bool, name: str) -> torch.Tensor:
-    """Values of any type -> levels, by the table at the top."""
+    """Convert values of any dtype to levels, by the table at the top."""
     if tensor.dtype == torch.uint8:
         return tensor
     if tensor.dtype == torch.bool:
@@ -432,10 +431,10 @@ def _to_levels(tensor: torch.Tensor, keep_float: bool, name: str) -> torch.Tenso
     if tensor.dtype == torch.uint16:
         return tensor.float() / 257
     if not tensor.is_floating_point():
-        tensor = tensor.long()  # PyTorch does little with the longer unsigned integers
+        tensor = tensor.long()  # PyTorch has few operations for uint32 and uint64
         _check_range(tensor, 255, "integer images are in [0, 255] (or uint16)", name)
         return tensor.to(torch.uint8)
-    if keep_float or tensor.element_size() == 1:  # of float8, PyTorch computes nothing
+    if keep_float or tensor.element_size() == 1:  # PyTorch cannot compute with float8
         tensor = tensor.float()
     if keep_float:
         return tensor
@@ -444,7 +443,7 @@ def _to_levels(tensor: torch.Tensor, keep_float: bool, name: str) -> torch.Tenso
 
 
 def _infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | None, name: str) -> str:
-    """Where the channels are: the axis that has `num_channels`, and if both or none have, the custom of the library."""
+    """Find the channel axis: the one of length `num_channels`; if both or none match, the library's convention."""
     first, last = array.shape[-3], array.shape[-1]
     if (first == num_channels) != (last == num_channels):
         return "channels_first" if first == num_channels else "channels_last"
@@ -455,8 +454,8 @@ def _infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | Non
         if length in _CHANNEL_COUNTS or length == num_channels:
             return data_format
     raise ImageReadingError(
-        f"{name} has shape {tuple(array.shape)}, of which neither the first nor the last axis can be the channels; "
-        'say input_data_format="channels_first" or "channels_last"'
+        f"{name} has shape {tuple(array.shape)}: neither the first nor the last axis can be the channels; "
+        'set input_data_format to "channels_first" or "channels_last"'
     )
 
 
@@ -469,7 +468,7 @@ def _check_range(tensor: torch.Tensor, highest: int, expected: str, name: str):
 def _convert_channels(
     levels: torch.Tensor, num_channels: int, background: tuple[int, ...] | list[int], name: str
 ) -> torch.Tensor:
-    """(..., channels, height, width) -> (..., num_channels, height, width): grey repeated, alpha composited."""
+    """Convert to (..., num_channels, height, width): grey is repeated, alpha is composited."""
     channels = levels.shape[-3]
     if channels == num_channels:
         return levels
@@ -480,11 +479,11 @@ def _convert_channels(
             levels = levels[..., [0, 0, 0, 1], :, :]
         colour = levels if channels == 3 else composite(levels, background)
         return colour if num_channels == 3 else _luma(colour)
-    raise ImageReadingError(f"{name} has {channels} channels, expected {num_channels}")
+    raise ImageReadingError(f"{name} has {channels} channels (expected {num_channels})")
 
 
 def composite(levels: torch.Tensor, background: tuple[int, ...] | list[int]) -> torch.Tensor:
-    """Lay (..., red green blue alpha, height, width) over a colour: (..., red green blue, height, width)."""
+    """Lay RGBA levels (..., 4, height, width) over a background colour; return (..., 3, height, width)."""
     colour, alpha = levels[..., :3, :, :].float(), levels[..., 3:, :, :].float()
     behind = torch.tensor(background, dtype=torch.float32, device=levels.device)[:, None, None]
     blended = (colour * alpha + behind * (255 - alpha)) / 255
@@ -492,7 +491,7 @@ def composite(levels: torch.Tensor, background: tuple[int, ...] | list[int]) -> 
 
 
 def _luma(levels: torch.Tensor) -> torch.Tensor:
-    """ITU-R 601 brightness, in the fixed-point arithmetic of Pillow's `convert("L")`."""
+    """Return the ITU-R 601 brightness, in the fixed-point arithmetic of Pillow's `convert("L")`."""
     if levels.is_floating_point():
         weights = torch.tensor([0.299, 0.587, 0.114], device=levels.device)
         return (levels * weights[:, None, None]).sum(-3, keepdim=True)

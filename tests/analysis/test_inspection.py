@@ -101,7 +101,7 @@ def test_an_unreadable_image_is_said_by_the_command(tmp_path, capsys):
     images = [str(tmp_path / name) for name in ("good.png", "none.png")]
     assert main(["inspect", str(tmp_path / "tiny"), "--image", *images, "--output", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err.strip().split("\r")[-1]
-    assert "none.png cannot be read" in error
+    assert "none.png: [Errno 2]" in error
     assert "the report has everything else" in error
     assert (tmp_path / "out" / "01-good.rollout.png").exists()
 

@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_nothing(goldens, tmp_path):
     arguments = ["convert", str(goldens / "vit_token.npz"), str(tmp_path / "out")]
     result = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert result.returncode == 2, result.stderr
-    assert "cannot be written" in result.stderr
+    assert "cannot write" in result.stderr
     assert "File too large" in result.stderr
     assert not list(tmp_path.iterdir())
 

@@ -39,7 +39,7 @@ COMMANDS = [
     ("convert vit.npz", "cannot convert without the folder to write; give it, or --check"),
     ("convert vit.npz yours", "yours exists; give --overwrite (overwrite=True) to replace it"),
     ("convert vit.npz yours --overwrite", "yours: it holds thesis.txt, which hf_vit did not write; nothing was change"),
-    ("convert vit.npz vit.npz/out", "vit.npz/out: vit.npz is a file (expected a folder); name another place"),
+    ("convert vit.npz vit.npz/out", "vit.npz/out: vit.npz is a file (expected a folder); choose another place"),
     ("convert vit.npz out --labels three.txt", "3 labels are given, but the head has 10 classes"),
     ("convert vit.npz out --labels none.txt", "labels 'none.txt' are neither a file nor one of: imagenet1k"),
     ("convert vit.npz out --image-size 33", "image height 33 is not a multiple of 8, the height of a patch in pixels"),

@@ -88,7 +88,7 @@ def test_a_damaged_image_among_others_is_named_and_left_out(model, photographs, 
     assert out == ""
     first, second, last = [line for line in err.splitlines() if line.startswith("hf-vit predict: ")]
     assert "a/4.png is not an image" in first
-    assert "b/0.png cannot be read" in second
+    assert "b/0.png" in second
     assert last == "hf-vit predict: 2 of 7 images cannot be read and are left out"
     if suffix == "csv":
         rows = list(csv.DictReader(output.read_text().splitlines()))
@@ -119,7 +119,7 @@ def test_without_a_readable_image_nothing_is_written(model, tmp_path, capsys):
         (["{folder}/a.png", "--split", "test"], "--split is of a data set"),
         (["{folder}/a.png", "--device", "cuda:99"], "--device cuda:99 cannot be used: "),
         (["{folder}/a.png", "--device", "gpu"], "--device gpu cannot be used: "),
-        (["http://example.org/a.png"], "http://example.org/a.png cannot be read: "),
+        (["http://example.org/a.png"], "cannot read http://example.org/a.png: "),
         (["--dataset", "digits"], "digits has several splits; choose with --split: train, test"),
     ],
 )

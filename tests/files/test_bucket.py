@@ -1,4 +1,4 @@
-"""Folders of a bucket, from a server on this machine that answers as Google's JSON API does."""
+"""Folders of a bucket, from a local server that answers like Google's JSON API."""
 
 import json
 import threading
@@ -47,7 +47,7 @@ class Bucket(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def bucket(monkeypatch, tmp_path):
-    """A bucket with a run of big_vision's trainer."""
+    """A bucket that holds a run of big_vision's trainer."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
@@ -84,15 +84,15 @@ def test_a_folder_of_a_bucket_converts_and_is_kept(bucket, name):
     assert bucket.requests == []
 
 
-def test_what_is_no_folder_or_would_leave_it_is_refused(bucket, tmp_path, monkeypatch):
+def test_bad_folders_are_refused(bucket, tmp_path, monkeypatch):
     assert not is_folder_address("gs://models/a.npz")
-    with pytest.raises(SourceError, match=r"gs://models/nothing/ is not there, or holds no files"):
+    with pytest.raises(SourceError, match=r"gs://models/nothing/ does not exist, or holds no files"):
         fetch_folder("gs://models/nothing/", tmp_path)
     bucket.files["run/checkpoint.bv-LAST"] = b"../../etc"
     with pytest.raises(SourceError, match=r"holds '../../etc' \(expected the number of a step\)"):
         fetch_folder("gs://models/run/checkpoint.bv-LAST", tmp_path)
     bucket.files[f"{STEP}../outside"] = b"x"
-    with pytest.raises(SourceError, match=r"holds '../outside', which is no name of a file below it"):
+    with pytest.raises(SourceError, match=r"holds '../outside' \(expected names of files inside the folder\)"):
         fetch_folder(f"gs://models/{STEP}", tmp_path)
     monkeypatch.setattr("hf_vit.files.bucket.MAX_CHECKPOINT_BYTES", 1000)
     bucket.requests.clear()

@@ -45,7 +45,7 @@ def load_with_numpy(path):
 
 
 def small_arrays():
-    """Of different sizes, the last longer than a few headers."""
+    """Arrays of different sizes; the last is longer than a few headers."""
     generator = np.random.default_rng(11)
     return {
         "cls": generator.normal(size=(1, 1, 7)).astype("f4"),
@@ -69,7 +69,7 @@ def test_checkpoints_survive_reading_and_writing(path, tmp_path):
         assert copy[name].tobytes() == array.tobytes()
 
 
-def test_headers_are_known_before_reading(tmp_path):
+def test_headers_are_available_before_reading(tmp_path):
     np.savez(tmp_path / "a.npz", **small_arrays())
     with NpzReader(tmp_path / "a.npz") as reader:
         info = reader.arrays["head/kernel"]
@@ -112,7 +112,7 @@ def test_arrays_longer_than_a_block(tmp_path, monkeypatch):
 
 
 def memory(field):
-    """Of this process, in KiB (proc_pid_status(5))."""
+    """Return a memory figure of this process, in KiB (proc_pid_status(5))."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field))
 
@@ -132,7 +132,7 @@ def test_reading_takes_the_memory_of_one_array(tmp_path):
     assert 40 * 1024 * 0.9 <= growth <= 40 * 1024 * 1.25
 
 
-def test_writing_lets_go_of_an_array_before_the_next_is_made(tmp_path):
+def test_writing_frees_an_array_before_the_next_is_made(tmp_path):
     made = []
 
     def arrays():
@@ -148,7 +148,7 @@ def test_writing_lets_go_of_an_array_before_the_next_is_made(tmp_path):
 
 
 def rewrite(path, name, change):
-    """Put other bytes in place of one member, with a checksum that fits them."""
+    """Replace the bytes of one member and adapt its checksum."""
     with zipfile.ZipFile(path) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist()}
     members[f"{name}.npy"] = change(members[f"{name}.npy"])
@@ -158,7 +158,7 @@ def rewrite(path, name, change):
 
 
 def damaged_file(path, kind):
-    """A file with one fault."""
+    """Write a file with one fault."""
     np.savez(path, **small_arrays() | {"long": np.arange(5000)})
     data = bytearray(path.read_bytes())
     if kind == "text":
@@ -216,22 +216,22 @@ def damaged_file(path, kind):
         ("empty", "is not an .npz file: it begins with b''"),
         ("single array", "is a single .npy array"),
         ("truncated", r"is truncated or damaged: its \d+ bytes hold no zip directory"),
-        ("flipped bit", "'cls' cannot be read: Bad CRC-32"),
-        ("flipped bit far in", "'long' cannot be read: its checksum is [0-9a-f]{8}, not [0-9a-f]{8} as the file says"),
-        ("hidden array", "is damaged: 1 of the 4 arrays in its zip directory can be found"),
-        ("wrong magic", "'cls' cannot be read: it begins with .*NUMPI"),
-        ("new version", "'cls' cannot be read: it begins with .*, not as a .npy array of version 1.0 or 2.0"),
-        ("damaged header", "'cls' cannot be read: .*header"),
-        ("negative", r"'cls' .* impossible shape \(-1, -1, 7\)"),
-        ("one petabyte", r"'cls' .* shape \(281474976710656,\) .* need 1125899906842624 bytes, but \d\d are there"),
-        ("petabytes of nothing", r"'cls' .* impossible shape \(0, 1152921504606846976\)"),
-        ("truth", r"'cls' .* shape \(True, 1, 7\), in which something is no number"),
-        ("too short", r"'cls' .* shape \(1, 1, 7\) .* float32, which need 28 bytes, but 24 are there"),
-        ("strings", "'labels' .* unsupported dtype <U3"),
-        ("twice", "'cls' cannot be read: the file holds two of that name"),
+        ("flipped bit", "cannot read the array 'cls': Bad CRC-32"),
+        ("flipped bit far in", "cannot read the array 'long': its checksum is [0-9a-f]{8} \\(expected [0-9a-f]{8}\\)"),
+        ("hidden array", "is damaged: only 1 of 4 arrays in its zip directory are readable"),
+        ("wrong magic", "cannot read the array 'cls': it begins with .*NUMPI"),
+        ("new version", "cannot read the array 'cls': it begins with .* .expected a .npy array of version 1.0 or 2.0"),
+        ("damaged header", "cannot read the array 'cls': .*header"),
+        ("negative", r"'cls'.* impossible shape \(-1, -1, 7\)"),
+        ("one petabyte", r"'cls'.* shape \(281474976710656,\) .* need 1125899906842624 bytes, but it has \d\d"),
+        ("petabytes of nothing", r"'cls'.* impossible shape \(0, 1152921504606846976\)"),
+        ("truth", r"'cls'.* shape \(True, 1, 7\) \(expected integers\)"),
+        ("too short", r"'cls'.* shape \(1, 1, 7\) .* float32, which need 28 bytes, but it has 24"),
+        ("strings", r"'labels'.* unsupported dtype <U3"),
+        ("twice", "cannot read the array 'cls': the file holds two arrays of this name"),
         ("no arrays", "holds no arrays"),
-        ("other zip", "'archive/data.pkl' cannot be read: it begins with"),
-        ("bzip2", "'cls' .* compressed by another method than deflate"),
+        ("other zip", "cannot read the array 'archive/data.pkl': it begins with"),
+        ("bzip2", r"'cls'.* compressed by another method than deflate"),
     ],
 )
 def test_faults_are_named(kind, message, tmp_path):
@@ -245,7 +245,7 @@ def test_faults_are_named(kind, message, tmp_path):
 def test_folders_missing_files_and_unknown_names(tmp_path):
     with pytest.raises(NpzError, match=f"{tmp_path} is a folder"):
         NpzReader(tmp_path)
-    with pytest.raises(NpzError, match=r"missing\.npz cannot be opened: No such file"):
+    with pytest.raises(NpzError, match=r"cannot open .*missing\.npz: No such file"):
         NpzReader(tmp_path / "missing.npz")
     np.savez(tmp_path / "a.npz", **small_arrays())
     with NpzReader(tmp_path / "a.npz") as reader, pytest.raises(NpzError, match=r"a\.npz holds no array 'tail'"):
@@ -256,7 +256,7 @@ def test_a_file_that_shrinks_while_it_is_open(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.arange(20_000))
     with NpzReader(tmp_path / "a.npz") as reader:
         os.truncate(tmp_path / "a.npz", 100_000)
-        with pytest.raises(NpzError, match="'x' cannot be read: the file ends within its data"):
+        with pytest.raises(NpzError, match="cannot read the array 'x': the file ends within its data"):
             reader.read("x")
 
 
@@ -271,19 +271,21 @@ class Bomb:
 def test_pickles_are_refused_and_never_run(tmp_path):
     fuse = tmp_path / "exploded"
     np.savez(tmp_path / "a.npz", fine=np.zeros(3), step=np.array([Bomb(str(fuse))], dtype=object))
-    with pytest.raises(NpzError, match=r"a\.npz: the array 'step' cannot be read: it has the dtype object, a pickle"):
+    with pytest.raises(NpzError, match=r"a\.npz: cannot read the array 'step': it has the dtype object: a pickle"):
         NpzReader(tmp_path / "a.npz")
     assert not fuse.exists()
 
 
-def test_a_directory_that_lies_about_sizes_is_refused_before_memory_is_taken(tmp_path):
+def test_false_sizes_in_the_zip_directory_are_refused_before_allocation(tmp_path):
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.zeros(100, "f4"))
     data = bytearray(path.read_bytes())
     size = data.rindex(b"PK\1\2") + 24  # the uncompressed size in the directory entry (zip APPNOTE 4.3.12)
     data[size : size + 4] = (2**27).to_bytes(4, "little")
     path.write_bytes(data)
-    with pytest.raises(NpzError, match=r"'x' cannot be read: it claims 134217728 bytes, of which \d+ are stored"):
+    with pytest.raises(
+        NpzError, match=r"cannot read the array 'x': it declares 134217728 bytes, but only \d+ are stored"
+    ):
         NpzReader(path)
 
 
@@ -308,7 +310,7 @@ def test_fuzz_gives_the_right_data_or_an_error(save, tmp_path):
     assert len(damaged) * 0.8 < errors < len(damaged)  # the rest hits time stamps and the like
 
 
-def test_written_files_are_numpys(tmp_path):
+def test_written_files_equal_numpys(tmp_path):
     arrays = small_arrays() | {"scalar": np.array(5), "none": np.zeros((0, 3)), "fortran": np.ones((3, 5), order="F")}
     write_npz(tmp_path / "a.npz", arrays.items())
     assert_same(read_all(tmp_path / "a.npz"), load_with_numpy(tmp_path / "a.npz"))
@@ -348,7 +350,7 @@ def interrupted():
         (interrupted(), KeyboardInterrupt, None),
     ],
 )
-def test_what_cannot_be_written_leaves_the_old_file(arrays, error, message, tmp_path):
+def test_a_failed_write_keeps_the_old_file(arrays, error, message, tmp_path):
     (tmp_path / "a.npz").write_text("old")
     with pytest.raises(error, match=message):
         write_npz(tmp_path / "a.npz", arrays)
@@ -357,11 +359,11 @@ def test_what_cannot_be_written_leaves_the_old_file(arrays, error, message, tmp_
 
 
 def test_a_full_disk_leaves_nothing(tmp_path):
-    """The limit on the size of a file stands in for a full disk: the write fails in the middle."""
+    """A limit on the file size simulates a full disk: the write fails in the middle."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
     try:
-        with pytest.raises(NpzError, match=r"a\.npz cannot be written: File too large"):
+        with pytest.raises(NpzError, match=r"cannot write .*a\.npz: File too large"):
             write_npz(tmp_path / "a.npz", [("x", np.zeros(1_000))])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -369,5 +371,5 @@ def test_a_full_disk_leaves_nothing(tmp_path):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(NpzError, match=r"nowhere/a\.npz cannot be written: No such file or directory"):
+    with pytest.raises(NpzError, match=r"cannot write .*nowhere/a\.npz: No such file or directory"):
         write_npz(tmp_path / "nowhere" / "a.npz", small_arrays().items())

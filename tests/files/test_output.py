@@ -1,4 +1,4 @@
-"""Files and folders appear whole or not at all: after an error, after Ctrl+C at any moment, for every reader."""
+"""Files and folders appear complete or not at all: after an error, after Ctrl+C at any moment, for every reader."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def write_either(kind: str, path: Path, text: str, overwrite: bool = True) -> No
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_it_appears_and_is_replaced_on_demand_alone(kind, tmp_path):
+def test_new_output_appears_and_replaces_only_on_demand(kind, tmp_path):
     write_either(kind, tmp_path / "new" / "it", "old", overwrite=False)
     name, beside = {"file": ("new/it", {}), "folder": (f"new/it/{TEXT}", {"new/it/recipe.yaml": ""})}[kind]
     assert contents(tmp_path) == {name: "old", **beside}
@@ -50,7 +50,7 @@ def test_it_appears_and_is_replaced_on_demand_alone(kind, tmp_path):
 @pytest.mark.parametrize("error", [ValueError("no"), OSError("no"), KeyboardInterrupt(), SystemExit()])
 @pytest.mark.parametrize("new", [new_file, new_folder])
 @pytest.mark.parametrize("exists", [True, False])
-def test_after_an_error_or_an_interrupt_all_is_as_it_was(new, error, exists, tmp_path):
+def test_an_error_or_interrupt_leaves_everything_unchanged(new, error, exists, tmp_path):
     if exists and new is new_folder:
         write_either("folder", tmp_path / "it", "old")
     elif exists:
@@ -70,7 +70,7 @@ def test_after_an_error_or_an_interrupt_all_is_as_it_was(new, error, exists, tmp
 
 @pytest.mark.parametrize("rename", [1, 2])
 @pytest.mark.parametrize("after", [False, True])
-def test_an_interrupt_between_the_two_renames_leaves_the_old_folder_or_the_new(rename, after, tmp_path, monkeypatch):
+def test_an_interrupt_between_the_renames_leaves_the_old_or_the_new_folder(rename, after, tmp_path, monkeypatch):
     """Ctrl+C just before or just after the first or the second rename."""
     write_either("folder", tmp_path / "it", "old")
     true_rename, count = Path.rename, 0
@@ -91,10 +91,10 @@ def test_an_interrupt_between_the_two_renames_leaves_the_old_folder_or_the_new(r
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_a_destination_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "full").mkdir()
-    with pytest.raises(OSError, match=r"full cannot be written: Is a directory"):
+    with pytest.raises(OSError, match=r"cannot write .*full: Is a directory"):
         write_text(tmp_path / "full", "text")
     with pytest.raises(OSError, match="file"):
         write_text(tmp_path / "file" / "below", "text")
@@ -127,9 +127,7 @@ MODEL_FILES = ("config.json", "model-00001.safetensors", "model.safetensors.inde
 
 
 @pytest.mark.parametrize("moves", [0, 1, 2, 3])
-def test_model_files_join_a_folder_that_holds_more_and_a_kill_leaves_the_old_model_the_new_or_none(
-    tmp_path, monkeypatch, moves
-):
+def test_new_model_files_keep_other_files_and_a_kill_leaves_the_old_model_the_new_or_none(tmp_path, monkeypatch, moves):
     folder, done, replace = tmp_path / "run", [], os.replace
     (folder / "checkpoints").mkdir(parents=True)
     for name in MODEL_FILES:
@@ -152,18 +150,18 @@ def test_model_files_join_a_folder_that_holds_more_and_a_kill_leaves_the_old_mod
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_model_files_that_cannot_be_written_leave_the_folder_as_it_was(tmp_path):
+def test_model_files_that_cannot_be_written_leave_the_folder_unchanged(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "model.safetensors").write_text("new")
-    with pytest.raises(OSError, match="run cannot be written: No space left"), new_model_files(folder):
+    with pytest.raises(OSError, match=r"cannot write .*run: No space left"), new_model_files(folder):
         raise OSError(28, "No space left on device")
     assert (folder / "model.safetensors").read_text() == "new"
     assert list(tmp_path.iterdir()) == [folder]
 
 
 def save(folder: Path, *names: str, config: str = '{"model_type": "hf_vit"}') -> Path:
-    """A folder with these files."""
+    """Make a folder with these files."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(config if name.endswith("config.json") else name)
@@ -206,7 +204,7 @@ def test_a_folder_of_ours_is_replaced(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", OURS)
 @pytest.mark.parametrize("foreign", ["thesis.tex", "best/thesis.tex", "checkpoints/thesis", ".git/HEAD", "README.md"])
-def test_a_folder_that_holds_anything_else_stays_as_it_is_and_is_named(kind, foreign, tmp_path):
+def test_a_folder_with_a_foreign_file_is_refused_and_unchanged(kind, foreign, tmp_path):
     folder = save(tmp_path / "it", *OURS[kind], foreign)
     before = contents(folder)
     with pytest.raises(FileExistsError, match=rf"it: it holds {foreign}, which hf_vit did not write; nothing was"):
@@ -218,14 +216,14 @@ def test_a_folder_that_holds_anything_else_stays_as_it_is_and_is_named(kind, for
 @pytest.mark.parametrize(
     "names", [("config.json",), ("metrics.json",), ("report.html",), ("model.safetensors", "config.json")]
 )
-def test_files_of_others_that_have_our_names_stay(names, tmp_path):
+def test_foreign_files_with_our_names_are_kept(names, tmp_path):
     folder = save(tmp_path / "it", *names, config='{"model_type": "vit", "theme": "dark"}')
     with pytest.raises(FileExistsError, match="nothing in it shows that hf_vit wrote"):
         write_either("folder", folder, "new")
     assert contents(folder).keys() == set(names)
 
 
-def test_links_and_files_are_not_taken_for_folders(tmp_path):
+def test_links_and_files_are_not_replaced_by_folders(tmp_path):
     save(tmp_path / "real", *MODEL)
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "file").write_text("mine")
@@ -239,14 +237,14 @@ def test_links_and_files_are_not_taken_for_folders(tmp_path):
     assert contents(tmp_path / "elsewhere").keys() == {"config.json"}
 
 
-def test_what_comes_into_a_folder_while_it_is_being_replaced_stays(tmp_path):
+def test_files_added_during_a_replacement_are_kept(tmp_path):
     folder = save(tmp_path / "it", *MODEL)
     with pytest.raises(FileExistsError, match=r"it holds thesis\.tex"), new_folder(folder, overwrite=True):
         (folder / "thesis.tex").write_text("all of it")
     assert contents(folder)["thesis.tex"] == "all of it"
 
 
-def test_many_foreign_files_are_a_short_sentence(tmp_path):
+def test_many_foreign_files_give_a_short_message(tmp_path):
     save(tmp_path, *(f"chapter{number}.tex" for number in range(900)))
     with pytest.raises(FileExistsError, match="and 895 more, which") as error:
         refuse_foreign(tmp_path)
@@ -265,7 +263,7 @@ with new_folder(sys.argv[1], overwrite=True) as folder:
 
 
 def start_writer(path: Path) -> tuple[subprocess.Popen, Path]:
-    """A process that is writing a folder, and its workplace."""
+    """Start a process that writes a folder; return it and its workplace."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
     with writer.stdout:
@@ -274,7 +272,7 @@ def start_writer(path: Path) -> tuple[subprocess.Popen, Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_a_killed_process_left_is_cleared_by_the_next_and_a_living_ones_is_not(kind, tmp_path):
+def test_leftovers_of_killed_processes_are_deleted_and_those_of_living_ones_kept(kind, tmp_path):
     (killed, left), (living, kept) = (start_writer(tmp_path / "it") for _ in range(2))
     other = tmp_path / ".01234567.incomplete.another"
     other.mkdir()
@@ -293,7 +291,7 @@ def test_what_a_killed_process_left_is_cleared_by_the_next_and_a_living_ones_is_
         assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "it", other])
 
 
-def test_a_folder_that_a_killed_process_had_moved_away_comes_back(tmp_path):
+def test_a_folder_moved_away_by_a_killed_process_is_restored(tmp_path):
     """Killed between the two renames."""
     save(tmp_path / ".01234567.incomplete.it" / "replaced", "recipe.yaml", TEXT)
     with pytest.raises(FileExistsError, match="give --overwrite"), new_folder(tmp_path / "it"):
@@ -301,7 +299,7 @@ def test_a_folder_that_a_killed_process_had_moved_away_comes_back(tmp_path):
     assert contents(tmp_path).keys() == {"it/recipe.yaml", f"it/{TEXT}"}
 
 
-def test_names_of_the_code_are_those_that_travel():
+def test_code_lists_the_travelling_files():
     from hf_vit.files.contents import CODE
 
     assert {"modeling_hf_vit.py", "image_processing_hf_vit.py", "resnet_stem.py"} <= set(CODE)

@@ -1,4 +1,4 @@
-"""Every text is UTF-8 whatever the locale, and every result appears whole, read from the code and in a process."""
+"""Every text is UTF-8 in any locale, and every write is atomic; judged from the source code and in a process."""
 
 import ast
 import subprocess
@@ -29,24 +29,24 @@ BINARY = {
     "filesystem",
     "tensorstore",
     "KvStore",
-}  # what else has a method `open`
+}  # other objects with a method `open`
 WHOLE = {"new_file", "new_folder", "new_model_files"}
-# What these write is somebody's draft, or appears whole in another way.
+# Modules that write into a caller's draft, or are atomic in another way.
 IN_DRAFTS = {
     "hf_vit/files/output.py": "the functions themselves",
-    "hf_vit/files/download.py": "a part of a download, and the record of it",
+    "hf_vit/files/download.py": "a part of a download, and its record",
     "hf_vit/files/safetensors_stream.py": "into the draft of a folder",
-    "hf_vit/cli/feature_files.py": "into the draft of a file, which new_features opens",
+    "hf_vit/cli/feature_files.py": "into the draft of a file that new_features opens",
     "hf_vit/analysis/report.py": "into the draft of a folder",
     "hf_vit/training/checkpoints.py": "into the draft of a folder, renamed when every process has written",
-    "hf_vit/training/folders.py": "a log in a cache, of which only whole lines count; and into the draft of a folder",
+    "hf_vit/training/folders.py": "a log in a cache, read up to its last complete line; and into the draft of a folder",
     "hf_vit/models/manifest.py": "a note in a cache, renamed into its place",
-    "hf_vit/models/pretrained.py": "save_pretrained, which writes file by file; save_folder is what appears whole",
+    "hf_vit/models/pretrained.py": "save_pretrained, which writes file by file; save_folder is atomic",
 }
 
 
 def mode_of(call: ast.Call, place: int) -> str:
-    """The texts in the argument `mode`, "r" where there is none."""
+    """Return the strings in the argument `mode`; "r" without one."""
     given = [keyword.value for keyword in call.keywords if keyword.arg == "mode"] or call.args[place : place + 1]
     texts = [node.value for one in given for node in ast.walk(one) if isinstance(node, ast.Constant)]
     return "/".join(text for text in texts if isinstance(text, str)) or "r"
@@ -59,7 +59,7 @@ def name_and_receiver(call: ast.Call) -> tuple[str, str]:
 
 
 def is_text(call: ast.Call) -> bool:
-    """Whether a call reads or writes text, in the encoding of the locale if it names none."""
+    """Tell whether a call reads or writes text (in the locale's encoding, unless it names one)."""
     name, receiver = name_and_receiver(call)
     if name in ("read_text", "write_text"):
         return bool(receiver)
@@ -75,7 +75,7 @@ def is_text(call: ast.Call) -> bool:
 
 
 def unencoded(text: str) -> Iterator[int]:
-    """Lines of the calls that leave the encoding to the locale."""
+    """Yield the lines of calls that leave the encoding to the locale."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and is_text(node) and "encoding" not in {word.arg for word in node.keywords}:
             yield node.lineno
@@ -101,14 +101,14 @@ def test_every_text_names_its_encoding(name):
         "io.TextIOWrapper(stream)",
     ],
 )
-def test_a_call_that_leaves_the_encoding_to_the_locale_is_seen(text):
+def test_a_call_that_leaves_the_encoding_to_the_locale_is_reported(text):
     assert list(unencoded(text)) == [1]
 
 
 @pytest.mark.parametrize(
     "text", ["open(path, 'rb')", "Image.open(path)", "write_text(path, text)", "path.read_text(encoding='utf-8')"]
 )
-def test_other_calls_are_not(text):
+def test_other_calls_are_not_reported(text):
     assert not list(unencoded(text))
 
 
@@ -120,7 +120,7 @@ def writes(call: ast.Call) -> bool:
 
 
 def bare_writes(node: ast.AST) -> Iterator[str]:
-    """Calls that write to the place itself: a process that is killed leaves half of it there."""
+    """Yield the calls that write directly to a destination, where a killed process would leave half a file."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.With) and any(
             isinstance(item.context_expr, ast.Call) and ast.unparse(item.context_expr.func) in WHOLE
@@ -133,12 +133,12 @@ def bare_writes(node: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name.startswith("hf_vit/") and name not in IN_DRAFTS])
-def test_whatever_is_written_appears_whole(name):
+def test_every_write_is_atomic(name):
     assert not list(bare_writes(ast.parse(SOURCES[name].read_text(encoding="utf-8"))))
 
 
 @pytest.mark.parametrize("kind", ["learning curve", "vtab"])
-def test_a_picture_that_breaks_off_leaves_the_earlier_one(kind, tmp_path, monkeypatch):
+def test_an_interrupted_picture_keeps_the_earlier_one(kind, tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
     path = tmp_path / "picture.png"

@@ -90,7 +90,7 @@ def test_both_copies_of_the_rule_are_the_same():
      "[64:ff9b::7f00:1]", "224.0.0.1", "localhost"],
 )  # fmt: skip
 def test_the_machine_itself_and_private_networks_are_refused(module, address, monkeypatch):
-    with pytest.raises(module._AddressError, match=r"leads to .*, which is not public; HF_VIT_ALLOW=private allows it"):
+    with pytest.raises(module._AddressError, match=r"leads to .*, which is not public; set HF_VIT_ALLOW=private"):
         module._check_address(f"https://{address}/x.png")
     monkeypatch.setenv("HF_VIT_ALLOW", "private")
     module._check_address(f"https://{address}/x.png")
@@ -107,8 +107,8 @@ def test_public_addresses_are_asked(address):
         ("http://8.8.8.8/x.png?key=secret", r"^http://8\.8\.8\.8/x\.png is not encrypted: use https://, or set HF_VIT"),
         ("ftp://8.8.8.8/x", "begins with ftp:"),
         ("file:///etc/passwd", "begins with file:"),
-        ("https:///x", "names no machine"),
-        ("https://8.8.8.8:99999999/x", "names no machine"),
+        ("https:///x", "names no host"),
+        ("https://8.8.8.8:99999999/x", "names no host"),
     ],
 )
 def test_other_addresses_are_refused(url, message):
@@ -160,7 +160,7 @@ def test_redirects_are_followed(serve, tmp_path, monkeypatch):
 def test_redirects_end(serve, monkeypatch):
     server = serve(redirect_to("/picture.png"))
     monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
-    with pytest.raises(ImageReadingError, match="is one of more than 5 redirects"):
+    with pytest.raises(ImageReadingError, match="there are more than 5 redirects"):
         read_image(server.url)
     assert len(server.requests) == 6
 
@@ -195,7 +195,7 @@ def test_a_body_that_is_too_large(serve, monkeypatch):
     monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
     with pytest.raises(
         ImageReadingError,
-        match=r"it has 600,000,000 bytes or more; at most 67,108,864 are downloaded \(HF_VIT_ALLOW=large",
+        match=r"it has 600,000,000 bytes or more; at most 67,108,864 are downloaded; set HF_VIT_ALLOW=large",
     ):
         read_image(serve(declares).url)
     monkeypatch.setattr(image_reading, "_MAX_DOWNLOAD_BYTES", 2**20)
@@ -240,7 +240,7 @@ def test_a_compressed_body_is_not_unpacked(serve, monkeypatch):
         handler.end_headers()
 
     monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
-    with pytest.raises(ImageReadingError, match="compresses it although it was asked not to"):
+    with pytest.raises(ImageReadingError, match=r"compresses it \(expected Content-Encoding: identity\)"):
         read_image(serve(answer).url)
 
 

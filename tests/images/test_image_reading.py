@@ -64,7 +64,7 @@ def test_an_address(tmp_path, monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         np.testing.assert_array_equal(read(f"{address}/picture.png"), COLOUR)
-        with pytest.raises(ImageReadingError, match=r"the image cannot be read: .*404"):
+        with pytest.raises(ImageReadingError, match=r"cannot read the image: .*404"):
             read(f"{address}/nothing.png")
         server.shutdown()
 
@@ -129,7 +129,7 @@ def test_sixteen_bits_keep_their_precision(kind):
     np.testing.assert_array_equal(levels, read(Image.fromarray(deep.astype(np.int32))))
     big_endian = Image.frombytes("I;16B", (WIDTH, HEIGHT), deep.astype(">u2").tobytes())
     np.testing.assert_array_equal(levels, read(big_endian))
-    with pytest.raises(ImageReadingError, match="integers go from 0 to 65536, expected 16 bits"):
+    with pytest.raises(ImageReadingError, match=r"integers go from 0 to 65536 \(expected 16 bits"):
         read(Image.fromarray(np.array([[0, 65536]], dtype=np.int32)))
 
 
@@ -293,22 +293,22 @@ def test_taken_as_it_is():
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (np.zeros((5, 6, 7)), r"photo has shape \(5, 6, 7\), of which neither .* say input_data_format"),
-        (np.zeros((5,)), r"photo has 1 dimensions \(shape \(5,\)\), expected 2, 3 or 4"),
+        (np.zeros((5, 6, 7)), r"photo has shape \(5, 6, 7\): neither .* set input_data_format"),
+        (np.zeros((5,)), r"photo has shape \(5,\) \(expected 2, 3 or 4 dimensions\)"),
         (np.zeros((0, 6, 3)), r"photo is empty: its shape is \(0, 6, 3\)"),
         (np.full((5, 6, 3), np.nan), r"photo has values from nan to nan; floating-point images are in \[0, 1\]"),
         (np.full((5, 6, 3), -1), r"photo has values from -1 to -1; integer images are in \[0, 255\]"),
-        (np.full((5, 6, 3), "x"), r"photo has dtype <U1, which is no image"),
-        (torch.zeros(6, 6, 3, dtype=torch.complex64), r"photo has dtype torch.complex64, which is no image"),
+        (np.full((5, 6, 3), "x"), r"photo has dtype <U1 \(expected bool, integer"),
+        (torch.zeros(6, 6, 3, dtype=torch.complex64), r"photo has dtype torch.complex64 \(expected bool, integer"),
         (torch.zeros(6, 6, 3, device="meta"), r"photo is a meta tensor \(expected a dense one\)"),
         (torch.zeros(6, 6, 3).to_sparse(), r"photo is a sparse tensor"),
         (torch.full((6, 6, 3), 2.0).to(torch.float8_e4m3fn), r"photo has values from 2 to 2"),
         (Image.new("RGB", (0, 5)), r"photo is empty: its shape is \(3, 5, 0\)"),
-        (17, "photo cannot be read: expected a path, URL, bytes, PIL image, NumPy array or tensor, got int"),
+        (17, "cannot read photo: expected a path, URL, bytes, PIL image, NumPy array or tensor, got int"),
         (b"", "photo is not an image in a format that Pillow reads"),
         (b"Dear Sir or Madam,", "photo is not an image in a format that Pillow reads"),
-        ("nowhere.jpg", "photo cannot be read: .*No such file or directory: '.*nowhere.jpg'"),
-        (".", "photo cannot be read: .*directory"),
+        ("nowhere.jpg", "cannot read photo: .*No such file or directory: '.*nowhere.jpg'"),
+        (".", "cannot read photo: .*directory"),
         ("data:image/png;base64,!", "photo "),
     ],
 )
@@ -318,7 +318,7 @@ def test_what_is_no_image(image, message):
 
 
 def test_channels_that_do_not_fit():
-    with pytest.raises(ImageReadingError, match="photo has 3 channels, expected 5"):
+    with pytest.raises(ImageReadingError, match=r"photo has 3 channels \(expected 5"):
         read_image(COLOUR, num_channels=5, input_data_format="channels_last", name="photo")
 
 
@@ -327,21 +327,21 @@ def test_channels_that_do_not_fit():
 def test_truncated_files(kind, part):
     image = Image.fromarray(RNG.integers(0, 256, (90, 70, 3), dtype=np.uint8))
     data = encode(image, kind)
-    with pytest.raises(ImageReadingError, match=r"photo (is not an image|cannot be read: .)"):
+    with pytest.raises(ImageReadingError, match=r"photo is not an image|cannot read photo: ."):
         read_image(data[: int(len(data) * part)], name="photo")
 
 
 def test_damaged_file():
     data = bytearray(encode(Image.fromarray(COLOUR)))
     data[60:70] = b"\0" * 10
-    with pytest.raises(ImageReadingError, match=r"photo cannot be read: ."):
+    with pytest.raises(ImageReadingError, match=r"cannot read photo: ."):
         read_image(bytes(data), name="photo")
 
 
 def test_decompression_bomb():
     bomb = encode(Image.new("1", (20_000, 20_000)))
     assert len(bomb) < 100_000
-    with pytest.raises(ImageReadingError, match=r"photo cannot be read: .*400000000 pixels.* decompression bomb"):
+    with pytest.raises(ImageReadingError, match=r"cannot read photo: .*400000000 pixels.* decompression bomb"):
         read_image(bomb, name="photo")
 
 
@@ -355,5 +355,5 @@ def test_pixels_of_a_png_are_compared_with_their_checksum(of):
     damaged[whole.index(b"IDAT") + 40] ^= 4
     assert (decode(whole, None, "photo") == pixels).all()
     source = bytes(damaged) if of is bytes else Image.open(io.BytesIO(damaged))
-    with pytest.raises(ImageReadingError, match="photo cannot be read: the checksum of its IDAT is wrong"):
+    with pytest.raises(ImageReadingError, match="cannot read photo: the checksum of its IDAT is wrong"):
         decode(source, None, "photo")
