@@ -1,4 +1,4 @@
-"""The settings of the image processor: which presets there are, and what else changes when one setting does."""
+"""Settings of the image processor: the presets, and the dependencies between settings."""
 
 import math
 import reprlib
@@ -8,14 +8,13 @@ from typing import Annotated, Any, get_args, get_origin
 from .image_reading import allowed
 from .image_resizing import AREA, BICUBIC, BILINEAR, KERNELS
 
-# What a processor may ask for at most. The largest images that a Vision Transformer is run on are tiles of
-# 8,000 x 6,000 pixels.
-MAX_OUTPUT_PIXELS = 2**26  # of an image after the resize, and after the crop
+# Limits of a processor. The largest inputs of Vision Transformers are tiles of 8,000 x 6,000 pixels.
+MAX_OUTPUT_PIXELS = 2**26  # pixels of an image after the resize, and after the crop
 MAX_CHANNELS = 1_024
-MAX_PATCHES = 2**20  # of an image
-MAX_OUTPUT_VALUES = 2**28  # of one image, patches that are padded included
+MAX_PATCHES = 2**20  # patches of an image
+MAX_OUTPUT_VALUES = 2**28  # values of one image, including padding patches
 
-# How each preset resizes; where it then crops, crop / resized side (below 384 pixels, from 384 pixels on).
+# Resize of each preset. `crop_pct` (presets that crop): crop / resized side (below 384 pixels, from 384 pixels on).
 PRESETS: dict[str, dict[str, Any]] = {
     # vit_jax: tf.image.resize(image, size), then (x - 127.5) / 127.5
     "vit_jax": {"resample": BILINEAR, "antialias": False, "resize_output": "float"},
@@ -31,10 +30,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "timm": {"resample": BICUBIC, "antialias": True, "resize_output": "rounded", "crop_pct": (0.9, 1.0)},
     # preprocessor_config.json of google/vit-* on the Hub
     "transformers": {"resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
-    # aspect ratio kept, images as patches; resized as transformers' Siglip2ImageProcessor does
+    # transformers' Siglip2ImageProcessor: aspect ratio kept, images as patches
     "native": {"resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
 }
-# What every preset determines besides.
+# Settings that are the same in every preset.
 _PIXELS_IN_MINUS_ONE_TO_ONE = {
     "do_resize": True,
     "do_rescale": True,
@@ -44,7 +43,7 @@ _PIXELS_IN_MINUS_ONE_TO_ONE = {
     "image_std": [0.5, 0.5, 0.5],
     "num_channels": 3,
 }
-# What no preset determines.
+# Settings that no preset determines.
 _DEFAULTS = {
     "size": {"height": 224, "width": 224},
     "do_center_crop": False,
@@ -72,18 +71,18 @@ _CHOICES = {
 
 
 def first_settings() -> dict[str, Any]:
-    """Every setting, as the preset "vit_jax" has it at 224 pixels."""
+    """Return all settings of the preset "vit_jax" at 224 pixels."""
     return deepcopy({"preset": "vit_jax", **PRESETS["vit_jax"], **_PIXELS_IN_MINUS_ONE_TO_ONE, **_DEFAULTS})
 
 
 def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Settings after some were changed, by the constructor or for one call; None means "as it was".
+    """Return the settings after changes by the constructor or for one call; a value of None changes nothing.
 
-    A preset brings all the settings that it determines, for the image size there was. Where a preset crops, a `size`
-    with height and width but without a `crop_size` is that of the crop, and the size before the crop follows.
+    A new preset changes all settings that it determines, and keeps the image size. If a preset crops, a `size` with
+    height and width, given without `crop_size`, is the size of the crop; the size before the crop follows from it.
 
     Raises:
-        ValueError: a value that makes no sense.
+        ValueError: a value is invalid.
     """
     changes = {name: deepcopy(value) for name, value in changes.items() if value is not None}
     if not changes:
@@ -110,7 +109,7 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
 
 
 def _resulting_size(settings: dict[str, Any]) -> dict[str, int]:
-    """Height and width of the resulting image."""
+    """Return height and width of the resulting image."""
     size = settings["crop_size"] if settings["do_center_crop"] else settings["size"]
     return size if "height" in size else {"height": size["shortest_edge"], "width": size["shortest_edge"]}
 
@@ -128,13 +127,13 @@ def _resize_settings(preset: str) -> dict[str, Any]:
 
 
 def _is_image_size(preset: str, changes: dict[str, Any]) -> bool:
-    """Whether the size in `changes` is that of the resulting image, and not the one to resize to."""
+    """Tell whether the size in `changes` is the size of the resulting image, not the size before a crop."""
     crops = "crop_pct" in PRESETS[preset] and changes.get("do_center_crop", True)
     return crops and "height" in changes.get("size", {}) and "crop_size" not in changes
 
 
 def _sizes_of_preset(preset: str, image_size: dict[str, int], crop_pct: float | None) -> dict[str, Any]:
-    """Sizes of the resize and of the crop with which a preset arrives at an image size."""
+    """Return the sizes of resize and crop that give an image size under a preset."""
     if "crop_pct" not in PRESETS[preset]:
         return {"size": image_size, "do_center_crop": False}
     side = max(image_size.values())
@@ -144,11 +143,11 @@ def _sizes_of_preset(preset: str, image_size: dict[str, int], crop_pct: float | 
 
 
 def _follow_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Mean and deviation for another number of channels, or the number of channels for another mean."""
+    """Return mean and deviation for a new number of channels, or the number of channels for a new mean."""
     values = {name: changes.get(name, settings[name]) for name in ("image_mean", "image_std")}
     if "num_channels" in changes:
         values = {name: value if isinstance(value, list | tuple) else [value] for name, value in values.items()}
-        count = min(changes["num_channels"], MAX_CHANNELS + 1)  # more is refused once all settings are known
+        count = min(changes["num_channels"], MAX_CHANNELS + 1)  # `check_counts` refuses more
         return {name: value[:1] * count for name, value in values.items() if len(set(value)) == 1}
     if "image_mean" in changes:
         mean = changes["image_mean"]
@@ -157,7 +156,7 @@ def _follow_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[
 
 
 def _complete_size(name: str, size: Any) -> dict[str, int]:
-    """224, (224, 320) or a dictionary -> {"height", "width"} or {"shortest_edge"}."""
+    """Convert 224, (224, 320) or a dictionary to {"height", "width"} or {"shortest_edge"}."""
     given = size
     if isinstance(size, int) or (isinstance(size, list | tuple) and len(size) == 2):
         size = dict(zip(("height", "width"), as_pair(size), strict=True))
@@ -173,19 +172,19 @@ def _complete_size(name: str, size: Any) -> dict[str, int]:
         )
     height, width = size.get("height", size.get("shortest_edge")), size.get("width", size.get("shortest_edge"))
     if height * width > MAX_OUTPUT_PIXELS and not allowed("large"):
-        limit = f"it must be at most {MAX_OUTPUT_PIXELS:,} pixels (HF_VIT_ALLOW=large allows more)"
+        limit = f"it must be at most {MAX_OUTPUT_PIXELS:,} pixels; set HF_VIT_ALLOW=large to allow more"
         raise ValueError(f"{name} is {reprlib.repr(given)}; {limit}")
     return size
 
 
 def as_pair(size: int | list[int] | tuple[int, ...]) -> tuple[int, int]:
-    """`16` -> `(16, 16)`; `[16, 8]` -> `(16, 8)`: (height, width)."""
+    """Convert a size to (height, width): `16` -> `(16, 16)`, `[16, 8]` -> `(16, 8)`."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
 
 
 def describe_type(kind: Any) -> str:
-    """A type in words: "int | None" -> "int"."""
+    """Describe a type in words: "int | None" -> "int"."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     names = (kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)).replace("typing.", "")
@@ -193,18 +192,18 @@ def describe_type(kind: Any) -> str:
 
 
 def check_choices(changes: dict[str, Any]) -> None:
-    """Raise ValueError where a setting is not one of its choices, or asks for padding."""
+    """Raise ValueError if a setting is not one of its choices, or asks for padding."""
     for name, choices in _CHOICES.items():
         if name in changes and changes[name] not in choices:
             known = ", ".join(map(str, choices))
             raise ValueError(f"{name} is {reprlib.repr(changes[name])}; it must be one of {known}")
     for name in ("do_pad", "pad_size"):
         if changes.get(name):
-            raise ValueError(f"{name} is {changes[name]}, but images are not padded here")
+            raise ValueError(f"{name} is {changes[name]}; this image processor does not pad images")
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
-    """Refuse settings that contradict each other, or that no image can be processed with."""
+    """Refuse settings that contradict each other, or cannot process any image."""
     _check_resize(settings["resample"], settings["antialias"], settings["resize_output"])
     for name in ("image_mean", "image_std"):
         value, channels = settings[name], settings["num_channels"]
@@ -217,7 +216,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
 
 
 def _check_finite(settings: dict[str, Any]):
-    """Refuse numbers that are NaN or infinite, and a background that is no colour."""
+    """Refuse numbers that are NaN or infinite, and a background that is not a colour."""
     for name in ("rescale_factor", "image_mean", "image_std"):
         value = settings[name]
         if not all(abs(number) < math.inf for number in (value if isinstance(value, list | tuple) else [value])):
@@ -228,7 +227,7 @@ def _check_finite(settings: dict[str, Any]):
 
 
 def check_counts(settings: dict[str, Any]):
-    """Refuse numbers of patches and channels that are none, or more than memory should be taken for."""
+    """Refuse numbers of patches and channels below 1 or above the limits."""
     patch_size, channels, patches = (settings[name] for name in ("patch_size", "num_channels", "max_num_patches"))
     if not isinstance(patch_size, int) and len(patch_size) != 2:
         raise ValueError(f"patch_size is {reprlib.repr(patch_size)}; it must be an int or (height, width)")
@@ -247,7 +246,8 @@ def check_counts(settings: dict[str, Any]):
     if settings["preset"] == "native":
         values = max(values, patch_height * patch_width * (patches or 1))
     if values * (channels or 1) > MAX_OUTPUT_VALUES:
-        raise ValueError(f"an image would have {values * (channels or 1):,} values; at most {MAX_OUTPUT_VALUES:,}")
+        number = values * (channels or 1)
+        raise ValueError(f"an image would have {number:,} values (expected at most {MAX_OUTPUT_VALUES:,})")
 
 
 def _check_resize(resample: int | str, antialias: bool, output: str) -> None:
@@ -257,7 +257,7 @@ def _check_resize(resample: int | str, antialias: bool, output: str) -> None:
         exists = resample == AREA or resample in (KERNELS if antialias else [BILINEAR])
     if not exists:
         raise ValueError(
-            f"no resize with resample={resample}, antialias={antialias}, resize_output={output!r}: Pillow's (0 to 5) "
-            f'antialias and are "rounded", TensorFlow\'s are "float" or "truncated" and "{AREA}", {BILINEAR} with or '
-            f"without antialias, or {BICUBIC} with"
+            f"cannot resize with resample={resample}, antialias={antialias}, resize_output={output!r} (expected "
+            f'Pillow\'s "rounded" with antialias and resample 0 to 5, or TensorFlow\'s "float" or "truncated" with '
+            f'resample "{AREA}", {BILINEAR} with or without antialias, or {BICUBIC} with antialias)'
         )

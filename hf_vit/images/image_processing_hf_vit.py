@@ -1,4 +1,4 @@
-"""Image processor of the Vision Transformer: any image in, the pixels its checkpoint was evaluated with out."""
+"""Image processor of the Vision Transformer: from any image to the pixel values of the checkpoint's evaluation."""
 
 import difflib
 import json
@@ -27,19 +27,19 @@ from .image_resizing import KERNELS, Filter, Window, center_window, cut, fit_gri
 
 logger = logging.get_logger(__name__)
 
-# Keys of a preprocessor_config.json that are no settings, besides those that begin with an underscore.
+# Keys of a preprocessor_config.json that are not settings; keys that begin with an underscore are not settings either.
 _FILE_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class", "auto_map")
 _SETTINGS = tuple(first_settings())
 # Arguments of a call that are not settings of the processor.
 _CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
-# Arguments of `from_pretrained` that may be left over when a processor is loaded.
+# Arguments of `from_pretrained` that a processor may ignore.
 _OF_LOADING = ("code_revision", "config", "trust_remote_code", "use_fast", "user_agent")
 _HUB_NAME = re.compile(r"[\w.-]*\w/\w[\w.-]*")  # not ./name
-_KEPT = "_kept_fields"  # fields of a preprocessor_config.json that the class does not know
+_KEPT = "_kept_fields"  # unknown fields of a preprocessor_config.json
 
 
 class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
-    r"""The settings of `HfViTImageProcessor` beyond those of every image processor; see there."""
+    r"""Settings that `HfViTImageProcessor` adds to those of every image processor; they are described there."""
 
     preset: str | None
     crop_pct: float | None
@@ -59,13 +59,13 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
 
 
 class HfViTImageProcessor(BaseImageProcessor):
-    r"""Turns images into the `pixel_values` that a checkpoint was evaluated with.
+    r"""Image processor that computes the `pixel_values` that a checkpoint was evaluated with.
 
-    Images are paths, URLs, bytes, PIL images, arrays or tensors of any mode and type (`image_reading` has the rules),
-    one or a list or batch of them. Every argument can also be given in a call, for that call.
+    An image is a path, URL, bytes, PIL image, array or tensor of any mode and type (rules: `image_reading`). One image,
+    a list or a batch is accepted. Every argument can also be given in a call, for that call only.
 
     Args:
-        preset: whose preprocessing to follow. It determines all of the following but `size`:
+        preset: named preprocessing. It determines all of the following arguments except `size`:
 
             | preset | resize | result |
             | --- | --- | --- |
@@ -78,30 +78,32 @@ class HfViTImageProcessor(BaseImageProcessor):
             | "transformers" | Pillow's bilinear, squashed | rounded |
             | "native" | Pillow's bilinear, aspect ratio kept, cut into patches | rounded |
 
-        size: of the resulting image, an int or {"height", "width"}; or {"shortest_edge"}, of the image before the crop.
-        crop_size: of the centre crop; where the image is smaller, black is added.
-        crop_pct: crop / short side of the resized image, in place of the preset's; only used to determine `size`.
-        do_resize, do_center_crop, do_rescale, do_normalize, do_convert_rgb: the steps. Without `do_rescale`,
-            floating-point images are taken as they are; without `do_convert_rgb`, channels are.
+        size: size of the result in pixels, an int or {"height", "width"}; or {"shortest_edge"}, of the image before
+            the crop.
+        crop_size: size of the centre crop; a smaller image gets a black border.
+        crop_pct: crop / short side of the resized image, instead of the preset's value; only used to determine `size`.
+        do_resize, do_center_crop, do_rescale, do_normalize, do_convert_rgb: switches of the steps. Without
+            `do_rescale`, floating-point images keep their values; without `do_convert_rgb`, images keep their channels.
         resample: 2 (bilinear), 3 (bicubic) or another number of `PIL.Image.Resampling`, or "area" (TensorFlow's).
-        antialias: whether the filter widens when the image shrinks.
-        resize_output: "float", "truncated" (cast to uint8 as TensorFlow does) or "rounded" (to uint8, by Pillow).
+        antialias: widen the filter when the image shrinks.
+        resize_output: "float", "truncated" (cast to uint8 like TensorFlow) or "rounded" (to uint8, like Pillow).
         rescale_factor, image_mean, image_std: the result is (level * rescale_factor - image_mean) / image_std.
-        num_channels: 3, or what the model has. Grey images are repeated, coloured ones turned grey for 1 channel.
+        num_channels: number of channels of the model. Grey images are repeated; colours become grey for 1 channel.
         background: red, green and blue behind transparent images.
-        patch_size: pixels of a patch, an int or (height, width), for "native".
-        max_num_patches: of an image, for "native"; by default as many as an image of `size` has.
-        padding: "max_num_patches" or "longest" (image of the batch): how many patches "native" pads to.
-        reduced_decoding: decode a JPEG at 1/2, 1/4 or 1/8 of its size where that is at least the size it is resized
-            to. Faster for photographs of many megapixels, but not what a checkpoint was evaluated with: at 4000 x 3000
-            pixels a level differs by 1 on average with "transformers", by 2 with "timm", and by 17 with "vit_jax",
+        patch_size: patch size in pixels, an int or (height, width), for "native".
+        max_num_patches: maximum number of patches of an image, for "native"; default: as many as an image of `size`
+            has.
+        padding: number of patches that "native" pads to: "max_num_patches", or "longest" (of the batch).
+        reduced_decoding: decode a JPEG at 1/2, 1/4 or 1/8 of its size if that is at least the size after the resize.
+            It is faster for photographs of many megapixels, but differs from the checkpoint's evaluation: at 4000 x
+            3000 pixels a level differs by 1 on average with "transformers", by 2 with "timm", and by 17 with "vit_jax",
             which does not antialias (benchmarks/image_processing.py).
-        backend: who applies Pillow's filters: "pillow", on the CPU, or "torch", in the same arithmetic on the device of
-            the tensor, for bilinear and bicubic. "auto" is the faster one; the result is the same to the last bit.
-        on_error: "raise", or "skip" images that cannot be read: the result's attribute `skipped` has their indices.
+        backend: implementation of Pillow's filters: "pillow" (CPU), "torch" (the same arithmetic on the tensor's
+            device, for bilinear and bicubic) or "auto" (the faster one). The results are bit-identical.
+        on_error: "raise", or "skip" images that cannot be read: the result's attribute `skipped` lists their indices.
 
     Raises:
-        ValueError: arguments that are unknown or make no sense.
+        ValueError: an argument is unknown or invalid.
     """
 
     valid_kwargs = HfViTImageProcessorKwargs
@@ -118,7 +120,7 @@ class HfViTImageProcessor(BaseImageProcessor):
 
     @classmethod
     def _refuse_unknown(cls, names: Iterable[str], only_alike: bool = False) -> None:
-        """Raise ValueError for arguments that are no settings, or only for those that resemble one."""
+        """Raise ValueError for arguments that are not settings; with `only_alike`, only for similar names."""
         described = []
         for name in sorted(names - cls.valid_kwargs.__annotations__.keys()):
             alike = difflib.get_close_matches(name, cls.valid_kwargs.__annotations__, n=1, cutoff=0.7)
@@ -128,7 +130,7 @@ class HfViTImageProcessor(BaseImageProcessor):
             raise ValueError(f"{cls.__name__} does not know {', '.join(described)}")
 
     def update(self, **changes: Any) -> None:
-        """Change settings for good; those that depend on them follow, as in a call."""
+        """Change settings permanently; dependent settings follow, as in a call."""
         self._check_types(changes)
         for name, value in override_settings(self.settings(), changes).items():
             if name not in _CALL_KEYS:
@@ -144,28 +146,28 @@ class HfViTImageProcessor(BaseImageProcessor):
             raise ValueError(f"{name} is {reprlib.repr(changes.get(name))}; expected {describe_type(kind)}") from error
 
     def settings(self) -> dict[str, Any]:
-        """Every setting, by name."""
+        """Return all settings by name."""
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def settings_of_call(self, **kwargs: Any) -> SimpleNamespace:
-        """Every setting as changed for one call, and the arguments of the call."""
+        """Return the settings for one call, and the call's own arguments."""
         call = {name: kwargs.pop(name, None) for name in _CALL_KEYS}
         check_choices(call)
         if kwargs:
             self._check_types(kwargs)
         settings = SimpleNamespace(**override_settings(self.settings(), kwargs), **call)
         if settings.backend == "pillow" and settings.device is not None and torch.device(settings.device).type != "cpu":
-            raise ValueError(f'backend="pillow" computes on the CPU, not on {settings.device}')
+            raise ValueError(f'cannot compute on {settings.device} with backend="pillow" (expected the CPU)')
         return settings
 
     @classmethod
     def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in the base class, but settings in `kwargs` change others along, as in a call.
+        """Make a processor from settings, like the base class; settings in `kwargs` change dependent ones too.
 
-        Fields of a preprocessor_config.json that this class does not know are kept, with a warning.
+        Unknown fields of a preprocessor_config.json are kept, with a warning.
 
         Raises:
-            ValueError: an argument is no setting, or a field has a wrong type.
+            ValueError: an argument is not a setting, or a field has a wrong type.
         """
         known = {*cls.valid_kwargs.__annotations__, *_FILE_KEYS}
         changes = {name: value for name, value in kwargs.items() if name in cls.valid_kwargs.__annotations__}
@@ -178,7 +180,7 @@ class HfViTImageProcessor(BaseImageProcessor):
         if unknown:
             where = f"the preprocessor_config.json of {folder}" if folder else "an image processor"
             names = ", ".join(repr(name[:50])[1:-1] for name in list(unknown)[:10]) + ", ..." * (len(unknown) > 10)
-            logger.warning_once(f"{where} has {names}, which {cls.__name__} does not know: kept, not used")
+            logger.warning_once(f"{where} has {names}, which {cls.__name__} does not know; kept, but not used")
         settings = {name: value for name, value in image_processor_dict.items() if name in known}
         result: Any = super().from_dict({**settings, _KEPT: unknown}, return_unused_kwargs=True, **rest)
         processor, unused = result
@@ -186,12 +188,12 @@ class HfViTImageProcessor(BaseImageProcessor):
         if wants_unused:
             return processor, unused
         left_over = {name for name in unused if name not in _OF_LOADING and not name.startswith("_")}
-        cls._refuse_unknown(left_over, only_alike=is_auto)  # others may be of the model that an Auto class loads
+        cls._refuse_unknown(left_over, only_alike=is_auto)  # an Auto class may also pass arguments of the model
         return processor
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike) -> Any:
-        """As in the base class, with `from_dict`."""
+        """Make a processor from a JSON file, with `from_dict`."""
         with open(json_file, encoding="utf-8") as file:
             return cls.from_dict(json.load(file))
 
@@ -199,7 +201,11 @@ class HfViTImageProcessor(BaseImageProcessor):
     def get_image_processor_dict(
         cls, pretrained_model_name_or_path: Any, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in the base class; `from_dict` is told where the settings are from."""
+        """Read the settings, like the base class, and add their origin for `from_dict`.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+        """
         name = str(pretrained_model_name_or_path)
         if not os.path.exists(name) and not _HUB_NAME.fullmatch(name):
             raise FileNotFoundError(
@@ -209,17 +215,17 @@ class HfViTImageProcessor(BaseImageProcessor):
         settings, kwargs = super().get_image_processor_dict(pretrained_model_name_or_path, **kwargs)
         return settings, {**kwargs, **about}
 
-    if not TYPE_CHECKING:  # or every attribute would have a type
+    if not TYPE_CHECKING:  # otherwise a type checker would accept any attribute
 
         def __getattr__(self, name):
-            """A field that was kept, where there is no attribute of this name."""
+            """Return a kept field, if there is no attribute of this name."""
             kept = {} if name.startswith("_") else vars(self).get(_KEPT, {})
             if name not in kept:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             return kept[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting, and every field that was kept."""
+        """Return all settings and kept fields."""
         output = super().to_dict()
         return deepcopy(output.pop(_KEPT)) | output
 
@@ -229,16 +235,16 @@ class HfViTImageProcessor(BaseImageProcessor):
         return ["pixel_values", *masks]
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> Any:
-        """As in the base class; beside a model of another size, with the size of that model and a warning."""
+        """Save like the base class; beside a model of another image size, save that size, with a warning."""
         saved = super().save_pretrained(save_directory, push_to_hub, **kwargs)
-        loading = sys.modules.get("hf_vit.models.loading")  # as remote code, there is none
+        loading = sys.modules.get("hf_vit.models.loading")  # absent in remote code
         if loading is not None:
             loading.settle_processor(save_directory)
         return saved
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
-        """Push the processor as `hf_vit.push` does; without hf_vit, as remote code, as transformers does."""
-        hf_vit = sys.modules.get("hf_vit")  # this file travels without what pushes, so it cannot import that
+        """Push the processor like `hf_vit.push`; in remote code without hf_vit, like transformers."""
+        hf_vit = sys.modules.get("hf_vit")  # not an import: this file also travels without hf_vit
         if hf_vit is None:
             return super().push_to_hub(repo_id, **kwargs)
         return hf_vit.push_saved(self, repo_id, **kwargs)
@@ -248,18 +254,19 @@ class HfViTImageProcessor(BaseImageProcessor):
         """Preprocess one image or many.
 
         Args:
-            images: an image, a batch of equal ones in an array or tensor, or a list of either, nested or not.
-            kwargs: settings for this call, and `input_data_format` and `data_format` ("channels_first" or
-                "channels_last", of arrays that come and of what is returned), `return_tensors` ("pt", "np" or None
-                for a list), `device` (of the "torch" backend).
+            images: an image, a batch of equal images in an array or tensor, or a (nested) list of either.
+            kwargs: settings for this call. Also `input_data_format` and `data_format` ("channels_first" or
+                "channels_last", of input arrays and of the result), `return_tensors` ("pt", "np", or None for a list)
+                and `device` (of the "torch" backend).
 
         Returns:
-            `pixel_values` (batch, channels, height, width); with the preset "native" (batch, patches, patch height *
-            patch width * channels), `pixel_attention_mask` (batch, patches), `spatial_shapes` (batch, 2), rows and
-            columns. The attribute `skipped` has the indices of images that were left out.
+            `pixel_values` (batch, channels, height, width). With the preset "native": `pixel_values` (batch, patches,
+            patch height * patch width * channels), `pixel_attention_mask` (batch, patches), and `spatial_shapes`
+            (batch, 2), which holds rows and columns. The attribute `skipped` lists the indices of skipped images.
 
         Raises:
-            ImageReadingError: an image that cannot be read; the message names the file or the index.
+            ImageReadingError: an image cannot be read; the message names the file or the index.
+            ValueError: there are no images, or a setting is invalid.
         """
         settings = self.settings_of_call(**kwargs)
         images, errors = list_images(images, settings.device), {}
@@ -268,7 +275,7 @@ class HfViTImageProcessor(BaseImageProcessor):
         collate = _collate_patches if settings.preset == "native" else _collate_images
         features = BatchFeature(collate(_process_images(images, settings, errors), count_images(images), settings))
         if len(errors) == len(images):
-            raise ImageReadingError(f"none of {len(errors)} images can be read: {next(iter(errors.values()))}")
+            raise ImageReadingError(f"cannot read any of {len(errors)} images: {next(iter(errors.values()))}")
         if errors:
             logger.warning("skipped %d images: %s", len(errors), "; ".join(errors.values()))
         vars(features)["skipped"] = list(errors)
@@ -276,7 +283,7 @@ class HfViTImageProcessor(BaseImageProcessor):
 
 
 def _process_images(images: list[Any], settings: SimpleNamespace, errors: dict[int, str]) -> Iterator[torch.Tensor]:
-    """Pixel values (channels, height, width) of each image; what was wrong with those left out goes into `errors`."""
+    """Yield the pixel values (channels, height, width) of each image; `errors` gets the messages of skipped images."""
     for index, image in enumerate(images):
         try:
             result = _process_image(image, settings, name_image(image, index))
@@ -289,14 +296,14 @@ def _process_images(images: list[Any], settings: SimpleNamespace, errors: dict[i
 
 
 def _process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
-    """One image, or a batch of equal ones, from bytes to pixel values."""
+    """Compute the pixel values of one image, or of a batch of equal images."""
     levels = read(image, settings, name)  # (..., channels, any height, any width), uint8 or float32 from 0 to 255
     levels = _resize_and_crop(levels, settings)  # (..., channels, height, width)
     return normalize(levels, settings, name)  # float32
 
 
 def read(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
-    """Levels (..., channels, height, width) of whatever a user calls an image, where they are to be resized."""
+    """Read an image in any form; return its levels (..., channels, height, width) on the device of the resize."""
     return read_image(
         image,
         num_channels=settings.num_channels if settings.do_convert_rgb else None,
@@ -309,15 +316,15 @@ def read(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
 
 
 def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.Tensor:
-    """Resize the part of the image that the crop leaves."""
+    """Resize an image and crop it; only the pixels inside the crop are computed."""
     size = _resized_size(*levels.shape[-2:], settings=settings)
     window = _crop_window(size, settings)
     if settings.do_resize:
         pixels, channels = len(window[0]) * len(window[1]), levels.shape[-3]
         if pixels * (channels if channels > 4 else 1) > MAX_OUTPUT_PIXELS and not allowed("large"):
             what = f"{pixels:,} pixels" + (f" of {channels:,} channels" if channels > 4 else "")
-            limit = f"at most {MAX_OUTPUT_PIXELS:,} are computed (HF_VIT_ALLOW=large computes more)"
-            raise ImageReadingError(f"an image would be resized to {what}; {limit}")
+            limit = f"at most {MAX_OUTPUT_PIXELS:,} are computed; set HF_VIT_ALLOW=large to compute more"
+            raise ImageReadingError(f"cannot resize an image to {what}: {limit}")
         levels = resize(levels, size, window, _choose_filter(levels, size, settings))
     else:
         levels = cut(levels, window)
@@ -325,7 +332,7 @@ def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.T
 
 
 def _resized_size(height: int, width: int, settings: SimpleNamespace) -> tuple[int, int]:
-    """(height, width) of an image after the resize."""
+    """Return (height, width) of an image after the resize."""
     if not settings.do_resize:
         return height, width
     if settings.preset == "native":
@@ -345,12 +352,12 @@ def _crop_window(size: tuple[int, int], settings: SimpleNamespace) -> Window:
 
 
 def _follows_torchvision(settings: SimpleNamespace) -> bool:
-    """Whether sizes and offsets are rounded as those who resize with Pillow do, or as those with TensorFlow."""
+    """Tell whether sizes and offsets are rounded like in torchvision (with Pillow's resize), not like in TensorFlow."""
     return settings.resize_output == "rounded"
 
 
 def _choose_filter(levels: torch.Tensor, size: tuple[int, int], settings: SimpleNamespace) -> Filter:
-    # Floating-point images that are taken as they are have no levels to round to.
+    # Without `do_rescale`, floating-point images have no levels to round to.
     output = "float" if levels.is_floating_point() and not settings.do_rescale else settings.resize_output
     many_taps = levels.shape[-2] * levels.shape[-1] > 4 * size[0] * size[1]
     faster_in_pillow = levels.device.type == "cpu" and (many_taps or settings.resample not in KERNELS)
@@ -359,7 +366,7 @@ def _choose_filter(levels: torch.Tensor, size: tuple[int, int], settings: Simple
 
 
 def normalize(levels: torch.Tensor, settings: SimpleNamespace, name: str) -> torch.Tensor:
-    """(level * rescale_factor - mean) / std, as one multiplication and one addition."""
+    """Compute (level * rescale_factor - mean) / std, as one multiplication and one addition."""
     factor = settings.rescale_factor if settings.do_rescale else 1
     mean, std = (settings.image_mean, settings.image_std) if settings.do_normalize else (0, 1)
     scale, offset = scale_and_offset(factor, mean, std, levels.device)
@@ -374,10 +381,13 @@ def scale_and_offset(
     std: float | list[float] | tuple[float, ...],
     device: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The float32 tensors (channels, 1, 1) with which level * scale + offset is (level * factor - mean) / std.
+    """Return scale and offset, so that level * scale + offset is (level * factor - mean) / std.
+
+    Returns:
+        Two float32 tensors (channels, 1, 1).
 
     Raises:
-        ValueError: they make pixel values that no float32 holds.
+        ValueError: pixel values would exceed float32.
     """
     return _scale_and_offset(factor, _as_tuple(mean), _as_tuple(std), device)
 
@@ -389,13 +399,13 @@ def _scale_and_offset(
     try:
         means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
         scale, offset = (factor / stds).float(), (-means / stds).float()
-    except (OverflowError, RuntimeError):  # an int that no float holds
+    except (OverflowError, RuntimeError):  # an int beyond the range of float
         scale = offset = torch.tensor(torch.inf)
     if not (255 * scale + offset).isfinite().all():
         numbers = (
             f"rescale_factor {reprlib.repr(factor)}, image_mean {reprlib.repr(mean)}, image_std {reprlib.repr(std)}"
         )
-        raise ValueError(f"{numbers} make pixel values that no float32 holds")
+        raise ValueError(f"{numbers} make pixel values beyond the range of float32")
     return scale.to(device), offset.to(device)
 
 
@@ -403,8 +413,8 @@ def _as_tuple(values: float | list[float] | tuple[float, ...]) -> tuple[float, .
     return tuple(values) if isinstance(values, list | tuple) else (values,)
 
 
-# From processed images to a batch. Names, and the order of the values of a patch, are those of `Siglip2ImageProcessor`
-# in transformers.
+# Batches of processed images. Names, and the order of a patch's values, are those of transformers'
+# `Siglip2ImageProcessor`.
 
 
 def _collate_images(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
@@ -414,25 +424,36 @@ def _collate_images(images: Iterator[torch.Tensor], length: int, settings: Simpl
 
 
 def _collate_patches(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
-    """Images of different sizes in one batch: see `HfViTImageProcessor.preprocess`."""
+    """Collate images of different sizes; the result is described in `HfViTImageProcessor.preprocess`."""
     patch_size, patches, grids = as_pair(settings.patch_size), [], []
     for image in images:
         if image.shape[-2] % patch_size[0] or image.shape[-1] % patch_size[1]:
-            raise ValueError(f"patches of {patch_size} pixels do not divide an image of {tuple(image.shape[-2:])}")
+            size = tuple(image.shape[-2:])
+            raise ValueError(f"cannot cut an image of {size} pixels into patches of {patch_size}: it does not divide")
         patches.append(patchify(image, patch_size))
         grids.append(torch.tensor([image.shape[-2] // patch_size[0], image.shape[-1] // patch_size[1]]))
     longest = max(map(len, patches), default=0)
     if longest > settings.max_num_patches:
-        raise ValueError(f"an image has {longest} patches, more than max_num_patches, {settings.max_num_patches}")
+        raise ValueError(
+            f"an image has {longest} patches (expected at most max_num_patches, {settings.max_num_patches})"
+        )
     stacked, mask = _pad_patches(patches, longest if settings.padding == "longest" else settings.max_num_patches)
     features = {"pixel_values": stacked, "pixel_attention_mask": mask, "spatial_shapes": grids}
     return {name: stack(iter(value), length, settings.return_tensors) for name, value in features.items()}
 
 
 def stack(results: Iterator[torch.Tensor], length: int, return_tensors: str | None) -> Any:
-    """Results of equal shape in one tensor ("pt") or array ("np"), or in a list (None).
+    """Stack results of equal shape in one tensor ("pt") or array ("np"), or list them (None).
 
-    They are put into their places one by one, so that each can use the memory of the one before.
+    Results are copied one by one, so that each can reuse the memory of the previous one.
+
+    Args:
+        results: tensors.
+        length: number of results, at most.
+        return_tensors: "pt", "np" or None.
+
+    Raises:
+        ValueError: the shapes differ.
     """
     if return_tensors is None:
         return list(results)
@@ -442,8 +463,8 @@ def stack(results: Iterator[torch.Tensor], length: int, return_tensors: str | No
             batch = result[None] if length == 1 else result.new_empty(length, *result.shape)
         if result.shape != batch.shape[1:]:
             raise ValueError(
-                f"images of shapes {tuple(batch.shape[1:])} and {tuple(result.shape)} are no batch: "
-                "resize or crop them to one size, or leave out return_tensors for a list"
+                f"cannot stack images of shapes {tuple(batch.shape[1:])} and {tuple(result.shape)}: "
+                "resize or crop them to one size, or omit return_tensors to get a list"
             )
         if length > 1:
             batch[number - 1] = result
@@ -451,21 +472,21 @@ def stack(results: Iterator[torch.Tensor], length: int, return_tensors: str | No
 
 
 def patchify(images: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:
-    """(..., channels, height, width) -> (..., rows * columns, patch height * patch width * channels)."""
+    """Cut images (..., channels, height, width) into patches (..., rows * columns, patch height * width * channels)."""
     patches = images.unflatten(-2, (-1, patch_size[0])).unflatten(-1, (-1, patch_size[1]))
     patches = patches.movedim(-5, -1).movedim(-3, -4)  # (..., rows, columns, patch height, patch width, channels)
     return patches.flatten(-3).flatten(-3, -2)
 
 
 def _pad_patches(patches: Sequence[torch.Tensor], length: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Give several images the same number of patches.
+    """Pad all images with zeros to the same number of patches.
 
     Args:
-        patches: for each image (patches, values).
-        length: the number of patches to pad with zeros to.
+        patches: tensor (patches, values) of each image.
+        length: number of patches after padding.
 
     Returns:
-        For each image (length, values), and an int32 mask (length,) that is 1 at patches and 0 at padding.
+        Tensor (length, values) of each image, and int32 mask (length,) of each image: 1 at patches, 0 at padding.
     """
     padded = [pad(image, (0, 0, 0, length - len(image))) for image in patches]
     masks = [(torch.arange(length, device=image.device) < len(image)).int() for image in patches]

@@ -1,8 +1,8 @@
-"""Resizing as TensorFlow and as Pillow do it, on tensors (..., channels, height, width) of levels from 0 to 255.
+"""TensorFlow's and Pillow's resizing on tensors (..., channels, height, width) of levels from 0 to 255.
 
-The original evaluated its models with TensorFlow's resize; other libraries evaluate with Pillow's filters. Both are
-written out here in the arithmetic of their authors, float32 and fixed-point, so that the result is theirs to the last
-bit on whatever device the tensor is. Pillow itself can be chosen for its filters; it is faster for large images.
+The original evaluated its models with TensorFlow's resize; other libraries use Pillow's filters. Both are implemented
+here in their own arithmetic (float32 and fixed-point), so that the results are bit-identical on any device. Pillow
+itself can also compute its filters; it is faster for large images.
 """
 
 from collections.abc import Callable
@@ -15,25 +15,25 @@ import torch
 from PIL import Image
 from torch.nn.functional import pad
 
-AREA = "area"  # TensorFlow's area resize; Pillow's box filter is another one
+AREA = "area"  # TensorFlow's area resize, which differs from Pillow's box filter
 BILINEAR, BICUBIC = Image.Resampling.BILINEAR.value, Image.Resampling.BICUBIC.value
-_PILLOW_BITS = 32 - 8 - 2  # of a weight in Pillow: room for 8 bits of level, a sum above 1 and the sign
+_PILLOW_BITS = 32 - 8 - 2  # bits of a weight in Pillow; leaves room for 8 bits of level, a sum above 1 and the sign
 
-_BLOCK = 128  # rows of a large image that are summed up at a time, so as to stay in the cache of a CPU
+_BLOCK = 128  # rows of a large image that are summed at a time; they stay in the CPU's cache
 
 Window = tuple[range, range]  # rows and columns of an image
-_Taps = list[tuple[torch.Tensor, torch.Tensor]]  # numbers of values, and their weights, to be summed up in this order
+_Taps = list[tuple[torch.Tensor, torch.Tensor]]  # (indices of values, weights), summed in this order
 
 
 class Filter(NamedTuple):
-    """How to resize.
+    """Filter of a resize.
 
     Fields:
         resample: "area", or a `PIL.Image.Resampling`.
-        antialias: whether the filter widens when the image shrinks; without there is bilinear alone.
-        output: "float" (float32, as TensorFlow returns it), "truncated" (that cast to uint8 as TensorFlow casts,
-            downwards) or "rounded" (uint8, rounded after each axis, as Pillow does).
-        use_pillow: whether Pillow computes "rounded", on the CPU.
+        antialias: the filter widens when the image shrinks; without it, only bilinear exists.
+        output: "float" (float32, as TensorFlow), "truncated" (cast to uint8, as TensorFlow: rounded down) or "rounded"
+            (uint8, rounded after each axis, as Pillow).
+        use_pillow: Pillow computes "rounded", on the CPU.
     """
 
     resample: Any
@@ -43,10 +43,13 @@ class Filter(NamedTuple):
 
 
 def resize(levels: torch.Tensor, size: tuple[int, int], window: Window, how: Filter) -> torch.Tensor:
-    """Resize to `size`, (height, width), and return the part of it that is in `window`.
+    """Resize to `size` and return the part inside `window`.
 
     Args:
         levels: (..., channels, old height, old width), uint8 or float32.
+        size: (height, width) of the whole resized image.
+        window: rows and columns to compute.
+        how: the filter.
 
     Returns:
         (..., channels, rows, columns) of the window, float32 or uint8.
@@ -65,9 +68,9 @@ def resize(levels: torch.Tensor, size: tuple[int, int], window: Window, how: Fil
 
 
 def shortest_edge_size(height: int, width: int, side: int, truncate: bool) -> tuple[int, int]:
-    """(height, width) of an image whose shorter side becomes `side`.
+    """Return (height, width) of an image whose shorter side becomes `side`.
 
-    The other is truncated, as in torchvision's `Resize`, or rounded half to even from a float32 ratio, as in
+    The longer side is truncated, as in torchvision's `Resize`, or rounded half to even from a float32 ratio, as in
     big_vision's `resize_small`.
     """
     short = min(height, width)
@@ -79,10 +82,11 @@ def shortest_edge_size(height: int, width: int, side: int, truncate: bool) -> tu
 
 @lru_cache(maxsize=4096)
 def fit_grid(height: int, width: int, patch_size: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
-    """(rows, columns) of patches at the largest scale at which an image has at most `max_num_patches` of them.
+    """Return (rows, columns) of patches at the largest scale with at most `max_num_patches` patches.
 
-    At scale s an image has ceil(s * height / patch height) rows: the last row is stretched to a whole one. The number
-    of rows grows right after s = rows * patch height / height, and so on for the columns, so one of these is the scale.
+    At scale s an image has ceil(s * height / patch height) rows: an incomplete last row is stretched. The number of
+    rows grows after s = rows * patch height / height, and likewise for columns, so the result is reached at one of
+    these s.
     """
     patch_height, patch_width = patch_size
     grid = (1, 1)
@@ -100,10 +104,10 @@ def fit_grid(height: int, width: int, patch_size: tuple[int, int], max_num_patch
 
 
 def center_window(size: tuple[int, int], crop_size: tuple[int, int], round_half: bool) -> Window:
-    """The middle of an image, at most all of it.
+    """Return the rows and columns of a centre crop, at most the whole image.
 
-    Of an odd rest, the larger half is cut from the end in big_vision's `central_crop`; torchvision's `CenterCrop`
-    rounds the half to even (`round_half`).
+    If an odd number of pixels is removed, big_vision's `central_crop` cuts the larger half from the end; torchvision's
+    `CenterCrop` rounds the half to even (`round_half`).
     """
     ranges = []
     for old, new in zip(size, crop_size, strict=True):
@@ -118,19 +122,21 @@ def cut(levels: torch.Tensor, window: Window) -> torch.Tensor:
 
 
 def pad_to(levels: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Black around an image that is smaller; an odd rest goes to the end of the axis."""
+    """Add a black border to a smaller image; an odd rest goes to the end of the axis."""
     down, across = height - levels.shape[-2], width - levels.shape[-1]
     if down == 0 and across == 0:
         return levels
     return pad(levels, (across // 2, across - across // 2, down // 2, down - down // 2))
 
 
-# The four resizes. Each works on rows of values: see `_rows_of_values`.
+# The resizes. Each works on rows of values: see `_rows_of_values`.
 
 
 def _resize_bilinear(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
-    """TensorFlow's bilinear resize without antialiasing: float32, not rounded. Blends in its order, left with right
-    before top with bottom, since the result may be truncated."""
+    """TensorFlow's bilinear resize without antialiasing: float32, not rounded.
+
+    The order of blending (left with right, then top with bottom) is TensorFlow's: a later truncation depends on it.
+    """
     rows, values = _rows_of_values(levels)
     used, above, below, down = _bilinear_rows(levels.shape[-2], size[0], window[0], levels.device)
     left, right, across = _bilinear_taps(levels.shape[-1], size[1], window[1], values, levels.device)
@@ -141,7 +147,7 @@ def _resize_bilinear(levels: torch.Tensor, size: tuple[int, int], window: Window
 
 
 def _resize_area(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
-    """TensorFlow's area resize: float32, not rounded. Sums in its order, since the result may be truncated."""
+    """TensorFlow's area resize: float32, not rounded, summed in its order (a later truncation depends on it)."""
     rows, values = _rows_of_values(levels)
     rows = _sum_columns(rows, _area_taps(levels.shape[-1], size[1], window[1], values, levels.device))
     rows = _sum_rows(rows, _area_taps(levels.shape[-2], size[0], window[0], 1, levels.device))
@@ -150,7 +156,7 @@ def _resize_area(levels: torch.Tensor, size: tuple[int, int], window: Window) ->
 
 
 def _resize_antialiased(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
-    """TensorFlow's resize with antialiasing, to 0.001 levels: float32, not rounded."""
+    """TensorFlow's resize with antialiasing: float32, not rounded; equal to 0.001 levels."""
     rows, values = _rows_of_values(levels)
     across = _filter_taps(resample, levels.shape[-1], size[1], window[1], values, levels.device)
     down = _filter_taps(resample, levels.shape[-2], size[0], window[0], 1, levels.device)
@@ -158,12 +164,12 @@ def _resize_antialiased(levels: torch.Tensor, size: tuple[int, int], window: Win
 
 
 def _resize_like_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
-    """`PIL.Image.resize` of uint8, in its fixed-point arithmetic; the same to the last bit."""
+    """`PIL.Image.resize` of uint8 in its fixed-point arithmetic; bit-identical."""
     rows, values = _rows_of_values(levels)
     old_height, old_width = levels.shape[-2:]
     across = _pillow_taps(resample, old_width, size[1], window[1], values, levels.device)
     down = _pillow_taps(resample, old_height, size[0], window[0], 1, levels.device)
-    if old_height > 100 * old_width and size[0] < old_height:  # Pillow, from 12.2 on, saves time on such columns
+    if old_height > 100 * old_width and size[0] < old_height:  # Pillow (from 12.2) reduces narrow images in this order
         rows = _round_sums(_sum_columns(_round_sums(_sum_rows(rows, down)), across))
     else:
         rows = _round_sums(_sum_rows(_round_sums(_sum_columns(rows, across)), down))
@@ -171,10 +177,10 @@ def _resize_like_pillow(levels: torch.Tensor, size: tuple[int, int], window: Win
 
 
 def _resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
-    """The window of `PIL.Image.resize` of uint8."""
+    """`PIL.Image.resize` of uint8, by Pillow itself."""
     if levels.ndim > 3:
         return torch.stack([_resize_with_pillow(image, size, window, resample) for image in levels])
-    if levels.shape[0] not in (1, 3):  # Pillow would take 2 and 4 channels for colour and alpha
+    if levels.shape[0] not in (1, 3):  # Pillow would treat the last of 2 or 4 channels as alpha
         return torch.cat([_resize_with_pillow(channel[None], size, window, resample) for channel in levels])
     pixels = levels.movedim(0, -1).cpu().numpy()
     image = Image.fromarray(pixels.squeeze(-1) if levels.shape[0] == 1 else pixels)
@@ -183,13 +189,15 @@ def _resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Win
     return torch.from_numpy(np.array(resized).reshape(resized.height, resized.width, -1)).movedim(-1, 0)
 
 
-# Weights: for each of a `part` of `new` pixels along an axis, which of the `old` ones it is made of
+# Weights along an axis of `old` pixels, for each pixel of a `part` of the `new` ones
 
 
 @lru_cache(maxsize=512)
 def _bilinear_taps(old: int, new: int, part: range, values: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The two neighbours, and the weight of the second: `tf.image.resize(method="bilinear")`, in its float32
-    arithmetic. Pixels have half-pixel centres and `values` values each, see `spread`."""
+    """Return two neighbours and the weight of the second: `tf.image.resize(method="bilinear")` in float32.
+
+    Pixels have half-pixel centres, and `values` values each (see `spread`).
+    """
     scale = np.float32(old) / np.float32(new)
     position = (np.arange(part.start, part.stop, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
     below = np.floor(position)
@@ -199,7 +207,7 @@ def _bilinear_taps(old: int, new: int, part: range, values: int, device: torch.d
 
 @lru_cache(maxsize=512)
 def _bilinear_rows(old: int, new: int, part: range, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The same for rows, after all but those that are used were left out: which are used, then the taps among them."""
+    """Return the used rows, then `_bilinear_taps` with indices among these rows."""
     first, second, weight = _bilinear_taps(old, new, part, 1, torch.device("cpu"))
     used, places = torch.cat([first, second]).unique(return_inverse=True)
     return tuple(tensor.to(device) for tensor in (used, places[: len(part)], places[len(part) :], weight))
@@ -207,7 +215,7 @@ def _bilinear_rows(old: int, new: int, part: range, device: torch.device) -> tup
 
 @lru_cache(maxsize=512)
 def _area_taps(old: int, new: int, part: range, values: int, device: torch.device) -> _Taps:
-    """How much of each pixel is covered: `tf.image.resize(method="area")`, in its float32 arithmetic."""
+    """Return the covered fraction of each pixel: `tf.image.resize(method="area")` in float32."""
     scale = np.float32(old) / np.float32(new)
     start = np.arange(part.start, part.stop, dtype=np.float32)[:, None] * scale
     end = np.arange(part.start + 1, part.stop + 1, dtype=np.float32)[:, None] * scale
@@ -220,24 +228,26 @@ def _area_taps(old: int, new: int, part: range, values: int, device: torch.devic
 
 @lru_cache(maxsize=512)
 def _filter_taps(resample: int, old: int, new: int, part: range, values: int, device: torch.device) -> _Taps:
-    """Weights of an antialiasing filter, in float32."""
+    """Return the weights of an antialiasing filter in float32."""
     numbers, weights = _filter_weights(resample, old, new, part)
     return _to_taps(numbers, weights.astype(np.float32), values, device)
 
 
 @lru_cache(maxsize=512)
 def _pillow_taps(resample: int, old: int, new: int, part: range, values: int, device: torch.device) -> _Taps:
-    """Weights of a filter of Pillow, in its fixed-point format: int32 of `_PILLOW_BITS` bits."""
+    """Return the weights of Pillow's filter in its fixed-point format: int32 of `_PILLOW_BITS` bits."""
     numbers, weights = _filter_weights(resample, old, new, part)
     scaled = weights * 2.0**_PILLOW_BITS
     return _to_taps(numbers, np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int32), values, device)
 
 
 def _filter_weights(resample: int, old: int, new: int, part: range) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (part, taps) and weights of a filter that widens with the ratio of a reduction, as Pillow computes it
-    (`precompute_coeffs` in its Resample.c)."""
+    """Return pixels and weights, (part, taps) each, of a filter that widens with the ratio of a reduction.
+
+    Source: `precompute_coeffs` in Pillow's Resample.c.
+    """
     if resample not in KERNELS:
-        raise ValueError(f"only Pillow resizes with resample={resample}; without it there are {sorted(KERNELS)}")
+        raise ValueError(f'cannot resize with resample={resample} in backend="torch" (expected {sorted(KERNELS)})')
     kernel, radius = KERNELS[resample]
     widening = max(old / new, 1.0)
     center = (np.arange(part.start, part.stop) + 0.5)[:, None] * (old / new)
@@ -266,7 +276,7 @@ KERNELS: dict[int, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
 
 
 def _to_taps(numbers: np.ndarray, weights: np.ndarray, values: int, device: torch.device) -> _Taps:
-    """Arrays (part, taps) of pixels and their weights -> one pair of tensors for each tap."""
+    """Convert arrays (part, taps) of pixels and weights to one pair of tensors per tap."""
     return [
         (spread(number, values).to(device), torch.from_numpy(np.tile(weight, values)).to(device))
         for number, weight in zip(numbers.T, weights.T, strict=True)
@@ -274,8 +284,10 @@ def _to_taps(numbers: np.ndarray, weights: np.ndarray, values: int, device: torc
 
 
 def spread(pixels: np.ndarray, values: int) -> torch.Tensor:
-    """Numbers of pixels -> numbers of their values, those of the first channel first: [0, 2] -> [0, 6, 1, 7, 2, 8] for
-    three values in each pixel."""
+    """Convert indices of pixels to indices of their values, the first channel first.
+
+    [0, 2] -> [0, 6, 1, 7, 2, 8] for three values per pixel.
+    """
     return torch.from_numpy((pixels.astype(np.int64) * values + np.arange(values)[:, None]).flatten())
 
 
@@ -283,20 +295,23 @@ def spread(pixels: np.ndarray, values: int) -> torch.Tensor:
 
 
 def _rows_of_values(levels: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """(..., channels, height, width) -> (..., height, width * values), values: the channels of a pixel stay together
-    where they do so in memory, as in a decoded image; else each channel has rows of its own."""
+    """Convert (..., channels, height, width) to rows (..., height, width * values), and return the number `values`.
+
+    If a pixel's channels are adjacent in memory, as in a decoded image, they stay together (values = channels).
+    Otherwise each channel has its own rows (values = 1).
+    """
     if levels.shape[-3] > 1 and levels.stride(-3) == 1:
         return levels.movedim(-3, -1).flatten(-2), levels.shape[-3]
     return levels, 1
 
 
 def _images_of_values(rows: torch.Tensor, values: int) -> torch.Tensor:
-    """(..., height, values * width), as `spread` orders them -> (..., channels, height, width)."""
+    """Convert rows (..., height, values * width), in the order of `spread`, to (..., channels, height, width)."""
     return rows if values == 1 else rows.unflatten(-1, (values, -1)).movedim(-2, -3)
 
 
 def blend(first: torch.Tensor, second: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """first + (second - first) * weight, rounded in this order (`torch.lerp` has another); overwrites `second`."""
+    """Compute first + (second - first) * weight in this order (`torch.lerp` has another order); overwrite `second`."""
     return second.sub_(first).mul_(weight).add_(first)
 
 
@@ -316,7 +331,7 @@ def _sum_rows(rows: torch.Tensor, taps: _Taps) -> torch.Tensor:
 
 
 def _round_sums(sums: torch.Tensor) -> torch.Tensor:
-    """From Pillow's fixed-point format to levels."""
+    """Convert Pillow's fixed-point format to levels."""
     return sums.add_(1 << (_PILLOW_BITS - 1)).bitwise_right_shift_(_PILLOW_BITS).clamp_(0, 255)
 
 
@@ -325,6 +340,6 @@ def _take_rows(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _take_columns(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """`rows.index_select(-1, numbers)`, of a matrix of float32 since PyTorch is several times faster there."""
-    matrix = rows.reshape(-1, rows.shape[-1]).view(torch.float32)  # bits are copied as they are, also of int32
+    """`rows.index_select(-1, numbers)`, as a float32 matrix, for which PyTorch is several times faster."""
+    matrix = rows.reshape(-1, rows.shape[-1]).view(torch.float32)  # copies the bits, also of int32
     return matrix.index_select(1, numbers).view(rows.dtype).view(*rows.shape[:-1], -1)

@@ -1,4 +1,4 @@
-"""Addresses that are asked, and those that are not: against servers on this machine."""
+"""Allowed and refused addresses, against local servers."""
 
 import inspect
 import threading
@@ -18,7 +18,7 @@ BOTH = pytest.mark.parametrize("module", [image_reading, download])
 
 
 class Server(ThreadingHTTPServer):
-    """Answers every request as `answer`, a function of the handler, does; counts them."""
+    """A server that answers every request by `answer`, a function of the handler, and counts the requests."""
 
     def __init__(self, answer):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -75,8 +75,8 @@ def redirect_to(location):
     return answer
 
 
-def test_both_copies_of_the_rule_are_the_same():
-    """One travels to the Hub without the other."""
+def test_both_copies_of_the_checks_are_equal():
+    """image_reading.py travels to the Hub without download.py."""
     names = "_AddressError _open_address _check_address _check_connection _refuse_private _is_public _bare".split()
     for name in names:
         assert inspect.getsource(getattr(image_reading, name)) == inspect.getsource(getattr(download, name))
@@ -89,7 +89,7 @@ def test_both_copies_of_the_rule_are_the_same():
      "100.64.0.1", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "[fe80::1]", "[fd00::1]", "[2002:7f00:1::]",
      "[64:ff9b::7f00:1]", "224.0.0.1", "localhost"],
 )  # fmt: skip
-def test_the_machine_itself_and_private_networks_are_refused(module, address, monkeypatch):
+def test_this_machine_and_private_networks_are_refused(module, address, monkeypatch):
     with pytest.raises(module._AddressError, match=r"leads to .*, which is not public; set HF_VIT_ALLOW=private"):
         module._check_address(f"https://{address}/x.png")
     monkeypatch.setenv("HF_VIT_ALLOW", "private")
@@ -97,7 +97,7 @@ def test_the_machine_itself_and_private_networks_are_refused(module, address, mo
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "[2606:4700:4700::1111]", "[::ffff:8.8.8.8]", "[64:ff9b::808:808]"])
-def test_public_addresses_are_asked(address):
+def test_public_addresses_are_allowed(address):
     image_reading._check_address(f"https://{address}/x.png")
 
 
@@ -117,7 +117,7 @@ def test_other_addresses_are_refused(url, message):
     assert "secret" not in str(caught.value)
 
 
-def test_without_leave_no_request_is_sent(serve, tmp_path, monkeypatch):
+def test_a_refused_address_gets_no_request(serve, tmp_path, monkeypatch):
     server = serve(lambda handler: handler.send_error(404))
     for ask, error in ((read_image, ImageReadingError), (lambda url: fetch(url, tmp_path), SourceError)):
         monkeypatch.delenv("HF_VIT_ALLOW", raising=False)
@@ -139,7 +139,7 @@ def test_without_leave_no_request_is_sent(serve, tmp_path, monkeypatch):
         ("ftp://8.8.8.8/x", "begins with ftp:"),
     ],
 )
-def test_redirects_are_held_to_the_same(module, serve, monkeypatch, location, message):
+def test_redirects_are_checked_too(module, serve, monkeypatch, location, message):
     def answer(handler):
         monkeypatch.setenv("HF_VIT_ALLOW", "http")  # the first request was allowed more
         redirect_to(location)(handler)
@@ -157,7 +157,7 @@ def test_redirects_are_followed(serve, tmp_path, monkeypatch):
     assert fetch(server.url, tmp_path).path.read_bytes() == b"x" * 100
 
 
-def test_redirects_end(serve, monkeypatch):
+def test_the_number_of_redirects_is_limited(serve, monkeypatch):
     server = serve(redirect_to("/picture.png"))
     monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
     with pytest.raises(ImageReadingError, match="there are more than 5 redirects"):
@@ -166,8 +166,8 @@ def test_redirects_end(serve, monkeypatch):
 
 
 @BOTH
-def test_a_name_that_leads_elsewhere_when_it_is_asked(module, serve, monkeypatch):
-    """Between our look at a name and the connection it may change: nothing is sent to where that leads."""
+def test_a_host_name_whose_address_changes_is_refused(module, serve, monkeypatch):
+    """A name may resolve to another address after the check; nothing is sent to that address."""
     server = serve(send)
     monkeypatch.setenv("HF_VIT_ALLOW", "http")
     monkeypatch.setattr(module, "_check_address", lambda url: None)  # which has seen a public machine
@@ -177,7 +177,7 @@ def test_a_name_that_leads_elsewhere_when_it_is_asked(module, serve, monkeypatch
     assert server.requests == []
 
 
-def test_a_body_that_is_too_large(serve, monkeypatch):
+def test_a_large_body_is_refused(serve, monkeypatch):
     def declares(handler):
         handler.send_response(200)
         handler.send_header("Content-Length", str(600_000_000))
@@ -203,7 +203,7 @@ def test_a_body_that_is_too_large(serve, monkeypatch):
         read_image(serve(hides).url)
 
 
-def test_a_body_that_trickles(serve, monkeypatch):
+def test_a_slow_body_is_refused(serve, monkeypatch):
     def trickles(handler):
         handler.send_response(200)
         handler.end_headers()
@@ -219,8 +219,8 @@ def test_a_body_that_trickles(serve, monkeypatch):
     assert time.monotonic() - start < 3
 
 
-def test_headers_that_trickle(serve, monkeypatch):
-    """Each byte comes in time, all of them never do."""
+def test_slow_headers_are_refused(serve, monkeypatch):
+    """Each byte arrives within the timeout, but the headers never end."""
 
     def trickles(handler):
         for _ in range(30):
@@ -233,7 +233,7 @@ def test_headers_that_trickle(serve, monkeypatch):
         read_image(serve(trickles).url)
 
 
-def test_a_compressed_body_is_not_unpacked(serve, monkeypatch):
+def test_a_compressed_body_is_refused(serve, monkeypatch):
     def answer(handler):
         handler.send_response(200)
         handler.send_header("Content-Encoding", "gzip")
@@ -244,7 +244,7 @@ def test_a_compressed_body_is_not_unpacked(serve, monkeypatch):
         read_image(serve(answer).url)
 
 
-def test_a_checkpoint_that_is_too_large(serve, tmp_path, monkeypatch):
+def test_a_large_checkpoint_is_refused(serve, tmp_path, monkeypatch):
     def answer(handler):
         handler.send_response(200)
         handler.send_header("Content-Length", str(10**12))

@@ -1,4 +1,4 @@
-"""What presets do to real photographs, against an independent computation, and how settings follow each other."""
+"""Presets on real photographs, against an independent computation; dependencies between settings."""
 
 import numpy as np
 import pytest
@@ -153,7 +153,7 @@ def test_resize_before_the_crop(preset, side, resized):
     assert sizes(override_settings(changed(preset=preset, size=side), {"preset": "vit_jax"})) == (square(side), None)
 
 
-def test_sizes_that_are_meant_literally():
+def test_stated_sizes_are_used_literally():
     augreg = changed(preset="augreg")
     assert sizes(override_settings(augreg, {"size": {"shortest_edge": 300}})) == ({"shortest_edge": 300}, square(224))
     assert sizes(override_settings(augreg, {"size": 300, "crop_size": 200})) == (square(300), square(200))
@@ -163,7 +163,7 @@ def test_sizes_that_are_meant_literally():
     assert sizes(override_settings(augreg, {"size": 300, "do_center_crop": False})) == (square(300), None)
 
 
-def test_a_preset_brings_its_resize():
+def test_a_preset_sets_its_resize():
     settings = override_settings(changed(image_std=[0.1, 0.2, 0.3]), {"preset": "timm"})
     assert (settings["resample"], settings["antialias"], settings["resize_output"]) == (3, True, "rounded")
     assert settings["image_std"] == [0.5, 0.5, 0.5]
@@ -197,14 +197,17 @@ def test_none_changes_nothing():
         ({"size": {"longest_edge": 5}}, r"size is .*positive pixels: .* or \{height, width\} or \{shortest_edge\}"),
         ({"size": 0}, "size is 0; it must be positive pixels"),
         ({"crop_size": {"shortest_edge": 5}}, r"crop_size is .*positive pixels"),
-        ({"resample": 3}, "no resize with resample=3, antialias=False, resize_output='float'"),
-        ({"preset": "timm", "antialias": False}, "no resize with resample=3, antialias=False, resize_output='rounded'"),
+        ({"resample": 3}, "cannot resize with resample=3, antialias=False, resize_output='float'"),
+        (
+            {"preset": "timm", "antialias": False},
+            "cannot resize with resample=3, antialias=False, resize_output='rounded'",
+        ),
         ({"patch_size": (16, 0)}, "patch width is 0; it must be at least 1"),
         ({"max_num_patches": -1}, "max_num_patches is -1; it must be at least 1"),
-        ({"do_pad": True}, "do_pad is True, but images are not padded here"),
+        ({"do_pad": True}, "do_pad is True; this image processor does not pad images"),
         ({"image_std": [0.5, 0, 0.5]}, r"image_std is \[0.5, 0, 0.5\]; it must not be 0"),
     ],
 )
-def test_settings_that_make_no_sense(changes, message):
+def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         changed(**changes)

@@ -79,7 +79,7 @@ def test_equals_the_original(key, backend):
 
 @pytest.fixture(scope="module")
 def evaluated(goldens):
-    """Evaluation as big_vision's configurations say, by TensorFlow, thinned to every 5th (224) or 9th (384) pixel."""
+    """TensorFlow's results of big_vision's evaluation; every 5th (224) or 9th (384) pixel."""
     return np.load(goldens / "training" / "preprocessing.npz")
 
 
@@ -220,7 +220,7 @@ def test_a_crop_without_a_resize(pixels):
     assert not result[..., 56:].any()
 
 
-def test_floats_are_taken_as_they_are_without_rescaling():
+def test_floats_keep_their_values_without_rescaling():
     image = np.random.default_rng(1).standard_normal((3, 20, 36))
     for preset in ("vit_jax", "lit", "transformers"):
         result = process(image, preset=preset, size=(20, 36), do_rescale=False, do_normalize=False)
@@ -241,7 +241,7 @@ def test_forms_of_the_result(pixels):
     torch.testing.assert_close(last, batch.permute(0, 2, 3, 1))
     different = [pixels, pixels[1:]]
     assert len(processor(different, do_resize=False).pixel_values) == 2
-    with pytest.raises(ValueError, match=r"images of shapes \(3, 37, 53\) and \(3, 36, 53\) are no batch"):
+    with pytest.raises(ValueError, match=r"cannot stack images of shapes \(3, 37, 53\) and \(3, 36, 53\)"):
         process(different, do_resize=False)
 
 
@@ -279,7 +279,7 @@ def test_unreadable_images_can_be_skipped(pixels, tmp_path):
     assert list(features) == ["pixel_values"]  # so that model(**features) works
     torch.testing.assert_close(features.pixel_values, process([pixels, pixels[::-1]]))
     assert HfViTImageProcessor()(pixels).skipped == []
-    with pytest.raises(ImageReadingError, match=r"none of 1 images can be read: .*broken\.png is not an image"):
+    with pytest.raises(ImageReadingError, match=r"cannot read any of 1 images: .*broken\.png is not an image"):
         HfViTImageProcessor()(images[:1], on_error="skip")
 
 
@@ -385,7 +385,7 @@ def test_casts(pixels):
 def test_devices(pixels):
     torch.testing.assert_close(process(pixels, device="cpu"), process(pixels))
     assert process(pixels, device="meta").device.type == "meta"
-    with pytest.raises(ValueError, match='backend="pillow" computes on the CPU, not on meta'):
+    with pytest.raises(ValueError, match='cannot compute on meta with backend="pillow"'):
         process(pixels, device="meta", backend="pillow")
 
 

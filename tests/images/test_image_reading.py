@@ -1,4 +1,4 @@
-"""Every mode, type, file format and defect that an image comes with."""
+"""Reading of images: modes, types, file formats and defects."""
 
 import base64
 import functools
@@ -95,7 +95,7 @@ def test_grey_is_repeated():
     np.testing.assert_array_equal(read(Image.fromarray(GREY), num_channels=None), GREY[..., None])
 
 
-def test_transparent_images_are_laid_over_the_background():
+def test_transparent_images_are_composited_on_the_background():
     rgba = Image.fromarray(np.dstack([COLOUR, ALPHA]))
     np.testing.assert_array_equal(read(encode(rgba)), over(COLOUR, ALPHA, (255, 255, 255)))
     np.testing.assert_array_equal(read(encode(rgba), background=BACKGROUND), over(COLOUR, ALPHA, BACKGROUND))
@@ -172,7 +172,7 @@ def test_orientation(orientation, kind):
 
 
 @pytest.mark.parametrize("kind", ["GIF", "TIFF", "WEBP", "PNG"])
-def test_the_first_frame_is_used_and_said(kind):
+def test_the_first_frame_is_used_with_a_warning(kind):
     if kind == "WEBP" and not features.check("webp"):
         pytest.skip("Pillow was built without WebP")
     frames = [Image.fromarray(np.full((HEIGHT, WIDTH, 3), level, dtype=np.uint8)) for level in (30, 130, 230)]
@@ -198,7 +198,7 @@ def test_other_formats(kind):
     np.testing.assert_array_equal(read(data), expected)
 
 
-def test_reduced_decoding_is_not_below_what_is_asked():
+def test_reduced_decoding_gives_at_least_the_requested_size():
     data = encode(Image.fromarray(RNG.integers(0, 256, (240, 320, 3), dtype=np.uint8)), "JPEG")
     for wanted, got in (
         ((240, 320), (240, 320)),
@@ -273,16 +273,16 @@ def test_one_channel_is_pillows_grey():
         ((2, 5, 7, 3), None, (2, 3, 5, 7)),
     ],
 )
-def test_where_the_channels_are(shape, data_format, channels):
+def test_the_channel_axis_of_arrays(shape, data_format, channels):
     assert read_image(np.zeros(shape), input_data_format=data_format).shape == channels
 
 
-def test_where_the_channels_of_a_tensor_are():
+def test_the_channel_axis_of_tensors():
     assert read_image(torch.zeros(3, 5, 3)).shape == (3, 5, 3)  # PyTorch's custom: channels first
     assert read_image(torch.zeros(6, 5, 9), num_channels=9).shape == (9, 6, 5)
 
 
-def test_taken_as_it_is():
+def test_values_are_kept_without_rescaling():
     array = RNG.standard_normal((HEIGHT, WIDTH, 3))
     np.testing.assert_allclose(read(array, keep_float=True), array, rtol=1e-6)
 
@@ -312,12 +312,12 @@ def test_taken_as_it_is():
         ("data:image/png;base64,!", "photo "),
     ],
 )
-def test_what_is_no_image(image, message):
+def test_bad_images_are_refused(image, message):
     with pytest.raises(ImageReadingError, match=message):
         read_image(image, name="photo")
 
 
-def test_channels_that_do_not_fit():
+def test_a_wrong_number_of_channels_is_refused():
     with pytest.raises(ImageReadingError, match=r"photo has 3 channels \(expected 5"):
         read_image(COLOUR, num_channels=5, input_data_format="channels_last", name="photo")
 
@@ -346,8 +346,8 @@ def test_decompression_bomb():
 
 
 @pytest.mark.parametrize("of", [bytes, "pil"])
-def test_pixels_of_a_png_are_compared_with_their_checksum(of):
-    """zlib wrote the checksum; the damage is in a stored block, which any decoder would take as it is."""
+def test_checksums_of_a_png_are_verified(of):
+    """The damage is in a stored block of zlib, which a decoder copies without noticing it."""
     pixels = np.random.default_rng(0).integers(0, 256, (9, 13, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", compress_level=0)

@@ -1,4 +1,4 @@
-"""Each resize against TensorFlow's own outputs, and the ways to compute it against each other."""
+"""Each resize against TensorFlow's own outputs; all implementations against each other."""
 
 import numpy as np
 import PIL
@@ -49,7 +49,7 @@ def random_levels(channels, height, width, seed=3):
 
 
 def channels_last(levels):
-    """The same, in the memory layout of a decoded image."""
+    """Return the same values in the memory layout of a decoded image."""
     return levels.movedim(0, -1).contiguous().movedim(-1, 0)
 
 
@@ -98,7 +98,7 @@ def test_pillows_filters_to_the_last_bit(resample, old, new, extreme):
         np.testing.assert_array_equal(resized.movedim(0, -1).numpy(), expected)
 
 
-def test_two_and_four_channels_are_not_taken_for_alpha():
+def test_two_and_four_channels_are_not_treated_as_alpha():
     levels = random_levels(4, 37, 53)
     resized = resize(levels, (20, 36), whole((20, 36)), FILTERS["Pillow"])
     for channel in range(4):
@@ -116,8 +116,8 @@ def test_the_same_on_a_gpu(name, old):
     torch.testing.assert_close(result.cpu(), expected, atol=0, rtol=0)
 
 
-def test_a_filter_that_only_pillow_has():
-    with pytest.raises(ValueError, match=r"only Pillow resizes with resample=1; without it there are \[2, 3\]"):
+def test_a_filter_that_only_pillow_has_is_refused_by_torch():
+    with pytest.raises(ValueError, match=r'cannot resize with resample=1 in backend="torch" \(expected \[2, 3\]'):
         resize(random_levels(3, 7, 9), (5, 6), whole((5, 6)), Filter(1, True, "rounded", False))
 
 
