@@ -27,12 +27,8 @@ test: .venv/installed
 test-xla: .venv-xla/installed
 	.venv-xla/bin/python -m pytest tests/xla --durations 10
 
-.venv/docs: .venv/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	touch $@
-
 # The documentation site, into site/; a dead link is an error. To read it: python -m http.server --directory site
-docs: .venv/docs
+docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet --strict
 
 # Every area, within three minutes on two cores.

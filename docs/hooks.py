@@ -4,9 +4,12 @@ A page is written to be read in the repository too, so its links are those betwe
 site. A marker such as `<!-- table: recipes -->` is replaced by a table that is made from its source.
 """
 
+import argparse
 import ast
+import inspect
 import posixpath
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
@@ -28,6 +31,7 @@ REFERENCE = {
     "hf_vit.conversion": "Checkpoints of others, and programs",
     "hf_vit.analysis": "Looking inside",
     "hf_vit.catalog": "Released checkpoints",
+    "hf_vit.models.prediction": "Predictions, features, search",
 }
 _LINK = re.compile(r"(?P<before>!?\[(?P<text>[^\]]*)\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 _MARKER = re.compile(r"<!-- table: (\w+) -->")
@@ -40,6 +44,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "reference/index.md", content=_reference_index()))
     for module in REFERENCE:
         files.append(File.generated(config, _reference_page(module), content=_reference_of(module)))
+    files.append(File.generated(config, "reference/commands.md", content=_commands()))
+    files.append(File.generated(config, "reference/settings.md", content=_settings()))
     return files
 
 
@@ -68,10 +74,16 @@ def _reference_page(module: str) -> str:
     return f"reference/{module.removeprefix('hf_vit.')}.md"
 
 
-def _public_names(module: str) -> list[str]:
-    """The functions and classes that a module exports."""
+def public_names(module: str) -> list[str]:
+    """The functions and classes that a module exports, or has where it does not say."""
     loaded = import_module(module)
-    return [name for name in loaded.__all__ if callable(getattr(loaded, name))]
+    if hasattr(loaded, "__all__"):
+        return [name for name in loaded.__all__ if callable(getattr(loaded, name))]
+    return [
+        name
+        for name, value in vars(loaded).items()
+        if not name.startswith("_") and inspect.getmodule(value) is loaded and callable(value)
+    ]
 
 
 def _first_line(module: str, name: str) -> str:
@@ -80,12 +92,18 @@ def _first_line(module: str, name: str) -> str:
 
 
 def _reference_index() -> str:
-    lines = ["# Reference", "", "Every public name, from the code. A leading underscore is private everywhere.", ""]
+    lines = [
+        "# Reference",
+        "",
+        "Every public name, from the code. A leading underscore is private everywhere. The command line has pages of",
+        "its own: [commands](commands.md) and [settings of training and evaluation](settings.md).",
+        "",
+    ]
     for module, title in REFERENCE.items():
         page = posixpath.basename(_reference_page(module))
-        lines += [f"## {title}", "", f"`{module}`", "", "| name | |", "| --- | --- |"]
+        lines += [f"## {title}", "", f"`{module}`", "", "| name | what it is |", "| --- | --- |"]
         lines += [
-            f"| [`{name}`]({page}#{module}.{name}) | {_first_line(module, name)} |" for name in _public_names(module)
+            f"| [`{name}`]({page}#{module}.{name}) | {_first_line(module, name)} |" for name in public_names(module)
         ]
         lines.append("")
     return "\n".join(lines)
@@ -93,8 +111,88 @@ def _reference_index() -> str:
 
 def _reference_of(module: str) -> str:
     lines = [f"# {REFERENCE[module]}", "", f"`{module}`", ""]
-    lines += [f"::: {module}.{name}\n" for name in _public_names(module)]
+    for name in public_names(module):
+        lines.append(f"::: {module}.{name}")
+        value = getattr(import_module(module), name)
+        if isinstance(value, type) and issubclass(value, tuple):
+            lines.append("    options: {show_if_no_docstring: true}")  # the fields
+        lines.append("")
+        if pages := _pages_that_show(name):
+            lines.append(f"*Shown on:* {', '.join(pages)}\n")
     return "\n".join(lines)
+
+
+def _pages_that_show(name: str) -> list[str]:
+    """Links to the pages whose blocks of Python have a name."""
+    links = []
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        if any(re.search(rf"\b{name}\b", block) for block in blocks):
+            links.append(f"[{text.splitlines()[0].removeprefix('# ')}](../{path.name})")
+    return links
+
+
+def _commands() -> str:
+    """Every command of `hf-vit`, from its parser."""
+    from hf_vit.cli import build_parser
+
+    listing = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    lines = ["# Commands", "", "`hf-vit COMMAND`, as `hf-vit COMMAND --help` has it.", ""]
+    for choice in listing._choices_actions:
+        command = listing.choices[choice.dest]
+        lines += [f"## hf-vit {choice.dest}", "", f"{_sentence(choice.help)}", ""]
+        if command.get_default("takes_settings"):
+            lines += ["It takes the [settings](settings.md).", ""]
+            continue
+        rows = [f"| {name} | {about} |" for name, about in _options_of(command)]
+        lines += ["| argument | what it is |", "| --- | --- |", *rows, ""] if rows else []
+    return "\n".join(lines)
+
+
+def _settings() -> str:
+    """Every setting of training and evaluation, by group, and which commands take it."""
+    from hf_vit.training.options import add_options
+    from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
+
+    groups: dict[str, dict[tuple[str, str], list[str]]] = {}
+    classes = {"finetune": FinetuneSettings, "pretrain": PretrainSettings, "evaluate": EvaluateSettings}
+    for command, settings in classes.items():
+        parser = argparse.ArgumentParser(add_help=False)
+        add_options(parser, settings)
+        for group in parser._action_groups:
+            for row in _options_of(group):
+                groups.setdefault(group.title or "", {}).setdefault(row, []).append(command)
+    lines = [
+        "# Settings",
+        "",
+        "An option of `hf-vit finetune`, `pretrain` or `evaluate`, with dashes; a field of a recipe, with underscores.",
+        "",
+    ]
+    for title, rows in groups.items():
+        if rows:
+            heading = "Where to start" if title == "options" else title[:1].upper() + title[1:]
+            lines += [f"## {heading}", "", "| setting | what it is | of |", "| --- | --- | --- |"]
+            for (name, about), of in rows.items():
+                lines.append(f"| {name} | {about} | {'all' if len(of) == len(classes) else ', '.join(of)} |")
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _options_of(parser) -> Iterator[tuple[str, str]]:
+    """Name and help of each option of a parser or a group of one."""
+    actions = parser._group_actions if isinstance(parser, argparse._ArgumentGroup) else parser._actions
+    for action in sorted(actions, key=lambda action: bool(action.option_strings)):
+        if action.dest == "help" or action.help == argparse.SUPPRESS:
+            continue
+        name = action.option_strings[-1] if action.option_strings else action.dest.upper()
+        value = action.metavar if isinstance(action.metavar, str) and action.option_strings else ""
+        about = (action.help or "").replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
+        yield " ".join([f"`{name}`", *([f"`{value.replace('|', ' or ')}`"] if value else [])]), about
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _recipes() -> str:
