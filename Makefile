@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-xla docs quick check fix bench bench-gpu fuzz
+.PHONY: demo test test-xla docs versions release-check quick check fix bench bench-gpu fuzz
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -30,6 +30,22 @@ test-xla: .venv-xla/installed
 # The documentation site, into site/; a dead link is an error. To read it: python -m http.server --directory site
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet --strict
+
+# The wheel with each extra alone, the lowest and the newest versions, other Pythons: `make versions ROWS="lowest newest"`.
+# New environments, one after the other; an hour for all.
+ROWS ?=
+versions:
+	$(PYTHON) -m tests.versions $(ROWS)
+
+.venv/release: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[release]'
+	touch $@
+
+# What a release must pass; the files are in dist/. `make release-check RELEASE=v1.2.3` for a tag.
+RELEASE ?=
+release-check: export TAG = $(RELEASE)
+release-check: .venv/release
+	$(BIN)/python -m tests.release --tag "$$TAG"
 
 # Every area, within three minutes on two cores.
 quick: .venv/installed

@@ -1,0 +1,145 @@
+"""What the installed `hf-vit` must do in an empty folder, with the extras that are there and without the others.
+
+    python -m tests.installed FOLDER_OF_PROGRAMS [EXTRA ...]
+
+Every command runs as a user types it, without this checkout on the path. A command whose extra is not installed may
+work all the same, because another extra brings its packages; or it says in one sentence which extra to install. Needs
+nothing but the standard library, for the environment that is checked is another one.
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+TESTS = Path(__file__).parent
+_FEW_STEPS = "--epochs 1 --warmup-steps 0 --batch-size 4 --num-workers 0 --report-to none --image-size 24"
+_FINETUNE = f"hf-vit finetune --recipe finetune_small --model model --dataset photographs {_FEW_STEPS}"
+_PHOTOGRAPHS = """\
+import random
+from pathlib import Path
+from PIL import Image
+for split, count in (("train", 10), ("val", 4)):
+    for kind, color in (("ants", (150, 40, 20)), ("bees", (200, 180, 30))):
+        folder = Path("photographs", split, kind)
+        folder.mkdir(parents=True)
+        for number in range(count):
+            image = Image.new("RGB", (40 + number, 36), color)
+            image.paste(tuple(random.randrange(256) for _ in range(3)), (5, 5, 20, 20))
+            image.save(folder / f"{number}.png")
+"""
+
+
+class Check(NamedTuple):
+    """A command, a part of what it prints, the extra that it needs, and its exit status."""
+
+    command: str
+    printed: str
+    extra: str | None = None
+    status: int = 0
+
+
+CHECKS = (
+    Check("hf-vit --version", "hf-vit "),
+    Check("hf-vit env", "torch"),
+    Check("hf-vit recipes", "finetune_small"),
+    Check("hf-vit recipes show finetune_small", "learning_rate"),
+    Check("hf-vit launch-configs path cpu", "accelerate"),
+    Check("hf-vit catalog B/16 --adapted-to imagenet2012", "B_16"),
+    Check("hf-vit convert vit_token.npz model", "model"),
+    Check("hf-vit predict model photographs/val/bees/0.png --format jsonl", '"label"'),
+    Check("hf-vit embed model photographs --output features.npz", "features.npz"),
+    Check("hf-vit search features.npz photographs/val/bees/0.png --model model", "bees"),
+    Check("hf-vit export model back.npz --to jax", "back.npz"),
+    Check("hf-vit card model --license mit", "license: mit"),
+    Check("hf-vit compute model", "parameters"),
+    Check("hf-vit inspect model --output report", "report", "analysis"),
+    Check("hf-vit convert flax.msgpack flax", "holds an unknown architecture", "jax-checkpoints", 2),  # but is read
+    Check("hf-vit convert orbax_zarr3 orbax", "holds an unknown architecture", "jax-checkpoints", 2),
+    Check("hf-vit embed model photographs --output features.parquet", "features.parquet", "training"),
+    Check(f"{_FINETUNE} --output-dir tuned", "tuned", "training"),
+    Check(
+        "hf-vit evaluate --model model --dataset photographs --split validation --num-workers 0", "accuracy", "training"
+    ),
+    Check(f"{_FINETUNE} --output-dir adapted --lora-rank 2", "adapted", "lora"),
+    Check("hf-vit export model onnx --to onnx", "onnx", "export"),
+    Check("hf-vit predict model photographs/val/bees/0.png --backend onnxruntime", "bees/0.png", "onnxruntime"),
+    Check("hf-vit export model openvino --to openvino", "openvino", "openvino"),
+    Check("hf-vit predict model photographs/val/bees/0.png --backend openvino", "bees/0.png", "openvino"),
+    Check("hf-vit quantize model int8 --calibrate photographs --min-agreement 0", "int8", "quantization"),
+)
+
+
+class Outcome(NamedTuple):
+    """How a check ended: "passed", "refused" (its extra is absent, and said so) or "failed", with what it printed."""
+
+    check: Check
+    word: str
+    output: str
+
+
+def run_checks(programs: Path, extras: Collection[str], checks: Collection[Check] = CHECKS) -> list[Outcome]:
+    """Run checks with the programs of an environment that has some extras."""
+    with tempfile.TemporaryDirectory(prefix="hf_vit_installed_") as folder:
+        _prepare(Path(folder), programs)
+        return [_run(check, Path(folder), programs, extras) for check in checks]
+
+
+def _prepare(folder: Path, programs: Path) -> None:
+    """Put into a folder the checkpoints and photographs that the checks name."""
+    shutil.copyfile(TESTS / "goldens" / "vit_token.npz", folder / "vit_token.npz")
+    containers = TESTS / "goldens_peers" / "containers"
+    shutil.copyfile(containers / "flax.msgpack", folder / "flax.msgpack")
+    shutil.copytree(containers / "orbax_zarr3", folder / "orbax_zarr3")
+    subprocess.run([programs / "python", "-c", _PHOTOGRAPHS], cwd=folder, env=_environment(programs), check=True)
+
+
+def _run(check: Check, folder: Path, programs: Path, extras: Collection[str]) -> Outcome:
+    done = subprocess.run(
+        [str(programs / word) if not place else word for place, word in enumerate(shlex.split(check.command))],
+        cwd=folder, env=_environment(programs), capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    return Outcome(check, judge(check, done.returncode, output, extras), output)
+
+
+def judge(check: Check, status: int, output: str, extras: Collection[str]) -> str:
+    """Return "passed", "refused" or "failed"."""
+    if status == check.status and check.printed in output:
+        return "passed"
+    is_refusal = status == 2 and "pip install" in output and "Traceback" not in output
+    return "refused" if is_refusal and check.extra is not None and check.extra not in extras else "failed"
+
+
+def _environment(programs: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_", "VIRTUAL_ENV"))}
+    return {
+        **kept,
+        "PATH": f"{programs}{os.pathsep}{kept.get('PATH', '')}",
+        "HF_HUB_OFFLINE": "1",
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def main() -> int:
+    """Run the checks and print how each ended; 1 where one failed."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
+    parser.add_argument("programs", type=Path, help="the folder of hf-vit and python, such as venv/bin")
+    parser.add_argument("extras", nargs="*", help="extras that are installed there")
+    arguments = parser.parse_args()
+    outcomes = run_checks(arguments.programs.absolute(), arguments.extras)
+    for check, word, output in outcomes:
+        print(f"{word:8}{check.command}")
+        if word == "failed":
+            print(output)
+    return int(any(outcome.word == "failed" for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,211 @@
+"""The wheel with each extra alone, with the lowest and the newest versions, and on other Pythons.
+
+    make versions                       # every row, an hour or two on two cores; `make versions ROWS="lowest newest"`
+    python -m tests.versions --list
+
+Each row is a new environment: the wheel, its extras, the versions of the row. In it run the commands of
+tests/installed.py from an empty folder. The lowest versions are read from pyproject.toml. Needs Linux, gcc and Python
+3.11, for which the lowest versions exist; `python3.12` and `python3.13` for two rows.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+from .installed import CHECKS, Check, Outcome, run_checks
+from .paths import ROOT
+
+_NO_COMMANDS = {"dev", "benchmarks", "docs", "release"}  # what a checkout needs
+_CUDA = re.compile(r"^Requires-Dist: (nvidia|cuda|triton)", re.IGNORECASE)  # of torch, in its metadata
+_PACKAGES = ("torch", "transformers", "numpy")  # whose versions the table shows, after Python's
+_VERSIONS = f"""\
+import platform
+from importlib.metadata import version
+print(platform.python_version(), *map(version, {_PACKAGES!r}))"""
+_METADATA = "from importlib.metadata import distribution\nprint(distribution('torch').locate_file('torch'))"
+
+
+class Row(NamedTuple):
+    """An environment: a Python, extras, and which versions."""
+
+    name: str
+    extras: tuple[str, ...] = ()
+    versions: str = "tested"  # those of constraints.txt; "lowest"; "newest"
+    python: str = sys.executable
+
+
+def rows() -> list[Row]:
+    """Every row of the table."""
+    extras = tuple(name for name in read_project()["optional-dependencies"] if name not in _NO_COMMANDS)
+    return [
+        Row("core"),
+        *(Row(extra, (extra,)) for extra in extras),
+        *(Row(versions, (), versions) for versions in ("lowest", "newest")),
+        *(Row(f"{versions}-all", extras, versions) for versions in ("lowest", "newest")),
+        *(Row(python, ("training",), "newest", python) for python in ("python3.12", "python3.13")),
+    ]
+
+
+def read_project() -> dict:
+    """The table `[project]` of pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def requirements(extras: tuple[str, ...]) -> list[str]:
+    """Requirements of the package with extras; extras that name others are followed."""
+    project = read_project()
+    found, waiting = list(project["dependencies"]), list(extras)
+    while waiting:
+        for requirement in project["optional-dependencies"][waiting.pop()]:
+            inner = re.fullmatch(r"hf_vit\[([\w,-]+)\]", requirement)
+            if inner:
+                waiting += inner[1].split(",")
+            else:
+                found.append(requirement)
+    return found
+
+
+def included(extras: tuple[str, ...]) -> set[str]:
+    """The extras, and those that they name."""
+    optional, found, waiting = read_project()["optional-dependencies"], set(), list(extras)
+    while waiting:
+        extra = waiting.pop()
+        found.add(extra)
+        inner = re.findall(r"hf_vit\[([\w,-]+)\]", " ".join(optional[extra]))
+        waiting += [name for names in inner for name in names.split(",") if name not in found]
+    return found
+
+
+def lowest(extras: tuple[str, ...]) -> dict[str, str]:
+    """The lowest version of each package that every requirement allows, such as {"torch": "2.9"}."""
+    bounds: dict[str, list[str]] = {}
+    for requirement in requirements(extras):
+        name, lower = re.fullmatch(r"([\w.-]+)(?:.*?>=([\w.]+))?.*", requirement).groups()
+        bounds.setdefault(name, []).extend([lower] if lower else [])
+    return {name: max(lower, key=_numbers) for name, lower in bounds.items() if lower}
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def constraints(row: Row) -> list[str]:
+    """Lines of the constraints file of a row."""
+    if row.versions == "lowest":
+        return [f"{name}=={version}" for name, version in lowest(row.extras).items()]
+    if row.versions == "newest":
+        return []
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def checks_of(row: Row) -> list[Check]:
+    """All checks; with one extra alone, those of extras and the few that they need."""
+    is_alone = row.versions == "tested" and row.extras
+    needed = ("hf-vit env", "hf-vit convert vit_token.npz", "hf-vit predict")
+    return [check for check in CHECKS if not is_alone or check.extra or check.command.startswith(needed)]
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel from a copy of what it needs, so that the checkout stays as it is."""
+    sources = folder / "sources"
+    for name in ("hf_vit", "training"):
+        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__", "scripts"))
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "hf_vit_command.py"):
+        shutil.copyfile(ROOT / name, sources / name)
+    _run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, sources)
+    return next(folder.glob("*.whl"))
+
+
+def install(row: Row, environment: Path, wheel: Path) -> Path:
+    """Make the environment of a row; return the folder of its programs."""
+    _run(row.python, "-m", "venv", environment)
+    programs = environment / "bin"
+    pip = [programs / "python", "-m", "pip", "install", "--quiet", "--no-compile"]
+    lines = constraints(row)
+    pinned = next((line for line in lines if line.startswith("torch==")), "torch")
+    _run(*pip, "--no-deps", pinned)
+    remove_cuda(programs)
+    (environment / "constraints.txt").write_text("\n".join(lines) + "\n")
+    extras = f"[{','.join(row.extras)}]" if row.extras else ""
+    _run(*pip, "--constraint", environment / "constraints.txt", f"{wheel}{extras}")
+    return programs
+
+
+def remove_cuda(programs: Path) -> None:
+    """Make a CUDA build of torch load without CUDA's libraries, which are gigabytes; a CPU build stays as it is."""
+    torch = Path(_run(programs / "python", "-c", _METADATA).strip())
+    (metadata,) = torch.parent.glob("torch-*.dist-info/METADATA")
+    lines = metadata.read_text().splitlines()
+    kept = [line for line in lines if not _CUDA.match(line)]
+    if kept != lines:
+        metadata.write_text("\n".join(kept) + "\n")
+        _run(programs / "python", ROOT / "tests" / "xla" / "cuda_stand_ins.py")
+
+
+def run_row(row: Row, wheel: Path, keep: Path | None = None) -> tuple[list[str], list[Outcome]]:
+    """Install and check a row.
+
+    Returns:
+        The cells of its line of the table, and how each check ended; none where it could not be installed.
+    """
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f"hf_vit_{row.name}_") as folder:
+        try:
+            programs = install(row, Path(folder) / "environment", wheel)
+            versions = _run(programs / "python", "-c", _VERSIONS).split()
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = getattr(error, "stderr", None) or str(error)
+            return [row.name, "-", *["-"] * len(_PACKAGES), "not installed: " + said.strip()[-1000:]], []
+        if keep is not None:
+            frozen = _run(programs / "python", "-m", "pip", "freeze")
+            (keep / f"{row.name}.txt").write_text(frozen)
+        outcomes = run_checks(programs, included(row.extras), checks_of(row))
+    words = [outcome.word for outcome in outcomes]
+    result = ", ".join(f"{words.count(word)} {word}" for word in ("passed", "refused", "failed") if word in words)
+    return [row.name, *versions, f"{result} ({time.monotonic() - start:.0f} s)"], outcomes
+
+
+def _run(*command: object) -> str:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=tempfile.gettempdir())
+    done.check_returncode()
+    return done.stdout
+
+
+def main() -> int:
+    """Print the table, a line as soon as a row has ended; 1 where a check failed."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="by default all")
+    parser.add_argument("--list", action="store_true", help="list the rows")
+    parser.add_argument("--freeze", type=Path, metavar="FOLDER", help="write the versions of each row into a folder")
+    arguments = parser.parse_args()
+    known = {row.name: row for row in rows()}
+    if unknown := set(arguments.rows) - known.keys():
+        parser.error(f"no row {', '.join(sorted(unknown))}; there is {', '.join(known)}")
+    if arguments.list:
+        print(*known, sep="\n")
+        return 0
+    has_failed = False
+    header = ("row", "python", *_PACKAGES, "checks")
+    print(f"| {' | '.join(header)} |\n| {' | '.join('---' for _ in header)} |", flush=True)
+    with tempfile.TemporaryDirectory(prefix="hf_vit_wheel_") as folder:
+        wheel = build_wheel(Path(folder))
+        for name in arguments.rows or known:
+            cells, outcomes = run_row(known[name], wheel, arguments.freeze)
+            print("|", " | ".join(cells), "|", flush=True)
+            failed = [outcome for outcome in outcomes if outcome.word == "failed"]
+            for outcome in failed:
+                print(f"  failed: {outcome.check.command}\n{outcome.output}", flush=True)
+            has_failed |= bool(failed) or not outcomes
+    return int(has_failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
