@@ -107,10 +107,12 @@ def constraints(row: Row) -> list[str]:
 
 
 def checks_of(row: Row) -> list[Check]:
-    """All checks; with one extra alone, those of extras and the few that they need."""
-    is_alone = row.versions == "tested" and row.extras
-    needed = ("hf-vit env", "hf-vit convert vit_token.npz", "hf-vit predict")
-    return [check for check in CHECKS if not is_alone or check.extra or check.command.startswith(needed)]
+    """All checks where there are no extras; else those of the extras and the few that these need."""
+    if not row.extras:
+        return list(CHECKS)
+    needed = ("hf-vit env", "hf-vit convert vit_token.npz", "hf-vit predict model")
+    extras = included(row.extras)
+    return [check for check in CHECKS if (check.extra in extras if check.extra else check.command.startswith(needed))]
 
 
 def build_wheel(folder: Path) -> Path:
