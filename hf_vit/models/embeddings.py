@@ -153,7 +153,7 @@ class HfViTEmbeddings(nn.Module):
             (batch, tokens, hidden_size)
         """
         if spatial_shapes is not None:
-            _refuse_several_shapes(self.config)
+            refuse_several_shapes(self.config)
             patches, positions = self.as_padded_patches(pixel_values, spatial_shapes, patch_size)
             return self.as_tokens(self._mask(patches, bool_masked_pos), positions)
         patches = self._mask(self.as_patches(pixel_values, patch_size), bool_masked_pos)
@@ -208,6 +208,21 @@ class HfViTEmbeddings(nn.Module):
         if self.cls_token is not None:
             patches = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
         return self.dropout(patches if positions is None else patches + positions)
+
+    def keep(self, tokens: torch.Tensor, kept_patches: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Some of the patches, behind the class token.
+
+        Args:
+            tokens: (batch, tokens, hidden_size)
+            kept_patches: (batch, kept), numbers of patches; below 0 for padding.
+
+        Returns:
+            (batch, kept tokens, hidden_size), and a mask (batch, kept) that is 0 at padding.
+        """
+        refuse_several_shapes(self.config)
+        prefix = self.config.num_prefix_tokens
+        places = F.pad(kept_patches.clamp(min=0) + prefix, (prefix, 0))  # a class token has the place 0
+        return tokens.take_along_dim(places.unsqueeze(-1), dim=1), (kept_patches >= 0).int()
 
     def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor | None:
         """Position embeddings on any grid of patches, resampled where it is not the stored one.
@@ -271,7 +286,7 @@ def check_mask(bool_masked_pos: Any, patches: torch.Tensor) -> None:
         raise ValueError(f"bool_masked_pos has shape {shape}; expected (batch, patches), {tuple(patches.shape[:2])}")
 
 
-def _refuse_several_shapes(config: HfViTConfig) -> None:
+def refuse_several_shapes(config: HfViTConfig) -> None:
     """Raise ValueError where positions are not only those of tokens, before any image has a shape of its own."""
     if config.needs_one_grid:
         raise ValueError(

@@ -241,6 +241,7 @@ class HfViTModel(HfViTEncoder):
         *,
         pixel_attention_mask: torch.Tensor | None = None,
         spatial_shapes: torch.Tensor | None = None,
+        kept_patches: torch.Tensor | None = None,
         patch_size: Size | None = None,
         only_pooled: bool = False,
         **kwargs: Unpack[TransformersKwargs],
@@ -258,6 +259,7 @@ class HfViTModel(HfViTEncoder):
             pixel_attention_mask: (batch, patches), 1 for the patches that are not padding; by default as many as
                 `spatial_shapes` says.
             spatial_shapes: (batch, 2), rows and columns of patches of each image.
+            kept_patches: (batch, kept), numbers of the patches that the layers see, -1 for padding; by default all.
             patch_size: of this forward, where the model is flexible: an int or (height, width); by default the
                 configuration's.
             only_pooled: of `last_hidden_state` and in the last layer, compute no more than `pooler_output` needs.
@@ -275,6 +277,8 @@ class HfViTModel(HfViTEncoder):
         if spatial_shapes is not None and pixel_attention_mask is None:
             places = torch.arange(pixel_values.shape[1], device=pixel_values.device)
             pixel_attention_mask = (places < spatial_shapes.prod(dim=1, keepdim=True)).int()
+        if kept_patches is not None:
+            hidden_states, pixel_attention_mask = self.embeddings.keep(hidden_states, kept_patches)
         if pixel_attention_mask is not None:
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
         shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in _RECORDS)

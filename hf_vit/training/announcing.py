@@ -1,5 +1,6 @@
 """What a run is going to do, said before it does it, and what came out."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,11 @@ def _plan(
     weights = getattr(settings, "model", None) or "random weights"
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     height, width = as_pair(model.config.image_size)
+    size = f"{height} x {width} pixels"
+    if settings.preset == "native":
+        size = f"at most {math.prod(model.config.grid_size)} patches an image, aspect ratios kept"
     share = "" if trained == model.num_parameters() else f", of which {trained:,} train"
-    yield "model", f"{weights}: {model.num_parameters():,} parameters{share}, {height} x {width} pixels"
+    yield "model", f"{weights}: {model.num_parameters():,} parameters{share}, {size}"
     yield "train", f"{settings.dataset}, {settings.train_split}: {_describe(split)}"
     yield "evaluate", _describe_evaluation(settings, eval_split)
     steps = count_steps(settings, split)

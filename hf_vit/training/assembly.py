@@ -1,7 +1,7 @@
 """The parts of a run, put together from its settings."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from .allocation import keep_freed_memory
 from .augmentation import TrainTransform
 from .batches import Shares
 from .checkpoints import Checkpoints
-from .data import EvalSamples, Split, eval_loader, open_split
+from .data import EvalSamples, Split, eval_loader, open_split, train_loader
 from .devices import is_xla, keep_float32_weights, make_states
 from .fsdp import is_sharded, shard_by_layers
 from .held_out import cut_off, find_eval_split
@@ -29,6 +29,7 @@ from .labels import distinguish, match_to_split, names_of, state_classes
 from .losses import balanced_weights
 from .measuring import empty_batch, predict, score, score_classes
 from .models import save_plain
+from .native import native_loader
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
 from .optimization import MovingAverage, build_optimizer
 from .patch_sizes import compile_model, over_patch_sizes
@@ -199,6 +200,17 @@ def train_transform(settings: TrainingSettings, config: Any) -> TrainTransform:
         mode={1: "L", 3: "RGB"}[config.num_channels],
         reduced_decoding=settings.reduced_decoding,
     )
+
+
+def training_batches(
+    settings: TrainingSettings, split: Split, processor: Any, config: Any, shares: Shares, steps: range
+) -> Iterable[dict[str, torch.Tensor]]:
+    """Batches for the steps in `steps`, one per forward of this process."""
+    transform = train_transform(settings, config)
+    if settings.preset == "native":
+        return native_loader(settings, split, transform, processor, shares, steps)
+    sampling = settings.class_sampling
+    return train_loader(split, transform, settings.seed, shares, steps, settings.num_workers, sampling)
 
 
 def evaluator(

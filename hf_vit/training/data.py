@@ -28,6 +28,8 @@ from .shard_index import Columns, open_index
 from .shards import Shards
 from .workers import worker_options
 
+UNREADABLE = (OSError, ValueError, SyntaxError, TypeError, EOFError, Image.DecompressionBombError)  # of pictures
+
 
 @dataclass
 class Split:
@@ -148,7 +150,7 @@ def decode(sample: dict, reduce_to: Callable[[int, int], tuple[int, int]] | None
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return image
-    except (OSError, ValueError, SyntaxError, TypeError, EOFError, Image.DecompressionBombError):
+    except UNREADABLE:
         return None
 
 
@@ -156,6 +158,8 @@ class TrainSamples(Dataset):
     """Position in the endless sequence -> an augmented sample; one after it stands in for a broken image."""
 
     def __init__(self, split: Split, transform: TrainTransform, seed: int, class_sampling: str = "natural"):
+        if len(split) == 0:
+            raise ValueError("the training split is empty")
         self.split, self.transform, self.seed = split, transform, seed
         if class_sampling == "balanced":
             self.order = BalancedOrder(split.class_numbers(f"class_sampling is {class_sampling}"), seed)
@@ -167,16 +171,16 @@ class TrainSamples(Dataset):
         epoch, place = divmod(position, len(self.split))
         for skipped in range(len(self.split)):
             visit, index, sample = self._read(epoch, (place + skipped * self.order.stride) % len(self.split))
-            pixels = self._augment(sample[self.split.image_column], sample_generator(self.seed, visit, index))
-            if pixels is not None:
-                return {"image": pixels, "label": self.split.label(sample), "skipped": skipped}
+            entries = self.augment(sample[self.split.image_column], sample_generator(self.seed, visit, index))
+            if entries is not None:
+                return {**entries, "label": self.split.label(sample), "skipped": skipped}
         raise ValueError(f"none of the {len(self.split)} images can be read")
 
-    def _augment(self, picture: dict, rng: np.random.Generator) -> np.ndarray | None:
-        """The augmented picture; None for one that cannot be read."""
+    def augment(self, picture: dict, rng: np.random.Generator) -> dict[str, np.ndarray] | None:
+        """The entry "image" of a batch, and others; None for a picture that cannot be read."""
         if not self.transform.reduced_decoding:
             image = decode(picture)
-            return None if image is None else self.transform(image, rng)
+            return None if image is None else {"image": self.transform(image, rng)}
         drawn: list[tuple[Box, int, int]] = []
 
         def reduce_to(height: int, width: int) -> tuple[int, int]:
@@ -190,7 +194,7 @@ class TrainSamples(Dataset):
         if image is None:
             return None
         box, height, width = drawn[0]
-        return self.transform(image, rng, box.scaled(image.height / height, image.width / width))
+        return {"image": self.transform(image, rng, box.scaled(image.height / height, image.width / width))}
 
     def __getitems__(self, positions: list[int]) -> list[dict[str, Any]]:
         """Samples of some positions; blocks of shards are fetched together, and those of the next ones meanwhile."""
@@ -211,21 +215,22 @@ class TrainSamples(Dataset):
         if isinstance(self.order, LaneOrder):
             found = self.order.place(epoch, place)
             return epoch, found.row, self.split.samples.read(found)
+        visit, row = self.find(epoch, place)
+        return visit, row, self.split.samples[row]
+
+    def find(self, epoch: int, place: int) -> tuple[int, int]:
+        """How often the row at a place of an epoch has come before, and its number."""
         if isinstance(self.order, BalancedOrder):
-            row, epoch = self.order.draw(epoch, place)
-        else:
-            row = int(self.order.rows(epoch, np.array([place]))[0])
-        return epoch, row, self.split.samples[row]
+            row, visit = self.order.draw(epoch, place)
+            return visit, row
+        return epoch, int(self.order.rows(epoch, np.array([place]))[0])
 
 
-def _collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Samples -> image (batch, height, width, channels) uint8, and label and the other entries as tensors."""
     if not samples:
         return {}
-    batch = {"image": torch.from_numpy(np.stack([sample["image"] for sample in samples]))}
-    for name in samples[0].keys() - {"image"}:
-        batch[name] = torch.from_numpy(np.asarray([sample[name] for sample in samples]))
-    return batch
+    return {name: torch.from_numpy(np.stack([sample[name] for sample in samples])) for name in samples[0]}
 
 
 class EvalSamples(Dataset):
@@ -282,18 +287,25 @@ def train_loader(
     class_sampling: str = "natural",
 ) -> Iterable[dict[str, torch.Tensor]]:
     """Batches for the steps in `steps`, one per forward; each process makes its own."""
-    if len(split) == 0:
-        raise ValueError("the training split is empty")
     samples = TrainSamples(split, transform, seed, class_sampling)
-    options = {**_worker_options(split, num_workers), "pin_memory": torch.cuda.is_available()}
-    if num_workers:
-        options["prefetch_factor"] = 4
     if isinstance(samples.order, LaneOrder) and split.samples.holds_blocks:
-        parts = LaneBatches(shares, samples.order, steps, max(num_workers, 1))
-        loader = DataLoader(samples, batch_sampler=parts, collate_fn=_collate, **{**options, "pin_memory": False})
-        return JoinedBatches(loader, parts.workers, options["pin_memory"])
-    batches = StepBatches(shares, steps.start, steps.stop)
-    return DataLoader(samples, batch_sampler=batches, collate_fn=_collate, **options)
+        parts, pins = LaneBatches(shares, samples.order, steps, max(num_workers, 1)), torch.cuda.is_available()
+        return JoinedBatches(load_batches(samples, parts, collate, num_workers, pins=False), parts.workers, pins)
+    return load_batches(samples, StepBatches(shares, steps.start, steps.stop), collate, num_workers)
+
+
+def load_batches(
+    samples: TrainSamples, batches: Any, collate_fn: Callable, num_workers: int, pins: bool | None = None
+) -> DataLoader:
+    """A loader of training batches.
+
+    Args:
+        batches: sampler of the positions of each.
+        pins: whether to put them into memory that a GPU can read; by default where there is one.
+    """
+    options = {**_worker_options(samples.split, num_workers), **({"prefetch_factor": 4} if num_workers else {})}
+    pins = torch.cuda.is_available() if pins is None else pins
+    return DataLoader(samples, batch_sampler=batches, collate_fn=collate_fn, pin_memory=pins, **options)
 
 
 def eval_loader(samples: EvalSamples, batch_size: int, processes: int, rank: int, num_workers: int) -> DataLoader:
@@ -304,6 +316,6 @@ def eval_loader(samples: EvalSamples, batch_size: int, processes: int, rank: int
     options = {**_worker_options(samples.split, num_workers), "persistent_workers": num_workers > 0}
     if isinstance(samples.split.samples, Shards):
         batches = runs_of_rows(len(samples), processes, rank, max(num_workers, 1), batch_size)
-        return DataLoader(samples, batch_sampler=batches, collate_fn=_collate, **options)
+        return DataLoader(samples, batch_sampler=batches, collate_fn=collate, **options)
     mine = torch.utils.data.Subset(samples, range(rank, len(samples), processes))
-    return DataLoader(mine, batch_size=batch_size, collate_fn=_collate, **options)
+    return DataLoader(mine, batch_size=batch_size, collate_fn=collate, **options)

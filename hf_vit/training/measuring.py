@@ -13,6 +13,7 @@ from .losses import cross_entropy, make_targets
 Batch: TypeAlias = dict[str, torch.Tensor]
 TOP_K = 5
 PADDING = -1
+_OF_PATCHES = ("pixel_attention_mask", "spatial_shapes", "kept_patches")
 
 
 def gather(accelerator: Accelerator, tensor: torch.Tensor) -> torch.Tensor:
@@ -98,7 +99,7 @@ def _scores(model: torch.nn.Module, batch: dict[str, torch.Tensor], loss: str, s
 
 def model_inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The arguments of a model's forward for a batch: the image and, where it came as patches, how they lie."""
-    patches = {name: batch[name] for name in ("pixel_attention_mask", "spatial_shapes") if name in batch}
+    patches = {name: batch[name] for name in _OF_PATCHES if name in batch}
     return {"pixel_values": batch["image"], **patches}
 
 

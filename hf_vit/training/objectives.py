@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 from ..models.modeling_masked_patch_prediction import LEVELS, Corruption, sample_corruption
 from .losses import cross_entropy, is_correct, make_targets
-from .measuring import Batch, collect
+from .measuring import Batch, collect, model_inputs
 from .mixing import Mixer
 from .settings import PretrainSettings, TrainingSettings
 
@@ -27,7 +27,10 @@ class Normalizer:
         self.offset = (-mean / std).float().to(device)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, height, width, channels) uint8 -> (batch, channels, height, width) float32"""
+        """(batch, height, width, channels) uint8 -> (batch, channels, height, width) float32; patches stay patches."""
+        if images.ndim == 3:  # (batch, patches, patch height * patch width * channels)
+            colours = images.unflatten(2, (-1, len(self.scale)))
+            return torch.addcmul(self.offset.flatten(), colours, self.scale.flatten()).flatten(2)
         return torch.addcmul(self.offset, images.permute(0, 3, 1, 2), self.scale)
 
 
@@ -44,7 +47,7 @@ class Classification:
     def __call__(self, model, batch, rng, **sizes):
         targets = make_targets(batch["label"], self.num_labels, self.label_smoothing, self.loss)
         pixel_values, targets = self.mixer(self.normalizer(batch["image"]), targets, rng)
-        logits = model(pixel_values=pixel_values, **sizes).logits
+        logits = model(**{**model_inputs(batch), "pixel_values": pixel_values}, **sizes).logits
         return cross_entropy(logits, targets, self.loss, self.weights), is_correct(logits.detach(), targets)
 
 

@@ -19,14 +19,15 @@ from .assembly import (
     prepare_output,
     prepare_run,
     saver,
-    train_transform,
+    training_batches,
     write_recipe,
 )
 from .batches import Shares
-from .data import Split, train_loader
+from .data import Split
 from .identity import identify_run
 from .loop import train
 from .models import set_head_bias
+from .native import check_native
 from .objectives import Classification
 from .patch_sizes import prepare_patch_sizes
 from .preemption import PREEMPTED, Preempted
@@ -47,6 +48,7 @@ def train_and_save(
     eval_split: Split | None,
 ) -> dict[str, Any]:
     """Train a model and save it, with half the images per forward while they do not fit; return the metrics."""
+    check_native(settings, accelerator, model, split)
     set_head_bias(model, settings)
     prepare_patch_sizes(model, [*settings.patch_sizes, *settings.eval_patch_sizes])
     if settings.gradient_checkpointing:
@@ -85,9 +87,7 @@ def _train_at(
     if settings.resume and resume(state) and accelerator.is_main_process:
         write_recipe(settings)
     steps = range(state.step, state.num_steps)
-    transform = train_transform(settings, model.config)
-    sampling = settings.class_sampling
-    loader = train_loader(split, transform, settings.seed, shares, steps, settings.num_workers, sampling)
+    loader = training_batches(settings, split, processor, model.config, shares, steps)
     evaluate = evaluator(settings, accelerator, state, eval_split, processor, model.config)
     keep_best = saver(accelerator, state.model, processor, output / "best")
     with named_when_missing(state.place, shares.rank, shares.processes, settings.stall_timeout):

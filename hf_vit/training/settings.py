@@ -49,7 +49,10 @@ class DataSettings:
     label_names: str | None = _data(None, "file of the class names, one a line, in the order of their numbers")
     num_workers: int = _data(2, "processes that decode and augment, for each training process")
     image_size: int | list[int] | None = _data(None, "pixels, or [height, width]; by default the model's")
-    preset: str | None = _data(None, "preset of the image processor that evaluates; by default the model's own")
+    preset: str | None = _data(
+        None,
+        "preset of the image processor that evaluates; by default the model's own; native: training keeps shapes too",
+    )
     eval_batch_size: int = _run(64, "images of a forward in evaluation, for each process")
     mixed_precision: Literal["no", "bf16", "fp16"] | None = _run(None, "by default what `accelerate launch` says")
     compile: bool = _run(False, "compile the model with torch.compile")
@@ -153,6 +156,8 @@ class TrainingSettings(DataSettings):
         False, "decode large JPEGs at 1/2, 1/4 or 1/8 where the crop stays as large as the result"
     )
 
+    token_drop: float = _augmentation(0.0, "share of an image's patches that training drops (NaViT), of preset native")
+
     loss: Literal["softmax", "sigmoid"] = _loss("softmax", "cross-entropy over classes, or of each class by itself")
     class_weights: Literal["none", "balanced"] = _loss(
         "none", "balanced: a class counts by the inverse of its share of the training images, 1 on average over them"
@@ -211,6 +216,7 @@ class TrainingSettings(DataSettings):
         if self.crop == "resmall" and isinstance(self.resize, list):
             raise ValueError(f"resize is {self.resize}; crop resmall takes one number, the shorter side")
         self._validate_patch_sizes()
+        self._validate_native()
         if self.resume and self.overwrite:
             raise ValueError("resume continues a run and overwrite deletes it: choose one")
 
@@ -224,6 +230,20 @@ class TrainingSettings(DataSettings):
                 f"patch_size_weights is {weights}; it must have {len(self.patch_sizes)} numbers, one for each of "
                 "patch_sizes, none below 0 and one above"
             )
+
+    def _validate_native(self) -> None:
+        _require_between(self, 0, 0.95, "token_drop")
+        if self.preset != "native":
+            if self.token_drop:
+                raise ValueError(f"token_drop is {self.token_drop}, which needs preset native; preset is {self.preset}")
+            return
+        wrong = ["mixup_alpha", "cutmix_alpha", "patch_sizes", "eval_patch_sizes", "compile", "reduced_decoding"]
+        wrong = [name for name in wrong if getattr(self, name)]
+        if self.crop in ("random", "resmall"):
+            wrong.append("crop")
+        if wrong:
+            name = wrong[0]
+            raise ValueError(f"{name} is {getattr(self, name)}, which needs images of one size; preset native has many")
 
     def _validate_schedule(self) -> None:
         _require_positive(self, "decay_power", "timescale")
@@ -300,6 +320,8 @@ class PretrainSettings(TrainingSettings):
             raise ValueError(
                 f"mask_share ({self.mask_share}) and random_patch_share ({self.random_patch_share}) exceed 1 together"
             )
+        if self.objective == "masked_patch_prediction" and self.preset == "native":
+            raise ValueError("preset is native, and masked_patch_prediction needs images of one size")
         if self.objective == "masked_patch_prediction" and (sizes := self.patch_sizes or self.eval_patch_sizes):
             raise ValueError(f"patch_sizes is {sizes}, and masked_patch_prediction has one patch size")
         if self.objective == "masked_patch_prediction" and self.head == "mlp":

@@ -65,9 +65,16 @@ class Speed:
 
 
 def _images_at_peak(run: Run) -> float | None:
-    """Images a second that the GPUs would train on if they did nothing but the model's products."""
+    """Images a second that the GPUs would train on if they did nothing but the model's products.
+
+    None where that is not known: the peak of the device, or the products where patches are dropped.
+    """
     accelerator = run.accelerator
-    if accelerator.device.type != "cuda" or accelerator.mixed_precision not in ("bf16", "fp16"):
+    if (
+        run.settings.token_drop
+        or accelerator.device.type != "cuda"
+        or accelerator.mixed_precision not in ("bf16", "fp16")
+    ):
         return None
     peak = peak_of(torch.cuda.get_device_name(accelerator.device))
     if peak is None:

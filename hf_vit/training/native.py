@@ -1,0 +1,176 @@
+"""Training at native aspect ratios: images of many shapes in one batch, as patches, padded to the longest image.
+
+NaViT (arXiv 2307.06304) trains so, and drops a share of each image's patches. There a sequence has several images, and
+masks tell them apart; here it has one, as in SigLIP 2 NaFlex (arXiv 2502.14786), and no more patches than an image of
+the model's size has. Images are bucketed by their number of patches, so that little is padded.
+"""
+
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from PIL import Image
+from torch.utils.data import Sampler
+
+from ..images.image_reading import turn
+from ..images.image_resizing import fit_grid
+from ..models.configuration_hf_vit import HfViTConfig, as_pair
+from ..models.embeddings import refuse_several_shapes
+from .augmentation import Box, TrainTransform, sample_generator, sample_inception_box
+from .batches import Shares
+from .data import UNREADABLE, Split, TrainSamples, collate, decode, load_batches
+from .devices import is_xla
+from .settings import TrainingSettings
+from .shards import Shards
+
+_WINDOW = 8  # optimiser steps whose images are bucketed together
+_RATIOS = 0.75, 1.33  # of a crop's aspect ratio over the image's
+
+
+def check_native(settings: TrainingSettings, accelerator: Accelerator, model: Any, split: Split) -> None:
+    """Raise ValueError where the preset "native" is asked for, and model, data or device cannot have it."""
+    if settings.preset != "native":
+        return
+    if not isinstance(model.config, HfViTConfig):
+        raise ValueError(
+            f"preset is native, and {type(model).__name__} takes images of one size: a ViT of hf_vit is needed"
+        )
+    refuse_several_shapes(model.config)
+    if isinstance(split.samples, Shards):
+        raise ValueError("preset is native, which reads the sizes of images first, and shards are read in order")
+    if is_xla(accelerator):
+        raise ValueError("preset is native, and XLA would compile every shape of a batch anew")
+
+
+class NativeSamples(TrainSamples):
+    """Position in the endless sequence -> the patches of an augmented image that keeps its aspect ratio.
+
+    Args:
+        transform: its `size` does not count: an image has as many pixels as its patches.
+        patch_size: (height, width) in pixels.
+        max_num_patches: of an image.
+        token_drop: share of an image's patches that are dropped.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        transform: TrainTransform,
+        seed: int,
+        class_sampling: str,
+        patch_size: tuple[int, int],
+        max_num_patches: int,
+        token_drop: float = 0.0,
+    ):
+        super().__init__(split, transform, seed, class_sampling)
+        self.patch_size, self.max_num_patches, self.token_drop = patch_size, max_num_patches, token_drop
+        self._sizes: dict[int, tuple[int, int]] = {}  # (height, width) of the images that were asked for
+
+    def count_patches(self, position: int) -> int:
+        """Patches of the image at a position, told from its size alone; 0 where that cannot be read."""
+        visit, row = self.find(*divmod(position, len(self.split)))
+        if row not in self._sizes:
+            self._sizes[row] = _read_size(self.split.samples[row][self.split.image_column])
+        height, width = self._sizes[row]
+        return int(np.prod(self._cut(height, width, sample_generator(self.seed, visit, row))[1])) if height else 0
+
+    def _cut(self, height: int, width: int, rng: np.random.Generator) -> tuple[Box, tuple[int, int]]:
+        """What is seen of an image of this size, and the (rows, columns) of its patches."""
+        box = Box(0, 0, height, width)
+        if self.transform.crop == "inception":
+            ratios = (_RATIOS[0] * width / height, _RATIOS[1] * width / height)
+            box = sample_inception_box(height, width, self.transform.crop_area, ratios, rng=rng)
+        return box, fit_grid(box.height, box.width, self.patch_size, self.max_num_patches)
+
+    def augment(self, picture: dict, rng: np.random.Generator) -> dict[str, np.ndarray] | None:
+        image = decode(picture)
+        if image is None:
+            return None
+        box, (rows, columns) = self._cut(image.height, image.width, rng)
+        height, width = self.patch_size
+        pixels = replace(self.transform, size=(rows * height, columns * width))(image, rng, box)
+        patches = pixels.reshape(rows, height, columns, width, -1).swapaxes(1, 2).reshape(rows * columns, -1)
+        entries = {"image": patches, "spatial_shapes": np.array([rows, columns])}
+        if self.token_drop:
+            number = max(round(len(patches) * (1 - self.token_drop)), 1)
+            entries["kept_patches"] = np.sort(rng.permutation(len(patches))[:number])
+        return entries
+
+
+def _read_size(picture: dict) -> tuple[int, int]:
+    """(height, width) of an undecoded picture, upright; zeros where it cannot be read."""
+    try:
+        source = io.BytesIO(picture["bytes"]) if picture["bytes"] is not None else Path(picture["path"])
+        with Image.open(source) as image:
+            width, height = turn(image.size, image)
+        return height, width
+    except UNREADABLE:
+        return 0, 0
+
+
+class BucketedBatches(Sampler[list[int]]):
+    """Batch sampler: as `StepBatches`, but images of 8 optimiser steps are shared out by their numbers of patches.
+
+    They are sorted and cut into steps, whose order is drawn. A step is so a function of its number, and in it micro-
+    batches are cut from sorted images: neither depends on the number of processes.
+    """
+
+    def __init__(self, samples: NativeSamples, shares: Shares, steps: range):
+        self.samples, self.shares, self.steps = samples, shares, steps
+        self._window: tuple[int, np.ndarray] = (-1, np.empty(0))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in self.steps:
+            positions = self.positions(step)
+            for forward in range(self.shares.accumulation):
+                begin = self.shares.micro_batch(forward) * self.shares.per_device
+                yield positions[begin : begin + self.shares.per_device]
+
+    def __len__(self) -> int:
+        return len(self.steps) * self.shares.accumulation
+
+    def positions(self, step: int) -> list[int]:
+        """The positions that an optimiser step takes, over all processes."""
+        number, place = divmod(step, _WINDOW)
+        if self._window[0] != number:
+            first = number * _WINDOW * self.shares.batch_size
+            positions = np.arange(first, first + _WINDOW * self.shares.batch_size)
+            counts = [self.samples.count_patches(int(position)) for position in positions]
+            steps = positions[np.argsort(counts, kind="stable")].reshape(_WINDOW, -1)
+            drawn = np.random.default_rng((self.samples.seed, number)).permutation(_WINDOW)
+            self._window = (number, steps[drawn])
+        return self._window[1][place].tolist()
+
+
+def collate_patches(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Samples -> image (batch, patches of the longest, values) uint8, its mask and spatial_shapes, and the rest.
+
+    `kept_patches` is padded with -1.
+    """
+    padded = {"image": 0, "kept_patches": -1}
+    batch = collate([{name: value for name, value in sample.items() if name not in padded} for sample in samples])
+    for name, filler in padded.items():
+        if name in samples[0]:
+            rows = [torch.from_numpy(sample[name]) for sample in samples]
+            batch[name] = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=filler)
+    counts = torch.tensor([len(sample["image"]) for sample in samples])
+    batch["pixel_attention_mask"] = (torch.arange(batch["image"].shape[1]) < counts[:, None]).int()
+    return batch
+
+
+def native_loader(
+    settings: TrainingSettings, split: Split, transform: TrainTransform, processor: Any, shares: Shares, steps: range
+) -> Iterable[dict[str, torch.Tensor]]:
+    """Batches of patches for the steps in `steps`, one per forward; each process makes its own.
+
+    Args:
+        processor: the image processor that evaluates: its patches are those of training.
+    """
+    patches = as_pair(processor.patch_size), processor.max_num_patches, settings.token_drop
+    samples = NativeSamples(split, transform, settings.seed, settings.class_sampling, *patches)
+    return load_batches(samples, BucketedBatches(samples, shares, steps), collate_patches, settings.num_workers)

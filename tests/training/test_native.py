@@ -1,0 +1,208 @@
+"""Training on images of many shapes. The forward of each image alone judges, which the goldens of NaFlex judge."""
+
+import json
+import math
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.images.image_resizing import fit_grid
+from hf_vit.models.embeddings import unpatchify
+from hf_vit.scripts.finetune import finetune
+from hf_vit.training import loop
+from hf_vit.training.augmentation import TrainTransform
+from hf_vit.training.batches import Shares
+from hf_vit.training.data import open_split
+from hf_vit.training.measuring import model_inputs
+from hf_vit.training.native import BucketedBatches, NativeSamples, collate_patches
+from hf_vit.training.objectives import Normalizer
+from hf_vit.training.recipes import SettingsError
+from hf_vit.training.sources import load_split
+
+from ..launching import arguments, weights
+from ..models import TINY, VARIANTS, save_tiny, tiny
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerator")
+
+PATCH, MOST = TINY["patch_size"], 30  # pixels of a patch; patches of an image
+WHOLE = TrainTransform((1, 1), "none", flip=False)
+
+
+@pytest.fixture(scope="module")
+def strips(tmp_path_factory):
+    """Two classes by colour, of 23 and 17 images of many shapes; two lie on their side, and one more cannot be read."""
+    root, rng = tmp_path_factory.mktemp("strips"), np.random.default_rng(0)
+    for name, colour, count in (("green", (40, 180, 60), 23), ("red", (190, 40, 50), 17)):
+        (root / name).mkdir()
+        for number in range(count):
+            size = (int(rng.integers(8, 60)), int(rng.integers(8, 60)), 3)
+            pixels = np.clip(np.array(colour) + rng.integers(-60, 60, size), 0, 255).astype(np.uint8)
+            exif = Image.Exif()
+            exif[0x0112] = 6 if number == 1 else 1
+            Image.fromarray(pixels).save(root / name / f"{number}.png", exif=exif)
+    (root / "red" / "broken.png").write_bytes(b"this is no picture")
+    return root
+
+
+def samples_of(folder, transform=WHOLE, token_drop=0.0) -> NativeSamples:
+    split = open_split(load_split(str(folder), "train"))
+    return NativeSamples(split, transform, 3, "natural", PATCH, MOST, token_drop)
+
+
+@pytest.mark.parametrize("variant", ["cls", "mean", "map", "sincos", "learned2d"])
+def test_logits_of_a_batch_are_those_of_each_image_alone(strips, variant):
+    model, samples = tiny(**VARIANTS[variant]), samples_of(strips)
+    batch = collate_patches([samples[position] for position in range(9)])
+    assert len({*map(tuple, batch["spatial_shapes"].tolist())}) > 3
+    normalize = Normalizer([0.5, 0.4, 0.3], [0.5, 0.2, 0.1], torch.device("cpu"))
+    with torch.no_grad():
+        together = model(**{**model_inputs(batch), "pixel_values": normalize(batch["image"])}).logits
+        for index, grid in enumerate(batch["spatial_shapes"].tolist()):
+            patches = batch["image"][index : index + 1, : math.prod(grid)]
+            image = unpatchify(patches, tuple(grid), PATCH).permute(0, 2, 3, 1)
+            alone = model(normalize(image)).logits
+            torch.testing.assert_close(together[index], alone[0], rtol=1e-5, atol=1e-5)
+
+
+def test_without_augmentation_training_sees_the_pixels_of_evaluation(strips):
+    """Up to rounding: the processor resizes by Pillow's bilinear, as a crop with antialias does."""
+    samples = samples_of(strips, TrainTransform((1, 1), "none", flip=False, antialias=True))
+    processor = HfViTImageProcessor("native", patch_size=PATCH, max_num_patches=MOST, padding="longest")
+    for position in range(9):
+        _, row = samples.find(0, position)
+        picture = samples.split.samples[row]["image"]
+        if "broken" in picture["path"]:
+            continue
+        expected = processor(picture["path"], return_tensors="pt")
+        ours = samples[position]
+        assert ours["spatial_shapes"].tolist() == expected.spatial_shapes[0].tolist()
+        assert np.abs(ours["image"] / 127.5 - 1 - expected.pixel_values[0].numpy()).max() < 1e-6
+
+
+def test_crops_have_shapes_around_the_images_own(strips):
+    transform = TrainTransform((1, 1), "inception", (0.3, 1.0))
+    samples, ratios = samples_of(strips, transform), []
+    for position in range(80):
+        _, row = samples.find(*divmod(position, len(samples.split)))
+        rows, columns = samples[position]["spatial_shapes"]
+        assert samples.count_patches(position) in (0, rows * columns)
+        height, width = samples._sizes[row]
+        if min(height, width) > 20:
+            ratios.append((columns * PATCH[1] / (rows * PATCH[0])) / (width / height))
+    assert 0.9 < np.exp(np.mean(np.log(ratios))) < 1.1
+    assert min(ratios) > 0.55  # of 0.75, and whole patches
+    assert max(ratios) < 1.8
+
+
+def test_buckets_hold_every_image_and_do_not_depend_on_processes_or_the_first_step(strips):
+    samples = samples_of(strips)
+    whole = BucketedBatches(samples, Shares(10, 10), range(16))
+    steps = list(whole)
+    assert [sorted(chain(*steps[n : n + 8])) for n in (0, 8)] == [list(range(80)), list(range(80, 160))]
+    assert list(BucketedBatches(samples, Shares(10, 10), range(5, 16))) == steps[5:]
+    halves = [list(BucketedBatches(samples, Shares(10, 5, 2, rank), range(16))) for rank in range(2)]
+    assert [left + right for left, right in zip(*halves, strict=True)] == steps
+    accumulated = list(BucketedBatches(samples, Shares(10, 5), range(16)))
+    assert [left + right for left, right in zip(accumulated[::2], accumulated[1::2], strict=True)] == steps
+    assert padding(samples, steps) < 0.5 * padding(samples, np.arange(160).reshape(16, 10).tolist())
+
+
+def padding(samples, steps) -> int:
+    counts = [[samples.count_patches(position) for position in step] for step in steps]
+    return sum(max(step) * len(step) - sum(step) for step in counts)
+
+
+def test_dropped_patches_count_nowhere_and_the_expected_number_stays(strips):
+    """Judged by the forward over all patches in which the dropped ones are masked."""
+    model, samples = tiny(pooling="mean", use_cls_token=True), samples_of(strips, token_drop=0.4)
+    batch = collate_patches([samples[position] for position in range(9)])
+    counts = batch["spatial_shapes"].prod(dim=1)
+    kept = batch["kept_patches"]
+    assert (kept >= 0).sum(dim=1).tolist() == [round(0.6 * count) for count in counts.tolist()]
+    mask = torch.zeros(9, batch["image"].shape[1] + 1).scatter_(1, kept + 1, 1)[:, 1:]
+    assert all(len(set(row[row >= 0].tolist())) == (row >= 0).sum() for row in kept)
+    with torch.no_grad():
+        inputs = {**model_inputs(batch), "pixel_values": batch["image"] / 127.5 - 1}
+        dropped = model(**inputs).logits
+        del inputs["kept_patches"]
+        masked = model(**{**inputs, "pixel_attention_mask": mask}).logits
+        assert not torch.allclose(model(**inputs).logits, masked, atol=1e-3)
+    torch.testing.assert_close(dropped, masked, rtol=1e-5, atol=1e-5)
+    again = samples_of(strips, token_drop=0.4)
+    assert again[4]["kept_patches"].tolist() == samples[4]["kept_patches"].tolist()
+    assert again[4]["kept_patches"].tolist() != again[4 + 41]["kept_patches"].tolist()
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("pretrained") / "tiny")
+
+
+def finetune_strips(strips, pretrained, output, **changes) -> dict:
+    settings = {"model": pretrained, "dataset": strips, "preset": "native", "output_dir": output, "steps": 12}
+    settings |= {"batch_size": 8, "learning_rate": 0.03, "crop_area": "0.5,1", "num_workers": 0, "report_to": "none"}
+    settings |= {"token_drop": 0.3, "dropout": 0.1, "save_every": 4, "eval_every": 50, "eval_split": "train[:20]"}
+    return finetune(arguments(**{**settings, **changes}))
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_bit_identical(strips, pretrained, tmp_path, monkeypatch, capsys):
+    metrics = finetune_strips(strips, pretrained, tmp_path / "whole")
+    assert metrics["accuracy"] == 1.0
+    assert "at most 30 patches an image, aspect ratios kept" in capsys.readouterr().out
+    step = loop.optimizer_step
+
+    def die(run, number, *rest):
+        if number == 6:
+            run.checkpoints.wait()  # that of step 4 is being written
+            raise KeyboardInterrupt
+        return step(run, number, *rest)
+
+    monkeypatch.setattr(loop, "optimizer_step", die)
+    with pytest.raises(KeyboardInterrupt):
+        finetune_strips(strips, pretrained, tmp_path / "killed")
+    monkeypatch.setattr(loop, "optimizer_step", step)
+    finetune_strips(strips, pretrained, tmp_path / "killed", resume="true")
+    assert "at step 4 of 12" in capsys.readouterr().out
+    for name, tensor in weights(tmp_path / "whole").items():
+        assert torch.equal(tensor, weights(tmp_path / "killed")[name]), name
+    saved = json.loads((tmp_path / "whole" / "preprocessor_config.json").read_text())
+    assert (saved["preset"], saved["max_num_patches"]) == ("native", 30)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mixup_alpha": 0.2}, "mixup_alpha is 0.2, which needs images of one size; preset native has many"),
+        ({"cutmix_alpha": 1.0}, "cutmix_alpha is 1.0, which needs images of one size"),
+        ({"crop": "random", "resize": 40}, "crop is random, which needs images of one size"),
+        ({"compile": "true"}, "compile is True, which needs images of one size"),
+        ({"preset": "bit"}, "token_drop is 0.3, which needs preset native; preset is bit"),
+        ({"token_drop": 1}, "token_drop is 1.0; it must be at least 0 and at most 0.95"),
+        ({"streaming": "true"}, "preset is native, which reads the sizes of images first"),
+    ],
+)
+def test_what_has_one_size_is_refused(strips, pretrained, tmp_path, changes, message):
+    if "streaming" in changes:
+        load_split(str(strips), "train").to_parquet(tmp_path / "data" / "train.parquet")
+        changes = {**changes, "dataset": tmp_path / "data", "eval_split": "train"}
+    with pytest.raises((SettingsError, ValueError), match=message):
+        finetune_strips(strips, pretrained, tmp_path / "out", **changes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_whose_layers_need_one_grid_is_refused(strips, tmp_path):
+    model = save_tiny(tmp_path / "axial", **VARIANTS["axial"])
+    with pytest.raises(ValueError, match="images of several shapes in a batch need position embeddings at the input"):
+        finetune_strips(strips, model, tmp_path / "out")
+
+
+def test_grids_fill_the_budget():
+    """The sequence is never longer than an image of the model's size, at any aspect ratio."""
+    for ratio in (0.02, 0.3, 1.0, 2.7, 40.0):
+        rows, columns = fit_grid(1000, round(1000 * ratio), PATCH, MOST)
+        assert 0.6 * MOST < rows * columns <= MOST
