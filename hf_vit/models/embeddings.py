@@ -188,7 +188,8 @@ class HfViTEmbeddings(nn.Module):
         for group, (rows, columns) in enumerate(shapes.tolist()):
             members = (group_of == group).nonzero()[:, 0]
             images = unpatchify(pixel_values[members, : rows * columns], (rows, columns), (height, width))
-            patches[members, : rows * columns] = self.as_patches(images, patch_size)
+            embedded = self.as_patches(images, patch_size)  # in bfloat16 under autocast
+            patches[members, : rows * columns] = embedded.to(patches.dtype)
             table = self.positions_on((rows, columns), patches)
             if table is not None:
                 positions[members, : table.shape[1]] = table
