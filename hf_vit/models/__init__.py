@@ -1,4 +1,4 @@
-"""The models; whoever imports anything of them can use transformers' Auto classes and `pipeline` with the family."""
+"""The models; importing the package registers them with transformers' Auto classes and `pipeline`."""
 
 from . import loading as loading  # which `save_pretrained` looks for
 from .auto import register_auto_classes

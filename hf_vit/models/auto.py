@@ -1,4 +1,4 @@
-"""What transformers' Auto classes find."""
+"""Registration with transformers' Auto classes."""
 
 from transformers import (
     AutoBackbone,
@@ -32,7 +32,7 @@ AUTO_MODELS = (
 
 
 def register_auto_classes() -> None:
-    """Make the Auto classes and `pipeline` know the family; again changes nothing."""
+    """Register the family with the Auto classes and `pipeline`; a second call changes nothing."""
     for config_class in CONFIGURATIONS:
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         both = {"pil": HfViTImageProcessor, "torchvision": HfViTImageProcessor}

@@ -1,7 +1,7 @@
 """Axial attention on feature maps, in place of the 3x3 convolutions of a ResNet (AxialResNet, arXiv 2003.07853).
 
-Section D.6 of arXiv 2010.11929 compares with such a network, which follows csrhddlam/axial-deeplab. So do the formulas
-here; as in the paper's other ResNets, GroupNorm stands where that code has BatchNorm.
+Section D.6 of arXiv 2010.11929 compares ViT with this network. The formulas are those of csrhddlam/axial-deeplab, with
+GroupNorm in place of BatchNorm, as in the paper's other ResNets.
 """
 
 from typing import Any
@@ -27,9 +27,10 @@ class AxialAttention(nn.Module):
     Queries and keys have half as many channels as values; heads share the positions.
 
     Args:
-        channels: of the map, a multiple of 16.
-        span: the longest line, which fixes how many positions there are; shorter ones use those in the middle.
-        along_columns: attend along columns rather than along rows.
+        channels: number of channels of the map, a multiple of 16.
+        span: length of the longest line. It sets the number of positions; shorter lines use the middle ones.
+        along_columns: attend along columns instead of rows.
+        eps: epsilon of every GroupNorm.
     """
 
     def __init__(self, channels: int, span: int, along_columns: bool, eps: float):
@@ -55,8 +56,8 @@ class AxialAttention(nn.Module):
         lines = feature_map.transpose(2, 3) if self.along_columns else feature_map  # (batch, channels, lines, length)
         if lines.shape[3] > self.span:
             raise ValueError(
-                f"a feature map of {feature_map.shape[2]} x {feature_map.shape[3]} is larger than what the relative "
-                f"positions of axial attention are for ({self.span}); build the model with a larger image_size"
+                f"cannot attend along the lines of a feature map of {feature_map.shape[2]} x {feature_map.shape[3]}: "
+                f"axial attention has relative positions for {self.span}; build the model with a larger image_size"
             )
         qkv = self.norm_qkv(self.qkv(lines)).unflatten(1, (NUM_HEADS, -1))
         query, key, value = qkv.split(self.sizes, dim=2)  # (batch, heads, head_dim, lines, length)
@@ -72,24 +73,25 @@ class AxialAttention(nn.Module):
             torch.einsum("bhlij,bhclj->bhcli", probabilities, value),
             torch.einsum("bhlij,cij->bhcli", probabilities, to_value),
         )
-        output = self.norm_output(torch.stack(attended, dim=3).flatten(1, 3))  # two channels for each one of the map
+        output = self.norm_output(torch.stack(attended, dim=3).flatten(1, 3))  # 2 * channels
         output = output.unflatten(1, (-1, 2)).sum(dim=2)
         return output.transpose(2, 3) if self.along_columns else output
 
     def _positions(self, length: int) -> torch.Tensor:
-        """(channels, length, length): at [:, i, j] those of the distance i - j."""
+        """(channels, length, length); [:, i, j] belongs to the distance i - j."""
         place = torch.arange(length, device=self.positions.device)
         return self.positions[:, place[:, None] - place[None, :] + self.span - 1]
 
 
 def replace_convolutions(resnet: ResNetStem, image_size: Size, numbers: StemNumbers) -> None:
-    """Put attention along columns, then along rows, in the place of every 3x3 convolution and its norm.
+    """Replace every 3x3 convolution and its norm by attention along columns, then along rows.
 
-    Where the convolution had a stride, an average follows, as in axial-deeplab.
+    Average pooling replaces the convolution's stride, as in axial-deeplab.
 
     Args:
-        resnet: of post-activation units.
-        image_size: in pixels, which says how long the lines of each stage are.
+        resnet: a ResNet of post-activation units; changed in place.
+        image_size: an int or (height, width) in pixels; it sets the length of the lines of each stage.
+        numbers: those of the ResNet; the attention takes its GroupNorm epsilon.
     """
     rows, columns = (-(-side // 4) for side in as_pair(image_size))
     for stage in resnet.stages:

@@ -22,7 +22,7 @@ from .configuration_hf_vision import (
 NUM_GROUPS = 32
 # Units per stage of a ResNet of so many layers (get_block_desc of big_vision's models/bit.py).
 DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
-# The models of the ViT paper (Tables 3 and 6) and of the BiT paper: layers, and how many times as wide as a ResNet-50.
+# The models of the ViT paper (Tables 3 and 6) and of the BiT paper: layers, and the width as a multiple of ResNet-50's.
 VARIANTS = {
     "R50x1": (50, 1),
     "R50x2": (50, 2),
@@ -34,8 +34,8 @@ VARIANTS = {
     "R152x4": (152, 4),
     "R200x3": (200, 3),
 }
-# The codes that trained such networks, and what they compute with. bit_paper.py of big_vision reads the files of
-# big_transfer, but lets its max-pool ignore the border where big_transfer has zeros.
+# Numbers of the original implementations. bit_paper.py of big_vision reads the files of big_transfer, but its max-pool
+# ignores the border, where big_transfer pads with zeros.
 BIG_TRANSFER: dict[str, Any] = {
     "layer_type": "preactivation",
     "group_norm_eps": 1e-5,
@@ -62,27 +62,27 @@ ORIGINALS: dict[str, dict[str, Any]] = {
 class HfBiTConfig(HfVisionConfig):
     r"""A ResNet with GroupNorm and standardised weights (Big Transfer, arXiv 1912.11370).
 
-    Fields that transformers' `BitConfig` has keep its names; the defaults are a BiT-R50x1 with the numbers of
-    google-research/big_transfer.
+    Fields have the names of transformers' `BitConfig` where it has them too. The defaults are a BiT-R50x1 with the
+    numbers of google-research/big_transfer.
 
     Args:
-        num_channels: of the images.
-        embedding_size: channels of the root convolution, a multiple of 32; stage s (from 1) puts out
-            4 * embedding_size * 2 ** (s - 1).
+        num_channels: number of image channels.
+        embedding_size: channels of the root convolution, a multiple of 32; stage s (from 1) has
+            4 * embedding_size * 2 ** (s - 1) at its output.
         depths: units per stage.
-        layer_type: "preactivation" (ResNet-v2, as BiT has it) or "bottleneck" (ResNet-v1, as big_vision's bit.py).
-        image_size: that the weights are evaluated at, an int or (height, width) in pixels; any other works too.
+        layer_type: "preactivation" (ResNet-v2, BiT's) or "bottleneck" (ResNet-v1, that of big_vision's bit.py).
+        image_size: size at which the weights are evaluated, an int or (height, width) in pixels; others work too.
         group_norm_eps: epsilon of every GroupNorm.
         weight_standardization_eps: epsilon of the standardised weights.
-        weight_standardization_form: what that epsilon is added to: the "variance" or the "std".
-        padding: of the convolutions: "fixed" (3 pixels around the image, 1 around every 3x3 convolution) or "same"
-            (TensorFlow's, which depends on the size).
-        pool_padding: what the max-pool after the root sees around the map: "zero", or "lowest" (nothing).
-        spatial_mixing: "convolution", or "axial_attention" in place of every 3x3 convolution (AxialResNet; "bottleneck"
-            alone). Its relative positions are for images of at most `image_size`.
+        weight_standardization_form: add that epsilon to the "variance" or to the "std".
+        padding: padding of the convolutions: "fixed" (3 pixels around the image, 1 around every 3x3 convolution) or
+            "same" (TensorFlow's, which depends on the size).
+        pool_padding: padding of the max-pool after the root: "zero", or "lowest" (which never wins).
+        spatial_mixing: "convolution", or "axial_attention" in place of every 3x3 convolution (AxialResNet; needs
+            "bottleneck"). The relative positions of axial attention allow images of at most `image_size`.
 
     Raises:
-        ValueError: for sizes that make no network, and for arguments that this class does not know.
+        ValueError: the fields contradict each other, or an argument is unknown.
     """
 
     model_type = "hf_bit"
@@ -105,19 +105,22 @@ class HfBiTConfig(HfVisionConfig):
 
     @classmethod
     def in_our_words(cls, settings: dict[str, Any], folder: str) -> dict[str, Any]:
-        """A config.json of transformers' own `bit` as our fields; any other as it is."""
+        """Translate a config.json of transformers' own `bit` into our fields; return any other unchanged."""
         if not is_upstream_bit(settings):
             return super().in_our_words(settings, folder)
         return {**translate_bit_settings(settings), "model_type": cls.model_type}
 
     @classmethod
     def from_variant(cls, name: str, /, original: str = "big_transfer", **overrides) -> "HfBiTConfig":
-        """The configuration of a published model: `from_variant("R50x1", image_size=480)`.
+        """Return the configuration of a published model, e.g. `from_variant("R50x1", image_size=480)`.
 
         Args:
             name: a key of `VARIANTS`.
-            original: whose numbers it has, a key of `ORIGINALS`.
+            original: the implementation to take the numbers from, a key of `ORIGINALS`.
             overrides: any field of the configuration.
+
+        Raises:
+            ValueError: `name` or `original` is unknown.
         """
         refuse_unknown("variant", name, VARIANTS)
         refuse_unknown("original", original, ORIGINALS)
@@ -131,12 +134,12 @@ class HfBiTConfig(HfVisionConfig):
 
     @property
     def hidden_size(self) -> int:
-        """Channels that the head sees."""
+        """Number of channels at the head's input."""
         return self.hidden_sizes[-1]
 
     @property
     def stage_names(self) -> list[str]:
-        """What `out_features` of a backbone chooses from: the root, then the stages."""
+        """Names for a backbone's `out_features`: the root, then the stages."""
         return ["stem"] + [f"stage{number}" for number in range(1, len(self.depths) + 1)]
 
     @property
@@ -145,19 +148,23 @@ class HfBiTConfig(HfVisionConfig):
         return 2 ** (len(self.depths) + 1)
 
     def validate_architecture(self) -> None:
-        """Called by `@strict` after construction, and by the model, since fields can be set later."""
+        """Check the fields. `@strict` calls this after construction; the model does again, as fields can change.
+
+        Raises:
+            ValueError: the first field that is out of range, or contradicts another.
+        """
         check_depths(self, "depths")
         check_counts(self, MAX_WIDTH, "embedding_size", "num_channels")
         check_sizes(self, "image_size")
         check_amounts(self, "group_norm_eps", "weight_standardization_eps")
         if not self.depths or min(self.depths) < 1:
-            raise ValueError(f"depths is {_listed(self.depths)}; there must be stages, of at least 1 unit each")
+            raise ValueError(f"depths is {_listed(self.depths)}; expected one stage or more, of at least 1 unit each")
         if self.embedding_size % NUM_GROUPS:
             raise ValueError(
                 f"embedding_size ({self.embedding_size}) is not a multiple of {NUM_GROUPS}, the groups of its GroupNorm"
             )
         if self.spatial_mixing == "axial_attention" and self.layer_type != "bottleneck":
-            raise ValueError(f"layer_type is {self.layer_type!r}; axial attention is for units of type 'bottleneck'")
+            raise ValueError(f"layer_type is {self.layer_type!r}; axial attention needs units of type 'bottleneck'")
         head = 4 * self.embedding_size * 2 ** (len(self.depths) - 1) * len(self.id2label or ())
         check_parameters(resnet_weights(self.depths, self.embedding_size, self.num_channels) + head)
 
@@ -166,30 +173,28 @@ def _listed(depths: Sequence[int]) -> str:
     return str(list(depths))
 
 
-# What the `bit` of transformers 5 calls its settings.
-
-# The settings that have the same name here, with their defaults there (transformers 5.23, BitConfig).
+# Settings of transformers' `bit` that have the same name here, with its defaults (transformers 5.23, BitConfig).
 SHARED_SETTINGS: dict[str, Any] = {
     "num_channels": 3,
     "embedding_size": 64,
     "depths": [3, 4, 6, 3],
     "layer_type": "preactivation",
 }
-# What is computed in one way here, with the defaults there.
+# Settings of which only transformers' default is supported.
 _FIXED_SETTINGS: dict[str, Any] = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32, "drop_path_rate": 0.0}
 _HIDDEN_SIZES = [256, 512, 1024, 2048]
 
 
 def is_upstream_bit(settings: dict[str, Any]) -> bool:
-    """Whether a config.json is one of transformers' own BiT."""
+    """Tell whether a config.json belongs to transformers' own BiT."""
     return settings.get("model_type") == "bit"
 
 
 def translate_bit_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of transformers' BiT as the fields of `HfBiTConfig`.
+    """Translate the config.json of transformers' BiT into the fields of `HfBiTConfig`.
 
     Raises:
-        ValueError: a setting that makes it another architecture than ours.
+        ValueError: a setting describes an architecture that hf_vit does not have.
     """
     ours = shared_settings(settings, SHARED_SETTINGS)
     wrong = {name: settings[name] for name, value in _FIXED_SETTINGS.items() if settings.get(name, value) != value}
@@ -207,5 +212,5 @@ def translate_bit_settings(settings: dict[str, Any]) -> dict[str, Any]:
         wrong["layer_type"] = ours["layer_type"]
     if wrong:
         text = ", ".join(f"{name} {value!r}" for name, value in wrong.items())
-        raise ValueError(f"the BiT of transformers has {text}, which that of hf_vit has not")
+        raise ValueError(f"cannot read this BiT of transformers: hf_vit does not support {text}")
     return {**ours, **TRANSFORMERS_BIT, "pool_padding": "zero"}  # BitMaxPool2d of modeling_bit.py

@@ -1,6 +1,6 @@
-"""What the configurations of the family share: sizes, limits, checks at the door, and reading those of transformers.
+"""Base of all configurations: sizes, limits, input checks, and reading of a config.json.
 
-Values of a wrong type or without bounds are one sentence, before anything is built.
+A value of a wrong type or beyond its limit is refused in one sentence, before anything is built.
 """
 
 import copy
@@ -28,20 +28,20 @@ logger = logging.get_logger(__name__)
 
 Size = int | list[int] | tuple[int, int]
 
-# What transformers passes to a config besides the fields that the class declares.
+# Arguments that transformers passes to a configuration besides its fields.
 _KNOWN_EXTRAS = frozenset(
     "_attn_implementation _commit_hash _name_or_path attn_implementation auto_map experts_implementation model_type "
     "name_or_path num_labels output_attentions quantization_config tie_last_hidden_states tie_word_embeddings "
     "torch_dtype use_cache".split()
 )
-# Arguments of `from_pretrained` that say how to find a config.json.
+# Arguments of `from_pretrained` that locate a config.json.
 _WHERE = (
     "cache_dir force_download local_files_only proxies revision subfolder token trust_remote_code _from_auto "
     "_from_pipeline".split()
 )
-# Arguments of `from_pretrained` that may be left over when a configuration is read.
+# Arguments of `from_pretrained` that a configuration does not use.
 _OF_LOADING = frozenset("adapter_kwargs code_revision gguf_file quantization_config user_agent".split())
-_KEPT = "_kept_fields"  # fields of a config.json that a class does not know
+_KEPT = "_kept_fields"  # unknown fields of a config.json
 # Numbers of transformers' BiT: BitGroupNormActivation and WeightStandardizedConv2d of its modeling_bit.py.
 TRANSFORMERS_BIT: dict[str, Any] = {
     "group_norm_eps": 1e-5,
@@ -51,21 +51,18 @@ TRANSFORMERS_BIT: dict[str, Any] = {
 
 
 def as_pair(size: Size) -> tuple[int, int]:
-    """`224` -> `(224, 224)`; `[224, 320]` -> `(224, 320)`: (height, width)."""
+    """Return a size as (height, width): `224` -> `(224, 224)`; `[224, 320]` -> `(224, 320)`."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def refuse_unknown(what: str, choice: str, known: Iterable[str]) -> None:
+    """Raise ValueError, which lists the known names, where `choice` is none of them."""
     if choice not in known:
         raise ValueError(f"unknown {what} {choice!r}; known: {', '.join(known)}")
 
 
 def refuse_arguments(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse arguments that a class or function does not know.
-
-    Raises:
-        ValueError: names them, and the known one that each resembles.
-    """
+    """Raise ValueError where there are unknown arguments; it names each, and the known one that it resembles."""
     described = [f"{name} (did you mean {alike}?)" if (alike := _closest(name, known)) else name for name in names]
     if described:
         raise ValueError(f"{what} does not know {', '.join(sorted(described))}")
@@ -76,12 +73,12 @@ def _closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def shared_settings(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a config.json of transformers that have the same name here.
+    """Return the fields of a transformers config.json that have the same name here.
 
     Args:
         settings: the config.json.
-        defaults: such fields of its architecture, with their values there where the file does not say; what every
-            configuration has comes besides.
+        defaults: fields of its architecture, with the values to use where the file has none. General fields of
+            `PreTrainedConfig` are added.
     """
     general = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype", "num_labels", "quantization_config"}
     ours = {name: value for name, value in settings.items() if name in general and name != "architectures"}
@@ -106,19 +103,19 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
         self.validate_architecture()  # before anything is made of these numbers
         super().__post_init__(**kwargs)
         self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
-        self._kept_fields = kept  # last: what was made of the settings does not see them
+        self._kept_fields = kept  # last, so that nothing above reads them
 
     @classmethod
     def argument_names(cls) -> set[str]:
-        """Everything that the constructor takes."""
+        """Return the names of all arguments of the constructor."""
         return {field.name for field in fields(cls)} | _KNOWN_EXTRAS | {"out_features", "out_indices"}
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but arguments that nobody knows are refused.
+        """Load a configuration, as in transformers, but refuse unknown arguments.
 
         Raises:
-            ValueError: names them.
+            ValueError: an argument is unknown; the message names it.
         """
         wants_unused, is_auto = kwargs.pop("return_unused_kwargs", False), kwargs.get("_from_auto", False)
         config, unused = super().from_pretrained(
@@ -131,10 +128,10 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers; fields of a config.json that this class does not know are kept, with a warning.
+        """Build a configuration, as in transformers; unknown fields of a config.json are kept, with a warning.
 
         Raises:
-            ValueError: an argument resembles a field, and is none.
+            ValueError: an argument looks like a misspelt field.
         """
         folder = kwargs.pop("_folder", kwargs.get("name_or_path", config_dict.get("_name_or_path")))
         wants_unused, known = kwargs.pop("return_unused_kwargs", False), cls.argument_names()
@@ -152,13 +149,13 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike) -> Any:
-        """As in transformers, with `from_dict`."""
+        """Read a configuration from a file, with `from_dict`."""
         return cls.from_dict(cls._dict_from_json_file(json_file))
 
     if not TYPE_CHECKING:  # or every attribute would have a type
 
         def __getattr__(self, name):
-            """A field that was kept, where there is no attribute of this name."""
+            """Return a kept field, where there is no attribute of this name."""
             kept = {} if name.startswith("_") else vars(self).get(_KEPT, {})
             if name not in kept:
                 # without `name=` and `obj=`, which torch.compile cannot follow
@@ -166,29 +163,29 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
             return kept[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, those that were kept too."""
+        """Return all fields, kept ones included."""
         output = super().to_dict()
         output.pop(_KEPT, None)
         return copy.deepcopy(self._kept_fields) | output
 
     def dict_dtype_to_str(self, d: dict[str, Any]) -> None:
-        """As in transformers, but what was kept is not looked into."""
+        """Replace dtypes by their names, as in transformers, but not inside kept fields."""
         kept = {_KEPT, *self._kept_fields}  # once: an attribute of a configuration is slow, and d may be 1,000 labels
         ours = {name: value for name, value in d.items() if name not in kept}
         super().dict_dtype_to_str(ours)
         d |= ours
 
-    # A field of language models that was kept is not for transformers to read: a vision model has none.
+    # transformers would read kept fields of language models in these methods; a vision model has none.
 
     def get_text_config(self, decoder: Any = None, encoder: Any = None) -> Any:
-        """The configuration itself."""
+        """Return the configuration itself."""
         return self
 
     def validate_layer_type(self) -> None:
-        """Nothing to check."""
+        """Check nothing."""
 
     def validate_rope(self) -> None:
-        """Nothing to check."""
+        """Check nothing."""
 
     def _get_generation_parameters(self) -> dict[str, Any]:
         return {}
@@ -197,10 +194,10 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
     def get_config_dict(
         cls, pretrained_model_name_or_path: Any, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The settings of a config.json, `in_our_words`.
+        """Read the settings of a config.json and translate them with `in_our_words`.
 
         Args:
-            stored_settings: the config.json, where it has been read already.
+            stored_settings: content of the config.json, if it has been read already.
         """
         settings = kwargs.pop("stored_settings", None)
         if settings is None:
@@ -213,24 +210,24 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
 
     @classmethod
     def in_our_words(cls, settings: dict[str, Any], folder: str) -> dict[str, Any]:
-        """A config.json of one of transformers' own models as fields of this class; any other as it is.
+        """Translate a config.json of transformers' own models into our fields; return any other unchanged.
 
         Args:
-            folder: where it is from, for messages.
+            folder: its folder or name on the Hub, for messages.
         """
         stored = str(settings.get("model_type"))
         if stored.startswith("hf_") and stored != cls.model_type:
             right = (settings.get("architectures") or ["AutoModel"])[0]
             raise ValueError(
-                f"{folder} holds a model of type {stored}, not {cls.model_type}: use {right} or hf_vit.load"
+                f"{folder} holds a model of type {stored} (expected {cls.model_type}); use {right} or hf_vit.load"
             )
         return settings
 
     def validate_architecture(self) -> None:
-        """Called by `@strict` after construction, and by the model, since fields can be set later."""
+        """Check the fields. `@strict` calls this after construction; the model does again, as fields can change."""
 
     def check_images(self, shape: Sequence[int]) -> None:
-        """Raise ValueError where the shape of a tensor is not (batch, num_channels, height, width)."""
+        """Raise ValueError unless a tensor's shape is (batch, num_channels, height, width)."""
         if len(shape) != 4 or shape[1] != self.num_channels:
             raise ValueError(
                 f"pixel_values has shape {tuple(shape)}; expected (batch, {self.num_channels}, height, width)"
@@ -238,10 +235,10 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
 
 
 def _refuse_left_over(config_class: type[HfVisionConfig], names: Iterable[str], only_alike: bool) -> None:
-    """Refuse arguments of `from_pretrained` that are neither fields nor about loading.
+    """Refuse arguments of `from_pretrained` that are neither fields nor options of loading.
 
     Args:
-        only_alike: only those that resemble a field; others may be of the image processor that an Auto class loads.
+        only_alike: refuse only those that resemble a field. Others may be for the image processor of an Auto class.
     """
     known = config_class.argument_names()
     unknown = [name for name in names if not name.startswith("_") and name not in _OF_LOADING]
@@ -251,8 +248,8 @@ def _refuse_left_over(config_class: type[HfVisionConfig], names: Iterable[str], 
 
 Config = TypeVar("Config", bound=type)
 
-# What a configuration may ask for at most. The largest of the family, ViT-G/14, has 1.8 billion parameters, 48 layers
-# and 1,664 channels; an image of 8,000 x 6,000 pixels has 187,500 patches of 16; ImageNet-21k has 21,843 classes.
+# Upper limits. For comparison: ViT-G/14, the largest of the family, has 1.8 billion parameters, 48 layers and 1,664
+# channels; an image of 8,000 x 6,000 pixels has 187,500 patches of 16; ImageNet-21k has 21,843 classes.
 _MAX_PARAMETERS = 10_000_000_000
 MAX_LAYERS = 1_000
 MAX_WIDTH = 2**17  # channels anywhere
@@ -265,14 +262,14 @@ _MAX_CONFIG_DEPTH = 32  # lists and objects inside each other
 
 
 class ConfigurationError(StrictDataclassFieldValidationError, ValueError):
-    """A configuration that is none, in one sentence: a value of a wrong type, or one that contradicts another."""
+    """Invalid configuration: a value of a wrong type, or one that contradicts another."""
 
     def __init__(self, sentence: str):
         ValueError.__init__(self, sentence)
 
 
 def strict(config_class: Config) -> Config:
-    """The `@strict` of huggingface_hub, whose errors are ConfigurationErrors, which are ValueErrors."""
+    """Apply huggingface_hub's `@strict`; its errors become `ConfigurationError`, a ValueError."""
     checked: Any = hub_strict(config_class)
     initialize, assign = checked.__init__, checked.__setattr__
 
@@ -308,11 +305,11 @@ def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
     """Read the config.json of a folder, or of a name on the Hub.
 
     Args:
-        where: arguments of `from_pretrained` that say where a config.json is.
+        where: arguments of `from_pretrained` that locate it, such as `revision`.
 
     Raises:
-        ValueError: it is damaged, too large, too deep, or no object whose `model_type` and `architectures` are text.
-        OSError: there is none, or it cannot be read.
+        ValueError: it is damaged, too large, nested too deeply, or its `model_type` or `architectures` are not text.
+        OSError: it does not exist, or cannot be read.
     """
     check_place(name, where.get("subfolder"))
     with wrong_types_refused(f"the config.json of {name}"), absence_explained(name):
@@ -327,7 +324,7 @@ def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
 
 
 class _BoundedConfig(PreTrainedConfig):
-    """Reads a config.json, one from the Hub too, within a budget of bytes and depth."""
+    """Reader of a config.json, local or on the Hub, within limits of bytes and depth."""
 
     @classmethod
     def _dict_from_json_file(cls, json_file: str | os.PathLike) -> dict[str, Any]:
@@ -348,15 +345,15 @@ def _entries(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 @contextmanager
 def wrong_types_refused(what: str) -> Iterator[None]:
-    """Turn what Python raises where a value of a file has another type than its place needs into one sentence.
+    """Turn Python's errors about a value of a wrong type into one sentence.
 
-    For blocks that only read and compare values of JSON, nothing else.
+    Only for blocks that do no more than read and compare values of a JSON file.
 
     Args:
-        what: the file, as the message begins.
+        what: name of the file, which begins the message.
 
     Raises:
-        ValueError: a value of a wrong type.
+        ValueError: a value has a wrong type.
     """
     try:
         yield
@@ -366,14 +363,14 @@ def wrong_types_refused(what: str) -> Iterator[None]:
 
 
 def check_general(settings: dict[str, Any], fields: Any) -> None:
-    """Check what transformers takes unchecked.
+    """Check the general settings, which transformers does not check.
 
     Args:
         settings: the arguments besides the fields.
-        fields: the configuration, whose fields have been assigned.
+        fields: the configuration, with its fields assigned.
 
     Raises:
-        ValueError: a value that transformers would stumble over, or build too much of.
+        ValueError: a value of a wrong type, or beyond its limit.
     """
     count = settings.get("num_labels")
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_LABELS):
@@ -387,19 +384,19 @@ def check_general(settings: dict[str, Any], fields: Any) -> None:
     for name in ("auto_map", "quantization_config"):
         value = settings.get(name)
         if value is not None and not (isinstance(value, dict) or hasattr(value, "to_dict")):
-            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be an object with names and values")
+            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be a JSON object (a dict)")
     _check_labels(fields.id2label)
     numbers = fields.label2id or {}
     if not isinstance(numbers, dict) or not all(str(number).isdecimal() for number in numbers.values()):
-        raise ValueError(f"label2id is {reprlib.repr(numbers)}; it must be names of classes with their numbers")
+        raise ValueError(f"label2id is {reprlib.repr(numbers)}; it must map class names to numbers")
 
 
 def _check_labels(id2label: Any) -> None:
-    """Check that the names of classes are text, and those of 0, 1, 2, ..."""
+    """Check that `id2label` maps 0, 1, 2, ... to text."""
     if id2label is None:
         return
     if not isinstance(id2label, dict):
-        raise ValueError(f"id2label is {reprlib.repr(id2label)}; it must be class numbers with their names")
+        raise ValueError(f"id2label is {reprlib.repr(id2label)}; it must map class numbers to names")
     numbers = {int(key) if str(key).isdecimal() and len(str(key)) < 10 else None for key in id2label}
     if numbers != set(range(len(id2label))) or len(id2label) > MAX_LABELS:
         raise ValueError(
@@ -411,18 +408,14 @@ def _check_labels(id2label: Any) -> None:
 
 
 def check_sizes(config: Any, *names: str) -> None:
-    """Check that fields are an int or (height, width), from 1 pixel on, or None.
-
-    Raises:
-        ValueError: names the first that is not.
-    """
+    """Raise ValueError for the first of the named fields that is not a size, see `check_size`; None is allowed."""
     for name in names:
         if getattr(config, name) is not None:
             check_size(name, getattr(config, name))
 
 
 def check_size(name: str, size: Size) -> None:
-    """Raise ValueError where a size is neither an int nor (height, width), from 1 to `MAX_PIXELS`."""
+    """Raise ValueError unless a size is an int or (height, width), at least 1 and at most `MAX_PIXELS` in area."""
     sides = (size, size) if isinstance(size, int) else size
     are_two = isinstance(sides, list | tuple) and len(sides) == 2
     if not are_two or any(not isinstance(side, int) or side < 1 for side in sides):
@@ -432,11 +425,7 @@ def check_size(name: str, size: Size) -> None:
 
 
 def check_counts(config: Any, highest: int, *names: str) -> None:
-    """Check that fields are from 1 to `highest`.
-
-    Raises:
-        ValueError: names the first that is not.
-    """
+    """Raise ValueError for the first of the named fields that is not between 1 and `highest`; None is allowed."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not 1 <= value <= highest:
@@ -444,31 +433,23 @@ def check_counts(config: Any, highest: int, *names: str) -> None:
 
 
 def check_amounts(config: Any, *names: str) -> None:
-    """Check that fields are finite numbers, at least 0.
-
-    Raises:
-        ValueError: names the first that is not.
-    """
+    """Raise ValueError for the first of the named fields that is not a finite number of at least 0."""
     for name in names:
         if not 0 <= getattr(config, name) < math.inf:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 0 and finite")
 
 
 def check_depths(config: Any, name: str) -> None:
-    """Check the units per stage of a ResNet.
-
-    Raises:
-        ValueError: too many stages or units.
-    """
+    """Raise ValueError where a ResNet has more than `MAX_STAGES` stages or `MAX_LAYERS` units."""
     depths = getattr(config, name)
     if len(depths) > MAX_STAGES or sum(depths) > MAX_LAYERS:
         raise ValueError(
-            f"{name} is {reprlib.repr(list(depths))}; there may be {MAX_STAGES} stages and {MAX_LAYERS:,} units"
+            f"{name} is {reprlib.repr(list(depths))}; at most {MAX_STAGES} stages and {MAX_LAYERS:,} units are built"
         )
 
 
 def check_parameters(count: int) -> None:
-    """Raise ValueError where a model would have more than `_MAX_PARAMETERS`."""
+    """Raise ValueError where a model would have more than `_MAX_PARAMETERS` parameters."""
     if count > _MAX_PARAMETERS and not is_allowed("large"):
         raise ValueError(
             f"these settings make a model of about {reprlib.repr(count)} parameters; "
@@ -477,17 +458,20 @@ def check_parameters(count: int) -> None:
 
 
 def is_allowed(what: str) -> bool:
-    """Whether the environment variable `HF_VIT_ALLOW` lifts limits; as `files.limits.allowed`, which stays behind."""
+    """Tell whether the environment variable `HF_VIT_ALLOW` lifts a limit.
+
+    A copy of `files.limits.allowed`, which does not travel to the Hub with this file.
+    """
     return what in os.environ.get("HF_VIT_ALLOW", "").replace(" ", "").split(",")
 
 
 def resnet_weights(depths: Sequence[int], width: int, channels: int) -> int:
-    """Numbers in the convolutions of a ResNet.
+    """Count the weights of a ResNet's convolutions.
 
     Args:
         depths: units per stage.
         width: channels of the root convolution.
-        channels: of the images.
+        channels: number of image channels.
     """
     total, inputs = 7 * 7 * channels * width, width
     for stage, depth in enumerate(depths):

@@ -1,4 +1,4 @@
-"""Configuration of the Vision Transformer and of the hybrids, with the original's numbers as defaults."""
+"""Configuration of the Vision Transformer and the hybrids, with the original's numbers as defaults."""
 
 import copy
 import math
@@ -37,8 +37,8 @@ _WIDTHS = {
     "L": (24, 1024, 4096, 16),
     "H": (32, 1280, 5120, 16),
 }
-# The two forms of a hybrid's ResNet-50 (section 3.1): with stage 4, and so patches of 32 pixels; or without it, its
-# units in stage 3, and so patches of 16 pixels and a sequence that is four times as long.
+# The two forms of a hybrid's ResNet-50 (section 3.1): with stage 4, which makes patches of 32 pixels; or with its units
+# moved to stage 3, which makes patches of 16 pixels and a sequence four times as long.
 STAGE_4, EXTENDED_STAGE_3 = (3, 4, 6, 3), (3, 4, 9)
 # name: (width, patch size on the stem's feature map, stem depths or None for no stem)
 VARIANTS = {
@@ -70,48 +70,54 @@ _Config = TypeVar("_Config", bound="HfViTConfig")
 class HfViTConfig(HfVisionConfig):
     r"""A Vision Transformer of the original family (arXiv 2010.11929).
 
-    Fields that transformers' `ViTConfig` has keep its names; the defaults are ViT-B/16 with the numbers of the
-    original JAX code (tanh GELU, LayerNorm epsilon 1e-6).
+    Fields have the names of transformers' `ViTConfig` where it has them too. The defaults are ViT-B/16 with the numbers
+    of the original JAX code (tanh GELU, LayerNorm epsilon 1e-6).
 
     Args:
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: the sizes of the encoder.
-        hidden_dropout_prob: after the position embeddings, after each MLP layer and after the attention block.
-        attention_probs_dropout_prob: on the attention probabilities.
+        hidden_dropout_prob: dropout after the position embeddings, each MLP layer and the attention block.
+        attention_probs_dropout_prob: dropout of the attention probabilities.
         drop_path_rate: stochastic depth of the last layer; it grows linearly from 0 at the first.
-        initializer_range: standard deviation of the position embeddings and of the mask token.
+        initializer_range: standard deviation of new position embeddings and mask tokens.
         image_size, patch_size: an int or (height, width), in pixels.
-        stored_patch_size: of a flexible model (FlexiViT, arXiv 2212.08013): the size of the stored kernel, which every
-            forward resizes to `patch_size`; None where the stored kernel is that of `patch_size`.
-        position_grid: of a flexible model: (rows, columns) of the stored position embeddings, an int for a square;
-            None where it is the grid of `image_size`.
-        qkv_bias: whether query, key and value have biases.
-        pooling: what the head sees: "cls" (the first token), "mean" (of all tokens), "map" (big_vision's
-            attention pooling) or "none" (every token).
-        use_cls_token: whether a class token stands before the patches; by default it does with pooling "cls".
-        representation_size: width of the tanh pre-logits layer; None for no such layer.
-        projection_dim: width of the embedding that `HfViTModel` projects to (`image_embeds`), as image towers of
-            image-text models do; None for no projection.
-        position_embedding_type: "learned" (one for each token, the paper's 1-D), "learned2d" (one of hidden_size / 2
-            for each row and each column), "relative" (1-D relative distances, inside every attention), "sincos2d"
-            (fixed, MoCo v3's) or "none".
-        position_embedding_placement: where learned ones are added: at the "input" of the encoder, or to the input of
-            "every_layer", each with its own, or "every_layer_shared", all with the same.
-        attention_axes: over which tokens attention goes: "all", or "axial": those of the same row in one layer and of
-            the same column in the next, so that two layers are one block of the paper's Axial-ViT. Axial attention
-            needs an even number of layers and no class token, which stands in no row.
-        position_interpolation: how learned position embeddings follow the image's size: "jax" (bilinear, corners
-            aligned), "jax_exact" (the same with the original's rounding fault), "bilinear" or "bicubic" (half-pixel
-            centres, antialiased, as timm does it) or "bicubic_aliased" (the same without antialias, as transformers).
-        pool_patches_only: whether "mean" and "map" leave the class token out, as timm does.
-        norm_after_pooling: whether the final LayerNorm comes after the pooling (timm's `fc_norm`), so that
-            `last_hidden_state` is without it.
-        image_size_history: the sizes that the position embeddings had before they were resampled, the one they were
-            trained at first; None if they never were.
-        patch_target: what masked patch prediction predicts: "mean_color" (3 bits per channel), "downsized" (the same of
+        stored_patch_size: in a flexible model (FlexiViT, arXiv 2212.08013), the size of the stored kernel; every
+            forward resizes the kernel to `patch_size`. None: the model is not flexible.
+        position_grid: in a flexible model, (rows, columns) of the stored position embeddings, or an int for a square;
+            None: the grid of `image_size`.
+        qkv_bias: give query, key and value biases.
+        pooling: the head's input: "cls" (the first token), "mean" (of all tokens), "map" (big_vision's attention
+            pooling) or "none" (every token).
+        use_cls_token: put a class token before the patches; None: with pooling "cls" alone.
+        representation_size: width of the tanh pre-logits layer; None: no such layer.
+        projection_dim: width of `HfViTModel`'s projection (`image_embeds`), as in the image tower of an image-text
+            model; None: no projection.
+        position_embedding_type: "learned" (a vector for each token, the paper's 1-D), "learned2d" (a vector of
+            hidden_size / 2 for each row and each column), "relative" (1-D relative distances, inside every attention),
+            "sincos2d" (fixed, MoCo v3's) or "none".
+        position_embedding_placement: add learned ones at the "input" of the encoder; at the input of "every_layer",
+            each with its own table; or at "every_layer_shared", all with the same table.
+        attention_axes: "all": attention over all tokens. "axial": over the same row in one layer and the same column in
+            the next; two layers are one block of the paper's Axial-ViT. It needs an even number of layers and no class
+            token, which belongs to no row.
+        position_interpolation: how learned position embeddings are resampled for other image sizes: "jax" (bilinear,
+            aligned corners), "jax_exact" (the same with the original's rounding fault), "bilinear" or "bicubic"
+            (half-pixel centres, antialiased, as in timm) or "bicubic_aliased" (not antialiased, as in transformers).
+        pool_patches_only: exclude the class token from "mean" and "map" pooling, as timm does.
+        norm_after_pooling: apply the final LayerNorm after the pooling (timm's `fc_norm`); `last_hidden_state` is then
+            not normalised.
+        image_size_history: earlier image sizes of resampled position embeddings, the training size first; None if they
+            were never resampled.
+        patch_target: target of masked patch prediction: "mean_color" (3 bits per channel), "downsized" (the same for
             each cell of a 4 x 4 grid) or "pixels".
 
     Raises:
-        ValueError: for sizes that do not divide, and for arguments that this class does not know.
+        ValueError: the fields contradict each other (the message has the numbers), or an argument is unknown.
+
+    Example:
+        >>> from hf_vit import HfViTConfig
+        >>> config = HfViTConfig(image_size=(224, 320), num_hidden_layers=2)
+        >>> config.grid_size
+        (14, 20)
     """
 
     model_type = "hf_vit"
@@ -161,22 +167,25 @@ class HfViTConfig(HfVisionConfig):
 
     @classmethod
     def in_our_words(cls, settings: dict[str, Any], folder: str) -> dict[str, Any]:
-        """A config.json of transformers' own `vit`, `vit_mae` or `vit-hybrid` as our fields; any other as it is."""
+        """Translate a config.json of transformers' own `vit`, `vit_mae` or `vit-hybrid`; return any other unchanged."""
         if not is_upstream(settings):
             return super().in_our_words(settings, folder)
         translated = translate_settings(settings)
         if ("stem_depths" in translated) != issubclass(cls, HfViTHybridConfig):
             kind = "HfViTHybrid" if "stem_depths" in translated else "HfViT"
-            raise ValueError(f"{folder} holds a model of type {settings['model_type']}: use {kind}...")
+            raise ValueError(f"{folder} holds a model of type {settings['model_type']}; use a class {kind}...")
         return translated
 
     @classmethod
     def from_variant(cls, name: str, /, **overrides: Any) -> "HfViTConfig":
-        """The configuration of a released model: `from_variant("B/16", image_size=384)`.
+        """Return the configuration of a released model, e.g. `from_variant("B/16", image_size=384)`.
 
         Args:
             name: a key of `VARIANTS`; those with an R (for ResNet) give an `HfViTHybridConfig`.
             overrides: any field of the configuration.
+
+        Raises:
+            ValueError: `name` is unknown.
         """
         refuse_unknown("variant", name, VARIANTS)
         width, patch_size, stem_depths = VARIANTS[name]
@@ -195,7 +204,7 @@ class HfViTConfig(HfVisionConfig):
         return HfViTHybridConfig(**{**fields, "stem_depths": list(stem_depths), **overrides})
 
     def without_projection(self: _Config) -> _Config:
-        """Return the configuration of a model that has no projection: a copy, or this one where it has none."""
+        """Return a copy without a projection, or this configuration if it has none."""
         if self.projection_dim is None:
             return self
         config = copy.copy(self)
@@ -204,7 +213,7 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def output_attentions(self) -> bool:
-        """Whether every forward returns attentions; unlike in transformers, with any attention implementation."""
+        """Flag: every forward returns attentions, unlike in transformers with any attention implementation."""
         return bool(self._output_attentions)
 
     @output_attentions.setter
@@ -213,27 +222,27 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def stage_names(self) -> list[str]:
-        """What `out_features` of a backbone chooses from: the embeddings, then the output of each layer."""
+        """Names for a backbone's `out_features`: the embeddings ("stem"), then the output of each layer."""
         return ["stem"] + [f"stage{number}" for number in range(1, self.num_hidden_layers + 1)]
 
     @property
     def stride(self) -> int:
-        """Image pixels per pixel of the map that is cut into patches: 1, or the stride of the ResNet stem."""
+        """Stride of the map that is cut into patches, in image pixels: 1, or that of the ResNet stem."""
         return 1
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before the patches."""
+        """Number of tokens before the patches."""
         return int(bool(self.use_cls_token))
 
     @property
     def adds_positions_to_input(self) -> bool:
-        """Whether position embeddings are added to the tokens before the first layer, and only there."""
+        """Flag: position embeddings are added to the tokens before the first layer, and only there."""
         return self.position_embedding_placement == "input" and self.position_embedding_type not in ("relative", "none")
 
     @property
     def needs_one_grid(self) -> bool:
-        """Whether layers need to know where patches are, so that all images of a batch must have the same shape."""
+        """Flag: the layers use the places of patches, so that all images of a batch must have the same shape."""
         return (
             self.position_embedding_placement != "input"
             or self.position_embedding_type == "relative"
@@ -242,7 +251,7 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def grid_size(self) -> tuple[int, int]:
-        """(rows, columns) of patches at `image_size`; of a flexible model that they need not divide, the whole ones."""
+        """(rows, columns) of patches at `image_size`; in a flexible model, which need not divide it, of whole ones."""
         if not self.is_flexible:
             return self.grid_of(*as_pair(self.image_size))
         steps = (patch * self.stride for patch in as_pair(self.patch_size))
@@ -251,7 +260,7 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def is_flexible(self) -> bool:
-        """Whether kernel and position embeddings stay as stored, and each forward resizes them to the sizes in use."""
+        """Flag: each forward resizes the stored kernel and position embeddings to the sizes in use."""
         return self.stored_patch_size is not None
 
     @property
@@ -265,33 +274,34 @@ class HfViTConfig(HfVisionConfig):
         return self.grid_size if self.position_grid is None else as_pair(self.position_grid)
 
     def patches_of(self, patch_size: Size | None) -> tuple[int, int]:
-        """(height, width) of the patches of a forward.
+        """Return (height, width) of the patches of a forward.
 
         Args:
-            patch_size: what the forward was called with; None for the configuration's.
+            patch_size: the forward's argument; None: the configuration's.
 
         Raises:
-            ValueError: it is no size, or not the one of a model with one patch size.
+            ValueError: it is not a size, or the model is not flexible and has another.
         """
         if patch_size is None:
             patch_size = self.patch_size
         check_size("patch_size", patch_size)
         if not self.is_flexible and as_pair(patch_size) != as_pair(self.patch_size):
             raise ValueError(
-                f"patch_size is {patch_size}, but this model has one patch size, {self.patch_size}; "
+                f"patch_size is {patch_size} (expected {self.patch_size}, the only one of this model); "
                 "call make_flexible() or set_patch_size() first"
             )
         height, width = as_pair(patch_size)
-        return operator.index(height), operator.index(width)  # numbers for torch.compile too, not symbols
+        return operator.index(height), operator.index(width)  # plain ints, also under torch.compile
 
     def grid_of(self, height: int, width: int, patch_size: Size | None = None) -> tuple[int, int]:
-        """(rows, columns) of patches of an image.
+        """Return (rows, columns) of the patches of an image.
 
         Args:
-            patch_size: see `patches_of`.
+            height, width: in pixels.
+            patch_size: as in `patches_of`.
 
         Raises:
-            ValueError: the patches do not divide the image; the message names the nearest sizes that they do.
+            ValueError: the patches do not divide the image; the message names the nearest sizes that fit.
         """
         grid, patches = [], self.patches_of(patch_size)
         for name, pixels, patch in zip(("height", "width"), (height, width), patches, strict=True):
@@ -308,13 +318,13 @@ class HfViTConfig(HfVisionConfig):
         return grid[0], grid[1]
 
     def validate_architecture(self) -> None:
-        """Called by `@strict` after construction, and by the model, since fields can be set later."""
+        """Check the fields. `@strict` calls this after construction; the model does again, as fields can change."""
         check_counts(self, MAX_WIDTH, "hidden_size", "num_attention_heads", "intermediate_size", "num_channels")
         check_counts(self, MAX_WIDTH, "representation_size", "projection_dim")
         check_counts(self, MAX_LAYERS, "num_hidden_layers")
         check_sizes(self, "image_size", "patch_size", "stored_patch_size", "position_grid")
         if self.position_grid is not None and not self.is_flexible:
-            raise ValueError(f"position_grid is {self.position_grid}, which needs stored_patch_size too")
+            raise ValueError(f"position_grid is {self.position_grid}, which needs stored_patch_size; set both")
         check_amounts(self, "layer_norm_eps", "initializer_range")
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act is {self.hidden_act[:50]!r}; known: {', '.join(sorted(ACT2FN))}")
@@ -334,7 +344,7 @@ class HfViTConfig(HfVisionConfig):
         check_parameters(self._count_weights() + head)
 
     def _count_weights(self) -> int:
-        """Numbers in the matrices and tables of the encoder; biases, norms and the head are left out."""
+        """Count the weights of the encoder's matrices and tables, without biases, norms and head."""
         width, layers, num_patches = self.hidden_size, self.num_hidden_layers, math.prod(self.stored_grid)
         rows, columns = self.kernel_size
         block = 4 * width * width + 2 * width * self.intermediate_size
@@ -362,33 +372,31 @@ class HfViTConfig(HfVisionConfig):
 
     def _validate_axial(self):
         if self.use_cls_token:
-            raise ValueError("axial attention has no place for a class token: set use_cls_token=False, pooling='mean'")
+            raise ValueError("axial attention cannot have a class token; set use_cls_token=False and pooling='mean'")
         if self.num_hidden_layers % 2:
-            raise ValueError(
-                f"num_hidden_layers is {self.num_hidden_layers}; axial attention needs pairs, along rows and columns"
-            )
+            raise ValueError(f"num_hidden_layers is {self.num_hidden_layers}; axial attention needs an even number")
         if self.position_embedding_type == "relative":
-            raise ValueError("position_embedding_type relative is over all patches; axial attention needs another")
+            raise ValueError("position_embedding_type is 'relative', which axial attention cannot use; set another")
 
 
 def stem_stride(stem_depths: Sequence[int]) -> int:
-    """Image pixels per pixel of the stem's map: 4 after the root, and every stage but the first halves it."""
+    """Return the stride of the stem's map in image pixels: 4 after the root, doubled by every stage but the first."""
     return 4 * 2 ** max(len(stem_depths) - 1, 0)
 
 
 @strict
 class HfViTHybridConfig(HfViTConfig):
-    r"""A ViT behind the stem of a ResNet (BiT: GroupNorm and standardised weights).
+    r"""A Vision Transformer on the feature map of a ResNet stem (BiT: GroupNorm and standardised weights).
 
-    `patch_size` counts pixels of the stem's feature map, as in the original.
+    `patch_size` is in pixels of the stem's feature map, as in the original. Other arguments: see `HfViTConfig`.
 
     Args:
         stem_depths: units per stage, such as [3, 4, 9]; empty for the root convolution and max-pool alone.
-        stem_width: channels of the root convolution; a multiple of 32, the number of groups of its GroupNorm.
+        stem_width: channels of the root convolution, a multiple of 32 (the groups of its GroupNorm).
         group_norm_eps: epsilon of every GroupNorm of the stem.
         weight_standardization_eps: epsilon of its standardised weights.
-        weight_standardization_form: what that epsilon is added to: the "std", as in the original, or the "variance",
-            as in timm and transformers.
+        weight_standardization_form: add that epsilon to the "std", as in the original, or to the "variance", as in timm
+            and transformers.
     """
 
     model_type = "hf_vit_hybrid"
@@ -421,10 +429,8 @@ class HfViTHybridConfig(HfViTConfig):
         return stem + channels * rows * columns * self.hidden_size
 
 
-# What the ViTs of transformers call their settings. `vit` and `vit_mae` are models of transformers 5; `vit-hybrid` was
-# one of transformers 4.
-
-# The settings that have the same name here, with their defaults there (transformers 5.23, ViTConfig).
+# Settings of transformers' ViTs that have the same name here, with its defaults (transformers 5.23, ViTConfig). `vit`
+# and `vit_mae` are models of transformers 5, `vit-hybrid` of transformers 4.
 SHARED_SETTINGS: dict[str, Any] = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -443,27 +449,27 @@ SHARED_SETTINGS: dict[str, Any] = {
 _HYBRID_SETTINGS = {**SHARED_SETTINGS, "patch_size": 1}  # transformers 4.57, ViTHybridConfig
 _MODEL_TYPES = {"vit": SHARED_SETTINGS, "vit_mae": SHARED_SETTINGS, "vit-hybrid": _HYBRID_SETTINGS}
 
-# BitConfig of a hybrid: the only values with which the backbone is the stem of the original.
+# BitConfig of a hybrid: the values with which its backbone equals the original's stem.
 BIT_SETTINGS = {"layer_type": "bottleneck", "num_groups": 32, "width_factor": 1, "output_stride": 32}
 _BIT_DEFAULTS = {"layer_type": "preactivation", "embedding_size": 64, "depths": [3, 4, 6, 3]}
 
 
 def is_upstream(settings: dict[str, Any]) -> bool:
-    """Whether a config.json is one of transformers' own ViTs."""
+    """Tell whether a config.json belongs to one of transformers' own ViTs."""
     return settings.get("model_type") in _MODEL_TYPES
 
 
 def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of one of transformers' ViTs as the fields of `HfViTConfig` or `HfViTHybridConfig`.
+    """Translate the config.json of a ViT of transformers into the fields of `HfViTConfig` or `HfViTHybridConfig`.
 
     Raises:
-        ValueError: a setting that makes it another architecture than ours.
+        ValueError: a setting describes an architecture that hf_vit does not have.
     """
     ours = shared_settings(settings, _MODEL_TYPES[settings["model_type"]])
     ours |= {"pooling": "cls", "position_interpolation": "bicubic_aliased"}
     if settings.get("architectures") == ["ViTModel"]:
         if settings.get("pooler_act", "tanh") != "tanh":
-            raise ValueError(f"pooler_act is {settings['pooler_act']!r}; the pre-logits layer of hf_vit has tanh")
+            raise ValueError(f"cannot read this ViT: pooler_act is {settings['pooler_act']!r} (expected 'tanh')")
         ours["representation_size"] = settings.get("pooler_output_size") or ours["hidden_size"]
     if settings["model_type"] == "vit-hybrid":
         ours |= _translate_stem(settings.get("backbone_config") or {})
@@ -479,7 +485,7 @@ def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
         wrong["embedding_dynamic_padding"] = bit.get("embedding_dynamic_padding")
     if wrong:
         text = ", ".join(f"{name} {value!r}" for name, value in wrong.items())
-        raise ValueError(f"the backbone of the hybrid has {text}, which the ResNet stem of hf_vit has not")
+        raise ValueError(f"cannot read this hybrid: the ResNet stem of hf_vit does not support {text}")
     stages = [f"stage{number}" for number in range(1, len(bit["depths"]) + 1)]
     last = (bit.get("out_features") or stages[-1:])[-1]
     return {

@@ -1,4 +1,4 @@
-"""From an image to tokens: ResNet stem, patches, class token, position embeddings."""
+"""Embeddings, from an image to tokens: ResNet stem, patches, class token, position embeddings."""
 
 from functools import cache
 from typing import Any
@@ -25,13 +25,9 @@ from .resnet_stem import ResNetStem, stem_numbers
 _CACHED_GRIDS = 16
 
 
-@cache  # constants, and NumPy's, so that tracing a model cannot leave a tensor of its own here
+@cache  # of NumPy arrays, so that tracing a model cannot put one of its own tensors into the cache
 def _kernel_matrix(old: int, new: int) -> np.ndarray:
-    """The pseudo-inverse of the transpose of a bilinear resize (half-pixel centres, no antialias), in float64.
-
-    Returns:
-        (new, old)
-    """
+    """Compute pinv(R^T) of a bilinear resize R (half-pixel centres, no antialias): (new, old), in float64."""
     centres = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
     resize = (1 - np.abs(centres[:, None] - np.arange(old))).clip(min=0)  # (new, old), every row sums to 1
     return np.linalg.pinv(resize.T)
@@ -43,12 +39,11 @@ def _kernel_matrices(old: tuple[int, int], new: tuple[int, int]) -> list[torch.T
 
 
 def resize_patch_kernel(kernel: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:
-    """Resize the kernel of a patch embedding, so that resized patches give nearly the same embeddings.
+    """Resize the kernel of a patch embedding, so that resized patches have nearly the same embeddings.
 
-    It is "PI-resize" of FlexiViT (arXiv 2212.08013, section 3.4; `resample_patchemb` of big_vision,
-    models/proj/flexi/vit.py): with B the matrix of a bilinear resize of patches, pinv(B^T) times the kernel. B is the
-    Kronecker product of the matrices of its axes, so each axis has a small pseudo-inverse. Computed in float32
-    at least.
+    This is PI-resize of FlexiViT (arXiv 2212.08013, section 3.4; `resample_patchemb` in big_vision,
+    models/proj/flexi/vit.py): pinv(B^T) times the kernel, where B is the matrix of a bilinear resize of patches. B is
+    the Kronecker product of one matrix per axis, so each axis has a small pseudo-inverse. Computed in float32 at least.
 
     Args:
         kernel: (hidden_size, channels, old_height, old_width)
@@ -68,7 +63,7 @@ def resize_patch_kernel(kernel: torch.Tensor, patch_size: tuple[int, int]) -> to
 
 
 class HfViTPatchProjection(nn.Conv2d):
-    """The convolution that embeds patches; its kernel can be resized, for one forward or for good."""
+    """Convolution that embeds patches; its kernel can be resized for one forward, or permanently."""
 
     def forward(self, pixel_values: torch.Tensor, patch_size: tuple[int, int] | None = None) -> torch.Tensor:
         """(batch, channels, height, width) -> (batch, hidden_size, rows, columns)"""
@@ -78,7 +73,7 @@ class HfViTPatchProjection(nn.Conv2d):
 
     @torch.no_grad()
     def resize(self, patch_size: tuple[int, int]) -> None:
-        """Resize the kernel for good."""
+        """Resize the kernel permanently to (height, width)."""
         if patch_size == self.kernel_size:
             return
         self.weight = nn.Parameter(resize_patch_kernel(self.weight, patch_size), self.weight.requires_grad)
@@ -86,6 +81,8 @@ class HfViTPatchProjection(nn.Conv2d):
 
 
 class HfViTPatchEmbeddings(nn.Module):
+    """Patch embedding of an image or of the stem's map, row by row."""
+
     def __init__(self, config: HfViTConfig, num_channels: int):
         super().__init__()
         self.config = config
@@ -100,10 +97,10 @@ class HfViTPatchEmbeddings(nn.Module):
 
 
 class HfViTEmbeddings(nn.Module):
-    """An image as tokens: ResNet stem (hybrids), patches, class token, position embeddings.
+    """Embeddings of an image as tokens: ResNet stem (hybrids), patches, class token, position embeddings.
 
     Args:
-        use_mask_token: whether there is a token to put in the place of patches.
+        use_mask_token: add a mask token, which can replace patches.
     """
 
     def __init__(self, config: HfViTConfig, use_mask_token: bool = False):
@@ -111,7 +108,7 @@ class HfViTEmbeddings(nn.Module):
         self.config = config
         self.stem = None
         map_channels = config.num_channels
-        if config.model_type == HfViTHybridConfig.model_type:  # as remote code, the class can be there twice
+        if config.model_type == HfViTHybridConfig.model_type:  # not isinstance: remote code may load a second class
             self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths, stem_numbers(config))
             map_channels = self.stem.out_channels
         self.patch_embeddings = HfViTPatchEmbeddings(config, map_channels)
@@ -126,6 +123,7 @@ class HfViTEmbeddings(nn.Module):
         self._tables: dict[tuple, tuple[Any, torch.Tensor]] = {}
 
     def initialize(self) -> None:
+        """Draw the position embeddings; set the tokens to zero."""
         if isinstance(self.position_embeddings, nn.Parameter):
             init.normal_(self.position_embeddings, std=self.config.initializer_range)
         if self.cls_token is not None:
@@ -140,13 +138,13 @@ class HfViTEmbeddings(nn.Module):
         patch_size: Size | None = None,
         bool_masked_pos: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Images, or images of several shapes as patches, to tokens.
+        """Embed images, or images of several shapes that are given as patches.
 
         Args:
             pixel_values: (batch, num_channels, height, width); with `spatial_shapes` (batch, patches, values), see
                 `HfViTImageProcessor` with the preset "native".
             spatial_shapes: (batch, 2), rows and columns of patches of each image.
-            patch_size: of this forward, for a flexible model; see `HfViTConfig.patches_of`.
+            patch_size: patch size of this forward, for a flexible model; see `HfViTConfig.patches_of`.
             bool_masked_pos: (batch, patches), true for the patches that the mask token replaces.
 
         Returns:
@@ -163,9 +161,7 @@ class HfViTEmbeddings(nn.Module):
     def as_patches(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> torch.Tensor:
         """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size)"""
         self.config.check_images(pixel_values.shape)
-        self.config.grid_of(
-            *pixel_values.shape[-2:], patch_size=patch_size
-        )  # refuses a size that the patches do not divide
+        self.config.grid_of(*pixel_values.shape[-2:], patch_size=patch_size)  # raises if the patches do not divide it
         return self.patch_embeddings(pixel_values if self.stem is None else self.stem(pixel_values), patch_size)
 
     def as_padded_patches(
@@ -173,7 +169,7 @@ class HfViTEmbeddings(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(batch, patches, values) -> (batch, patches, hidden_size) and positions, zero where there is no patch
 
-        Images of the same shape are put together again and embedded in one go, which gives a stem its neighbours.
+        Images of the same shape are reassembled and embedded together, since a stem needs whole images.
         """
         height, width = (size * self.config.stride for size in self.config.patches_of(patch_size))
         batch, length, values = pixel_values.shape
@@ -196,12 +192,12 @@ class HfViTEmbeddings(nn.Module):
         return patches, positions if self.config.adds_positions_to_input else None
 
     def _mask(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor | None) -> torch.Tensor:
-        """(batch, patches, hidden_size) -> the same, with the mask token where it is to be"""
+        """(batch, patches, hidden_size) -> the same, with the mask token in the masked places"""
         if bool_masked_pos is None:
             return patches
         check_mask(bool_masked_pos, patches)
         if self.mask_token is None:
-            raise ValueError("bool_masked_pos needs a mask token: make or load the model with use_mask_token=True")
+            raise ValueError("bool_masked_pos needs a mask token; build or load the model with use_mask_token=True")
         return torch.where(bool_masked_pos.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
 
     def as_tokens(self, patches: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
@@ -211,11 +207,11 @@ class HfViTEmbeddings(nn.Module):
         return self.dropout(patches if positions is None else patches + positions)
 
     def keep(self, tokens: torch.Tensor, kept_patches: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Some of the patches, behind the class token.
+        """Select some of the patches, after the class token.
 
         Args:
             tokens: (batch, tokens, hidden_size)
-            kept_patches: (batch, kept), numbers of patches; below 0 for padding.
+            kept_patches: (batch, kept), indices of patches; below 0 for padding.
 
         Returns:
             (batch, kept tokens, hidden_size), and a mask (batch, kept) that is 0 at padding.
@@ -226,10 +222,10 @@ class HfViTEmbeddings(nn.Module):
         return tokens.take_along_dim(places.unsqueeze(-1), dim=1), (kept_patches >= 0).int()
 
     def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor | None:
-        """Position embeddings on any grid of patches, resampled where it is not the stored one.
+        """Return the position embeddings on any grid of patches, resampled where it is not the stored one.
 
         Returns:
-            (1, tokens, hidden_size), in the dtype and on the device of `like`; None for a model that adds none here.
+            (1, tokens, hidden_size), in the dtype and on the device of `like`; None if the model adds none here.
         """
         if not self.config.adds_positions_to_input:
             return None
@@ -238,10 +234,10 @@ class HfViTEmbeddings(nn.Module):
         if self.position_embeddings is not None and is_same(grid, self.config.stored_grid):
             return self.position_embeddings
         stored = self.position_embeddings
-        # What is kept is compared with the table it was made from, since a change of a weight need not raise its
-        # version. On a GPU comparing would wait for all work before it, and resampling is quick.
-        is_dear_to_compare = stored is not None and stored.device.type != "cpu"
-        if torch.is_grad_enabled() or is_recorded() or is_dear_to_compare:
+        # A cached result holds while the stored table is equal to its copy (a version counter can miss changes). A GPU
+        # would have to finish all earlier work for this comparison, and resampling there is quick.
+        is_on_accelerator = stored is not None and stored.device.type != "cpu"
+        if torch.is_grad_enabled() or is_recorded() or is_on_accelerator:
             return self._make_positions(stored, grid, like)
         key = (grid, like.dtype, like.device, self.config.position_interpolation)
         kept = self._tables.get(key)
@@ -260,13 +256,13 @@ class HfViTEmbeddings(nn.Module):
 
     @torch.no_grad()
     def resize(self, patch_size: tuple[int, int], grid: Grid) -> None:
-        """Resize the kernel and a table of this module for good; the configuration is to follow."""
+        """Resize the kernel and this module's table permanently; the caller updates the configuration."""
         self.patch_embeddings.projection.resize(patch_size)
         if isinstance(table := self.position_embeddings, nn.Parameter):
             self.position_embeddings = nn.Parameter(self.resample(table, grid), table.requires_grad)
 
     def resample(self, stored: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """The learned table on another grid, (1, tokens, hidden_size)."""
+        """Return the learned table on another grid, (1, tokens, hidden_size)."""
         config = self.config
         return resize_position_embeddings(
             stored, config.stored_grid, grid, config.num_prefix_tokens, config.position_interpolation
@@ -277,22 +273,18 @@ class HfViTEmbeddings(nn.Module):
 
 
 def check_mask(bool_masked_pos: Any, patches: torch.Tensor) -> None:
-    """Raise ValueError for anything but one value for each patch.
-
-    Args:
-        patches: (batch, patches, hidden_size)
-    """
+    """Raise ValueError unless the mask is (batch, patches), as the patches (batch, patches, hidden_size)."""
     shape = tuple(getattr(bool_masked_pos, "shape", ()))
     if shape != tuple(patches.shape[:2]):
         raise ValueError(f"bool_masked_pos has shape {shape}; expected (batch, patches), {tuple(patches.shape[:2])}")
 
 
 def refuse_several_shapes(config: HfViTConfig) -> None:
-    """Raise ValueError where positions are not only those of tokens, before any image has a shape of its own."""
+    """Raise ValueError for a model whose layers need the same grid for all images of a batch."""
     if config.needs_one_grid:
         raise ValueError(
-            "images of several shapes in a batch need position embeddings at the input and attention over all tokens, "
-            f"not position_embedding_type {config.position_embedding_type!r} with position_embedding_placement "
+            "cannot mix image shapes in a batch: this needs position embeddings at the input and attention over all "
+            f"tokens, not position_embedding_type {config.position_embedding_type!r} with position_embedding_placement "
             f"{config.position_embedding_placement!r} and attention_axes {config.attention_axes!r}"
         )
 

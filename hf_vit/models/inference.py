@@ -1,24 +1,25 @@
-"""Faster forwards of single modules: what `optimize_for_inference` does, and products in training.
+"""Faster forwards of single modules, for `optimize_for_inference` and for training.
 
-`optimize_for_inference` has modules compute the same from their weights in another form, made once.
+For inference, a module computes from another *form* of its weight, which is made once:
 
-Linear layers: torch computes float32 products on x86 with MKL, whose kernels do not use the widest vectors of every
-CPU; oneDNN, which comes with torch as well, does. Its operators here are those of torch's own compiler when it freezes
-a model. They are internal: where one is missing, nothing is packed. Standardised convolutions: their weights are
-standardised once, not in every forward. Attention: see `onednn_attention_forward` in layers.py.
+* Linear layers: torch computes float32 products on x86 with MKL, whose kernels do not use the widest vectors of every
+  CPU. oneDNN, which is part of torch too, does. The form is the weight packed for oneDNN, by the internal operators
+  that torch's compiler uses for frozen models; where one is missing, nothing is packed.
+* Standardised convolutions: the form is the standardised weight.
+* Attention: see `onednn_attention_forward` in layers.py.
 
-A compiled graph cannot hold packed weights: there the products go through oneDNN with the weights as they are.
+A compiled graph cannot hold packed weights; its products use oneDNN with the plain weights.
 
-The other form cannot be stale. While there is one, the Parameter (the same object) is a `GuardedWeight`: torch hands
-every use of it from Python, whoever holds it, to `__torch_function__`, which drops the form first. What changes it
-inside torch, as compiled code does, raises its version. A later forward makes the form again, but only while nobody
-holds a view of the weight, its storage, an array or a `state_dict()`, by torch's own counts of uses; until then the
-module's own forward runs. torch does not count uses of memory that it has not allocated (NumPy's, a mapped file) or
-that other processes share: such a weight has no other form, unless `optimize` could move it. Unseen remains only what
-lies outside torch: an address of a weight, or a DLPack capsule, that was used and let go between two forwards.
+A form is never stale. While it exists, the Parameter (the same object) is a `GuardedWeight`. torch passes every use of
+it in Python to `__torch_function__`, which drops the form first. A change inside torch, such as by compiled code,
+raises its version. A later forward makes the form again, if torch's use counts show that nobody holds a view of the
+weight, its storage, an array or a `state_dict()`; else the module's own forward runs. torch does not count uses of
+memory that it has not allocated (NumPy's, a mapped file) or that processes share; such a weight gets no form, unless
+`optimize` could move it. Only changes outside torch are missed: through an address of the weight or a DLPack capsule
+that was used and released between two forwards.
 
-In training, where oneDNN's float32 products are nearly twice as fast as MKL's, the linear layers compute theirs with
-it, forward and backward.
+For training, linear layers use oneDNN, forward and backward, where its float32 products are nearly twice as fast as
+MKL's.
 
 Only the `forward` of single modules is replaced, on the instance. Parameters, names, hooks and callers stay as they
 are, so there is nothing to undo before a model is saved.
@@ -41,31 +42,31 @@ from .resnet_stem import StandardizedConv2d, standardize
 
 DTYPES = (torch.float32, torch.bfloat16)
 OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
-_SMALLEST_TRAINED = 192  # inputs or outputs of a layer whose products oneDNN computes in training
+_SMALLEST_TRAINED = 192  # fewest inputs and outputs of a layer that uses oneDNN in training
 _FEWEST_ROWS = 64  # of such a product
-_NARROWEST = 384  # inputs or outputs of a layer that gains from packing without AVX-512
-# torch 2.6 cannot tell a compilation from an export, which is to have torch's own operators alone.
+_NARROWEST = 384  # fewest inputs and outputs of a layer that is packed without AVX-512
+# torch 2.6 cannot tell a compilation from an export, which may contain torch's own operators only.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 _GELU_FORM = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}  # names of transformers, and of oneDNN
 
 
 def is_recorded() -> bool:
-    """Whether torch writes down what is computed, for other inputs: torch.compile, torch.export, torch.jit.trace."""
+    """Tell whether torch records the computation for other inputs: torch.compile, torch.export, torch.jit.trace."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
 
 
 def has_onednn() -> bool:
-    """Whether torch's own compiler would pack weights here; measured on x86 alone."""
+    """Tell whether oneDNN's packing operators are available on this CPU; x86 only, since others were not measured."""
     is_there = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS)
     return is_there and platform.machine().lower() in ("x86_64", "amd64")
 
 
 def onednn_beats_mkl() -> bool:
-    """Whether oneDNN's float32 products are nearly twice as fast as MKL's: full AVX-512, which MKL does not use.
+    """Tell whether oneDNN's float32 products are nearly twice as fast as MKL's: full AVX-512, which MKL does not use.
 
-    MKL uses it on Intel's CPUs, where MKL_ENABLE_INSTRUCTIONS may forbid it. AMD's before family 26 compute half a
-    vector at a time, as those of family 26 for laptops do: there is nothing to win. The answer never changes on one
-    machine, so that a resumed run makes the same roundings.
+    MKL uses AVX-512 on Intel CPUs, unless MKL_ENABLE_INSTRUCTIONS forbids it. AMD CPUs before family 26, and laptop
+    CPUs of family 26, compute half a vector at a time and gain nothing. The answer is constant on one machine, so that
+    a resumed run rounds in the same way.
     """
     if not (has_onednn() and torch.backends.mkl.is_available() and onednn_has_avx512()):
         return False
@@ -77,7 +78,7 @@ def onednn_beats_mkl() -> bool:
 
 @functools.cache
 def _cpu() -> tuple[str, int, int]:
-    """Vendor, family and model of the CPU; ("", 0, 0) where the system does not say."""
+    """Return vendor, family and model of the CPU; ("", 0, 0) if unknown."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             text = file.read(2**13)
@@ -91,7 +92,7 @@ def _cpu() -> tuple[str, int, int]:
 
 
 def onednn_has_avx512() -> bool:
-    """Whether oneDNN computes with AVX-512: the CPU has it, and oneDNN's own variables do not forbid it."""
+    """Tell whether oneDNN uses AVX-512: the CPU has it, and oneDNN's environment variables do not forbid it."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "DEFAULT"
     is_allowed = not limit.upper().startswith(("SSE", "AVX2")) and limit.upper() != "AVX"
     return is_allowed and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -99,9 +100,9 @@ def onednn_has_avx512() -> bool:
 
 @functools.cache
 def _register_operator() -> None:
-    """`torch.ops.hf_vit.onednn_linear`: the product as torch's compiler takes it.
+    """Register `torch.ops.hf_vit.onednn_linear`, the product in compiled graphs.
 
-    Its own rules for the operator are about frozen weights alone. Not done at import, since it takes 40 ms.
+    torch's own compiler rules for oneDNN's operator are for frozen weights only. Registered on first use: 40 ms.
     """
 
     @torch.library.custom_op("hf_vit::onednn_linear", mutates_args=())
@@ -116,10 +117,10 @@ def _register_operator() -> None:
 
 
 class GuardedWeight(nn.Parameter):
-    """A Parameter that has another form, as long as nothing but its metadata is asked for."""
+    """Parameter that has another form, until anything but its metadata is used."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> nn.Parameter:
-        return nn.Parameter(*arguments, **options)  # for those who make a Parameter of the type of another
+        return nn.Parameter(*arguments, **options)  # for callers of `type(parameter)(...)`
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         drop_form(self)
@@ -148,19 +149,20 @@ _METADATA = {
 
 
 class _Form:
-    """Another form of a weight, and what shows that the weight is still the one that it was made from."""
+    """Another form of a weight, and the state of the weight that it was made from."""
 
     def __init__(self, weight: torch.Tensor):
         self.plain = weight.detach()
         self._storage = self.plain.untyped_storage()
         self._version: int = self.plain._version
-        self.values: Any = None  # None too while they are being made
+        self.values: Any = None  # also None while they are being made
 
     def is_current(self, weight: Any) -> bool:
+        """Tell whether the weight has not changed, and nobody can change it unseen."""
         return self.plain._version == self._version and self.uses(weight) == _uses_when_alone()
 
     def uses(self, weight: Any) -> tuple[int, int, int]:
-        """Who could change the weight without being seen: holders of it in torch, its views, holders of its storage."""
+        """Count those who could change the weight unseen: its holders in torch, its views, holders of its storage."""
         views: int = torch._C._storage_Use_Count(self._storage._cdata)
         return weight._use_count(), views, sys.getrefcount(self._storage)
 
@@ -186,18 +188,14 @@ def _has_memory_of_torch(weight: torch.Tensor) -> bool:
 
 @torch.inference_mode(False)
 def _leave_foreign_memory(weight: torch.Tensor) -> None:
-    """Move a weight that nobody else holds from memory that is not torch's own, as of a mapped file."""
+    """Copy a weight that nobody else holds out of memory that torch did not allocate, e.g. a mapped file."""
     is_shared = weight.untyped_storage().is_shared()
     if not (weight.is_inference() or is_shared or _has_memory_of_torch(weight)) and _Form(weight).is_current(weight):
         weight.data = weight.data.clone()
 
 
 def guard_weight(weight: Any) -> Any:
-    """Watch a weight for changes, for whoever computes from a copy of it; see `is_guarded`.
-
-    Returns:
-        The form to ask for; None where PyTorch cannot tell whether the weight changes.
-    """
+    """Watch a weight for changes; return a form for `is_guarded`, or None if PyTorch cannot tell of changes."""
     drop_form(weight)
     _leave_foreign_memory(weight)
     if type(weight) is not nn.Parameter or weight.is_inference() or not _has_memory_of_torch(weight):
@@ -208,25 +206,25 @@ def guard_weight(weight: Any) -> Any:
 
 
 def is_guarded(weight: Any, form: Any) -> bool:
-    """Whether nobody can have changed a weight since `guard_weight` returned this form."""
+    """Tell whether a weight is certainly unchanged since `guard_weight` returned this form."""
     return type(weight) is GuardedWeight and vars(weight).get("_form") is form and form.is_current(weight)
 
 
 class OptimizedForward:
-    """A forward in the place of a module's own, until `restore`."""
+    """Replacement of a module's own forward, until `restore`."""
 
 
 class _ForwardFromForm(OptimizedForward):
-    """A forward that reads another form of its module's weight where it can, and otherwise is the module's own."""
+    """Forward that uses another form of its module's weight if it can, else the module's own forward."""
 
     def __init__(self, module: Any):  # an nn.Module with a weight; torch types its attributes as Tensor | Module
         self.module = module
 
     def form(self, inputs: torch.Tensor) -> Any:
-        """The other form of the weight, made if there is none; None where it cannot be used."""
+        """Return the other form of the weight, made if necessary; None where it cannot be used."""
         weight = self.module.weight
         if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - is public
-            drop_form(weight)  # not while the graph is recorded: torch compares it with that of a second forward
+            drop_form(weight)  # torch compares the recorded graph with that of a second forward
             return None
         if _is_other_work():
             return None
@@ -250,13 +248,15 @@ class _ForwardFromForm(OptimizedForward):
         return form
 
     def takes(self, inputs: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Tell whether the form can be used for these inputs."""
         return _fits(inputs, weight)
 
     def make_values(self, weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """Make the other form of the weight."""
         raise NotImplementedError
 
     def __reduce__(self):
-        return type(self), (self.module,)  # neither copied nor pickled, but made again
+        return type(self), (self.module,)  # a copy makes its own form
 
 
 def _is_other_work() -> bool:
@@ -268,7 +268,7 @@ def _fits(inputs: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 class PackedLinear(_ForwardFromForm):
-    """The product with a weight in the layout that oneDNN reads fastest."""
+    """Forward of a linear layer with its weight packed for oneDNN."""
 
     def __init__(self, module: Any):
         super().__init__(module)
@@ -279,7 +279,7 @@ class PackedLinear(_ForwardFromForm):
         return F.linear(tokens, self.module.weight, self.module.bias) if product is None else product
 
     def product(self, tokens: torch.Tensor, activation: str = "none", form: str = "") -> torch.Tensor | None:
-        """The product through oneDNN; None where the module's own forward is to be used."""
+        """Multiply by oneDNN; None where the module's own forward must run."""
         bias = self.module.bias
         if torch.compiler.is_compiling():
             if _is_other_work() or not self.takes(tokens, self.module.weight):
@@ -298,7 +298,7 @@ class PackedLinear(_ForwardFromForm):
 
 
 class PackedMLP(OptimizedForward):
-    """The forward of an `HfViTMLP` whose `fc1` is packed: first product and GELU in one go."""
+    """Forward of an `HfViTMLP` whose `fc1` is packed: first product and GELU in one operator."""
 
     def __init__(self, mlp: Any):
         self.mlp = mlp
@@ -318,7 +318,7 @@ class PackedMLP(OptimizedForward):
 
 
 class StandardizedOnce(_ForwardFromForm):
-    """The convolution with its weight standardised once, channels last."""
+    """Forward of a convolution with its weight standardised once, channels last."""
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         conv = self.module
@@ -332,7 +332,7 @@ class StandardizedOnce(_ForwardFromForm):
 
 
 class _OneDNNProduct(torch.autograd.Function):
-    """`F.linear` in float32 of which all products are oneDNN's; a second derivative is torch's."""
+    """`F.linear` in float32 with all products by oneDNN; second derivatives are torch's."""
 
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -346,13 +346,13 @@ class _OneDNNProduct(torch.autograd.Function):
         rows, gradient = tokens.flatten(0, -2), gradients[0].flatten(0, -2)
         of_tokens = of_weight = of_bias = None
         if torch.is_grad_enabled():  # `create_graph`
-            multiply, multiply_turned = torch.matmul, _gradient_of_weight_by_torch
+            multiply, multiply_transposed = torch.matmul, _gradient_of_weight_by_torch
         else:
-            multiply, multiply_turned = _gradient_of_rows, _gradient_of_weight
+            multiply, multiply_transposed = _gradient_of_rows, _gradient_of_weight
         if wants_tokens:
             of_tokens = multiply(gradient, weight).view(tokens.shape)
         if wants_weight:
-            of_weight, of_bias = multiply_turned(gradient, rows)
+            of_weight, of_bias = multiply_transposed(gradient, rows)
         if wants_bias and of_bias is None:
             of_bias = gradient.sum(0)
         return of_tokens, of_weight, of_bias if wants_bias else None
@@ -363,14 +363,14 @@ def _multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _gradient_of_rows(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    turned = weight.t()
-    return _multiply(gradient, turned.contiguous() if _reads_badly_by_columns(weight) else turned)
+    transposed = weight.t()
+    return _multiply(gradient, transposed.contiguous() if _has_conflicting_columns(weight) else transposed)
 
 
 def _gradient_of_weight(gradient: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(rows, outputs), (rows, inputs) -> (outputs, inputs), and that of the bias, (outputs), where it comes with it."""
-    if _reads_badly_by_columns(rows):
-        if _reads_badly_by_columns(gradient):
+    """(rows, outputs), (rows, inputs) -> (outputs, inputs), and the bias gradient (outputs) where it is free"""
+    if _has_conflicting_columns(rows):
+        if _has_conflicting_columns(gradient):
             return _gradient_of_weight_by_torch(gradient, rows)
         return _weight_and_bias_gradients(rows, gradient)[0].t().contiguous(), None
     return _weight_and_bias_gradients(gradient, rows)
@@ -388,13 +388,13 @@ def _weight_and_bias_gradients(gradient: torch.Tensor, rows: torch.Tensor) -> tu
     return found[0].to_dense(), found[1].to_dense()
 
 
-def _reads_badly_by_columns(matrix: torch.Tensor) -> bool:
-    """Whether the elements of a column fall on the same lines of a cache."""
+def _has_conflicting_columns(matrix: torch.Tensor) -> bool:
+    """Tell whether the elements of a column map to the same cache lines, which makes reading columns slow."""
     return matrix.shape[1] * matrix.element_size() % 4096 == 0
 
 
 class TrainedLinear(OptimizedForward):
-    """A linear layer of which the products of a training step are oneDNN's; everything else is the module's own."""
+    """Forward of a linear layer that uses oneDNN in a training step, and the module's own forward elsewhere."""
 
     def __init__(self, module: Any):
         self.module = module
@@ -418,13 +418,13 @@ class TrainedLinear(OptimizedForward):
 
 
 def _is_transformed() -> bool:
-    """Within torch.func, forward-mode derivatives, torch.jit or a mode that sees operators: all know torch's own."""
+    """Tell whether torch.func, forward-mode AD, torch.jit or a dispatch mode is active: they know torch's operators."""
     is_in_mode = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
     return bool(is_in_mode or forward_ad._current_level >= 0 or torch.jit.is_tracing())  # pyright: ignore[reportPrivateImportUsage] - is public
 
 
 def use_training_products(model: nn.Module, is_training: bool) -> None:
-    """Take back what `optimize` did, for training, and have oneDNN multiply where MKL leaves vectors unused."""
+    """Switch to oneDNN's training forwards where they are faster, or back; training also undoes `optimize`."""
     if is_training:
         restore(model)
     multiplies = is_training and onednn_beats_mkl()
@@ -437,7 +437,7 @@ def use_training_products(model: nn.Module, is_training: bool) -> None:
 
 
 def _can_be_trained(module: Any) -> bool:
-    """Of weights that are sharded between steps (FSDP2) too: a forward looks at what has been gathered for it."""
+    """Tell whether a layer gets the training forward; so do weights sharded between steps (FSDP2)."""
     if not _has_plain_forward(module) or module.weight.dtype != torch.float32 or module.weight.device.type != "cpu":
         return False
     is_whole_in_forward = type(module.weight) is nn.Parameter or hasattr(module.weight, "full_tensor")
@@ -445,7 +445,7 @@ def _can_be_trained(module: Any) -> bool:
 
 
 def optimize(model: nn.Module) -> None:
-    """Replace the forwards of a model's modules where that is faster on this machine."""
+    """Replace the forwards of a model's modules where this is faster on this machine."""
     restore(model)
     packs = has_onednn()
     module: Any
@@ -465,7 +465,7 @@ def optimize(model: nn.Module) -> None:
 
 
 def restore(model: nn.Module) -> None:
-    """Take back what `optimize` did, and free the other forms."""
+    """Undo `optimize` and free the other forms."""
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), OptimizedForward):
             del module.forward
@@ -485,10 +485,10 @@ def _can_be_packed(module: Any) -> bool:
 
 
 def gains_from_packing(weight: torch.Tensor) -> bool:
-    """Whether a product with a weight (outputs, inputs) is faster when it is packed: a rule, nothing is timed.
+    """Tell whether packing a weight (outputs, inputs) makes its products faster; by a fixed rule, without timing.
 
-    With AVX-512, packed products took no more time than torch's in any forward measured, and less at 8 images. Without
-    it, those of ViT-Ti lost 12 % at one image and won nothing at 8. See benchmarks/RESULTS.md.
+    With AVX-512, packed products were never slower than torch's, and faster for 8 images. Without it, those of ViT-Ti
+    were 12 % slower for one image and no faster for 8. See benchmarks/RESULTS.md.
     """
     if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False

@@ -1,5 +1,4 @@
-"""What the encoder is made of: attention (over all tokens, with relative positions, or along one axis of the grid of
-patches), MLP, stochastic depth, the pre-norm block, pooling."""
+"""Modules of the encoder: attention, MLP, stochastic depth, the pre-norm block, pooling."""
 
 import functools
 import os
@@ -21,10 +20,10 @@ from .inference import is_recorded, onednn_has_avx512
 from .position_embeddings import Grid, RelativePositions
 from .pretrained import lecun_normal_
 
-_TAKE_A_BIAS = ("eager", "sdpa")  # attention implementations to which logits can be added
-LOGITS_PER_THREAD = 2**19  # of a block of heads or queries, so that they stay in the cache of a core
-_PROGRAMS = 64  # of oneDNN, kept for as many shapes
-# Attention in TorchScript, where only the names of the operators count. No sizes: oneDNN takes those of the first call.
+_TAKE_A_BIAS = ("eager", "sdpa")  # attention implementations that take a bias of the logits
+LOGITS_PER_THREAD = 2**19  # of a block of heads or queries: they fit into a core's cache
+_PROGRAMS = 64  # oneDNN programs that are kept, one for each layout
+# Attention in TorchScript. oneDNN reads the names of the operators, and takes the sizes from the first call.
 _ATTENTION = """
 graph(%query : Tensor, %key : Tensor, %value : Tensor, %scaling : Tensor):
   %products : Tensor = aten::bmm(%query, %key)
@@ -47,11 +46,12 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention that returns its probabilities; the softmax is computed in float32 at least.
+    """Compute attention and return its probabilities too; the softmax is in float32 at least.
 
     Args:
         query, key, value: (batch, heads, tokens, head_dim)
-        attention_mask: broadcastable to (batch, heads, tokens, tokens): True where a token may look, or a summand.
+        attention_mask: broadcastable to (batch, heads, tokens, tokens): True for allowed pairs, or numbers to add to
+            the logits.
 
     Returns:
         (batch, tokens, heads, head_dim) and (batch, heads, tokens, tokens)
@@ -70,17 +70,15 @@ def eager_attention_forward(
 def blocked_attention_forward(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args, scaling: float, **kwargs
 ) -> tuple[torch.Tensor, None]:
-    """Attention as plain products, a block of heads at a time.
+    """Compute attention by matrix products, one block of heads at a time, without mask and dropout.
 
-    In bfloat16, on a CPU that has products for it, 1.3 to 1.8 times as fast as torch's fused kernel (two cores of an
-    AMD EPYC, 197 to 1025 tokens).
-
-    Without mask and dropout; shapes as in `eager_attention_forward`.
+    In bfloat16, on a CPU with bfloat16 products, this is 1.3 to 1.8 times as fast as torch's fused kernel (two cores of
+    an AMD EPYC, 197 to 1025 tokens). Shapes: see `eager_attention_forward`.
     """
     size = torch.get_num_threads() * max(LOGITS_PER_THREAD // (query.shape[2] * key.shape[2]), 1)
     blocks = [states.flatten(0, 1).split(size) for states in (query, key, value)]
     unused = query.new_empty(())
-    with torch.autocast("cpu", enabled=False):  # which would hold the probabilities in float32
+    with torch.autocast("cpu", enabled=False):  # autocast would keep the probabilities in float32
         attended = [
             torch.bmm(F.softmax(torch.baddbmm(unused, q, k.transpose(1, 2), beta=0, alpha=scaling), dim=-1), v)
             for q, k, v in zip(*blocks, strict=True)
@@ -89,25 +87,25 @@ def blocked_attention_forward(
 
 
 def _prefers_blocks(query: torch.Tensor) -> bool:
-    """Whether `blocked_attention_forward` is the faster one; compiled graphs keep torch's kernel."""
+    """Tell whether `blocked_attention_forward` is faster; compiled graphs keep torch's kernel."""
     is_cpu_bfloat16 = query.device.type == "cpu" and query.dtype == torch.bfloat16
     return is_cpu_bfloat16 and not is_recorded() and has_bfloat16_products()
 
 
 @functools.cache
 def has_bfloat16_products() -> bool:
+    """Tell whether oneDNN multiplies in bfloat16 on this CPU."""
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def onednn_attention_forward(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args, scaling: float, **kwargs
 ) -> tuple[torch.Tensor, None]:
-    """Attention as one program of oneDNN, in which each core computes a head at a time.
+    """Compute attention by one oneDNN program, in which each core computes one head at a time; no mask, no dropout.
 
-    In float32, on a CPU where oneDNN uses AVX-512 and MKL, behind torch's fused kernel, does not, 1.3 to 1.6 times as
-    fast as that kernel (benchmarks/attention.py). See `onednn_attends` for when it is used.
-
-    Without mask and dropout; shapes as in `eager_attention_forward`.
+    In float32, on a CPU where oneDNN uses AVX-512 and MKL (which torch's fused kernel calls) does not, this is 1.3 to
+    1.6 times as fast as that kernel (benchmarks/attention.py). `onednn_attends` tells when it is used. Shapes: see
+    `eager_attention_forward`.
     """
     queries = query.shape[2]
     blocks = -(-queries * key.shape[2] // LOGITS_PER_THREAD)
@@ -121,9 +119,9 @@ def onednn_attention_forward(
 
 @functools.lru_cache(maxsize=_PROGRAMS)
 def _onednn_program(layout: tuple) -> Callable:
-    """A program that oneDNN compiles at its first call, for the shapes, strides and threads that it then finds.
+    """Build a oneDNN program for one layout.
 
-    It does not check those of later calls, so each layout has a program of its own.
+    oneDNN compiles it at the first call, for that call's shapes, strides and threads, and does not check later calls.
     """
     program = torch._C.Graph()
     node: Any = program.create("prim::oneDNNFusionGroup", [program.addInput() for _ in range(4)], 1)
@@ -141,9 +139,9 @@ def _as_tensor(scaling: float) -> torch.Tensor:
 
 
 def onednn_attends(query: torch.Tensor) -> bool:
-    """Whether `onednn_attention_forward` is the faster one, and can be used.
+    """Tell whether `onednn_attention_forward` can be used and is faster.
 
-    oneDNN takes a head at a time only where it has more than two for each thread; else it holds the logits of all.
+    oneDNN computes one head at a time only if there are more than two for each thread; else it holds all logits.
     """
     if torch.is_grad_enabled() or is_recorded():
         return False
@@ -157,9 +155,9 @@ def onednn_attends(query: torch.Tensor) -> bool:
 
 @functools.cache
 def mkl_is_narrower() -> bool:
-    """Whether oneDNN uses AVX-512 at the CPU's full rate and MKL does not: AMD's family 26, or as MKL is told.
+    """Tell whether oneDNN uses AVX-512 at full rate and MKL does not: AMD's family 26, or MKL_ENABLE_INSTRUCTIONS.
 
-    In earlier families AVX-512 is no faster than what MKL uses. Where there is no /proc/cpuinfo, False.
+    On earlier AMD families AVX-512 is no faster than MKL's instructions. False without /proc/cpuinfo.
     """
     if not (torch.backends.mkl.is_available() and onednn_has_avx512()):
         return False
@@ -177,14 +175,14 @@ def mkl_is_narrower() -> bool:
 @functools.cache
 @torch.inference_mode()
 def has_onednn_attention() -> bool:
-    """Whether this build of torch has these programs, and they compute attention."""
+    """Tell whether this build of torch runs such programs, and they compute attention correctly."""
     if not torch.backends.mkldnn.is_available():
         return False
     heads = 2 * torch.get_num_threads() + 1
     query, key, value = (torch.arange(heads * 35.0).add(shift).sin().view(1, heads, 5, 7) for shift in range(3))
     expected = F.scaled_dot_product_attention(query, key, value, scale=0.3).transpose(1, 2)
     try:
-        for _ in range(3):  # torch optimises what surrounds the program in the second call
+        for _ in range(3):  # torch optimises the surrounding graph in the second call
             attended, _ = onednn_attention_forward(nn.Module(), query, key, value, scaling=0.3)
     except (AttributeError, RuntimeError, TypeError):  # these functions of torch are internal
         return False
@@ -192,6 +190,8 @@ def has_onednn_attention() -> bool:
 
 
 class HfViTAttention(nn.Module):
+    """Multi-head self-attention over all tokens."""
+
     is_optimized = False  # set by `optimize_for_inference`
 
     def __init__(self, config: HfViTConfig):
@@ -213,8 +213,11 @@ class HfViTAttention(nn.Module):
         grid: Grid | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(batch, tokens, hidden_size) -> (batch, queries, hidden_size), and (batch, heads, queries, tokens) where
-        attentions are wanted; the queries are the first `num_queries` tokens, or all. `grid` is for the subclasses."""
+        """(batch, tokens, hidden_size) -> (batch, queries, hidden_size), and the attentions or None
+
+        The queries are the first `num_queries` tokens, or all. With `output_attentions=True` the attentions are
+        (batch, heads, queries, tokens). Subclasses use `grid`, (rows, columns) of patches.
+        """
         query, key, value = (
             projection(tokens).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
             for projection, tokens in (
@@ -231,7 +234,7 @@ class HfViTAttention(nn.Module):
         return self.o_proj(attended.flatten(2)), attentions
 
     def implementation(self, query: torch.Tensor, is_plain: bool) -> Callable:
-        """The configured one, or in place of torch's kernel a faster one; `is_plain`: without mask and dropout."""
+        """Return the configured attention function, or a faster one; `is_plain` means no mask and no dropout."""
         name = self.config._attn_implementation or "eager"
         if name == "sdpa" and is_plain and _prefers_blocks(query):
             return blocked_attention_forward
@@ -242,20 +245,20 @@ class HfViTAttention(nn.Module):
     def with_bias(
         self, attention_mask: torch.Tensor | None, query: torch.Tensor, grid: Grid | None
     ) -> torch.Tensor | None:
-        """What goes with the logits: here the mask alone."""
+        """Return the bias of the logits: here the mask alone."""
         return attention_mask
 
 
 class HfViTRelativeAttention(HfViTAttention):
     """Attention with 1-D relative positions (section D.4 of arXiv 2010.11929).
 
-    A second attention whose keys are relative position embeddings adds its logits to the first, before the softmax:
+    Relative position embeddings are the keys of a second attention; its logits are added before the softmax:
 
         logits[q, k] = (query[q] . key[k] + query[q] . embedding[p_q - p_k]) / sqrt(head_dim)
 
-    where p is the place of a patch in raster order. The paper leaves open what layers and heads share: here each layer
-    has embeddings of its own and its heads share them, as in arXiv 1803.02155. See `RelativePositions` for the class
-    token.
+    where p is the place of a patch in raster order. The paper does not say what layers and heads share. Here each layer
+    has its own embeddings and its heads share them, as in arXiv 1803.02155. For the class token see
+    `RelativePositions`.
     """
 
     def __init__(self, config: HfViTConfig):
@@ -265,11 +268,11 @@ class HfViTRelativeAttention(HfViTAttention):
     def with_bias(
         self, attention_mask: torch.Tensor | None, query: torch.Tensor, grid: Grid | None
     ) -> torch.Tensor | None:
-        """The logits of the second attention, (batch, heads, queries, tokens), with the mask."""
+        """Return the logits of the second attention, (batch, heads, queries, tokens), plus the mask."""
         implementation = self.config._attn_implementation
         if implementation not in _TAKE_A_BIAS:
             raise ValueError(
-                f"relative positions add to logits, which {implementation} attention cannot: set eager or sdpa"
+                f"relative positions cannot use {implementation} attention, which takes no bias; set eager or sdpa"
             )
         assert grid is not None
         bias = _relative_logits(query * self.scaling, self.positions(grid)[: query.shape[2]])
@@ -283,7 +286,7 @@ class HfViTRelativeAttention(HfViTAttention):
 def _relative_logits(query: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
     """(batch, heads, queries, head_dim) with (queries, keys, head_dim) -> (batch, heads, queries, keys)
 
-    A product of matrices for each query, in which batch and heads are rows: no copy of the embeddings for each image.
+    One matrix product for each query, with batch and heads as rows; the embeddings are not copied for each image.
     """
     rows = query.permute(2, 0, 1, 3).flatten(1, 2)
     logits = torch.matmul(rows, embeddings.transpose(1, 2))  # (queries, batch * heads, keys)
@@ -291,9 +294,9 @@ def _relative_logits(query: torch.Tensor, embeddings: torch.Tensor) -> torch.Ten
 
 
 class HfViTAxialAttention(HfViTAttention):
-    """Attention along the rows of the grid of patches, or along its columns (section D.6 of arXiv 2010.11929).
+    """Attention along the rows or the columns of the grid of patches (section D.6 of arXiv 2010.11929).
 
-    A token looks at those of its own row or column: columns + rows keys for two layers, not rows * columns for each.
+    A token attends to its own row or column: columns + rows keys in two layers, instead of rows * columns in each.
     """
 
     def __init__(self, config: HfViTConfig, along_columns: bool):
@@ -308,10 +311,9 @@ class HfViTAxialAttention(HfViTAttention):
         grid: Grid | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(batch, rows * columns, hidden_size) -> the same, and (batch, heads, tokens, tokens) where attentions are
-        wanted, zero between tokens of different lines."""
+        """(batch, rows * columns, hidden_size) -> the same, and the attentions (zero between lines) or None"""
         if attention_mask is not None:
-            raise ValueError("axial attention takes no attention_mask: it looks along whole rows and columns")
+            raise ValueError("axial attention cannot use attention_mask: it covers whole rows and columns; omit it")
         assert grid is not None
         lines = hidden_states.unflatten(1, grid)  # (batch, rows, columns, hidden_size)
         lines = lines.transpose(1, 2) if self.along_columns else lines
@@ -329,7 +331,7 @@ class HfViTAxialAttention(HfViTAttention):
 
 
 def build_attention(config: HfViTConfig, layer_index: int) -> HfViTAttention:
-    """The attention of a layer; an axial encoder looks along rows and columns by turns."""
+    """Build the attention of a layer; an axial encoder alternates between rows and columns."""
     if config.attention_axes == "axial":
         return HfViTAxialAttention(config, along_columns=layer_index % 2 == 1)
     if config.position_embedding_type == "relative":
@@ -338,17 +340,25 @@ def build_attention(config: HfViTConfig, layer_index: int) -> HfViTAttention:
 
 
 class HfViTMLPLinear(nn.Linear):
+    """Linear layer of an MLP."""
+
     def initialize(self) -> None:
+        """Draw the weights as the original does (Xavier, biases of 1e-6)."""
         init.xavier_uniform_(self.weight)
         init.normal_(self.bias, std=1e-6)
 
 
 class HfViTPreLogits(nn.Linear):
+    """Linear layer before the head."""
+
     def initialize(self) -> None:
+        """Draw the weights with flax's default."""
         lecun_normal_(self.weight)
 
 
 class HfViTMLP(nn.Module):
+    """Two linear layers with an activation between them."""
+
     def __init__(self, config: HfViTConfig):
         super().__init__()
         self.fc1 = HfViTMLPLinear(config.hidden_size, config.intermediate_size)
@@ -358,18 +368,20 @@ class HfViTMLP(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> the same"""
         hidden_states = self.dropout(self.activation(self.fc1(hidden_states)))
         return self.dropout(self.fc2(hidden_states))
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): a residual branch is dropped for a whole sample."""
+    """Stochastic depth (arXiv 1603.09382): drop a residual branch for whole samples."""
 
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
 
     def forward(self, branch: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> the same, scaled by 1 / (1 - rate) where it is kept"""
         if not self.training or self.rate == 0:
             return branch
         keep = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
@@ -380,7 +392,7 @@ class DropPath(nn.Module):
 
 
 class HfViTLayer(GradientCheckpointingLayer):
-    """Pre-norm encoder block. Dropout stands where Encoder1DBlock of vit_jax/models_vit.py has it."""
+    """Pre-norm encoder block, with dropout in the places of vit_jax/models_vit.py's Encoder1DBlock."""
 
     def __init__(self, config: HfViTConfig, layer_index: int):
         super().__init__()
@@ -399,10 +411,10 @@ class HfViTLayer(GradientCheckpointingLayer):
         positions: torch.Tensor | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        """(batch, tokens, hidden_size) -> the same, of all tokens or of the first `num_queries`
+        """(batch, tokens, hidden_size) -> the same, for all tokens or the first `num_queries`
 
         Args:
-            positions: (tokens, hidden_size) that this layer adds to its input; None for a model without.
+            positions: (tokens, hidden_size), added to the layer's input; None for nothing.
         """
         hidden_states = hidden_states if positions is None else hidden_states + positions
         attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, num_queries, **kwargs)
@@ -411,7 +423,7 @@ class HfViTLayer(GradientCheckpointingLayer):
 
 
 class HfViTMapPooling(nn.Module):
-    """Multihead attention pooling (MAPHead of big_vision): a learned probe looks at all tokens, then an MLP."""
+    """Multi-head attention pooling (big_vision's MAPHead): a learned probe attends to all tokens, then an MLP."""
 
     def __init__(self, config: HfViTConfig):
         super().__init__()
@@ -425,6 +437,7 @@ class HfViTMapPooling(nn.Module):
         self.mlp = HfViTMLP(config)
 
     def initialize(self) -> None:
+        """Draw the probe."""
         init.xavier_uniform_(self.probe)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -440,13 +453,13 @@ class HfViTMapPooling(nn.Module):
 
 
 class HfViTPooler(nn.Module):
-    """From tokens to what the head sees: pooling, then the optional tanh pre-logits layer."""
+    """Pooling of the tokens for the head, then the optional tanh pre-logits layer."""
 
     def __init__(self, config: HfViTConfig):
         super().__init__()
         self.pooling = config.pooling
-        leaves_out_prefix = config.pool_patches_only and config.pooling in ("mean", "map")
-        self.first_token = config.num_prefix_tokens if leaves_out_prefix else 0
+        skips_prefix = config.pool_patches_only and config.pooling in ("mean", "map")
+        self.first_token = config.num_prefix_tokens if skips_prefix else 0
         self.map = HfViTMapPooling(config) if config.pooling == "map" else None
         width = config.representation_size
         self.dense = None if width is None else HfViTPreLogits(config.hidden_size, width)
@@ -460,7 +473,7 @@ class HfViTPooler(nn.Module):
         """(batch, tokens, hidden_size) -> (batch, features), or (batch, tokens, features) with pooling "none"
 
         Args:
-            attention_mask: (batch, tokens), True for the tokens that count; None when all do.
+            attention_mask: (batch, tokens), True for real tokens; None if there is no padding.
             norm: the final LayerNorm, if it comes after the pooling.
         """
         hidden_states = hidden_states[:, self.first_token :]
@@ -470,7 +483,7 @@ class HfViTPooler(nn.Module):
         return pooled if self.dense is None else torch.tanh(self.dense(pooled))
 
     def pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """(batch, tokens, hidden_size) -> (batch, hidden_size), or as they are with pooling "none"."""
+        """(batch, tokens, hidden_size) -> (batch, hidden_size); unchanged with pooling "none"."""
         if self.pooling == "cls":
             return hidden_states[:, 0]
         if self.pooling == "none":

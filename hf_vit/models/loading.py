@@ -1,4 +1,4 @@
-"""Saving and loading folders: a model, and the image processor that goes with it."""
+"""Loading and saving of folders: a model and its image processor."""
 
 import os
 import sys
@@ -28,10 +28,10 @@ _CLASSES = {model_class.__name__: model_class for _, model_class in AUTO_MODELS}
 _QUANTIZATION_RECORD, _INT8_PROGRAM = "quantization.json", ("program.xml", "program.bin")
 _MODEL_TYPES = [config_class.model_type for config_class in CONFIGURATIONS]
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
-# What turns levels into pixel values, which the weights know; a preset for other resizing leaves it as it is.
+# Settings of the pixel values, to which the weights are trained; another resizing preset keeps them.
 _NORMALIZATION = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
-# How transformers' own models were evaluated, where their folder does not say: the preprocessor_config.json of the
-# published google/vit-*, facebook/vit-mae-* and google/vit-hybrid-*; for bit timm's evaluation of the same weights.
+# Preprocessing of transformers' own models, for folders without any: from the preprocessor_config.json of the published
+# google/vit-*, facebook/vit-mae-* and google/vit-hybrid-*; for bit from timm's evaluation of the same weights.
 _UPSTREAM_PRESETS: dict[str, dict[str, Any]] = {
     "vit": {"preset": "transformers"},
     "vit_mae": {"preset": "transformers", **IMAGENET},
@@ -50,26 +50,35 @@ def load(
 ) -> tuple[HfVisionPreTrainedModel, Any]:
     """Load a model and its image processor, which makes images of the model's size.
 
-    Where a folder holds a pair that does not agree, the processor follows the model, with a warning; only the size of
-    transformers' `bit`, whose config.json states none, follows the processor. A processor of the preset "native" makes
-    images of many sizes and stays as it is. Where there is no processor one is made, with a warning that says which.
+    If the stored sizes of the two differ, the processor takes the model's, with a warning. There are two exceptions:
+    transformers' `bit` stores no size, so the model takes the processor's; a processor with the preset "native" makes
+    images of many sizes and is not changed. A missing processor is made from what is known of the weights, with a
+    warning.
 
     Args:
-        name, settings: see `load_model`; what says where a file is (`revision`, `token`, `cache_dir`, `subfolder`, ...)
-            holds for both.
-        image_size: the model's and the processor's, an int or (height, width) in pixels; by default the stored one.
-        preset: whose resizing and cropping the processor follows, one of `HfViTImageProcessor`'s; by default the stored
-            one. Mean and deviation stay, which the weights know.
-        patch_size: as in `set_patch_size`, an int or (height, width); by default the stored one.
-        backend: as in `optimize_for_inference`, which is called with it; by default it is not, and the int8 program of
-            a folder of `hf-vit quantize` computes.
+        name: a folder of `save_pretrained`, or a name on the Hub; also one of transformers' own `vit`, `vit_mae`, `bit`
+            or `vit-hybrid`.
+        image_size: of the model and the processor, an int or (height, width) in pixels; None: the stored one.
+        preset: resizing and cropping of the processor, a preset of `HfViTImageProcessor`; None: the stored one. Mean
+            and standard deviation are kept, since the weights depend on them.
+        patch_size: as in `set_patch_size`, an int or (height, width); None: the stored one.
+        backend: call `optimize_for_inference` with this backend. None: do not; the int8 program computes, if
+            `hf-vit quantize` wrote the folder.
+        settings: more arguments of `from_pretrained`. Those that locate files (`revision`, `token`, `cache_dir`,
+            `subfolder`, ...) hold for the processor too.
 
     Returns:
         The model, in evaluation mode, and the processor.
 
     Raises:
-        ValueError: the folder holds a model of another package, or one that cannot have this size or preset.
-        OSError: a file cannot be read or fetched.
+        ValueError: the model is of another package, or cannot have this size or preset.
+        OSError: a file cannot be read or downloaded.
+
+    Example:
+        >>> import hf_vit
+        >>> model, processor = hf_vit.load("folder", image_size=(60, 80))
+        >>> processor("photo.png", return_tensors="pt").pixel_values.shape
+        torch.Size([1, 3, 60, 80])
     """
     if preset is not None:
         check_choices({"preset": preset})
@@ -83,7 +92,7 @@ def load(
         image_size = size_of(processor)
     if patch_size is not None:
         model.set_patch_size(patch_size, image_size, processor_follows=True)
-        model.config.grid_of(*as_pair(model.config.image_size))  # refuses a size that the patches do not divide
+        model.config.grid_of(*as_pair(model.config.image_size))  # raises if the patches do not divide it
         if getattr(processor, "preset", None) == "native":
             processor.update(patch_size=_patch_pixels(model.config))
     elif image_size is not None:
@@ -97,7 +106,7 @@ def load(
 
 
 def _use_int8_program(model: Any, name: str | os.PathLike, where: dict[str, Any]) -> None:
-    """Let the program that `hf-vit quantize` saved beside a model compute it, where there is one."""
+    """Use the int8 program that `hf-vit quantize` saved beside a model, if there is one."""
     if (record := _find(name, _QUANTIZATION_RECORD, where)) is not None:
         files = {file: _find(name, file, where) for file in _INT8_PROGRAM}
         sys.modules[__name__.split(".")[0]].use_quantized(model, {_QUANTIZATION_RECORD: record, **files})
@@ -106,13 +115,11 @@ def _use_int8_program(model: Any, name: str | os.PathLike, where: dict[str, Any]
 def load_model(
     folder: str | os.PathLike, *, image_size: Size | None = None, **settings: Any
 ) -> HfVisionPreTrainedModel:
-    """Load a model as the class that it was saved as, which the Auto classes cannot know.
+    """Load a model as the class that it was saved as, which an Auto class cannot choose.
 
     Args:
-        folder: of `save_pretrained`, or a name on the Hub; also one of transformers' own `vit`, `vit_mae`, `bit` or
-            `vit-hybrid`.
+        folder, settings: as `name` and `settings` in `load`.
         image_size: as in `from_pretrained`, an int or (height, width) in pixels.
-        settings: more arguments of `from_pretrained`.
 
     Raises:
         ValueError: the folder holds a model of another package.
@@ -123,7 +130,7 @@ def load_model(
 
 
 def _class_for(stored: dict[str, Any], folder: str | os.PathLike) -> type[HfVisionPreTrainedModel]:
-    """The class that takes the weights of a folder with this config.json.
+    """Return the class for the weights of a folder with this config.json.
 
     Raises:
         ValueError: it is a model of another package.
@@ -132,32 +139,32 @@ def _class_for(stored: dict[str, Any], folder: str | os.PathLike) -> type[HfVisi
         return model_class_for(stored)
     name = (stored.get("architectures") or ["nothing"])[0]
     if name not in _CLASSES:
-        raise ValueError(f"{folder} holds {name}, which is not a model of hf_vit")
+        raise ValueError(f"cannot load {folder}: it holds {name}, which is not a model of hf_vit")
     return _CLASSES[name]
 
 
 def load_processor(folder: str | os.PathLike, **where: Any) -> Any:
-    """Load the image processor of a folder or a name on the Hub, whoever's it is; None where there is none.
+    """Load the image processor of a folder or a name on the Hub, of any class; None if there is none.
 
     Args:
-        where: arguments of `from_pretrained` that say where a file is, such as `revision`.
+        where: arguments of `from_pretrained` that locate files, such as `revision`.
 
     Raises:
         ValueError: its preprocessor_config.json is damaged, or has values of a wrong type.
-        OSError: the Hub cannot be asked whether there is one.
+        OSError: the Hub cannot be reached, to find out whether there is one.
     """
     file = _find(folder, IMAGE_PROCESSOR_NAME, where)
     if file is None and _find(folder, PROCESSOR_NAME, where) is None:
         return None
     stored = {} if file is None else read_json_object(file)
     with wrong_types_refused(f"the {IMAGE_PROCESSOR_NAME} of {folder}"):
-        if _is_of_hybrid(stored):  # which transformers 5 does not know any more
+        if _is_of_hybrid(stored):  # transformers 5 has no hybrids
             return HfViTImageProcessor(**in_our_settings(stored))
         return AutoImageProcessor.from_pretrained(folder, **where)
 
 
 def _find(folder: str | os.PathLike, name: str, where: dict[str, Any]) -> str | None:
-    """The path of a file of a folder or of a name on the Hub; None where there is none."""
+    """Return the path of a file of a folder or of a name on the Hub; None if there is none."""
     return cached_file(str(folder), name, _raise_exceptions_for_missing_entries=False, **where)
 
 
@@ -166,7 +173,7 @@ def _is_of_hybrid(stored: Mapping[str, Any]) -> bool:
 
 
 def in_our_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A preprocessor_config.json of transformers' own models as arguments of `HfViTImageProcessor`."""
+    """Translate a preprocessor_config.json of transformers' own models into arguments of `HfViTImageProcessor`."""
     if _is_of_hybrid(stored):
         # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
         stored = {"resample": 3, "do_center_crop": True, "crop_size": 224, **stored}
@@ -178,7 +185,11 @@ def in_our_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_processor(config: HfVisionConfig, **settings: Any) -> HfViTImageProcessor:
-    """The image processor of a model: its size, channels and patches, and a preset's way of getting there."""
+    """Build an image processor for a model's image size, channels and patches.
+
+    Args:
+        settings: arguments of `HfViTImageProcessor`, such as `preset`; they take precedence.
+    """
     height, width = as_pair(config.image_size)
     own: dict[str, Any] = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
     if isinstance(config, HfViTConfig):
@@ -187,14 +198,14 @@ def build_processor(config: HfVisionConfig, **settings: Any) -> HfViTImageProces
 
 
 def _patch_pixels(config: HfViTConfig) -> list[int]:
-    """Height and width of a patch in pixels of the image."""
+    """Return [height, width] of a patch in pixels of the image."""
     return [size * config.stride for size in as_pair(config.patch_size)]
 
 
 def _make_processor(
     name: str | os.PathLike, stored: dict[str, Any], config: HfVisionConfig, where: dict[str, Any]
 ) -> HfViTImageProcessor:
-    """An image processor for a folder without, by what is known of the weights; and say so."""
+    """Make an image processor for a folder that has none, from what is known of the weights; with a warning."""
     settings = dict(_UPSTREAM_PRESETS.get(str(stored.get("model_type")), {}))
     if not settings:
         settings = {"preset": "bit" if isinstance(config, HfBiTConfig) else "vit_jax"}
@@ -204,15 +215,15 @@ def _make_processor(
             settings = {"preset": recorded["preset"]}
     processor: Any = build_processor(config, **settings)
     logger.warning(
-        f"{name} holds no image processor: one was made for its model, with the preset {processor.preset!r}, "
-        f"image_mean {processor.image_mean} and image_std {processor.image_std}; if the weights were trained with "
-        "others, set these, and save the processor beside the model."
+        f"{name} holds no image processor. One was made with the preset {processor.preset!r}, image_mean "
+        f"{processor.image_mean} and image_std {processor.image_std}. If the weights were trained with other values, "
+        "set them on the processor; then save it beside the model."
     )
     return processor
 
 
 def _as_ours(processor: Any, config: HfVisionConfig) -> HfViTImageProcessor:
-    """An `HfViTImageProcessor`, with the mean and deviation of another's."""
+    """Return an `HfViTImageProcessor` with the size, mean and standard deviation of any processor."""
     if isinstance(processor, HfViTImageProcessor):
         return processor
     found = {name: getattr(processor, name, None) for name in _NORMALIZATION}
@@ -221,24 +232,24 @@ def _as_ours(processor: Any, config: HfVisionConfig) -> HfViTImageProcessor:
 
 
 def with_preset(processor: Any, preset: str | None, config: Any) -> Any:
-    """Give the processor another of our presets, at the size it has; None keeps its own.
+    """Set another preset of `HfViTImageProcessor`, at the same size; None changes nothing.
 
     Raises:
-        ValueError: it is not one of ours, or the model of this configuration cannot take what the preset makes.
+        ValueError: the processor is of another class, or the model cannot take the preset's output.
     """
     if preset is None:
         return processor
     if not isinstance(processor, HfViTImageProcessor):
-        raise ValueError(f"preset is {preset}, which {type(processor).__name__} does not have")
+        raise ValueError(f"cannot set preset {preset}: {type(processor).__name__} has no presets")
     if preset == "native" and getattr(config, "stride", 1) != 1:
-        raise ValueError("preset native cuts images into patches, and a ResNet takes whole images")
+        raise ValueError("cannot set preset native: it cuts images into patches, and a ResNet needs whole images")
     patches = {"patch_size": list(as_pair(config.patch_size))} if preset == "native" else {}
     processor.update(preset=preset, **patches)
     return processor
 
 
 def with_resizing_of(processor: Any, preset: str | None, config: Any) -> Any:
-    """Give the processor the resizing and cropping of a preset; mean and deviation stay, which the weights know."""
+    """Set the resizing and cropping of a preset; keep mean and standard deviation, which the weights depend on."""
     if preset is None:
         return processor
     normalization = {name: getattr(processor, name) for name in _NORMALIZATION}
@@ -247,12 +258,12 @@ def with_resizing_of(processor: Any, preset: str | None, config: Any) -> Any:
 
 
 def let_agree(model: Any, processor: Any, name: str | os.PathLike, asked: bool) -> None:
-    """Let an image processor make images of the model's size.
+    """Set an image processor to the model's image size.
 
     Args:
-        name: whence both are, for the message.
-        asked: the size or the preset was asked for; otherwise a processor that makes others is said, and one that
-            makes images of many sizes stays.
+        name: folder or name on the Hub, for the message.
+        asked: the caller chose the size or the preset. Otherwise a change is a warning, and a processor that makes
+            images of many sizes is not changed.
     """
     own, wanted = size_of(processor), as_pair(model.config.image_size)
     if not asked and own != wanted:
@@ -260,18 +271,18 @@ def let_agree(model: Any, processor: Any, name: str | os.PathLike, asked: bool) 
             return
         made = "images of many sizes" if own is None else f"{own[0]} x {own[1]}"
         logger.warning(
-            f"The model of {name} takes images of {wanted[0]} x {wanted[1]} pixels, and its image processor makes "
-            f"{made}: the processor follows the model. Save both to settle it, or ask for another size with "
+            f"The model of {name} takes images of {wanted[0]} x {wanted[1]} pixels, but its image processor makes "
+            f"{made}; the processor was set to the model's size. Save both to keep this, or load another size with "
             f"hf_vit.load({str(name)!r}, image_size=...)."
         )
     set_processor_size(processor, model.config.image_size)
 
 
 def size_of(processor: Any) -> tuple[int, int] | None:
-    """(height, width) in pixels of the images that an image processor makes; None where they have many sizes.
+    """Return (height, width) in pixels of the images that an image processor makes; None if sizes vary.
 
     Args:
-        processor: ours, another's, or the content of a preprocessor_config.json.
+        processor: an image processor of any class, or the content of a preprocessor_config.json.
     """
     settings = processor if isinstance(processor, Mapping) else _sizing_of(processor)
     if settings.get("preset") == "native":
@@ -287,15 +298,15 @@ def size_of(processor: Any) -> tuple[int, int] | None:
 
 
 def _sizing_of(processor: Any) -> dict[str, Any]:
-    """The settings that decide the size of images."""
+    """Return the settings that decide the size of images."""
     names = ("preset", "do_resize", "do_center_crop", "size", "crop_size")
     return {name: getattr(processor, name, None) for name in names}
 
 
 def set_processor_size(processor: Any, image_size: Size) -> None:
-    """Let an image processor, ours or another's, make images of this size, an int or (height, width) in pixels.
+    """Set an image processor of any class to an image size, an int or (height, width) in pixels.
 
-    One that crops goes on resizing to as many times the crop as before, or as its preset has it at the new size.
+    If it crops, the resize keeps its ratio to the crop, or follows the rule of the preset.
     """
     if size_of(processor) == as_pair(image_size):
         return
@@ -312,7 +323,7 @@ def set_processor_size(processor: Any, image_size: Size) -> None:
 
 
 def _follows_preset(processor: Any) -> bool:
-    """Whether sizes before and after the crop, or the number of patches, are those of the preset."""
+    """Tell whether the sizes before and after the crop, or the number of patches, are the preset's."""
     if processor.preset == "native":
         return True
     if not processor.do_center_crop or "crop_pct" not in PRESETS[processor.preset]:
@@ -322,7 +333,7 @@ def _follows_preset(processor: Any) -> bool:
 
 
 def _sizes_at(settings: Mapping[str, Any], image_size: tuple[int, int]) -> dict[str, dict[str, int]]:
-    """The `size`, and `crop_size` of a processor that crops, with which it makes images of another size."""
+    """Return the `size`, and the `crop_size` if the processor crops, for another image size."""
     height, width = image_size
     wanted = {"height": height, "width": width}
     if not settings.get("do_center_crop"):
@@ -338,10 +349,11 @@ def _sizes_at(settings: Mapping[str, Any], image_size: tuple[int, int]) -> dict[
 
 
 def agreeing_settings(config: Any, stored: Any) -> dict[str, Any] | None:
-    """A preprocessor_config.json that makes images of the size in the config.json beside it; None where it does.
+    """Correct a preprocessor_config.json to the image size of the config.json beside it.
 
-    None too where the model is not of this package, the processor makes images of many sizes, or one is damaged, which
-    is said by whoever loads it.
+    Returns:
+        The corrected settings. None if they agree already, the model is of another package, image sizes vary, or a file
+        is damaged (which loading reports).
     """
     with suppress(ValueError, TypeError, KeyError, AttributeError):
         return _agreeing_settings(config, stored)
@@ -355,8 +367,8 @@ def _agreeing_settings(config: Mapping[str, Any], stored: Mapping[str, Any]) -> 
     if own in (None, wanted) or {type(side) for side in wanted} != {int}:
         return None
     logger.warning_once(
-        f"The model takes images of {wanted[0]} x {wanted[1]} pixels, and its image processor made {own[0]} x {own[1]}"
-        f": the processor is saved with the model's size."
+        f"The model takes images of {wanted[0]} x {wanted[1]} pixels, but its image processor makes {own[0]} x "
+        f"{own[1]}; the processor is saved with the model's size."
     )
     if stored.get("image_processor_type") != HfViTImageProcessor.__name__:
         return {**stored, **_sizes_at(stored, wanted)}
@@ -366,10 +378,10 @@ def _agreeing_settings(config: Mapping[str, Any], stored: Mapping[str, Any]) -> 
 
 
 def settle_processor(folder: str | os.PathLike) -> None:
-    """Let the image processor saved in a folder agree with the model saved there; and say so, where it did not."""
+    """Correct the image processor saved in a folder to the size of its model; with a warning."""
     files = [Path(folder) / name for name in ("config.json", IMAGE_PROCESSOR_NAME)]
     if all(file.is_file() for file in files):
-        with suppress(ValueError):  # damaged: whoever loads them is told
+        with suppress(ValueError):  # a damaged file; loading reports it
             if (agreeing := agreeing_settings(*map(read_json_object, files))) is not None:
                 write_json(files[1], agreeing, sort_keys=True)
 
@@ -377,13 +389,17 @@ def settle_processor(folder: str | os.PathLike) -> None:
 def save_folder(
     output: str | os.PathLike, model: HfVisionPreTrainedModel, processor: Any, overwrite: bool = False
 ) -> None:
-    """Save a model and its image processor into one folder: complete, or not at all.
+    """Save a model and its image processor into one folder, completely or not at all.
 
-    The processor is saved with the model's size, with a warning where it had another.
+    The processor is saved with the model's size, with a warning if it had another.
+
+    Args:
+        output: path of the folder.
+        overwrite: replace an existing folder.
 
     Raises:
-        FileExistsError: `output` exists and may not be overwritten.
-        OSError: the disk is full, or nothing may be written there; `output` is as it was.
+        FileExistsError: `output` exists, and `overwrite` is False.
+        OSError: the folder cannot be written (no space, no permission); `output` is unchanged.
     """
     with new_folder(output, overwrite) as folder:
         model.save_pretrained(folder)

@@ -1,9 +1,9 @@
-"""What is checked of a folder before its model is loaded: that it is one, and the manifest of one that was pushed.
+"""Checks of a folder before its model is loaded: its place, and the manifest that `push` adds.
 
 A manifest has the size and the sha256 of the files.
 
-Small files are hashed at every load. Weights are hashed at the first, and again when their size, date or inode differs
-from what was found then: hashing takes longer than loading.
+Small files are hashed at every load. Weights are hashed at the first load, since hashing takes longer than loading, and
+again when their size, date or inode has changed.
 """
 
 import difflib
@@ -29,16 +29,16 @@ _HUB_NAME = re.compile(r"[\w.-]*\w/\w[\w.-]*")  # not ./name
 
 
 def check_place(name: str | os.PathLike, subfolder: str | None = None) -> None:
-    """Check that a name is a folder with a config.json, or may be a name on the Hub.
+    """Check that a name is a folder with a config.json, or can be a name on the Hub.
 
     Raises:
-        OSError: it is a file, a folder without a model, or a path that leads nowhere.
+        OSError: it is a file, a folder without a model, or a path that does not exist.
     """
     path, text = Path(name, subfolder or ""), os.fspath(name)
     if path.is_file() and path.suffix != ".json":
         raise NotADirectoryError(
             f"{text} is a file (expected a folder that convert, training or save_pretrained wrote, or a name on the "
-            "Hub); `hf-vit convert FILE FOLDER` makes a folder of a checkpoint"
+            "Hub); convert a checkpoint with `hf-vit convert FILE FOLDER`"
         )
     if path.is_dir() and not any((path / config).exists() for config in ("config.json", "adapter_config.json")):
         raise FileNotFoundError(
@@ -53,10 +53,10 @@ def check_place(name: str | os.PathLike, subfolder: str | None = None) -> None:
 
 @contextmanager
 def absence_explained(name: str | os.PathLike) -> Iterator[None]:
-    """Say in one sentence that a name is no folder, and why the Hub did not give it either.
+    """Turn a failed download into one sentence: there is no such folder, and the reason given by the Hub.
 
     Raises:
-        OSError: neither is there, or the Hub cannot be reached.
+        OSError: the name is neither a folder nor on the Hub, or the Hub cannot be reached.
     """
     try:
         yield
@@ -68,7 +68,7 @@ def absence_explained(name: str | os.PathLike) -> Iterator[None]:
 
 
 def _suggest(path: Path) -> str:
-    """The folder of a model beside a path that leads nowhere whose name is most alike."""
+    """Suggest the model folder with the most similar name, in place of a path that does not exist."""
     try:
         models = [config.parent.name for config in path.parent.glob("*/config.json")]
     except OSError:  # may not be read
@@ -78,7 +78,7 @@ def _suggest(path: Path) -> str:
 
 
 def manifest_text(files: dict[str, dict[str, Any]]) -> str:
-    """The text of a manifest.
+    """Return the text of a manifest.
 
     Args:
         files: name -> {"size": bytes, "sha256": hexadecimal}.
@@ -87,7 +87,7 @@ def manifest_text(files: dict[str, dict[str, Any]]) -> str:
 
 
 def read_manifest(text: str) -> dict[str, dict[str, Any]] | None:
-    """The files that a manifest lists, as in `manifest_text`; None for a text that is no manifest of ours."""
+    """Read the files that a manifest lists, as in `manifest_text`; None if the text is another kind of file."""
     try:
         content = json.loads(text)
         if content["format"] != _FORMAT:
@@ -102,15 +102,15 @@ def read_manifest(text: str) -> dict[str, dict[str, Any]] | None:
 def check_pushed(
     name: str | os.PathLike, settings: dict[str, Any], where: dict[str, Any], thorough: bool = False
 ) -> None:
-    """Check those files of a folder or repository that are on this machine, where it has a manifest.
+    """Check the local files of a folder or repository against its manifest, if it has one.
 
     Args:
         settings: the content of config.json, with the commit it was found in.
-        where: arguments of `from_pretrained`, such as `revision`.
+        where: arguments of `from_pretrained` that locate files, such as `revision`.
         thorough: as in `check_files`.
 
     Raises:
-        ValueError: one is not the file that was pushed.
+        ValueError: a file is not the one that was pushed.
     """
     try:
         file = cached_file(
@@ -136,16 +136,16 @@ def drop_manifest(folder: str | os.PathLike) -> None:
 
 
 def check_files(manifest: Path, thorough: bool = False) -> list[str]:
-    """Check the files beside a manifest against it; those that are not there need not be.
+    """Check the files beside a manifest against it; missing files are allowed.
 
     Args:
-        thorough: hash weights too that have not changed since they were last hashed.
+        thorough: hash all weights, also those that have not changed since they were last hashed.
 
     Returns:
         Names of the files that were checked.
 
     Raises:
-        ValueError: one is not the file that was pushed, or the manifest is larger than any.
+        ValueError: a file is not the one that was pushed, or the manifest is too large.
     """
     if (size := manifest.stat().st_size) > _LARGEST:
         raise ValueError(f"{manifest} has {size} bytes; at most {_LARGEST} are read")
@@ -156,7 +156,7 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
     checked = []
     for name, expected in listed.items():
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise ValueError(f"{manifest} lists {name!r}, which is no file beside it")
+            raise ValueError(f"{manifest} lists {name!r}, which is outside its folder")
         file = manifest.parent / name
         if not file.is_file():
             continue
@@ -175,7 +175,7 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
 
 def _sentence(file: Path, difference: str) -> str:
     return (
-        f"{file} is not the file that was pushed ({difference}); download it anew with force_download=True, "
+        f"{file} is not the file that was pushed ({difference}); download it again with force_download=True, "
         f"or delete {MANIFEST} beside it if you changed it yourself"
     )
 
@@ -189,7 +189,7 @@ def _sha256_of(file: Path) -> str:
 
 
 class _Memory:
-    """Which weights have been hashed: their size, date and inode then, in the assets cache of Hugging Face."""
+    """Record of hashed weights (size, date, inode, sha256), in the assets cache of Hugging Face."""
 
     def __init__(self, manifest: Path):
         self._file: Path | None = None
@@ -200,11 +200,11 @@ class _Memory:
             self._known = dict(json.loads(self._file.read_text(encoding="utf-8")))
 
     def knows(self, name: str, file: Path, sha256: str) -> bool:
-        """Whether the file had this hash, and has not changed since."""
+        """Tell whether the file had this hash and has not changed since."""
         return self._known.get(name) == [*_state_of(file), sha256]
 
     def keep(self, name: str, file: Path, sha256: str) -> None:
-        """Remember a file; where nothing may be written it is hashed again the next time."""
+        """Record a file; if the cache cannot be written, it is hashed again the next time."""
         self._known[name] = [*_state_of(file), sha256]
         if self._file is not None:
             draft = self._file.with_suffix(f".{os.getpid()}")

@@ -1,6 +1,6 @@
-"""BiT ResNets: the units of the hybrids' stem as networks of their own, pre- or post-activation.
+"""BiT ResNets, built from the units of the hybrids' stem, pre- or post-activation.
 
-Feature maps are (batch, channels, rows, columns). Loading, saving and initialisation are those of `modeling_hf_vit`.
+Feature maps are (batch, channels, rows, columns). Loading, saving and initialisation are those of `pretrained`.
 """
 
 from typing import Any, Unpack
@@ -32,7 +32,7 @@ WEIGHT_NAMES = {
 
 
 def _build_resnet(config: HfBiTConfig) -> ResNetStem:
-    """Root and stages, without what follows them."""
+    """Build the root and the stages."""
     numbers = stem_numbers(config)
     resnet = ResNetStem(config.num_channels, config.embedding_size, config.depths, numbers, config.layer_type)
     if config.spatial_mixing == "axial_attention":
@@ -41,7 +41,7 @@ def _build_resnet(config: HfBiTConfig) -> ResNetStem:
 
 
 class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
-    """What the ResNets share; without attention, they take any `attn_implementation`."""
+    """Base of the ResNets; they have no attention and accept any `attn_implementation`."""
 
     config: HfBiTConfig
     base_model_prefix = "bit"
@@ -51,17 +51,20 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
 
     @classmethod
     def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
+        """See the base class."""
         return WEIGHT_NAMES if is_upstream_bit(settings) else {}
 
     def _settle_upstream(self, info: dict[str, Any]) -> None:
         super()._settle_upstream(info)
         base: Any = self.base_model
-        base._image_size_noted = True  # its config.json states none: any size may be its own
+        base._image_size_noted = True  # its config.json has no image size to compare with
 
     def get_input_embeddings(self) -> nn.Module:
+        """Return the root convolution."""
         return self._resnet.convolution
 
     def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the root convolution."""
         self._resnet.convolution = value
 
     @property
@@ -69,7 +72,7 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
         return self.base_model.resnet
 
     def _take_image_size(self, image_size: Size) -> None:
-        """State another image size, an int or (height, width) in pixels.
+        """Set another image size, an int or (height, width) in pixels.
 
         Raises:
             ValueError: the model has axial attention, whose positions depend on the size.
@@ -81,13 +84,13 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
         super()._take_image_size(image_size)
 
     def _images(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """The images in the dtype of the weights."""
+        """Check the images and convert them to the weights' dtype."""
         self.config.check_images(pixel_values.shape)
         return pixel_values.to(self.dtype)
 
 
 class HfBiTModel(HfBiTPreTrainedModel):
-    """The network without a head."""
+    """BiT ResNet without a head."""
 
     def __init__(self, config: HfBiTConfig):
         super().__init__(config)
@@ -109,8 +112,8 @@ class HfBiTModel(HfBiTPreTrainedModel):
 
         Returns:
             `last_hidden_state` (batch, hidden_size, rows, columns) after the last ReLU; `pooler_output`
-            (batch, hidden_size), its mean over rows and columns; `hidden_states`: what enters the first stage and what
-            leaves each.
+            (batch, hidden_size), its mean over rows and columns; `hidden_states`: the input of the first stage and the
+            output of every stage.
         """
         feature_map = self.resnet(self._images(pixel_values))
         self.note_image_size(pixel_values, kwargs.get("interpolate_pos_encoding"))  # pyright: ignore - as in a ViT
@@ -122,7 +125,7 @@ class HfBiTModel(HfBiTPreTrainedModel):
 
 
 class HfBiTForImageClassification(HfBiTPreTrainedModel):
-    """The network with a linear head; a new head is zero, as in the papers."""
+    """BiT ResNet with a linear head; a new head is initialised with zeros, as in the papers."""
 
     _keys_to_ignore_on_load_unexpected = []  # noqa: RUF012
 
@@ -136,13 +139,13 @@ class HfBiTForImageClassification(HfBiTPreTrainedModel):
     def forward(
         self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> ImageClassifierOutputWithNoAttention:
-        """Classify; arguments as in `HfBiTModel.forward`.
+        """Classify images; other arguments as in `HfBiTModel.forward`.
 
         Args:
             labels: (batch,) class indices, or (batch, num_labels) for several labels or regression.
 
         Returns:
-            `logits` (batch, num_labels); `loss` with labels.
+            `logits` (batch, num_labels); `loss` if there are labels.
         """
         outputs = self.bit(pixel_values, return_dict=True, **kwargs)
         logits = self.classifier(outputs.pooler_output)
@@ -151,9 +154,9 @@ class HfBiTForImageClassification(HfBiTPreTrainedModel):
 
 
 class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
-    """Feature maps as they leave the root and the stages, for detection and segmentation.
+    """Feature maps of the root and the stages, for detection and segmentation.
 
-    Pre-activation maps are sums of residuals, without a norm: the one before the head belongs to the classifier.
+    Pre-activation maps are sums of residuals and not normalised; the norm before the head belongs to the classifier.
     """
 
     has_attentions = False
@@ -169,7 +172,8 @@ class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
     @filter_output_hidden_states
     @capture_outputs(tie_last_hidden_states=False)
     def forward(self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
-        """
+        """Compute feature maps; arguments as in `HfBiTModel.forward`.
+
         Returns:
             `feature_maps`: (batch, channels, rows, columns) for every name in `out_features`.
         """

@@ -1,7 +1,7 @@
-"""The Vision Transformer and its hybrids: one encoder, with or without a ResNet in front.
+"""The Vision Transformer and the hybrids: one encoder, with or without a ResNet stem.
 
-Parameter names are those of transformers' ViT, so that weights move between the two by config alone. Shapes: tokens are
-the class token, if there is one, and the patches, row by row.
+Parameters have the names of transformers' ViT. In shapes, tokens are the class token, if there is one, and the patches,
+row by row.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ from .layers import HfViTAttention, HfViTLayer, HfViTPooler
 from .position_embeddings import Grid, PositionTables, build_layer_tables
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead
 
-# Names in files of transformers -> ours, as regular expressions. transformers 5 still writes the names of version 4.
+# Names in files of transformers -> ours, as regular expressions. transformers 5 writes the names of version 4.
 _STEM = r"embeddings\.patch_embeddings\.backbone\.bit\."
 WEIGHT_NAMES = {
     r"encoder\.layer\.(\d+)\.": r"layers.\1.",
@@ -38,66 +38,67 @@ WEIGHT_NAMES = {
     _STEM + r"embedder\.": r"embeddings.stem.",
     _STEM + r"encoder\.stages\.": r"embeddings.stem.stages.",
 }
-# What `HfViTForMaskedPatchPrediction`, or an encoder with a mask token, has besides the encoder.
+# Parameters besides the encoder's: of masked patch prediction or a mask token, and of an image-text model.
 _MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\.", r"^(vit\.)?embeddings\.mask_token$"]
-# What the bare encoder of an image-text model has besides.
 _PROJECTION_KEYS = [r"^(vit\.)?projection\."]
-_RECORDS = ("output_hidden_states", "output_attentions")  # what shows more than the result
+_RECORDS = ("output_hidden_states", "output_attentions")  # arguments that need all tokens of every layer
 
 
 @dataclass
 class HfViTModelOutput(BaseModelOutputWithPooling):
-    """What the encoder returns.
+    """Output of `HfViTModel`: the fields of transformers' `BaseModelOutputWithPooling`, and `image_embeds`.
 
-    image_embeds: `pooler_output` through the projection, not normalised: (batch, projection_dim), or
-        (batch, tokens, projection_dim) with pooling "none"; None for a model without.
+    image_embeds: projection of `pooler_output`, not normalised: (batch, projection_dim), or
+        (batch, tokens, projection_dim) with pooling "none"; None for a model without projection.
     """
 
     image_embeds: torch.FloatTensor | None = None
 
 
 class HfViTPreTrainedModel(HfVisionPreTrainedModel):
-    """What the Vision Transformers and their hybrids share."""
+    """Base of the Vision Transformers and the hybrids."""
 
     config: HfViTConfig
     base_model_prefix = "vit"
     _no_split_modules = ["HfViTEmbeddings", "HfViTLayer"]  # noqa: RUF012 - transformers declares the type
     _can_record_outputs = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}  # noqa: RUF012
     _input_embed_layer = "patch_embeddings"
-    # A checkpoint with a head or a pooler may be loaded without: that loses nothing in silence, it is asked for.
+    # Who loads the bare encoder of a checkpoint does not want these.
     _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
         HEAD_KEYS,
         r"^pooler\.",
         *_PROJECTION_KEYS,
         *_MASKED_PATCH_KEYS,
     ]
-    _upstream_extras = r"^(vit\.)?embeddings\.mask_token$|^decoder\."  # parts that rebuild masked pixels
+    _upstream_extras = r"^(vit\.)?embeddings\.mask_token$|^decoder\."  # the parts that reconstruct masked pixels
 
     @classmethod
     def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
+        """See the base class."""
         return WEIGHT_NAMES if is_upstream(settings) else {}
 
     def _settle_upstream(self, info: dict[str, Any]) -> None:
         super()._settle_upstream(info)
         pooler: Any = getattr(self.base_model, "pooler", None)
         missing = {key for key in info["missing_keys"] if key.removeprefix("vit.").startswith("pooler.dense.")}
-        if pooler is not None and missing:  # its config.json does not say whether it has a pooler
+        if pooler is not None and missing:  # the config.json does not tell whether there is a pooler
             pooler.dense = None
             self.config.representation_size = None
             info["missing_keys"] = set(info["missing_keys"]) - missing
 
     def _take_image_size(self, image_size: Size) -> None:
-        """Resample the position embeddings for good; those of a flexible model stay as stored."""
+        """Resample the position embeddings permanently; a flexible model keeps the stored ones."""
         self._set_sizes(self.config.patch_size, image_size)
 
     def set_patch_size(self, patch_size: Size, image_size: Size | None = None, processor_follows: bool = False) -> None:
-        """Set another patch size, an int or (height, width), in the units of the configuration.
+        """Set another patch size.
 
-        A flexible model changes its configuration alone, any number of times without loss. In any other, the kernel and
-        the position embeddings are resized for good; see `make_flexible`.
+        A flexible model changes only its configuration, any number of times without loss. In any other model, kernel
+        and position embeddings are resized permanently; see `make_flexible`.
 
         Args:
-            image_size: another image size with it, in pixels; by default it stays.
+            patch_size: an int or (height, width) in pixels; for a hybrid, in pixels of the stem's map.
+            image_size: another image size, an int or (height, width) in pixels; None keeps it.
             processor_follows: as in `set_image_size`.
 
         Raises:
@@ -112,17 +113,17 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
             self._say_image_size(before)
 
     def make_flexible(self) -> None:
-        """Keep kernel and position embeddings as they are now; each forward resizes them to the sizes in use."""
+        """Keep kernel and position embeddings as stored from now on; each forward resizes them to the sizes in use."""
         config = self.config
         if not config.is_flexible:
             config.position_grid = config.grid_size
             config.stored_patch_size = config.patch_size
 
     def make_fixed(self) -> None:
-        """Resize the kernel and the position embeddings of a flexible model to the sizes in use, for good."""
+        """Resize kernel and position embeddings of a flexible model permanently to the configured sizes."""
         config = self.config
         if config.is_flexible:
-            grid = config.grid_of(*as_pair(config.image_size))  # refuses a size that the patches do not divide
+            grid = config.grid_of(*as_pair(config.image_size))  # raises if the patches do not divide it
             self._resize_weights(as_pair(config.patch_size), grid)
             config.stored_patch_size = config.position_grid = None
 
@@ -131,7 +132,7 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
         check_size("image_size", image_size)
         after.patch_size, after.image_size = patch_size, image_size
         if config.is_flexible:
-            config.position_grid = config.stored_grid  # as long as it may be that of the sizes that change now
+            config.position_grid = config.stored_grid  # before the sizes change, on which its default depends
         else:
             self._resize_weights(as_pair(patch_size), after.grid_size)
             if as_pair(image_size) != as_pair(config.image_size):
@@ -140,7 +141,7 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
 
     @torch.no_grad()
     def _resize_weights(self, patch_size: tuple[int, int], grid: Grid) -> None:
-        """Resize the kernel and the position embeddings for good; the configuration is to follow."""
+        """Resize kernel and position embeddings permanently; the caller updates the configuration."""
         embeddings: Any = self.base_model.embeddings
         embeddings.resize(patch_size, grid)
         for module in self.modules():
@@ -149,15 +150,16 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
 
     @property
     def tokens_per_image(self) -> int:
+        """Number of tokens of an image of the model's size."""
         rows, columns = self.config.grid_size
         return self.config.num_prefix_tokens + rows * columns
 
 
 class HfViTEncoder(HfViTPreTrainedModel):
-    """What the model and the backbone are made of: embeddings, layers and the final norm.
+    """Embeddings, layers and the final norm, the base of the model and the backbone.
 
-    The loop over the layers is a method of this class and not of a list of modules, since the regional compilation of
-    accelerate puts a plain `nn.ModuleList` in the place of such a list.
+    The loop over the layers is here and not in a subclass of `nn.ModuleList`, which accelerate's regional compilation
+    would replace by a plain `nn.ModuleList`.
     """
 
     def __init__(self, config: HfViTConfig, use_mask_token: bool = False):
@@ -180,14 +182,14 @@ class HfViTEncoder(HfViTPreTrainedModel):
 
         Args:
             hidden_states: (batch, tokens, hidden_size)
-            grid: (rows, columns) of patches, the same for all images; None where each has its own.
-            attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
-            num_queries: the last layer computes no more than the first so many tokens; None for all.
-            keep: numbers of layers.
+            grid: (rows, columns) of patches, the same for all images; None if each image has its own.
+            attention_mask: (batch, tokens), 1 for real tokens; None if there is no padding.
+            num_queries: number of first tokens that the last layer computes; None for all.
+            keep: indices of layers whose output to return too.
 
         Returns:
-            (batch, tokens or num_queries, hidden_size), before the final LayerNorm; and the same after each layer of
-            `keep`.
+            (batch, tokens or num_queries, hidden_size), before the final LayerNorm; and a list of the same after each
+            layer of `keep`.
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions", self.config.output_attentions)
         if attention_mask is not None and kwargs["output_attentions"]:
@@ -205,22 +207,29 @@ class HfViTEncoder(HfViTPreTrainedModel):
         return hidden_states, kept
 
     def _positions_of_layers(self, grid: Grid | None) -> Sequence[torch.Tensor | None]:
-        """What each layer adds to its input: (tokens, hidden_size), or None for nothing."""
+        """Return the positions that each layer adds to its input: (tokens, hidden_size), or None."""
         if self.layer_position_embeddings is None:
             return [None] * len(self.layers)
         return list(self.layer_position_embeddings(grid).expand(len(self.layers), -1, -1))
 
 
 class HfViTModel(HfViTEncoder):
-    """The encoder without a head; with the projection of an image-text model where the configuration states one.
+    """Vision Transformer without a head; with the projection of an image-text model if `projection_dim` is set.
 
     Args:
-        add_pooling_layer: whether to compute `pooler_output`, the vector that a head or the projection sees.
-        use_mask_token: whether to have a token for `bool_masked_pos`; a new one is zero.
+        add_pooling_layer: compute `pooler_output`, the input of a head or the projection.
+        use_mask_token: add a mask token for `bool_masked_pos`; a new one is initialised with zeros.
+
+    Example:
+        >>> import torch
+        >>> from hf_vit import HfViTConfig, HfViTModel
+        >>> model = HfViTModel(HfViTConfig(num_hidden_layers=1, pooling="mean"))
+        >>> model(torch.zeros(2, 3, 224, 320)).last_hidden_state.shape
+        torch.Size([2, 280, 768])
     """
 
     _new_when_missing = ("embeddings.mask_token",)
-    _new_in_words = "{name} has no mask token; a new one is zero: train it."
+    _new_in_words = "{name} has no mask token; a new one is initialised with zeros: train it."
 
     def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True, use_mask_token: bool = False):
         super().__init__(config, use_mask_token)
@@ -253,23 +262,23 @@ class HfViTModel(HfViTEncoder):
                 images of several shapes as patches, (batch, patches, values), with `pixel_attention_mask` and
                 `spatial_shapes`.
             bool_masked_pos: (batch, patches), true for the patches that the mask token replaces; see `use_mask_token`.
-            interpolate_pos_encoding: True says that images of another size than the model's are meant. Position
-                embeddings follow them in any case; without it, a warning says so once.
-            attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
-            pixel_attention_mask: (batch, patches), 1 for the patches that are not padding; by default as many as
-                `spatial_shapes` says.
+            interpolate_pos_encoding: True suppresses the warning that images have another size than the model's. The
+                position embeddings are resampled in any case.
+            attention_mask: (batch, tokens), 1 for real tokens; None if there is no padding.
+            pixel_attention_mask: (batch, patches), 1 for real patches; None: derived from `spatial_shapes`.
             spatial_shapes: (batch, 2), rows and columns of patches of each image.
-            kept_patches: (batch, kept), numbers of the patches that the layers see, -1 for padding; by default all.
-            patch_size: of this forward, where the model is flexible: an int or (height, width); by default the
+            kept_patches: (batch, kept), indices of the patches that the layers get, -1 for padding; None: all.
+            patch_size: patch size of this forward, for a flexible model, an int or (height, width); None: the
                 configuration's.
-            only_pooled: of `last_hidden_state` and in the last layer, compute no more than `pooler_output` needs.
+            only_pooled: compute only the tokens of the last layer and of `last_hidden_state` that `pooler_output`
+                needs.
 
         Returns:
             `last_hidden_state` (batch, tokens, hidden_size) after the final LayerNorm; `pooler_output`
             (batch, representation_size or hidden_size), or (batch, tokens, ...) with pooling "none";
-            `image_embeds`, see `HfViTModelOutput`;
-            `hidden_states`: before the first and after every layer; `attentions`:
-            (batch, heads, tokens, tokens) per layer, with any attention implementation.
+            `image_embeds`, see `HfViTModelOutput`; `hidden_states`: (batch, tokens, hidden_size) before the first and
+            after every layer; `attentions`: (batch, heads, tokens, tokens) per layer, with any attention
+            implementation.
         """
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
         hidden_states = self.embeddings(pixel_values, spatial_shapes, patch_size, bool_masked_pos)
@@ -298,7 +307,16 @@ class HfViTModel(HfViTEncoder):
 
 
 class HfViTForImageClassification(HfViTPreTrainedModel):
-    """The encoder with a linear head; a new head is zero, as in the paper. A projection is left out."""
+    """Vision Transformer with a linear head; a new head is initialised with zeros, as in the paper.
+
+    The projection of an image-text model is not loaded.
+
+    Example:
+        >>> from hf_vit import HfViTForImageClassification
+        >>> model = HfViTForImageClassification.from_pretrained("folder", image_size=80)
+        >>> model.config.grid_size
+        (4, 4)
+    """
 
     _keys_to_ignore_on_load_unexpected = [*_PROJECTION_KEYS, *_MASKED_PATCH_KEYS]  # noqa: RUF012
 
@@ -319,13 +337,14 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
         patch_size: Size | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
-        """Classify; arguments as in `HfViTModel.forward`.
+        """Classify images; other arguments as in `HfViTModel.forward`.
 
         Args:
             labels: (batch,) class indices, or (batch, num_labels) for several labels or regression.
 
         Returns:
-            `logits` (batch, num_labels), or (batch, tokens, num_labels) with pooling "none"; `loss` with labels.
+            `logits` (batch, num_labels), or (batch, tokens, num_labels) with pooling "none"; `loss` if there are
+            labels.
         """
         outputs = self.vit(
             pixel_values,
@@ -344,7 +363,15 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
 
 
 class HfViTBackbone(BackboneMixin, HfViTEncoder):
-    """Feature maps of any layer, after the final LayerNorm, for detection and segmentation."""
+    """Feature maps of any layer, after the final LayerNorm, for detection and segmentation.
+
+    Example:
+        >>> import torch
+        >>> from hf_vit import HfViTBackbone, HfViTConfig
+        >>> backbone = HfViTBackbone(HfViTConfig(num_hidden_layers=2, out_features=["stage1", "stage2"]))
+        >>> [one.shape for one in backbone(torch.zeros(1, 3, 224, 320)).feature_maps]
+        [torch.Size([1, 768, 14, 20]), torch.Size([1, 768, 14, 20])]
+    """
 
     def __init__(self, config: HfViTConfig):
         super().__init__(config.without_projection())
@@ -374,18 +401,18 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
 
 
 class HfViTHybridModel(HfViTModel):
-    """The encoder behind the stem of a ResNet, without a head."""
+    """Hybrid (ResNet stem and Vision Transformer) without a head; see `HfViTModel`."""
 
     config: HfViTHybridConfig
 
 
 class HfViTHybridForImageClassification(HfViTForImageClassification):
-    """The encoder behind the stem of a ResNet, with a linear head."""
+    """Hybrid (ResNet stem and Vision Transformer) with a linear head; see `HfViTForImageClassification`."""
 
     config: HfViTHybridConfig
 
 
 class HfViTHybridBackbone(HfViTBackbone):
-    """Feature maps of any layer of the encoder behind the stem of a ResNet."""
+    """Feature maps of a hybrid (ResNet stem and Vision Transformer); see `HfViTBackbone`."""
 
     config: HfViTHybridConfig

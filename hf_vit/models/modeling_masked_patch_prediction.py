@@ -1,7 +1,7 @@
-"""Masked patch prediction, the self-supervised training of appendix B.1.2 of the paper (arXiv 2010.11929).
+"""Masked patch prediction, the self-supervised training of the paper (arXiv 2010.11929, appendix B.1.2).
 
-The original never released its code; the section leaves two things open, which are decided here: exactly the given
-share of each image's patches is corrupted, and the "random other patch" comes from the same image.
+The original code was never released. Two points that the paper leaves open are decided here: exactly the given share of
+each image's patches is corrupted, and the "random other patch" is from the same image.
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ _CELLS = 4  # the downsized patch has 4 x 4 cells
 
 
 class Corruption(NamedTuple):
-    """What happens to each patch of a batch: tensors (batch, patches)."""
+    """Corruption of each patch of a batch: tensors (batch, patches)."""
 
-    selected: torch.Tensor  # bool: predicted, whether or not it was changed
+    selected: torch.Tensor  # bool: to be predicted, changed or not
     masked: torch.Tensor  # bool: replaced by the mask token
-    source: torch.Tensor  # the number of the patch that stands here: its own, or another one's
+    source: torch.Tensor  # index of the patch that is put here: its own, or another's
 
 
 def sample_corruption(
@@ -41,14 +41,20 @@ def sample_corruption(
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
 ) -> Corruption:
-    """Choose patches to corrupt: of `share` of them, 80 % are masked, 10 % replaced by another patch, 10 % kept.
+    """Choose patches to corrupt: of the selected ones, 80 % are masked, 10 % replaced by another patch, 10 % kept.
+
+    Args:
+        batch, patches: number of images, and of patches in each.
+        share: share of the patches that are selected.
+        mask_share, random_share: shares of the selected patches that are masked, and replaced by another patch.
+        device, generator: as in `torch.rand`.
 
     Raises:
-        ValueError: `share` of the patches rounds to none of them.
+        ValueError: `share` of the patches rounds to none.
     """
     count = round(patches * share)
     if count < 1:
-        raise ValueError(f"a share of {share} of {patches} patches selects none of them")
+        raise ValueError(f"cannot select a share of {share} of {patches} patches: it rounds to none")
     order = torch.rand(batch, patches, device=device, generator=generator).argsort(dim=1)
     selected = order < count
     kind = torch.rand(batch, patches, device=device, generator=generator)
@@ -61,16 +67,16 @@ def sample_corruption(
 
 @dataclass
 class MaskedPatchPredictionOutput(ModelOutput):
-    """Result of a forward.
+    """Output of `HfViTForMaskedPatchPrediction`.
 
     Args:
-        loss: mean over the selected patches of the batch.
-        loss_per_image: the same per image, (batch,).
-        accuracy_per_image: share of its predictions that are right, (batch,); 0 for the regression of pixels.
+        loss: mean over the images of the batch.
+        loss_per_image: mean over each image's selected patches, (batch,).
+        accuracy_per_image: share of correct predictions, (batch,); 0 for the regression of pixels.
         logits: (batch, patches, outputs)
         targets: (batch, patches), (batch, patches, 16) or (batch, patches, values), see `patch_targets`.
         selected: (batch, patches) bool.
-        hidden_states, attentions: of every layer, where they are asked for; see `HfViTModel.forward`.
+        hidden_states, attentions: of every layer, if requested; see `HfViTModel.forward`.
     """
 
     loss: torch.Tensor | None = None
@@ -84,12 +90,12 @@ class MaskedPatchPredictionOutput(ModelOutput):
 
 
 class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
-    """The encoder, a mask token, and a linear layer that says what a corrupted patch looked like."""
+    """Vision Transformer with a mask token and a linear layer that predicts corrupted patches."""
 
-    # An encoder or a classifier may be trained on; what it has behind the encoder is not needed for that.
+    # The training may start from an encoder or a classifier, without its head.
     _keys_to_ignore_on_load_unexpected = [HEAD_KEYS, r"^(vit\.)?(pooler|projection)\."]  # noqa: RUF012
     _new_when_missing = ("predictor.", "mask_token")
-    _new_in_words = "{name} was not trained to predict masked patches: that layer is zero, its mask token random."
+    _new_in_words = "{name} was not trained to predict masked patches: the predictor is zero, the mask token random."
 
     def __init__(self, config: HfViTConfig):
         super().__init__(config.without_projection())
@@ -99,6 +105,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         self.post_init()
 
     def initialize(self) -> None:
+        """Draw the mask token."""
         init.normal_(self.mask_token, std=self.config.initializer_range)
 
     @merge_with_config_defaults
@@ -113,15 +120,14 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         corruption: Corruption | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedPatchPredictionOutput:
-        """Corrupt patch embeddings, encode, and compare predictions with the pixels.
+        """Corrupt patch embeddings, encode them, and compare the predictions with the pixels.
 
         Args:
             pixel_values: (batch, channels, height, width) in [-1, 1].
             bool_masked_pos: (batch, patches), true for the patches to mask and to predict.
-            interpolate_pos_encoding: as in `HfViTModel.forward`.
-            attention_mask: (batch, tokens), 1 for the tokens that count; None when all do.
-            corruption: in place of `bool_masked_pos`, what happens to each patch. Without either, it is sampled with
-                the paper's shares.
+            interpolate_pos_encoding, attention_mask: as in `HfViTModel.forward`.
+            corruption: full description of the corruption, in place of `bool_masked_pos`. Without either, it is sampled
+                with the paper's shares.
 
         Raises:
             ValueError: both are given, or `bool_masked_pos` has another shape.
@@ -132,7 +138,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         patches = embeddings.as_patches(pixel_values)
         if bool_masked_pos is not None:
             if corruption is not None:
-                raise ValueError("bool_masked_pos and corruption both say what to mask; expected one of them")
+                raise ValueError("cannot use both bool_masked_pos and corruption; pass one of them")
             corruption = _corruption_of(bool_masked_pos, patches)
         elif corruption is None:
             corruption = sample_corruption(*patches.shape[:2], device=pixel_values.device)
@@ -150,7 +156,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         return MaskedPatchPredictionOutput(per_image.mean(), per_image, accuracy, logits, targets, selected)
 
     def corrupt(self, patches: torch.Tensor, corruption: Corruption) -> torch.Tensor:
-        """(batch, patches, hidden_size) -> the same"""
+        """Corrupt patch embeddings: (batch, patches, hidden_size) -> the same"""
         source = corruption.source.unsqueeze(-1).expand_as(patches)
         return torch.where(
             corruption.masked.unsqueeze(-1), self.mask_token.to(patches.dtype), patches.gather(1, source)
@@ -158,7 +164,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
 
 
 def _corruption_of(bool_masked_pos: torch.Tensor, patches: torch.Tensor) -> Corruption:
-    """Patches that are masked, all of them, and predicted, no others.
+    """Build the corruption that masks and predicts exactly the patches of a mask.
 
     Args:
         bool_masked_pos: (batch, patches)
@@ -170,7 +176,7 @@ def _corruption_of(bool_masked_pos: torch.Tensor, patches: torch.Tensor) -> Corr
 
 
 def _num_outputs(config: HfViTConfig) -> int:
-    """Numbers predicted for each patch."""
+    """Count the numbers predicted for each patch."""
     colors = LEVELS**config.num_channels
     if config.patch_target == "pixels":
         (height, width), (rows, columns) = as_pair(config.image_size), config.grid_size
@@ -179,14 +185,17 @@ def _num_outputs(config: HfViTConfig) -> int:
 
 
 def patch_targets(pixel_values: torch.Tensor, grid: tuple[int, int], kind: str) -> torch.Tensor:
-    """What is to be predicted of each patch.
+    """Compute the prediction target of each patch.
 
     Args:
         pixel_values: (batch, channels, height, width) in [-1, 1].
         grid: (rows, columns) of patches.
-        kind: "mean_color": the class number of the patch's mean colour at 3 bits per channel, (batch, patches);
-            "downsized": the same for each cell of the patch shrunk to 4 x 4, (batch, patches, 16);
-            "pixels": its pixel values, (batch, patches, channels * height * width).
+        kind: a `patch_target` of `HfViTConfig`.
+
+    Returns:
+        "mean_color": class number of the patch's mean colour at 3 bits per channel, (batch, patches).
+        "downsized": the same for each cell of the patch shrunk to 4 x 4, (batch, patches, 16).
+        "pixels": its pixel values, (batch, patches, channels * height * width).
     """
     pixel_values = pixel_values.float()
     if kind == "pixels":
@@ -200,7 +209,10 @@ def patch_targets(pixel_values: torch.Tensor, grid: tuple[int, int], kind: str) 
 
 
 def color_classes(colors: torch.Tensor) -> torch.Tensor:
-    """(batch, channels, height, width) in [-1, 1] -> (batch, height, width) class numbers, the first channel first."""
+    """(batch, channels, height, width) in [-1, 1] -> (batch, height, width) class numbers
+
+    The first channel has the most significant 3 bits.
+    """
     levels = ((colors + 1) / 2 * LEVELS).floor().clamp(0, LEVELS - 1).long()
     weights = LEVELS ** torch.arange(colors.shape[1] - 1, -1, -1, device=colors.device)
     return (levels * weights.view(-1, 1, 1)).sum(dim=1)
@@ -209,7 +221,7 @@ def color_classes(colors: torch.Tensor) -> torch.Tensor:
 def compare(
     logits: torch.Tensor, targets: torch.Tensor, kind: str, num_channels: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(loss, share of right predictions) of each patch: (batch, patches) both."""
+    """Return the loss and the share of correct predictions of each patch: (batch, patches) both."""
     logits = logits.float()
     if kind == "pixels":
         return (logits - targets).square().mean(dim=-1), torch.zeros_like(logits[..., 0])

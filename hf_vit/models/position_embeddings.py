@@ -1,8 +1,7 @@
-"""Position embeddings: fixed and learned tables, and how the learned ones follow the resolution.
+"""Position embeddings: fixed and learned tables, and their resampling for other resolutions.
 
-The learned ones are those of Table 8 of arXiv 2010.11929 (section D.4). Where there is one for every layer, a module
-has a table for each; where one is shared, or at the input, it has one. All follow the resolution by the rule that the
-configuration names (`position_interpolation`).
+The learned tables are those of Table 8 of arXiv 2010.11929 (section D.4). A module has a table for every layer, or one
+table that is shared or added at the input. `position_interpolation` of the configuration names the resampling.
 """
 
 from collections.abc import Sequence
@@ -18,12 +17,10 @@ Grid = tuple[int, int]  # (rows, columns) of patches
 
 
 def sincos2d(grid: Grid, hidden_size: int, temperature: float = 10_000.0) -> torch.Tensor:
-    """Fixed 2-D sine-cosine position embeddings of MoCo v3, as `posemb_sincos_2d` of big_vision lays them out.
-
-    Computed in float64, on the CPU.
+    """Compute MoCo v3's fixed 2-D sine-cosine position embeddings, in the order of big_vision's `posemb_sincos_2d`.
 
     Returns:
-        (1, rows * columns, hidden_size): sines and cosines of the column, then of the row.
+        (1, rows * columns, hidden_size): sines and cosines of the column, then of the row; float64, on the CPU.
     """
     omega = temperature ** -torch.linspace(0, 1, hidden_size // 4, dtype=torch.float64)
     row, column = torch.meshgrid(*(torch.arange(size, dtype=torch.float64) for size in grid), indexing="ij")
@@ -32,7 +29,7 @@ def sincos2d(grid: Grid, hidden_size: int, temperature: float = 10_000.0) -> tor
 
 
 def is_same(grid: Grid, other: Grid) -> bool:
-    """Whether two grids are equal; False for the symbolic sizes of an export, which must hold for all of them."""
+    """Tell whether two grids are equal; False for the symbolic sizes of an export, which stand for any size."""
     return all(isinstance(size, int) for size in (*grid, *other)) and tuple(grid) == tuple(other)
 
 
@@ -43,18 +40,18 @@ def resize_position_embeddings(
 
     Args:
         position_embeddings: (tables, num_prefix_tokens + old_rows * old_columns, hidden_size); the rows of the prefix
-            tokens are kept as they are.
+            tokens are not changed.
         old_grid, new_grid: (rows, columns) of patches.
-        method: "jax": bilinear with aligned corners, which is what `scipy.ndimage.zoom(order=1)` computes in
-            `interpolate_posembed`, google-research/vision_transformer, vit_jax/checkpoint.py. "jax_exact": the same
-            with that function's rounding fault, see `_linear_weights`. "bilinear", "bicubic": half-pixel centres,
-            antialiased, as timm does it. "bicubic_aliased": without antialias, as transformers does it.
+        method: "jax": bilinear with aligned corners, as `scipy.ndimage.zoom(order=1)` in `interpolate_posembed`,
+            google-research/vision_transformer, vit_jax/checkpoint.py. "jax_exact": the same with that function's
+            rounding fault, see `_linear_weights`. "bilinear", "bicubic": half-pixel centres, antialiased, as in timm.
+            "bicubic_aliased": not antialiased, as in transformers.
 
     Returns:
         (tables, num_prefix_tokens + new_rows * new_columns, hidden_size), in the dtype of the input.
 
     Raises:
-        ValueError: the table does not have as many tokens as the old grid.
+        ValueError: the table does not fit the old grid.
     """
     if is_same(old_grid, new_grid):
         return position_embeddings
@@ -78,8 +75,8 @@ def resize_position_embeddings(
 def _check_length(position_embeddings: torch.Tensor, tokens: int) -> None:
     if position_embeddings.ndim != 3 or position_embeddings.shape[1] != tokens:
         raise ValueError(
-            f"position embeddings of shape {tuple(position_embeddings.shape)} cannot be resampled: {tokens} tokens are "
-            "needed; DeepSpeed ZeRO-3 keeps parameters empty: resample at load, with hf_vit.load(name, image_size)"
+            f"cannot resample position embeddings of shape {tuple(position_embeddings.shape)} (expected {tokens} "
+            "tokens); under DeepSpeed ZeRO-3, whose parameters are empty, resample with hf_vit.load(name, image_size)"
         )
 
 
@@ -88,13 +85,13 @@ def resize_relative_embeddings(
 ) -> torch.Tensor:
     """Resample embeddings of 1-D relative distances (in raster order) from one grid of patches to another.
 
-    A distance of r * columns + c in raster order is one of r rows and c columns. So the embeddings are spread over all
-    distances in rows and columns, resampled there as position embeddings are, and folded back: where two pairs (r, c)
-    are the same distance, to their mean, weighted by how many pairs of patches have each.
+    The distance r * columns + c in raster order means r rows and c columns. The embeddings are spread over all
+    distances (r, c), resampled there like position embeddings, and folded back. Two (r, c) of the same distance are
+    averaged, weighted by the number of pairs of patches.
 
     Args:
         embeddings: (tables, num_special + 2 * old_rows * old_columns - 1, head_dim), from the smallest distance up; the
-            first `num_special` are kept as they are.
+            first `num_special` are not changed.
         old_grid, new_grid, method: see `resize_position_embeddings`.
 
     Returns:
@@ -106,7 +103,7 @@ def resize_relative_embeddings(
     _check_length(embeddings, num_special + num_distances)
     special, distances = embeddings.split([num_special, num_distances], dim=1)
     new_reach = [size - 1 for size in new_grid]
-    old_reach = [old - 1 if new > 1 else 0 for old, new in zip(old_grid, new_grid, strict=True)]  # of one row, no other
+    old_reach = [old - 1 if new > 1 else 0 for old, new in zip(old_grid, new_grid, strict=True)]  # 0 if one row is left
     old_places, _ = _places_of_distances(old_grid, old_reach, embeddings.device)
     new_places, counts = _places_of_distances(new_grid, new_reach, embeddings.device)
     old_size, new_size = ((2 * rows + 1, 2 * columns + 1) for rows, columns in (old_reach, new_reach))
@@ -119,10 +116,10 @@ def resize_relative_embeddings(
 
 
 def _places_of_distances(grid: Grid, reach: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distances on a grid, of up to `reach` rows and columns in both directions.
+    """List the distances on a grid of up to `reach` rows and columns in both directions.
 
     Returns:
-        The place of each among all distances in raster order, and how many pairs of patches have it; both of length
+        The index of each among all distances in raster order, and its number of pairs of patches; both of length
         (2 * reach[0] + 1) * (2 * reach[1] + 1).
     """
     rows, columns = (torch.arange(-far, far + 1, device=device) for far in reach)
@@ -132,13 +129,13 @@ def _places_of_distances(grid: Grid, reach: Sequence[int], device: torch.device)
 
 
 def _linear_weights(old: int, new: int, method: str = "jax") -> torch.Tensor:
-    """Linear interpolation with aligned corners as a matrix, in float64.
+    """Compute the matrix of linear interpolation with aligned corners, in float64.
 
-    The coordinate of a sample is computed as scipy does: for some sizes, 28 to 14 among them, that of the last one
-    comes out above the last point, where scipy finds nothing and writes zero. "jax_exact" does so too.
+    Coordinates are computed as in scipy. For some sizes, such as 28 to 14, rounding puts the last one beyond the last
+    point, and scipy writes zero there. "jax_exact" does the same.
 
     Returns:
-        (new, old), every row sums to 1 (or 0: see above).
+        (new, old); every row sums to 1 (or to 0, see above).
     """
     coordinates = torch.arange(new, dtype=torch.float64) * ((old - 1) / torch.sym_max(new - 1, 1))
     distances = coordinates[:, None] - torch.arange(old, dtype=torch.float64)
@@ -147,27 +144,29 @@ def _linear_weights(old: int, new: int, method: str = "jax") -> torch.Tensor:
 
 
 class PositionTables(nn.Module):
-    """Learned tables on `config.stored_grid`; `forward` gives them on any grid."""
+    """Learned tables on `config.stored_grid`; `forward` returns them on any grid."""
 
     def __init__(self, config: HfViTConfig):
         super().__init__()
         self.config = config
 
     def initialize(self) -> None:
+        """Draw the tables."""
         for table in self.parameters():
             init.normal_(table, std=self.config.initializer_range)
 
     def forward(self, grid: Grid) -> torch.Tensor:
+        """Return the positions on a grid (rows, columns)."""
         raise NotImplementedError
 
     @torch.no_grad()
     def resample(self, grid: Grid) -> None:
-        """Resample to another grid for good; `config.image_size` is to follow."""
+        """Resample the tables permanently to a grid (rows, columns); the caller updates the configuration."""
         raise NotImplementedError
 
 
 class LearnedPositions(PositionTables):
-    """A vector for each token, the patches in raster order ("1-D" in Table 8)."""
+    """A vector for each token, patches in raster order ("1-D" in Table 8)."""
 
     def __init__(self, config: HfViTConfig, count: int):
         super().__init__(config)
@@ -189,7 +188,7 @@ class LearnedPositions(PositionTables):
 class LearnedPositions2D(PositionTables):
     """A vector of hidden_size / 2 for each column (X) and for each row (Y), concatenated ("2-D" in Table 8).
 
-    The paper does not say what the class token has; here it has a vector of its own, as in the plain table.
+    The paper does not mention the class token; here it has its own vector, as in `LearnedPositions`.
     """
 
     def __init__(self, config: HfViTConfig, count: int):
@@ -210,7 +209,7 @@ class LearnedPositions2D(PositionTables):
         return patches if self.prefix is None else torch.cat([self.prefix, patches], dim=1)
 
     def axes(self, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
-        """(tables, rows, hidden_size / 2) and (tables, columns, hidden_size / 2)"""
+        """Return the vectors of rows and of columns: (tables, rows or columns, hidden_size / 2) each."""
         old, method = self.config.stored_grid, self.config.position_interpolation
         y = resize_position_embeddings(self.y, (old[0], 1), (grid[0], 1), 0, method)
         return y, resize_position_embeddings(self.x, (1, old[1]), (1, grid[1]), 0, method)
@@ -224,9 +223,9 @@ class LearnedPositions2D(PositionTables):
 class RelativePositions(PositionTables):
     """A vector for each relative distance of two patches, for `HfViTRelativeAttention`; all heads share it.
 
-    The distance is that of the patches in raster order, p_query - p_key, as the paper's is. The class token has no
-    place on the grid: three vectors of its own are for the pairs class token and patch, patch and class token, and
-    class token and itself (query and key).
+    The distance is p_query - p_key in raster order, as in the paper. The class token has no place on the grid; three
+    special vectors are for its pairs (query, key): class token and patch, patch and class token, class token and
+    itself.
     """
 
     def __init__(self, config: HfViTConfig):
@@ -241,14 +240,14 @@ class RelativePositions(PositionTables):
         return self.on(grid)[0, self.index(grid)]
 
     def on(self, grid: Grid) -> torch.Tensor:
-        """(rows, columns) -> (1, special pairs + 2 * rows * columns - 1, head_dim)"""
+        """Return the table on a grid: (1, special pairs + 2 * rows * columns - 1, head_dim)."""
         config = self.config
         return resize_relative_embeddings(
             self.table, config.stored_grid, grid, self.num_special, config.position_interpolation
         )
 
     def index(self, grid: Grid) -> torch.Tensor:
-        """Which row of the table belongs to a pair of tokens: (queries, keys)"""
+        """Return the table's row for each pair of tokens: (queries, keys)."""
         place = torch.arange(grid[0] * grid[1], device=self.table.device)
         distance = place[:, None] - place + (self.num_special + grid[0] * grid[1] - 1)
         if not self.num_special:
@@ -262,12 +261,16 @@ class RelativePositions(PositionTables):
 
 
 def build_tables(config: HfViTConfig, count: int) -> PositionTables:
-    """Those that are added to tokens."""
+    """Build learned tables that are added to tokens.
+
+    Args:
+        count: number of tables.
+    """
     return (LearnedPositions2D if config.position_embedding_type == "learned2d" else LearnedPositions)(config, count)
 
 
 def build_layer_tables(config: HfViTConfig) -> PositionTables | None:
-    """What `position_embedding_placement` asks for: a table for each layer, or one for all; None for "input"."""
+    """Build the tables of the layers: one for each, or one for all; None with the placement "input"."""
     counts = {"every_layer": config.num_hidden_layers, "every_layer_shared": 1}
     count = counts.get(config.position_embedding_placement)
     return None if count is None else build_tables(config, count)

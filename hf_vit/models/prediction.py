@@ -1,6 +1,4 @@
-"""Classify images: from logits, with a model and its image processor, or with a saved folder; compute features of many,
-and find the nearest of them.
-"""
+"""Predictions for many images: classes, features, and search for similar images."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
@@ -19,22 +17,24 @@ from .configuration_hf_vit import HfViTConfig
 from .loading import load
 
 _BATCH_SIZE = 8
-_MOST_WORKERS = 8  # by default, of those that compute
-_READERS = 4  # by default, of those that only read
+_MOST_WORKERS = 8  # default maximum of workers that compute
+_READERS = 4  # default number of workers that only read
 _CHUNK = 8192  # rows of features that are compared at once
 
 
 class Prediction(NamedTuple):
+    """A class and its probability."""
+
     label: str
     score: float  # softmax probability
 
 
 class Batch(NamedTuple):
-    """What was computed for some images."""
+    """Outputs for some of the images."""
 
-    numbers: list[int]  # their places among all images
+    numbers: list[int]  # their indices among all images
     outputs: Any  # one for each of them
-    unreadable: dict[int, ImageReadingError]  # by place: the images between that were skipped
+    unreadable: dict[int, ImageReadingError]  # skipped images, by index
 
 
 def predict(
@@ -44,17 +44,21 @@ def predict(
     batch_size: int = _BATCH_SIZE,
     backend: str | None = None,
 ) -> Iterator[list[Prediction]]:
-    """The `top_k` most likely classes of every image, most likely first.
+    """Predict the `top_k` most likely classes of every image with a saved model, most likely first.
 
     Args:
         folder: a folder of `save_pretrained`, or a name on the Hub.
         images: paths of image files.
-        batch_size: images of a forward, at most.
+        batch_size: most images of a forward.
         backend: as in `hf_vit.load`.
 
     Raises:
-        ValueError: an image cannot be read; the message names it.
-        ValueError: the folder holds no classifier.
+        ValueError: an image cannot be read (the message names it), or the folder holds no classifier.
+
+    Example:
+        >>> from hf_vit.models.prediction import predict
+        >>> for image in predict("folder", ["photo.png"], top_k=3):
+        ...     labels = [prediction.label for prediction in image]
     """
     model, processor = load(folder, backend=backend)
     for batch in classify_batches(model, processor, [str(image) for image in images], top_k, batch_size):
@@ -69,15 +73,18 @@ def classify_batches(
     batch_size: int = _BATCH_SIZE,
     skip_unreadable: bool = False,
 ) -> Iterator[Batch]:
-    """The `top_k` most likely classes of many images, most likely first: `outputs` are lists of `Prediction`.
+    """Predict the `top_k` most likely classes of many images, most likely first, batch by batch.
 
     Args:
         model, processor, images, batch_size: as in `predict_batches`.
-        skip_unreadable: leave out images that cannot be read, and go on.
+        skip_unreadable: skip images that cannot be read.
+
+    Returns:
+        Batches whose `outputs` are lists of `Prediction`, one list for each image.
 
     Raises:
-        ValueError: the model is no classifier of images.
-        ImageReadingError: as in `predict_batches`, unless they are skipped.
+        ValueError: the model is not an image classifier.
+        ImageReadingError: an image cannot be read, without `skip_unreadable`.
     """
     _check_classifier(model)
     with closing(_compute(model, model, processor, images, batch_size, None, skip_unreadable)) as batches:
@@ -93,15 +100,28 @@ def embed(
     workers: int | None = None,
     normalize: bool = False,
 ) -> np.ndarray:
-    """Features of many images, (images, features) float32: what a classifier's head sees (`pooler_output`).
+    """Compute the features of many images: the input of a classifier's head (`pooler_output`).
 
     Args:
-        model: of any class, in evaluation mode; others as in `predict_batches`.
-        normalize: divide each by its length (L2).
+        model: a model of any class, in evaluation mode.
+        processor, images, batch_size, workers: as in `predict_batches`.
+        normalize: divide each feature vector by its length (L2).
+
+    Returns:
+        (images, features) float32
 
     Raises:
         ValueError: there are no images, the model does not pool, or a feature is NaN or infinite.
         ImageReadingError: an image cannot be read; the message names its file.
+
+    Example:
+        >>> import hf_vit
+        >>> from hf_vit.models.prediction import embed, search
+        >>> model, processor = hf_vit.load("folder")
+        >>> features = embed(model, processor, ["photo.png"], normalize=True)
+        >>> rows, cosines = search(features, features[:1], top_k=1)
+        >>> rows.tolist()
+        [[0]]
     """
     found = [batch.outputs for batch in embed_batches(model, processor, images, batch_size, workers, normalize)]
     if not found:
@@ -118,9 +138,21 @@ def embed_batches(
     normalize: bool = False,
     skip_unreadable: bool = False,
 ) -> Iterator[Batch]:
-    """The same batch after batch: `outputs` are (images, features); others as in `embed` and `classify_batches`."""
+    """Compute the features of many images, batch by batch.
+
+    Args:
+        model, processor, images, batch_size, workers, normalize: as in `embed`.
+        skip_unreadable: skip images that cannot be read.
+
+    Returns:
+        Batches whose `outputs` are (images, features).
+
+    Raises:
+        ValueError: the model does not pool, or a feature is NaN or infinite.
+        ImageReadingError: an image cannot be read, without `skip_unreadable`.
+    """
     if getattr(model.config, "pooling", "cls") == "none":
-        raise ValueError("the model does not pool, so that an image has no features of its own: its pooling is 'none'")
+        raise ValueError("cannot embed images: the model's pooling is 'none' (expected 'cls', 'mean' or 'map')")
     encoder = model.base_model
     forward = partial(encoder, only_pooled=True) if isinstance(model.config, HfViTConfig) else encoder
     with closing(_compute(encoder, forward, processor, images, batch_size, workers, skip_unreadable)) as batches:
@@ -128,22 +160,22 @@ def embed_batches(
             features = batch.outputs.pooler_output.float().cpu().numpy() if batch.numbers else np.empty((0, 0))
             if not (finite := np.isfinite(features).all(axis=1)).all():
                 first = batch.numbers[int(finite.argmin())]
-                raise ValueError(f"the model computes features that are NaN or infinite, of image {first} first")
+                raise ValueError(f"the model computes NaN or infinite features, first for image {first}")
             yield batch._replace(outputs=_unit(features) if normalize else features)
 
 
 def search(
     features: np.ndarray | Iterable[np.ndarray], queries: np.ndarray, top_k: int = 5
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that are most similar to each query, exactly: by cosine, computed in float64, most similar first.
+    """Find the rows that are most similar to each query, by exact cosine similarity in float64.
 
     Args:
-        features: (images, features), or such arrays one after the other, of which one at a time is in memory.
-        queries: (queries, features), or one of them.
-        top_k: how many rows, or all if there are fewer.
+        features: (images, features), or an iterable of such arrays, of which one at a time is in memory.
+        queries: (queries, features), or (features,) for one query.
+        top_k: number of rows to return; all if there are fewer.
 
     Returns:
-        Row numbers and cosines, (queries, top_k) each; of equal ones the first row comes first.
+        Row numbers and cosines, (queries, top_k) each, most similar first; equal ones in the order of rows.
 
     Raises:
         ValueError: `top_k` is less than 1, or the numbers of features differ.
@@ -168,7 +200,7 @@ def search(
 
 
 def _unit(features: np.ndarray) -> np.ndarray:
-    """Rows of length 1; those of length 0 stay."""
+    """Scale rows to length 1, except rows of zeros."""
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     return features / np.where(lengths == 0, 1, lengths)
 
@@ -176,25 +208,32 @@ def _unit(features: np.ndarray) -> np.ndarray:
 def predict_batches(
     model: Any, processor: Any, images: Iterable[Any], batch_size: int = _BATCH_SIZE, workers: int | None = None
 ) -> Iterator[Any]:
-    """A model's outputs for many images, batch after batch in their order; images are read while the model computes.
+    """Compute a model's outputs for many images, batch by batch in their order; reading and computing overlap.
 
-    On a CPU every worker reads a batch and computes it, with its share of PyTorch's threads: threads that each have
-    images of their own wait less than threads that share one (times in benchmarks/RESULTS.md). A compiled model, one
-    with hooks and one on another device compute in the caller's thread, and the workers read ahead.
+    On a CPU, every worker reads a batch and computes it with its share of PyTorch's threads. This is faster than all
+    threads on one batch (times in benchmarks/RESULTS.md). A model that is compiled, has hooks or is on another device
+    computes in the caller's thread, while the workers read ahead.
 
-    Leaving the loop early, or an error, ends the workers once they are through with their batches.
+    After an error, or if the loop is left early, the workers finish their batches and stop.
 
     Args:
-        model: in evaluation mode.
+        model: a model in evaluation mode.
         processor: its image processor.
-        images: whatever the processor takes, each alone; of an iterator no more is taken than is needed for twice as
-            many batches as there are workers.
-        batch_size: images of a forward, at most; fewer where the workers' shares would be unequal.
-        workers: threads; by default PyTorch's number of them and at most 8, or 4 where they only read.
+        images: images in any form that the processor takes. An iterator is read ahead by at most two batches for each
+            worker.
+        batch_size: most images of a forward; fewer are used to give all workers equal shares.
+        workers: number of threads; None: PyTorch's number, at most 8, or 4 if they only read.
 
     Raises:
-        ImageReadingError: an image cannot be read; the message names its file. The batches before come first.
+        ImageReadingError: an image cannot be read; the message names its file. Earlier batches are returned first.
         ValueError: `batch_size` or `workers` is less than 1.
+
+    Example:
+        >>> import hf_vit
+        >>> from hf_vit.models.prediction import predict_batches
+        >>> model, processor = hf_vit.load("folder")
+        >>> for outputs in predict_batches(model, processor, ["photo.png"] * 3, batch_size=2):
+        ...     classes = outputs.logits.argmax(dim=-1)
     """
     with closing(_compute(model, model, processor, images, batch_size, workers, False)) as batches:
         for batch in batches:
@@ -210,7 +249,7 @@ def _compute(
     workers: int | None,
     skip_unreadable: bool,
 ) -> Generator[Batch, None, None]:
-    """Do what `predict_batches` says, with what is called as the model; a batch is empty where an image is skipped."""
+    """Implement `predict_batches`, with `forward` in place of the model; a skipped image is an empty batch."""
     computes = _computes_in_workers(model)
     threads = torch.get_num_threads()
     if workers is None:
@@ -218,11 +257,11 @@ def _compute(
     if batch_size < 1 or workers < 1:
         raise ValueError(f"batch_size is {batch_size} and workers is {workers}; both must be at least 1")
     if computes and isinstance(images, Sized):
-        turns = -(-len(images) // (workers * batch_size))  # of every worker, in batches as equal as can be
+        turns = -(-len(images) // (workers * batch_size))  # batches of every worker, made as equal as possible
         batch_size = max(1, -(-len(images) // (workers * max(turns, 1))))
 
     def read(batch: list[tuple[int, Any]]) -> list[Batch]:
-        """The inputs of a batch; of one with an image that cannot be read, those of its halves."""
+        """Read the inputs of a batch; if an image cannot be read, read its halves."""
         numbers, items = map(list, zip(*batch, strict=True))
         try:
             return [Batch(numbers, processor(items, return_tensors="pt").to(model.device), {})]
@@ -255,7 +294,7 @@ def _compute(
 
 
 def _computes_in_workers(model: Any) -> bool:
-    """Whether several threads can compute with a model at once, and are the faster for it."""
+    """Tell whether several threads can compute with a model at once, and are faster."""
     is_compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
     if model.device.type != "cpu" or is_compiled or "forward" in vars(model):  # a backend has threads of its own
         return False
@@ -273,10 +312,10 @@ def _batches_of(images: Iterable[Any], batch_size: int) -> Iterator[list[Any]]:
 def _in_order(
     function: Callable[[Any], Any], items: Iterable[Any], workers: int, torch_threads: int
 ) -> Generator[Any, None, None]:
-    """Results of a function for some items, in their order, computed by threads that are ahead by two items each.
+    """Yield a function's results in the order of the items, computed by threads that work ahead by two items each.
 
     Args:
-        torch_threads: of PyTorch, in each of them.
+        torch_threads: number of PyTorch's threads in each of them.
     """
     own_threads, pending = torch.get_num_threads(), deque[Future[Any]]()
     pool = ThreadPoolExecutor(workers, "hf_vit", torch.set_num_threads, (max(torch_threads, 1),))
@@ -289,7 +328,7 @@ def _in_order(
             yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(own_threads)  # new threads begin with the number that any thread has set last
+        torch.set_num_threads(own_threads)  # new threads take the number that was set last in any thread
 
 
 @torch.inference_mode()
@@ -299,11 +338,21 @@ def classify(model: Any, processor: Any, images: Any, top_k: int = 5) -> list[li
     Args:
         model: a classifier, in evaluation mode.
         processor: its image processor.
-        images: whatever the processor takes.
-        top_k: how many classes to name, most likely first.
+        images: images in any form that the processor takes.
+        top_k: number of classes to return.
+
+    Returns:
+        For each image its `top_k` classes, most likely first.
 
     Raises:
         ValueError: the model has no head, or the processor cannot read an image.
+
+    Example:
+        >>> import hf_vit
+        >>> from hf_vit.models.prediction import classify
+        >>> model, processor = hf_vit.load("folder")
+        >>> len(classify(model, processor, ["photo.png", "photo.png"], top_k=3))
+        2
     """
     _check_classifier(model)
     return _classes_of(model, model(**processor(images, return_tensors="pt").to(model.device)), top_k)
@@ -311,21 +360,21 @@ def classify(model: Any, processor: Any, images: Any, top_k: int = 5) -> list[li
 
 def _check_classifier(model: Any) -> None:
     if not hasattr(model, "classifier"):
-        raise ValueError(f"{type(model).__name__} has no classification head; load a folder of a classifier")
+        raise ValueError(f"cannot classify: {type(model).__name__} has no classification head; load a classifier")
 
 
 def _classes_of(model: Any, outputs: Any, top_k: int) -> list[list[Prediction]]:
     if outputs.logits.ndim != 2:
-        raise ValueError(f"the model classifies tokens, not images: its pooling is {model.config.pooling!r}")
+        raise ValueError(f"cannot classify images: the model classifies tokens (pooling {model.config.pooling!r})")
     return most_likely(outputs.logits, model.config.id2label, top_k)
 
 
 def most_likely(logits: torch.Tensor, id2label: Mapping[int, str], top_k: int = 5) -> list[list[Prediction]]:
-    """Name the `top_k` most likely classes, most likely first.
+    """Return the `top_k` most likely classes of each image, most likely first.
 
     Args:
         logits: (batch, num_labels)
-        id2label: names of the classes, as in a configuration.
+        id2label: class names, as in a configuration.
     """
     scores, indices = logits.float().softmax(dim=-1).topk(min(top_k, logits.shape[-1]))
     return [

@@ -1,4 +1,4 @@
-"""What all models share: loading that never draws at random, saving, initialisation, another image size."""
+"""Base of all models: loading without random weights, saving, initialisation, change of the image size."""
 
 import copy
 import io
@@ -40,25 +40,25 @@ logger = logging.get_logger(__name__)
 _Model = TypeVar("_Model", bound="HfVisionPreTrainedModel")
 
 CONVERSION_RECORD = "conversion.json"
-HEAD_KEYS = r"^classifier\."  # what a checkpoint has besides the encoder
-# What a config.json may describe beyond the weights beside it: a head, a pre-logits layer. A head of ViT-g/14 for
-# ImageNet-21k has 31 million parameters, a fourth.
+HEAD_KEYS = r"^classifier\."  # parameters of a checkpoint besides the encoder's
+# Parameters and tensors that a config.json may describe beyond its weights, for a head or a pre-logits layer. A head of
+# ViT-g/14 for ImageNet-21k has 31 million parameters, a fourth of this limit.
 _MORE_PARAMETERS = 2**27
 _MORE_TENSORS = 1_000
 _MAX_HEADER_BYTES = 2**24  # of a .safetensors; ViT-H/14's has 60 kB
-MAX_PICKLE_BYTES = 2**26  # of a .bin or .pth; what is cut off there ends in an error
+MAX_PICKLE_BYTES = 2**26  # of a .bin or .pth; a longer pickle is truncated, which is an error
 _MAX_OPERATIONS = 500_000  # of a pickle, 25 times those of ViT-H/14's weights; each may take 100 bytes
-_MAX_PICKLED_TEXT = 4_096  # characters; PyTorch's search in a message with 65,000 takes three minutes
-# Standard deviation of a normal distribution cut at two of its own: jax.nn.initializers corrects for it.
+_MAX_PICKLED_TEXT = 4_096  # characters; PyTorch needs three minutes to search an error message of 65,000
+# Standard deviation of the standard normal distribution truncated at 2; jax.nn.initializers divides by it.
 _TRUNCATED_STD = 0.87962566103423978
-# Arguments of `from_pretrained` that say where a config.json is.
+# Arguments of `from_pretrained` that locate a config.json.
 WHERE = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-# Arguments of `push_to_hub`, where `save_pretrained` is to call it.
+# Arguments of `push_to_hub` that `save_pretrained` passes on.
 _HUB_OPTIONS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
 
 def _sizes_of(settings: Any, config_class: Any) -> dict[str, Any]:
-    """The image size, and the patch size where there is one, of a configuration or a config.json."""
+    """Return the image size, and the patch size if there is one, of a configuration or a config.json."""
     found = settings if isinstance(settings, dict) else vars(settings)
     fields = [field for field in ("image_size", "patch_size") if hasattr(config_class, field)]
     return {field: found.get(field, getattr(config_class, field)) for field in fields}
@@ -68,6 +68,7 @@ class HfViTHead(nn.Linear):
     """A linear head; a new one is initialised with zeros, as in the paper."""
 
     def initialize(self) -> None:
+        """Set the weights to zero."""
         init.zeros_(self.weight)
 
 
@@ -88,11 +89,11 @@ class HfVisionPreTrainedModel(PreTrainedModel):
     # Parameters that may be missing from a checkpoint or have another shape; they are re-initialised with a warning.
     _new_when_missing: tuple[str, ...] = ("classifier.",)
     _new_in_words = "The classification head of {name} does not fit; it was re-created as zeros: train it."
-    # Parameters of a checkpoint of transformers that may be left over, besides `_keys_to_ignore_on_load_unexpected`.
+    # Parameters in files of transformers that are ignored, besides `_keys_to_ignore_on_load_unexpected`.
     _upstream_extras = r"(?!)"
 
-    _image_size_noted = False  # whether images of another size were said, or need not be
-    conversion_record: dict[str, Any] | None = None  # what the weights were converted from
+    _image_size_noted = False  # the warning about images of another size was given, or is not needed
+    conversion_record: dict[str, Any] | None = None  # source of converted weights
 
     def __init__(self, config: HfVisionConfig, *args: Any, **kwargs: Any):
         config.validate_architecture()
@@ -106,22 +107,21 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         config: Any = None,
         **kwargs: Any,
     ) -> _Model:
-        """Load a model; nothing in it is random.
+        """Load a model, without any random weights.
 
-        Folders of transformers' own `vit`, `vit_mae`, `bit` and (of version 4) `vit-hybrid` load too, with their
-        numbers.
-
-        `image_size=` other than the stored one resamples the position embeddings, once; `patch_size=` the kernel of the
-        patch embedding too. A flexible model keeps both as stored. A head that is missing, or of another number of
-        labels, is re-created as zeros, and said so.
+        Folders of transformers' own `vit`, `vit_mae`, `bit` and (of version 4) `vit-hybrid` load too, and compute the
+        same. `image_size=` resamples the position embeddings once, at load; `patch_size=` also resizes the kernel of
+        the patch embedding. A flexible model keeps both as stored. A head that is missing, or has another number of
+        labels, is re-created as zeros, with a warning. `verify=True` hashes all files again, see
+        `hf_vit.models.manifest`.
 
         Returns:
-            The model, in evaluation mode; with `output_loading_info=True` a tuple of it and of what did not fit.
+            The model, in evaluation mode; with `output_loading_info=True` a tuple of the model and the keys that did
+            not fit.
 
         Raises:
-            ValueError: an argument is unknown; anything else is missing, left over or of another shape; or a file is
-                not the one that was pushed, see `hf_vit.models.manifest`. `verify=True` hashes all files, whatever is
-                known of them.
+            ValueError: an argument is unknown; a parameter other than the head's is missing, unused or of another
+                shape; or a file is not the one that was pushed.
         """
         name = pretrained_model_name_or_path
         config_class: Any = cls.config_class
@@ -149,7 +149,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs.setdefault("ignore_mismatched_sizes", True)
         result: Any = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
-        if name is not None:  # once more, for what was downloaded just now
+        if name is not None:  # once more, for files that were downloaded just now
             check_pushed(name, settings, kwargs)
         model, info = result
         if upstream_names:
@@ -160,7 +160,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def _load(cls, name: str | os.PathLike | None, *model_args: Any, **kwargs: Any) -> Any:
-        """As in transformers; damaged weights and unknown arguments are one sentence."""
+        """Load a model, as in transformers; report damaged weights and unknown arguments in one sentence."""
         try:
             with _damage_refused(f"the weights of {name}"):
                 return super().from_pretrained(name, *model_args, **kwargs)
@@ -169,23 +169,23 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             raise
 
     def _take_sizes(self, sizes: dict[str, Any], stored: dict[str, Any]) -> None:
-        """Take the sizes that were asked for, where they are not the stored ones."""
+        """Set the requested sizes, where they differ from the stored ones."""
         changed = [field for field, size in sizes.items() if as_pair(size) != as_pair(stored[field])]
         if "patch_size" in changed:
             self.set_patch_size(**sizes)
         elif changed:
-            self.set_image_size(sizes["image_size"])  # which says that the image processor does not follow
+            self.set_image_size(sizes["image_size"])  # warns that the image processor keeps its size
 
     @staticmethod
     def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, whose model has no memory yet; it gets none where its files cannot fill it."""
+        """Load the weights, as in transformers; refuse first a model that is much larger than its files."""
         if checkpoint_files:
             _check_size(model, checkpoint_files)
         return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
 
     @classmethod
     def _refuse_leftover(cls, error: TypeError) -> None:
-        """Raise ValueError where the constructor got an argument that is neither a field nor about loading."""
+        """Raise ValueError where the constructor got an argument that is neither a field nor an option of loading."""
         if found := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)):
             config_class: Any = cls.config_class
             known = {*config_class.argument_names(), *WHERE, "device_map", "verify"}
@@ -193,22 +193,23 @@ class HfVisionPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
-        """Names in the files of transformers' own model -> ours; empty where a config.json is not one of its."""
+        """Return names in the files of transformers' own model -> ours; empty for any other config.json."""
         return {}
 
     def _settle_upstream(self, info: dict[str, Any]) -> None:
-        """Save the model in our names again, not in those of transformers that it was loaded from."""
+        """Forget transformers' names, so that the model is saved with ours."""
         conversions = vars(self).get("_weight_conversions") or []
         vars(self)["_weight_conversions"] = [one for one in conversions if not isinstance(one, WeightRenaming)]
 
     def post_init(self) -> None:
+        """Finish the construction, as in transformers."""
         super().post_init()
         if hasattr(self, "classifier") and self._keys_to_ignore_on_load_unexpected:
-            # transformers adds what parts of a model ignore; to a classifier, its encoder's head is no leftover
+            # transformers adds the keys that the encoder ignores, but a classifier must not ignore its head
             self._keys_to_ignore_on_load_unexpected = set(self._keys_to_ignore_on_load_unexpected) - {HEAD_KEYS}
 
     def _check_loading(self, info: dict[str, Any], name: str | os.PathLike) -> None:
-        """Only the head may differ from the checkpoint, and only as a whole."""
+        """Raise ValueError unless only the head differs from the checkpoint, and as a whole."""
         differs = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
         heads = [{key for key in self.state_dict() if key.startswith(prefix)} for prefix in self._new_when_missing]
         may_be_new = set[str]().union(*(head for head in heads if head <= differs))
@@ -224,11 +225,11 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             logger.warning(self._new_in_words.format(name=name))
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
-        """As in transformers; writes `conversion.json` too, if the model was converted."""
+        """Save the model, as in transformers, and `conversion.json` if the model was converted."""
         hub_options = {name: kwargs.pop(name) for name in _HUB_OPTIONS if push_to_hub and name in kwargs}
         super().save_pretrained(save_directory, **kwargs)
         self._save_record(save_directory)
-        loading = sys.modules.get("hf_vit.models.loading")  # as remote code, there is none
+        loading = sys.modules.get("hf_vit.models.loading")  # absent in remote code
         if loading is not None and kwargs.get("is_main_process", True):
             loading.settle_processor(save_directory)
         if push_to_hub:
@@ -236,14 +237,14 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             self.push_to_hub(repo_id, token=kwargs.get("token"), **hub_options)
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
-        """Push the model as `hf_vit.push` does, with a card; without hf_vit, as remote code, as transformers does."""
-        hf_vit = sys.modules.get("hf_vit")  # this file travels without what pushes, so it cannot import that
+        """Push the model with a card, see `hf_vit.push`; as remote code, without hf_vit, as in transformers."""
+        hf_vit = sys.modules.get("hf_vit")  # not imported: this file travels to the Hub without hf_vit
         if hf_vit is None:
             return super().push_to_hub(repo_id, **kwargs)  # pyright: ignore[reportArgumentType] - a copied function
         return hf_vit.push_saved(self, repo_id, **kwargs)
 
     def save_description(self, save_directory: str | os.PathLike) -> None:
-        """Write what `save_pretrained` writes besides the weights."""
+        """Write the files of `save_pretrained` except the weights."""
         self.config.architectures = [type(self).__name__]
         self.config.dtype = self.dtype
         self.config.save_pretrained(save_directory)
@@ -256,12 +257,12 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n", encoding="utf-8")
 
     def set_image_size(self, image_size: Size, processor_follows: bool = False) -> None:
-        """Take images of another size from now on; learned positions are resampled, for good.
+        """Set another image size; learned position embeddings are resampled permanently.
 
         Args:
             image_size: an int or (height, width) in pixels.
-            processor_follows: the caller sets the image processor to this size too; otherwise a warning says that it
-                has another. `hf_vit.load` does both.
+            processor_follows: suppress the warning that the image processor keeps its size, because the caller changes
+                it too, as `hf_vit.load` does.
 
         Raises:
             ValueError: the model cannot have this size.
@@ -274,38 +275,36 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             self._say_image_size(before)
 
     def _say_image_size(self, before: Size) -> None:
-        """Say that the model has another image size than before, and the image processor was not told."""
+        """Warn that the model's image size has changed, and the image processor's has not."""
         image_size = self.config.image_size
         if as_pair(image_size) == as_pair(before):
             return
         logger.warning_once(
-            f"{self.name_or_path or 'The model'} takes images of {_in_words(image_size)} pixels from now on, not "
-            f"{_in_words(before)}, and its image processor was not told: hf_vit.load({self.name_or_path!r}, "
-            f"image_size={image_size}) gives both at that size, set_image_size(..., processor_follows=True) says that "
-            "the processor has it too."
+            f"{self.name_or_path or 'The model'} now takes images of {_in_words(image_size)} pixels, not "
+            f"{_in_words(before)}, but its image processor was not changed: load both with hf_vit.load("
+            f"{self.name_or_path!r}, image_size={image_size}), or change the processor yourself and call "
+            "set_image_size(..., processor_follows=True)."
         )
 
     def _take_image_size(self, image_size: Size) -> None:
-        """State another image size; what depends on it follows."""
+        """Set another image size, and change the parameters that depend on it."""
         self.config.image_size = image_size
         self.config.validate_architecture()
 
     def set_patch_size(self, patch_size: Size, image_size: Size | None = None, processor_follows: bool = False) -> None:
-        """Set another size of the patches.
+        """Set another patch size.
 
         Raises:
-            ValueError: the model has none.
+            ValueError: the model has no patches.
         """
-        raise ValueError(f"{type(self).__name__} has no patches, whose size could be {patch_size}")
+        raise ValueError(f"cannot set patch_size {patch_size}: {type(self).__name__} has no patches")
 
     def note_image_size(self, pixel_values: torch.Tensor, is_asked: bool | None) -> None:
-        """Say, once for this model, that images have another size than it, unless that was asked for.
-
-        A compiled or exported forward says nothing.
+        """Warn, once for this model, that images have another size; a compiled or exported forward never warns.
 
         Args:
             pixel_values: (batch, num_channels, height, width)
-            is_asked: whether the caller wants positions to follow the images.
+            is_asked: the caller wants positions to follow the images, so that no warning is needed.
         """
         if is_asked or is_recorded() or self._image_size_noted:
             return
@@ -313,50 +312,56 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         if size != own:
             self._image_size_noted = True
             logger.warning(
-                f"Images of {_in_words(size)} pixels for a model of {_in_words(own)}, to which its image processor "
-                f"should bring them: hf_vit.load({self.name_or_path!r}, image_size=...) gives both at one size, and "
-                "interpolate_pos_encoding=True says that this is meant."
+                f"The images have {_in_words(size)} pixels, but the model is for {_in_words(own)}, to which its image "
+                f"processor resizes: load both at one size with hf_vit.load({self.name_or_path!r}, image_size=...), or "
+                "pass interpolate_pos_encoding=True if this size is intended."
             )
 
     def optimize_for_inference(self: _Model, batch_size: int = 1, backend: str = "torch") -> _Model:
-        """Compute the same faster, where gradients are not wanted; see `hf_vit.models.inference`.
+        """Make inference faster with the same results; see `hf_vit.models.inference`.
 
-        Takes as much memory again as the weights. A weight may change in any way at any time: where PyTorch cannot tell
-        whether it did, as while somebody holds a view of it, the layer computes as before. Call it once the model has
-        its weights, dtype and device: weights in memory that PyTorch did not allocate (a mapped file, a NumPy array)
-        are moved out of it. It may be called again; `train()` takes it back; saving and exporting do not see it, and a
-        compiled model packs nothing.
+        Call it after the model has its weights, dtype and device; it may be called again. It needs as much memory again
+        as the weights, and copies weights that PyTorch did not allocate (a mapped file, a NumPy array). Weights may
+        still be changed: a layer computes as before while PyTorch cannot tell whether its weight changes, e.g. while a
+        view of it exists. `train()` undoes it. Saved and exported models are not affected; a compiled model packs
+        nothing.
 
         Args:
-            batch_size: images at a time, as they will usually come; the torch backend does not depend on it.
+            batch_size: usual number of images of a forward; the torch backend does not depend on it.
             backend: "torch", "openvino", "onnxruntime", or "auto" for the fastest installed; see `hf_vit.use_backend`.
 
         Returns:
-            the model itself, in evaluation mode.
+            The model itself, in evaluation mode.
+
+        Example:
+            >>> import hf_vit
+            >>> model, processor = hf_vit.load("folder")
+            >>> model = model.optimize_for_inference()
         """
         if backend != "torch":
             hf_vit = sys.modules.get("hf_vit")  # as in `push_to_hub`
             if hf_vit is None:
-                raise ImportError(f"backend={backend!r} needs pip install 'hf_vit[openvino]', and import hf_vit")
+                raise ImportError(f"cannot use backend={backend!r}; pip install 'hf_vit[openvino]' and import hf_vit")
             return hf_vit.use_backend(self, backend, batch_size)
         optimize(self)
         return self.eval()
 
     @property
     def tokens_per_image(self) -> int:
-        """Rows that the linear layers see of an image."""
+        """Number of rows that an image has in the linear layers."""
         return 1
 
     def train(self: _Model, mode: bool = True) -> _Model:
+        """Set the training mode, as in PyTorch; undo `optimize_for_inference`."""
         use_training_products(self, mode)
         return super().train(mode)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """The original's initialisation (vit_jax/models_vit.py, models_resnet.py; flax's defaults elsewhere).
+        """Initialise a module as the original does (vit_jax/models_vit.py, models_resnet.py; else flax's defaults).
 
-        A module with a rule of its own says so by a method `initialize`. transformers initialises only modules that
-        own parameters, and has drawn here the weights of plain layers, and set norms to one and biases to zero.
+        A module with its own rule has a method `initialize`. transformers calls this for modules that own parameters;
+        its own rule (random weights, norms one, biases zero) comes first.
         """
         super()._init_weights(module)
         initialize = getattr(module, "initialize", None)
@@ -370,11 +375,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
 
 @contextmanager
 def _damage_refused(what: str) -> Iterator[None]:
-    """Turn what the readers of safetensors and of PyTorch raise for a damaged file into one sentence.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Turn the errors of safetensors and PyTorch about a damaged file into one ValueError."""
     try:
         yield
     except (MemoryError, PickleBudgetError):
@@ -389,7 +390,7 @@ def _damage_refused(what: str) -> Iterator[None]:
             raise ValueError(f"{what} have an adapter that cannot be loaded: {error!s:.300}") from error
         from_reader = type(error).__name__ == "SafetensorError" or modules & {"torch.serialization", "zipfile"}
         from_reader = from_reader or "check_operations" in functions
-        from_reader = from_reader or functions[-1] == "_load_pretrained_model"  # a pickle of no dictionary
+        from_reader = from_reader or functions[-1] == "_load_pretrained_model"  # a pickle that is not a dictionary
         if not from_reader or getattr(error, "filename", None):  # a file that cannot be opened
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
@@ -397,7 +398,7 @@ def _damage_refused(what: str) -> Iterator[None]:
 
 
 def _check_size(model: nn.Module, files: Sequence[str]) -> None:
-    """Check that a model without memory is not far larger than its weights.
+    """Check that a model, not yet allocated, is not far larger than its weights.
 
     Raises:
         ValueError: it is; or the header of a file is damaged or too large.
@@ -415,7 +416,7 @@ def _check_size(model: nn.Module, files: Sequence[str]) -> None:
 
 
 def _count_stored(file: Path) -> tuple[int, int]:
-    """The most parameters and tensors that a file of weights can hold."""
+    """Return upper bounds of the parameters and the tensors in a file of weights."""
     size = file.stat().st_size
     if file.suffix != ".safetensors":
         _check_pickle(file)
@@ -434,36 +435,37 @@ def _count_stored(file: Path) -> tuple[int, int]:
 
 
 def _check_pickle(file: Path) -> None:
-    """Check the pickle of a file of PyTorch; before 1.6 it is at the beginning."""
+    """Check the pickle of a PyTorch file; files from before PyTorch 1.6 begin with it."""
     if not zipfile.is_zipfile(file):
         with open(file, "rb") as stream, map_file(stream) as content:
             check_operations(content, file.name)
         return
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
-            if member.filename.lower().endswith("data.pkl"):  # PyTorch asks for it in any case
+            if member.filename.lower().endswith("data.pkl"):  # PyTorch ignores case in names
                 del member.CRC  # some files have none
                 with archive.open(member) as stream:
                     check_operations(io.BytesIO(stream.read(MAX_PICKLE_BYTES)), file.name)
 
 
 class PickleBudgetError(ValueError):
-    """Why a pickle is not followed, in one sentence that names its file."""
+    """Pickle that is too large or dangerous to read."""
 
 
 def map_file(stream: IO[bytes]) -> Any:
-    """A file in which `read` takes no memory for more than there is."""
+    """Map a file to memory, so that `read` cannot allocate more than the file has."""
     return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def check_operations(stream: Any, name: str) -> None:
-    """Check a pickle before it is followed.
+    """Check a pickle before it is read.
 
     Args:
-        stream: in memory, or of `map_file`.
+        stream: a file in memory, or of `map_file`.
+        name: name of the file, for messages.
 
     Raises:
-        PickleBudgetError: it has too many operations or too long a text, or makes a `bytearray` (20 GB need 50 bytes).
+        PickleBudgetError: too many operations, too long a text, or a `bytearray` (50 bytes can ask for 20 GB).
         ValueError: it is damaged.
     """
     for number, (_, argument, _) in enumerate(pickletools.genops(stream)):
@@ -478,17 +480,17 @@ def check_operations(stream: Any, name: str) -> None:
 
 
 def _count_numbers(tensor: dict[str, Any]) -> int:
-    """The most parameters in a tensor of a .safetensors; integers may be packed, from 4 bits each."""
+    """Return an upper bound of the parameters in a tensor of a .safetensors; integers may be packed, 4 bits each."""
     start, end = tensor["data_offsets"]
     return 2 * (end - start) if tensor["dtype"][0] in "IU" else math.prod(tensor["shape"])
 
 
 def _in_words(size: Size) -> str:
-    """`224` -> "224 x 224"."""
+    """Format a size: `224` -> "224 x 224"."""
     return " x ".join(map(str, as_pair(size)))
 
 
 def lecun_normal_(weight: torch.Tensor) -> None:
-    """Draw from a normal distribution cut at two standard deviations, variance 1 / inputs (flax's default)."""
+    """Draw from a normal distribution truncated at two standard deviations, variance 1 / inputs (flax's default)."""
     std = 1 / math.sqrt(weight[0].numel()) / _TRUNCATED_STD
     init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

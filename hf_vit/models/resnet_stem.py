@@ -1,7 +1,7 @@
-"""BiT's ResNets, with GroupNorm and standardised weights: in front of the hybrids, or by themselves (`hf_bit`).
+"""BiT's ResNets, with GroupNorm and standardised weights: the stem of the hybrids, and the network of `hf_bit`.
 
-Two units: post-activation, as vit_jax/models_resnet.py (google-research/vision_transformer) and models/bit.py
-(google-research/big_vision) have it; and pre-activation, as in models/bit_paper.py there and in big_transfer.
+There are two kinds of units: post-activation, as in vit_jax/models_resnet.py (google-research/vision_transformer) and
+models/bit.py (google-research/big_vision); and pre-activation, as in models/bit_paper.py there and in big_transfer.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ NUM_GROUPS = 32
 
 
 class StemNumbers(NamedTuple):
-    """In what ports of this ResNet differ; the defaults are the original's.
+    """Numbers in which ports of this ResNet differ; the defaults are the original's.
 
     group_norm_eps: timm and transformers have 1e-5.
     standardization_eps, standardization_form: see `standardize`; timm and transformers have 1e-8 and "variance".
-    padding: "same", see `_pad_same`; or "fixed", (kernel size - 1) / 2 on every side, whatever the image.
-    pool_padding: what stands around the map that the max-pool sees: "lowest" (nothing) or "zero".
+    padding: "same", see `_pad_same`; or "fixed", (kernel size - 1) / 2 on every side for any image.
+    pool_padding: padding of the max-pool: "lowest" (which never wins) or "zero".
     """
 
     group_norm_eps: float = 1e-6
@@ -36,7 +36,7 @@ _ORIGINAL = StemNumbers()
 
 
 def stem_numbers(config: Any) -> StemNumbers:
-    """Those of an `HfViTHybridConfig` or `HfBiTConfig`; the former has no paddings to choose from."""
+    """Return the numbers of an `HfViTHybridConfig` or `HfBiTConfig`; the former has a fixed kind of padding."""
     return StemNumbers(
         config.group_norm_eps,
         config.weight_standardization_eps,
@@ -47,7 +47,7 @@ def stem_numbers(config: Any) -> StemNumbers:
 
 
 def _pad_same(images: torch.Tensor, kernel_size: int, stride: int, value: float = 0.0) -> torch.Tensor:
-    """'SAME' padding of TensorFlow and JAX: the output is ceil(size / stride), the odd element goes after.
+    """Pad as 'SAME' of TensorFlow and JAX: the output has ceil(size / stride), an odd element is added at the end.
 
     Args:
         images: (batch, channels, height, width)
@@ -57,24 +57,27 @@ def _pad_same(images: torch.Tensor, kernel_size: int, stride: int, value: float 
         return images
     padding = []
     for size in (images.shape[3], images.shape[2]):  # torch pads the last dimension first
-        # a branch, not an expression: it keeps the symbolic sizes of a compiled model short
+        # a branch keeps the symbolic sizes of a compiled model shorter than an expression
         total = kernel_size - (stride if size % stride == 0 else size % stride)
         padding += [total // 2, total - total // 2]
     return pad(images, padding, value=value)
 
 
 def _pad_fixed(images: torch.Tensor, kernel_size: int, value: float = 0.0) -> torch.Tensor:
-    """The same padding on every side: at odd sizes 'SAME', at even sizes one row and column earlier."""
+    """Pad every side equally: at odd sizes the same as 'SAME', at even sizes shifted by one row and column."""
     return pad(images, [(kernel_size - 1) // 2] * 4, value=value)
 
 
 def standardize(weight: torch.Tensor, numbers: StemNumbers = _ORIGINAL) -> torch.Tensor:
-    """(weight - mean) / (std + eps) per output channel, with the population's standard deviation, in float32 at least.
+    """Compute (weight - mean) / (std + eps) per output channel, with the population's std, in float32 at least.
 
     With the form "variance" the divisor is sqrt(std ** 2 + eps).
 
     Args:
         weight: (out_channels, in_channels, height, width)
+
+    Returns:
+        The same shape and dtype.
     """
     wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
     std, mean = torch.std_mean(wide, dim=(1, 2, 3), correction=0, keepdim=True)
@@ -84,38 +87,44 @@ def standardize(weight: torch.Tensor, numbers: StemNumbers = _ORIGINAL) -> torch
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """Convolution without bias, with standardised weights."""
+    """Convolution with standardised weights and without bias."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int, numbers: StemNumbers):
         super().__init__(in_channels, out_channels, kernel_size, stride=stride, bias=False)
         self.numbers = numbers
 
     def standardized_weight(self) -> torch.Tensor:
+        """Return the standardised weight."""
         return standardize(self.weight, self.numbers)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """(batch, in_channels, height, width) -> (batch, out_channels, rows, columns)"""
         return self.convolve(images, self.standardized_weight())
 
     def convolve(self, images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Convolve with a weight that is standardised already."""
         if self.numbers.padding == "fixed":
             return conv2d(images, weight, stride=self.stride, padding=(self.kernel_size[0] - 1) // 2)
         return conv2d(_pad_same(images, self.kernel_size[0], self.stride[0]), weight, stride=self.stride)
 
 
 class GroupNorm(nn.GroupNorm):
+    """GroupNorm with 32 groups."""
+
     def __init__(self, num_channels: int, numbers: StemNumbers):
         super().__init__(NUM_GROUPS, num_channels, eps=numbers.group_norm_eps)
 
 
 class LastGroupNorm(GroupNorm):
-    """The last norm of a post-activation unit: zero at first, so that a new unit passes its input on."""
+    """Last norm of a post-activation unit, initialised with zeros, so that a new unit passes on its input."""
 
     def initialize(self) -> None:
+        """Set the weights to zero."""
         init.zeros_(self.weight)
 
 
 class Downsample(nn.Module):
-    """Projection of the residual where a unit changes the shape; normalised in a post-activation unit alone."""
+    """Projection of the residual where a unit changes the shape; normalised only in post-activation units."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, numbers: StemNumbers, has_norm: bool = True):
         super().__init__()
@@ -127,7 +136,7 @@ class Downsample(nn.Module):
 
 
 class BottleneckUnit(GradientCheckpointingLayer):
-    """1x1, 3x3 (with the stride), 1x1 convolution, each with GroupNorm; one ReLU after the residual sum."""
+    """Post-activation unit: 1x1, 3x3 (with the stride) and 1x1 convolution, each with GroupNorm; ReLU after the sum."""
 
     def __init__(self, in_channels: int, channels: int, stride: int, numbers: StemNumbers):
         super().__init__()
@@ -149,7 +158,7 @@ class BottleneckUnit(GradientCheckpointingLayer):
 
 
 class PreActivationUnit(GradientCheckpointingLayer):
-    """GroupNorm and ReLU before each of the convolutions (arXiv 1603.05027), of which the 3x3 has the stride."""
+    """Pre-activation unit (arXiv 1603.05027): GroupNorm and ReLU before each convolution; the 3x3 has the stride."""
 
     def __init__(self, in_channels: int, channels: int, stride: int, numbers: StemNumbers):
         super().__init__()
@@ -172,11 +181,13 @@ class PreActivationUnit(GradientCheckpointingLayer):
         return residual + self.conv3(relu(self.norm3(hidden)))
 
 
-# What transformers' BitConfig calls them.
+# By their names in transformers' BitConfig.
 _UNITS: dict[str, type[nn.Module]] = {"bottleneck": BottleneckUnit, "preactivation": PreActivationUnit}
 
 
 class ResNetStage(nn.Module):
+    """Units of the same width; the first has the stride."""
+
     def __init__(
         self,
         in_channels: int,
@@ -197,14 +208,14 @@ class ResNetStage(nn.Module):
 
 
 class ResNetStem(nn.Module):
-    """Root convolution and max-pool (stride 4), then the stages, each but the first halving the map.
+    """Root convolution and max-pool (stride 4), then the stages; each but the first halves the map.
 
     Args:
-        num_channels: of the images.
-        width: channels of the root; stage s has 4 * width * 2 ** s at its output.
+        num_channels: number of image channels.
+        width: channels of the root; stage s (from 0) has 4 * width * 2 ** s at its output.
         depths: units per stage.
         numbers: those of the code that trained the weights.
-        layer_type: a key of `_UNITS`; with "preactivation" the root has no norm either.
+        layer_type: a key of `_UNITS`; with "preactivation" the root has no norm.
     """
 
     def __init__(
@@ -234,7 +245,7 @@ class ResNetStem(nn.Module):
         """(batch, num_channels, height, width) -> (batch, width of the root, ceil(height / 4), ceil(width / 4))"""
         hidden = self.convolution(pixel_values)
         hidden = hidden if self.norm is None else relu(self.norm(hidden))
-        # ONNX Runtime (1.31) would take zeros in front of a max-pool for no padding at all
+        # ONNX Runtime (1.31) treats zeros before a max-pool as no padding
         is_exported = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
         zero = 1e-30 if is_exported else 0.0
         value = zero if self.numbers.pool_padding == "zero" else float("-inf")

@@ -1,4 +1,4 @@
-"""Our class for a folder of transformers' own `vit`, `vit_mae`, `vit-hybrid` or `bit`."""
+"""Choice of our class for a folder of transformers' own `vit`, `vit_mae`, `vit-hybrid` or `bit`."""
 
 from typing import Any
 
@@ -23,12 +23,12 @@ _HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification", "Bi
 
 
 def is_of_transformers(settings: dict[str, Any]) -> bool:
-    """Whether a config.json is of one of transformers' models that we read."""
+    """Tell whether a config.json belongs to one of transformers' models that hf_vit reads."""
     return is_upstream(settings) or is_upstream_bit(settings)
 
 
 def model_class_for(settings: dict[str, Any]) -> type[HfVisionPreTrainedModel]:
-    """The class that takes the weights of such a folder: a classifier, or else the bare encoder."""
+    """Return the class for a folder of transformers: a classifier if it has a head, else the bare encoder."""
     has_head = any(name in _HAS_HEAD for name in settings.get("architectures") or [])
     config_class = {"vit-hybrid": HfViTHybridConfig, "bit": HfBiTConfig}.get(settings["model_type"], HfViTConfig)
     return MODELS[config_class][has_head]

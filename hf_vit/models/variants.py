@@ -1,4 +1,4 @@
-"""Every architecture by its name: "B/16", "R50+L/16", "R50x1"."""
+"""All architectures by name: "B/16", "R50+L/16", "R50x1"."""
 
 from typing import Any
 
@@ -12,13 +12,19 @@ VARIANTS = (*vit.VARIANTS, *bit.VARIANTS)
 
 
 def config_of_variant(name: str, /, **fields: Any) -> HfViTConfig | HfBiTConfig:
-    """The configuration of a Vision Transformer, a hybrid or a BiT ResNet.
+    """Return the configuration of a Vision Transformer, a hybrid or a BiT ResNet.
 
     Args:
-        fields: any of the configuration's.
+        name: one of `VARIANTS`.
+        fields: any field of the configuration.
 
     Raises:
         ValueError: no architecture has this name.
+
+    Example:
+        >>> from hf_vit.models.variants import config_of_variant
+        >>> config_of_variant("R50+L/16", image_size=384).grid_size
+        (24, 24)
     """
     refuse_unknown("variant", name, VARIANTS)
     return (HfBiTConfig if name in bit.VARIANTS else HfViTConfig).from_variant(name, **fields)

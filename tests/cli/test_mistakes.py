@@ -117,7 +117,7 @@ PYTHON = [
     (lambda: hf_vit.load("model", preset="imagenet"), "preset is 'imagenet'; it must be one of vit_jax, augreg"),
     (
         lambda: HfViTHybridForImageClassification.from_pretrained("model"),
-        "model holds a model of type hf_vit, not ",
+        "model holds a model of type hf_vit (expected ",
     ),
     (lambda: HfViTForImageClassification.from_pretrained("hybrid"), "use HfViTHybridForImageClassification or hf_vit."),
     (lambda: HfViTForImageClassification.from_pretrained("noconfig"), "noconfig holds no config.json (expected a fold"),

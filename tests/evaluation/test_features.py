@@ -140,7 +140,7 @@ def test_a_resnet_has_one_kind_of_features(colors, tmp_path):
     assert extract(extractor_of(tmp_path, colors)).values.shape == (14, config.hidden_size)
     with pytest.raises(ValueError, match="has no tokens; choose --features pre_logits"):
         extractor_of(tmp_path, colors, features="patch_mean")
-    with pytest.raises(ValueError, match="a ResNet takes whole images"):
+    with pytest.raises(ValueError, match="a ResNet needs whole images"):
         extractor_of(tmp_path, colors, preset="native")
 
 

@@ -150,7 +150,7 @@ def test_a_folder_without_an_image_processor(kind, preset, normalization, tmp_pa
     assert (processor.preset, (processor.image_mean, processor.image_std)) == (preset, normalization)
     assert size_of(processor) == ((224, 224) if kind == "transformers bit" else (24, 24))
     (sentence,) = said()
-    assert f"holds no image processor: one was made for its model, with the preset '{preset}'" in sentence
+    assert f"holds no image processor. One was made with the preset '{preset}'" in sentence
 
 
 def disagreeing(folder):
@@ -165,7 +165,7 @@ def test_a_folder_that_disagrees_is_said(tmp_path, said):
     model, processor = hf_vit.load(disagreeing(tmp_path))
     assert size_of(processor) == tuple(model.config.image_size) == (40, 56)
     (sentence,) = said()
-    assert "takes images of 40 x 56 pixels, and its image processor makes 24 x 24" in sentence
+    assert "takes images of 40 x 56 pixels, but its image processor makes 24 x 24" in sentence
     PICTURE.save(tmp_path / "picture.png")
     assert len(list(predict(tmp_path, [tmp_path / "picture.png"]))) == 1
     assert all("40 x 56" in sentence for sentence in said())
@@ -175,7 +175,7 @@ def test_a_pipeline_of_a_folder_that_disagrees_says_so_once(tmp_path, said):
     classify = pipeline("image-classification", str(disagreeing(tmp_path)))
     assert len(classify([PICTURE] * 3)) == 3
     (sentence,) = said()
-    assert "Images of 24 x 24 pixels for a model of 40 x 56" in sentence
+    assert "The images have 24 x 24 pixels, but the model is for 40 x 56" in sentence
     assert "hf_vit.load(" in sentence
     assert "interpolate_pos_encoding=True" in sentence
 
@@ -185,13 +185,13 @@ def test_another_size_of_the_model_alone_is_said(kind, tmp_path, said):
     model_of(kind).save_pretrained(tmp_path)
     model = AutoModelForImageClassification.from_pretrained(tmp_path, image_size=ASKED)
     (sentence,) = said()
-    assert f"takes images of 40 x 64 pixels from now on, not 24 x {48 if kind == 'hybrid' else 24}" in sentence
+    assert f"now takes images of 40 x 64 pixels, not 24 x {48 if kind == 'hybrid' else 24}" in sentence
     assert f"hf_vit.load({str(tmp_path)!r}, image_size=(40, 64))" in sentence
     model.set_image_size(ASKED)  # which it has
     model.set_image_size((56, 80), processor_follows=True)
     assert len(said()) == 1
     model.set_image_size(ASKED)
-    assert "40 x 64 pixels from now on, not 56 x 80" in said()[1]
+    assert "40 x 64 pixels, not 56 x 80" in said()[1]
 
 
 @pytest.mark.parametrize("kind", ["vit", "hybrid", "bit"])
@@ -203,7 +203,7 @@ def test_images_of_another_size_are_said_once_and_not_where_they_are_meant(kind,
     assert torch.equal(model(images).logits, expected)
     model(images), model(torch.zeros(1, 3, 56, 80))
     (sentence,) = said()
-    assert "Images of 40 x 64 pixels for a model of 24 x" in sentence
+    assert "The images have 40 x 64 pixels, but the model is for 24 x" in sentence
 
 
 def test_native_resolution_and_analysis_are_meant(said):
@@ -253,7 +253,7 @@ def test_what_is_saved_agrees(how, theirs, tmp_path, said):
     assert size_of(AutoImageProcessor.from_pretrained(folder)) == (40, 56)
     assert sizes_in_pipeline(str(folder)) == {(40, 56)}
     (sentence,) = said()
-    assert "takes images of 40 x 56 pixels, and its image processor made 24 x 24" in sentence
+    assert "takes images of 40 x 56 pixels, but its image processor makes 24 x 24" in sentence
 
 
 def test_arguments_reach_both(tmp_path):

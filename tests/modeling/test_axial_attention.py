@@ -101,7 +101,7 @@ def test_smaller_images_use_the_positions_in_the_middle_and_larger_ones_are_refu
     small.load_state_dict({**state, "positions": state["positions"][:, 4:-4]})
     feature_map = torch.randn(2, 16, 3, 5)
     torch.testing.assert_close(large(feature_map), small(feature_map))
-    with pytest.raises(ValueError, match=r"3 x 5 is larger than .* \(4\); build the model with a larger image_size"):
+    with pytest.raises(ValueError, match=r"3 x 5: axial .* 4; build the model with a larger image_size"):
         AxialAttention(16, 4, False, 1e-5)(feature_map)
 
 
@@ -119,5 +119,5 @@ def test_a_folder_of_it_loads_and_other_formats_refuse_it(tmp_path):
 
 
 def test_it_needs_post_activation_units():
-    with pytest.raises(Exception, match="axial attention is for units of type 'bottleneck'"):
+    with pytest.raises(Exception, match="axial attention needs units of type 'bottleneck'"):
         HfBiTConfig(spatial_mixing="axial_attention")

@@ -56,10 +56,13 @@ def test_defaults_are_the_originals():
             {"position_embedding_type": "relative", "position_embedding_placement": "every_layer"},
             "every_layer is for learned and learned2d, not relative",
         ),
-        ({"label2id": {"cat": 0, "dtype": []}}, r"label2id is .*; it must be names of classes with their numbers"),
-        ({"attention_axes": "axial"}, "no place for a class token: set use_cls_token=False, pooling='mean'"),
-        ({"attention_axes": "axial", "pooling": "mean", "num_hidden_layers": 5}, "num_hidden_layers is 5; .* pairs"),
-        ({"attention_axes": "axial", "pooling": "mean", "position_embedding_type": "relative"}, "needs another"),
+        ({"label2id": {"cat": 0, "dtype": []}}, r"label2id is .*; it must map class names to numbers"),
+        ({"attention_axes": "axial"}, "cannot have a class token; set use_cls_token=False and pooling='mean'"),
+        (
+            {"attention_axes": "axial", "pooling": "mean", "num_hidden_layers": 5},
+            "num_hidden_layers is 5; .* even number",
+        ),
+        ({"attention_axes": "axial", "pooling": "mean", "position_embedding_type": "relative"}, "cannot use; set"),
     ],
 )
 def test_impossible_architectures_are_refused(fields, message):

@@ -82,7 +82,9 @@ def test_every_forward_takes_a_patch_size():
 def test_a_model_with_one_patch_size_is_resized_for_good():
     model = tiny(image_size=(24, 36))
     stored = kernel_of(model).clone()
-    with pytest.raises(ValueError, match=r"one patch size, \(4, 6\); call make_flexible\(\) or set_patch_size\(\)"):
+    with pytest.raises(
+        ValueError, match=r"expected \(4, 6\), the only one .*; call make_flexible\(\) or set_patch_size\(\)"
+    ):
         model(pixels((8, 9)), patch_size=(8, 9))
     with pytest.raises(ValueError, match=r"height 24 is not a multiple of 5.*the nearest sizes are 20 and 25"):
         model.set_patch_size(5)
