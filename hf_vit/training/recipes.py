@@ -209,7 +209,7 @@ def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
 
 def convert(name: str, value: Any, kind: Any) -> Any:
     """`value` as `kind`, a type or a union of types; YAML 1.1 reads 1e-3 as text, so text may be a number."""
-    for option in alternatives(kind):
+    for option in sorted(alternatives(kind), key=lambda option: option is not type(None)):  # none is no text
         try:
             return _convert_to(value, option)
         except (TypeError, ValueError, OverflowError):

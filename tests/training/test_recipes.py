@@ -24,8 +24,11 @@ def test_command_line_values_have_the_type_of_their_field():
             "0.2,1",
             "--freeze",
             "[a.b]",
+            "--eval_split",
+            "none",
         ],
     )
+    assert settings.eval_split is None
     assert settings.learning_rate == 0.001
     assert settings.flip is False
     assert settings.compile is True
