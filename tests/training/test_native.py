@@ -12,6 +12,7 @@ from PIL import Image
 from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.images.image_resizing import fit_grid
 from hf_vit.models.embeddings import unpatchify
+from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.training import loop
 from hf_vit.training.augmentation import TrainTransform
@@ -174,6 +175,8 @@ def test_killed_and_resumed_is_bit_identical(strips, pretrained, tmp_path, monke
     assert "at step 4 of 12" in capsys.readouterr().out
     for name, tensor in weights(tmp_path / "whole").items():
         assert torch.equal(tensor, weights(tmp_path / "killed")[name]), name
+    again = evaluate(arguments(model=tmp_path / "whole", dataset=strips, split="train[:20]", num_workers=0))
+    assert again["loss"] == pytest.approx(metrics["loss"], rel=1e-5)  # an evaluation drops no patches
     saved = json.loads((tmp_path / "whole" / "preprocessor_config.json").read_text())
     assert (saved["preset"], saved["max_num_patches"]) == ("native", 30)
 
