@@ -94,7 +94,7 @@ def test_too_many_arrays_and_a_header_without_end(tmp_path, monkeypatch):
     ("file", "old", "new", "message"),
     [
         ("hybrid_r2222", "block4/", "block4000000000/", "stage 4000000000 of a ResNet; at most 8 are read"),
-        ("vit_token", "encoderblock_0/", "encoderblock_900/", r"does not hold what its layout needs; missing: "),
+        ("vit_token", "encoderblock_0/", "encoderblock_900/", r"its arrays do not match its architecture; missing: "),
     ],
 )
 def test_a_number_in_a_name_builds_nothing(file, old, new, message, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Reading and writing other people's checkpoints: one rule table per source."""
+"""Conversion of other projects' checkpoints, in both directions: one rule table per source."""
 
 from .checking import check
 from .converting import convert, convert_to_folder

@@ -1,4 +1,4 @@
-"""A model back into the file that it was converted from, beside what that file holds besides: a text tower, say."""
+"""Export of a model into a copy of its original file, with the file's other arrays (such as a text tower)."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,28 +19,35 @@ from .sources import recognise
 
 
 def export_beside(model: Model, path: Path, beside: str) -> None:
-    """Write the checkpoint `beside` again as .npz, with the arrays of `model` in the place of its own.
+    """Write a copy of the checkpoint `beside` as .npz, with the arrays of `model` instead of its own.
 
-    Names, order, stacking and dtypes are those of `beside`; its other arrays are copied, one in memory at a time.
+    Names, order, stacking and dtypes are those of `beside`. Its other arrays are copied, one at a time.
+
+    Args:
+        model: the model.
+        path: the .npz to write.
+        beside: path or address of the checkpoint that the model was converted from.
 
     Raises:
-        ConversionError: `beside` is not what the model was converted from, or holds another architecture.
+        ConversionError: the model was not converted from `beside`, or `beside` holds another architecture.
     """
     fetched = fetch_any(address_of(beside))
     with open_checkpoint(fetched) as checkpoint:
         source, naming = recognise(checkpoint, Request(_stored_grid(model.config), None, {}))
         if source.format != "jax":
-            raise ConversionError(f"{checkpoint.path.name} is not a checkpoint of the original JAX code")
+            raise ConversionError(
+                f"{checkpoint.path.name} is no checkpoint of the original JAX code; give the original"
+            )
         _check_record(record_of(model), fetched, checkpoint, naming)
         if not isinstance(model, source.models):
             raise ConversionError(f"{checkpoint.path.name} holds no {type(model).__name__}")
-        arrays = dict(source.arrays(model, naming.dialect))  # views: nothing is copied here
+        arrays = dict(source.arrays(model, naming.dialect))  # views, no copies
         _check_arrays(model, arrays, checkpoint, naming)
         write_npz(path, _merge(arrays, checkpoint, naming))
 
 
 def _stored_grid(config: Any) -> tuple[int, int] | None:
-    """(rows, columns) of the positions in the file, whatever size they were resampled to since."""
+    """Return (rows, columns) of the positions in the file, before any resampling."""
     if not isinstance(config, HfViTConfig):
         return None
     if config.is_flexible:
@@ -49,7 +56,7 @@ def _stored_grid(config: Any) -> tuple[int, int] | None:
 
 
 def _check_record(record: Mapping[str, Any], fetched: Fetched, checkpoint: Checkpoint, naming: Naming) -> None:
-    """Refuse a file that the model was not converted from, as far as the record tells: its sha256, or its names."""
+    """Refuse a file that the model was not converted from, by the sha256 (or else the dialect) in the record."""
     if not record:
         return
     file, origin = checkpoint.path.name, record.get("file", "another file")
@@ -58,17 +65,17 @@ def _check_record(record: Mapping[str, Any], fetched: Fetched, checkpoint: Check
         if sha256 != record["sha256"]:
             raise ConversionError(
                 f"{file} (sha256 {sha256[:16]}...) does not fit: the model was converted from {origin} (sha256 "
-                f"{record['sha256'][:16]}...), whose other arrays belong to it"
+                f"{record['sha256'][:16]}...); give that file"
             )
     elif record.get("dialect") != naming.dialect:
         raise ConversionError(
-            f"{file} does not fit: it was read as {naming.dialect}, and the model from {origin} as "
+            f"{file} does not fit: its dialect is {naming.dialect}, but the model was converted from {origin} with "
             f"{record.get('dialect')}"
         )
 
 
 def _check_arrays(model: Model, arrays: Mapping[str, torch.Tensor], checkpoint: Checkpoint, naming: Naming) -> None:
-    """Refuse a model that has other arrays; only positions may have another shape, where they were resampled."""
+    """Refuse a model whose arrays differ from the file's; only resampled positions may have another shape."""
     shapes = {name: checkpoint.shapes[stored.name] for name, stored in naming.arrays.items()}
     shapes |= {name: shapes[name][1:] for name, stored in naming.arrays.items() if stored.index is not None}
     problems = [f"the model has no {name}" for name in shapes if name not in arrays]
@@ -87,7 +94,7 @@ def _check_arrays(model: Model, arrays: Mapping[str, torch.Tensor], checkpoint: 
 def _merge(
     arrays: Mapping[str, torch.Tensor], checkpoint: Checkpoint, naming: Naming
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, array) of the whole file, in its order: the model's arrays where it has them, stacked as there."""
+    """Yield (name, array) of the whole file in its order; the model's arrays replace their originals."""
     own: dict[str, list[tuple[int | None, str]]] = {}
     for name, stored in naming.arrays.items():
         own.setdefault(stored.name, []).append((stored.index, name))
@@ -101,12 +108,12 @@ def _merge(
 
 
 def _as_stored(array: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
-    """The array in the dtype of the file.
+    """Return the array in the dtype of the file.
 
     Raises:
-        ConversionError: a value is too large for it.
+        ConversionError: a value is too large for the dtype.
     """
     stored = array.to(getattr(torch, dtype, array.dtype))
     if not torch.isfinite(stored).all():
-        raise ConversionError(f"{name} has values that are not finite in {dtype}, as the file has it")
+        raise ConversionError(f"cannot write {name}: it has values that are not finite in the file's dtype, {dtype}")
     return stored

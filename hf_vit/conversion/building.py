@@ -1,4 +1,4 @@
-"""From arrays to a model: an empty one that is filled, and the sizes that arrays imply."""
+"""Building a model from arrays: inferring sizes, making an empty model, filling it."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,15 +19,17 @@ from .checkpoint import Checkpoint
 from .inferred import Inferred, by
 from .rules import ConversionError, Rule, check_values
 
-_DEFAULT_IMAGE_SIZE = 224  # where a file has no table of positions to read it from
+_DEFAULT_IMAGE_SIZE = 224  # for a file without a table of positions
 UNKNOWN_IMAGE_SIZE = Inferred(_DEFAULT_IMAGE_SIZE, "no array of a ResNet shows it; the usual size", is_assumed=True)
 
 
 class StoredArray(NamedTuple):
-    """Where an array is: its name in the file, which of several that are stacked, and whether a row is missing.
+    """Place of an array in the file.
 
-    lacks_class_row: a table of positions has none for the class token, to which nothing is added: zeros.
-    shape: that of the rules, where the file has the same numbers in another; None for the file's own.
+    name: name in the file.
+    index: index in a stack of several arrays; None without a stack.
+    lacks_class_row: the table of positions has no row for the class token; a row of zeros is added.
+    shape: shape that the rules expect, if the file stores the numbers in another shape; None for the file's own.
     """
 
     name: str
@@ -37,7 +39,7 @@ class StoredArray(NamedTuple):
 
 
 def shapes_of(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, tuple[int, ...]]:
-    """The shapes as the rules speak of them: of one block, with a row for the class token."""
+    """Return the shapes that the rules see: of a single block, with a row for the class token."""
     shapes = {}
     for name, stored in arrays.items():
         shape = stored.shape or checkpoint.shapes[stored.name]
@@ -52,11 +54,13 @@ def shapes_of(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict
 def untrained_head(
     checkpoint: Checkpoint, arrays: Mapping[str, StoredArray], head: tuple[str, str], outputs_first: bool
 ) -> dict[str, dict[str, Any]]:
-    """A head as it was initialised, all zero, with one value in its bias; empty for any other.
+    """Describe an untrained head (weight all zero, bias constant); return an empty dictionary for any other head.
 
     Args:
-        head: names of its weight and bias.
-        outputs_first: the weight is (out, in, ...); its shape is told as JAX has it, (in, out).
+        checkpoint: the open checkpoint.
+        arrays: name in the rules -> place.
+        head: names of the head's weight and bias.
+        outputs_first: the weight is (out, in, ...); the returned shape is JAX's, (in, out).
     """
     if any(name not in arrays for name in head):
         return {}
@@ -70,20 +74,28 @@ def untrained_head(
 def check_required(
     shapes: Mapping[str, tuple[int, ...]], required: Mapping[str, int], optional: Mapping[str, int], file: str
 ) -> None:
-    """Check that the arrays that sizes are read from are there, with as many axes as they must have.
+    """Check the arrays that sizes are read from: they exist, with the right number of axes.
+
+    Args:
+        shapes: name in the rules -> shape.
+        required: name -> number of axes, for arrays that must exist.
+        optional: name -> number of axes, for arrays that may be absent.
+        file: name of the file, for messages.
 
     Raises:
-        ConversionError: the first that is not.
+        ConversionError: an array is missing, or has another number of axes.
     """
     if missing := [name for name in required if name not in shapes]:
-        raise ConversionError(f"{file} does not hold what its layout needs; missing: {', '.join(missing)}")
+        raise ConversionError(
+            f"cannot convert {file}: its arrays do not match its architecture; missing: {', '.join(missing)}"
+        )
     for name, ndim in {**required, **optional}.items():
         if name in shapes and len(shapes[name]) != ndim:
-            raise ConversionError(f"{file} has {name} with shape {shapes[name]}; it needs {ndim} axes")
+            raise ConversionError(f"{file} has {name} with shape {shapes[name]} (expected {ndim} axes)")
 
 
 def build_config(fields: dict[str, Any]) -> Any:
-    """A configuration: with `stem_depths` among its fields that of a hybrid, with `depths` that of a ResNet."""
+    """Build a configuration: of a hybrid if `stem_depths` is a field, of a ResNet if `depths` is, else of a ViT."""
     config_class: Any = HfBiTConfig if "depths" in fields else HfViTConfig
     if "stem_depths" in fields:
         config_class = HfViTHybridConfig
@@ -91,7 +103,7 @@ def build_config(fields: dict[str, Any]) -> Any:
 
 
 def empty_model(config: Any, has_head: bool) -> HfVisionPreTrainedModel:
-    """A model on the meta device."""
+    """Make a model without weights, on the meta device."""
     with torch.device("meta"):
         return MODELS[type(config)][has_head](config)
 
@@ -103,15 +115,18 @@ def fill(
     arrays: Mapping[str, StoredArray],
     weights: Path | None,
 ) -> None:
-    """Give an empty model its parameters, in float32, after checking all values; shapes are right.
+    """Give an empty model its parameters, in float32, after checking all values; shapes are already checked.
 
     Args:
-        arrays: for every name of the rules, where its array is.
-        weights: a .safetensors file that the arrays are streamed into, where the checkpoint allows it; the model then
-            stays empty.
+        model: the empty model.
+        rules: its rules.
+        checkpoint: the open checkpoint.
+        arrays: name in the rules -> place.
+        weights: a .safetensors file to stream the arrays into, if the checkpoint supports it; the model then stays
+            empty.
 
     Raises:
-        ConversionError: arrays of the wrong type, or not finite.
+        ConversionError: an array is not floating point, or not finite.
     """
     parameters = model.state_dict()
     place = {name: index for index, name in enumerate(checkpoint.shapes)}
@@ -126,7 +141,7 @@ def fill(
 def _convert_arrays(
     rules: list[Rule], checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """(our name, parameter) of every rule; each array of the file is read once, and lives only for its own rules."""
+    """Yield (our name, parameter) for every rule; each array is read once, and freed after its own rules."""
     problems = []
     for name, its_rules in groupby(rules, key=lambda rule: arrays[rule.theirs].name):
         array = checkpoint.read(name)
@@ -139,25 +154,25 @@ def _convert_arrays(
             one = pad(one, (0, 0, 1, 0)) if lacks_class_row else one
             yield ours, layout.to_ours(one).contiguous()
     if problems:
-        raise ConversionError(f"{checkpoint.path.name} cannot be used: {'; '.join(problems)}")
+        raise ConversionError(f"cannot convert {checkpoint.path.name}: {'; '.join(problems)}")
 
 
 def has_head(model: HfVisionPreTrainedModel) -> bool:
-    """Whether a model is more than the bare encoder."""
+    """Tell whether a model is more than the bare encoder."""
     return model.base_model is not model
 
 
 def _fits(num_patches: int, grid: tuple[int, int] | None) -> bool:
-    """Whether a table of positions has the given grid, or a square one."""
+    """Tell whether a table of positions has the given grid, or a square grid if none is given."""
     return num_patches == (grid[0] * grid[1] if grid else math.isqrt(num_patches) ** 2)
 
 
 def with_class_row(
     checkpoint: Checkpoint, arrays: dict[str, StoredArray], cls: str, positions: str, grid: tuple[int, int] | None
 ) -> dict[str, StoredArray]:
-    """The same arrays; a table of positions for the patches alone is one that lacks the row of the class token.
+    """Return the arrays; a table of positions for the patches only is marked as `lacks_class_row`.
 
-    So it is in big_vision, DeiT III and FlexiViT (`no_embed_class`).
+    big_vision, DeiT III and FlexiViT have such tables (`no_embed_class`).
     """
     table = arrays.get(positions)
     shape = checkpoint.shapes[table.name] if table else ()
@@ -169,16 +184,17 @@ def with_class_row(
 def image_size_of(
     num_patches: int | None, pixels: Sequence[int], grid: tuple[int, int] | None, file: str, has_cls: bool
 ) -> Inferred:
-    """The image size in pixels that a table of positions is for: one number where height and width are equal.
+    """Infer the image size in pixels from a table of positions; one number if height and width are equal.
 
     Args:
-        num_patches: rows of the table; None for a model without, of 224 x 224 pixels or about.
+        num_patches: rows of the table; None for a model without a table (assumed: about 224 x 224 pixels).
         pixels: height and width of a patch.
         grid: (rows, columns) that the caller states; a square by default.
-        has_cls: whether there is a class token, for the reason.
+        file: name of the file, for messages.
+        has_cls: there is a class token; only for the reason.
 
     Raises:
-        ConversionError: the table is neither of that grid nor of a square.
+        ConversionError: the number of rows does not match the grid, or is not a square.
     """
     if num_patches is None:
         rows, columns = grid or (max(_DEFAULT_IMAGE_SIZE // size, 1) for size in pixels)
@@ -187,10 +203,10 @@ def image_size_of(
         rows, columns = grid or (math.isqrt(num_patches), math.isqrt(num_patches))
         known = f"{num_patches} positions" + (", without the class token's:" if has_cls else ":")
     else:
-        expected = f"the {grid[0]} x {grid[1]} of position_grid" if grid else "a square"
+        expected = f"{grid[0]} x {grid[1]}, the position_grid" if grid else "a square"
         raise ConversionError(
-            f"{file} has position embeddings for {num_patches} patches, which is not {expected}; "
-            "state the shape of their grid as position_grid=(rows, columns)"
+            f"{file} has position embeddings for {num_patches} patches (expected {expected}); "
+            "state their grid as position_grid=(rows, columns)"
         )
     because = f"{known} {rows} x {columns} patches of {by(pixels)} pixels"
     because += ", if the grid is square" if num_patches is not None and grid is None else ""
@@ -198,12 +214,12 @@ def image_size_of(
 
 
 def one_or_pair(rows: int, columns: int) -> int | tuple[int, int]:
-    """A size as the configuration has it: an int where both are equal."""
+    """Return a size in the form of the configuration: an int if both numbers are equal."""
     return rows if rows == columns else (rows, columns)
 
 
 def variants_of_the_paper(config: HfViTConfig) -> list[str]:
-    """The paper's comparisons in a model, which no format of released checkpoints can say."""
+    """List the paper's ablations in a model; no other format supports them."""
     variants = []
     if config.position_embedding_type in ("learned2d", "relative"):
         variants.append(f"position embeddings of type {config.position_embedding_type}")
@@ -215,12 +231,12 @@ def variants_of_the_paper(config: HfViTConfig) -> list[str]:
 
 
 def projection(config: HfViTConfig) -> list[str]:
-    """The projection to an embedding, for the formats that have none."""
+    """List a projection to an embedding, for formats that do not support it."""
     return [] if config.projection_dim is None else ["projection to an embedding (projection_dim)"]
 
 
 def other_numbers(config: HfVisionConfig, numbers: Mapping[str, Any]) -> list[str]:
-    """The ResNet of a model, where it computes with other numbers than a format's, or with axial attention."""
+    """List a ResNet that a format does not support: with other numbers than the format's, or with axial attention."""
     if getattr(config, "spatial_mixing", "convolution") == "axial_attention":
         return ["ResNet with axial attention (spatial_mixing)"]
     if all(getattr(config, field) == value for field, value in numbers.items()):

@@ -1,4 +1,4 @@
-"""What `convert` would make of a checkpoint, and why, without making it."""
+"""Report of a conversion with all reasons, without converting."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +12,7 @@ from .inferred import Fields, as_text
 from .source import Request
 
 _OF_ANY_MODEL = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype"}
-_BESIDE = {  # what stands beside a model of the original repositories, by its name
+_BESIDE = {  # names of other parts in files of the original repositories
     "b": "bias of the similarity",
     "llm": "language model",
     "opt": "state of the optimiser",
@@ -31,19 +31,18 @@ def check(
     preset: str | None = None,
     **overrides: Any,
 ) -> str:
-    """Report what `convert` recognises, each field with its reason, what it assumes and what it leaves out.
+    """Report the model that `convert` would make: each field with its reason, assumptions, and omitted parts.
 
-    Nothing is written, and no array is read that is not needed to recognise the model, so that its values are not
-    checked.
+    Nothing is written. Only arrays that are needed to recognise the model are read, so values are not checked.
 
     Args:
-        source, labels, image_size, patch_size, position_grid, preset, overrides: those of `convert`.
+        source, labels, image_size, patch_size, position_grid, preset, overrides: arguments of `convert`.
 
     Returns:
         Lines of text.
 
     Raises:
-        ValueError, OSError: as `convert`.
+        ValueError, OSError: as in `convert`.
     """
     grid = None if position_grid is None else as_pair(position_grid)
     request = Request(grid, None, overrides, patch_size, without_weights=True)
@@ -54,22 +53,22 @@ def check(
 
 
 def left_out(record: dict[str, Any]) -> list[str]:
-    """What a checkpoint holds that was not converted, a sentence each.
+    """List the parts of a checkpoint that were not converted, one sentence each.
 
     Args:
         record: the content of `conversion.json`.
     """
     lines = []
     if record["left_out"]:
-        lines.append("the head of the checkpoint is all zero: it was left out, so this is an encoder without a head")
+        lines.append("the head of the checkpoint is all zero and was dropped: this is an encoder without a head")
     if record["beside"]:
         names = [f"{name} ({_BESIDE[name]})" if name in _BESIDE else name for name in record["beside"]]
-        lines.append(f"not converted, beside the model in the file: {', '.join(names)}")
+        lines.append(f"not converted, other parts of the file: {', '.join(names)}")
     return lines
 
 
 def _dialect(record: dict[str, Any]) -> str:
-    """How the file names its arrays, and their dtypes."""
+    """Describe the names of the file's arrays, and their dtypes."""
     dialect = dict(record["dialect"])
     parts = [f"names of {dialect.pop('names')}"]
     named = {name.replace("_", " "): value for name, value in dialect.items() if value}
@@ -78,7 +77,7 @@ def _dialect(record: dict[str, Any]) -> str:
 
 
 def _table(found: Fields) -> list[str]:
-    """A line for each field: name, value, reason; a reason that is that of the line above is left out."""
+    """Return one line per field: name, value, reason; a reason equal to the one above is omitted."""
     rows, above = [], ""
     for name, (value, because, is_assumed) in found.items():
         if name not in _OF_ANY_MODEL:

@@ -1,4 +1,4 @@
-"""A checkpoint at hand: fetched, its file open, its arrays unread; whose it is nobody knows yet."""
+"""An open checkpoint, before its source is recognised and its arrays are read."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ from .torch_files import is_torch_file, read_arrays
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin", ".msgpack")
-# Weights of a folder with a config.json, the better first.
+# Weights in a folder with a config.json; the first that exists is used.
 _WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -38,14 +38,14 @@ class Checkpoint:
     """An open checkpoint.
 
     Attributes:
-        location: what the user gave.
-        path: the file that identifies it; of arrays in a folder that folder.
-        settings: the config.json beside it; empty without.
-        shapes, dtypes: of its arrays by their names, in the order of the file; empty for a folder of transformers,
-            whose own loader reads its weights.
-        container: under which name of the file the arrays are, "" where they are at its root.
-        read: an array by its name.
-        streams: whether an array is in memory only once it is read.
+        location: path, address or name, as the user gave it.
+        path: the file; for arrays in a folder, the folder.
+        settings: the config.json beside it; empty without one.
+        shapes, dtypes: name -> shape or dtype of each array, in the order of the file. Empty for a folder of
+            transformers, whose own loader reads the weights.
+        container: key of the file under which the arrays are stored; "" for the root.
+        read: function that reads an array by its name.
+        streams: an array takes memory only when it is read.
     """
 
     location: str
@@ -59,10 +59,13 @@ class Checkpoint:
 
 
 def fetch_any(location: str) -> Fetched:
-    """Find a file or folder here, behind an address, or the folder of a model on the Hub.
+    """Find a local file or folder, or download it from an address or from the Hub.
+
+    Args:
+        location: path, address, or name of a model on the Hub.
 
     Raises:
-        SourceError: it does not exist or cannot be had.
+        SourceError: it does not exist or cannot be downloaded.
     """
     is_name = _HUB_NAME.fullmatch(location) and not location.endswith(_SUFFIXES) and not Path(location).exists()
     if is_name:
@@ -71,7 +74,7 @@ def fetch_any(location: str) -> Fetched:
 
 
 def _fetch_from_hub(name: str) -> Path:
-    """The files of a model on the Hub that a conversion needs, in the Hub's cache."""
+    """Download the files of a model on the Hub that a conversion needs; return the folder in the Hub's cache."""
     try:
         folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
         if not any(folder.glob("*.safetensors")):
@@ -79,16 +82,18 @@ def _fetch_from_hub(name: str) -> Path:
         return folder
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise SourceError(f"{name} is no file or folder here, and cannot be had from the Hub: {reason}") from error
+        raise SourceError(
+            f"{name} is no local file or folder, and cannot be downloaded from the Hub: {reason}"
+        ) from error
 
 
 @contextmanager
 def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
-    """Open a checkpoint, read its names and shapes, and close it at the end of the block.
+    """Open a checkpoint, read names and shapes of its arrays, and close it at the end of the block.
 
     Raises:
-        ConversionError: a damaged file, or a folder that does not hold one checkpoint.
-        ValueError: a damaged .npz, .msgpack, or folder of arrays.
+        ConversionError: the file is damaged, or the folder does not hold exactly one checkpoint.
+        ValueError: the .npz, .msgpack, or folder of arrays is damaged.
         ImportError: a package that its container needs is not installed.
     """
     path = fetched.path
@@ -120,7 +125,7 @@ def _beginning(path: Path) -> bytes:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """The config.json of a folder; empty for a file, or a folder without."""
+    """Return the config.json of a folder; an empty dictionary for a file, or a folder without one."""
     file = path / "config.json"
     if not file.is_file():
         return {}

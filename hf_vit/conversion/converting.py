@@ -1,4 +1,4 @@
-"""From any source that we recognise to a model and its image processor."""
+"""Conversion of a checkpoint from any known source to a model and its image processor."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,40 +39,43 @@ def convert(
 ) -> tuple[HfVisionPreTrainedModel, HfViTImageProcessor]:
     """Convert a checkpoint of the original family, or of one of its ports.
 
-    What it is, is seen from its content: the original's arrays (vit_jax, big_vision, big_transfer) in an .npz, a
-    .msgpack of flax, an Orbax folder or a TensorStore folder of big_vision's trainer; .safetensors, .pth, .pt or .bin
-    of timm (ViT, hybrids and BiT), torchvision, DeiT, MAE or DINO; a folder of timm, or of transformers' `vit` (of
-    PyTorch or Flax), `vit_mae`, `vit-hybrid` or `bit`. The model computes with the numbers that the source computes
-    with (GELU, epsilons). Of a file with two towers (SigLIP, LiT, CLIPPO, PaliGemma) the image tower is converted; the
-    record's `beside` names the rest, which `export_jax(beside=...)` takes from the file again.
+    The source is recognised from the content:
+
+    - the original's arrays (vit_jax, big_vision, big_transfer) in an .npz, a .msgpack of flax, an Orbax folder, or a
+      TensorStore folder of big_vision's trainer;
+    - .safetensors, .pth, .pt or .bin of timm (ViT, hybrids and BiT), torchvision, DeiT, MAE or DINO;
+    - a folder of timm, or of transformers' `vit` (PyTorch or Flax), `vit_mae`, `vit-hybrid` or `bit`.
+
+    The model keeps the source's own GELU and epsilons. If a file has two towers (SigLIP, LiT, CLIPPO, PaliGemma), the
+    image tower is converted. The record's `beside` names the rest, which `export_jax(beside=...)` copies from the file.
 
     Args:
-        source: a path, `https://...` or `gs://bucket/path` of a file, a folder that holds one (`gs://bucket/folder/`
-            too), or a name on the Hub; or `augreg:best:B/16`, what the original code chooses of "How to train your
-            ViT?", or `augreg:NAME`.
-        labels: names of the classes: "imagenet1k", a file (a name per line, or JSON) or a list; by default those that
-            a folder of transformers or timm has itself.
-        image_size: resample the position embeddings to another size, an int or (height, width) in pixels.
-        patch_size: compute with patches of another size than the stored kernel's, an int or (height, width). The model
-            is flexible: kernel and positions stay as stored, whatever the source, so that nothing is lost and
-            `set_patch_size` may be called again; `make_fixed` resizes them for good. Files named `flexivit_*`, and the
-            two baselines of FlexiViT, have a patch size from their name.
+        source: a path, `https://...` or `gs://bucket/path` of a file; a folder that holds one (also
+            `gs://bucket/folder/`); a name on the Hub; `augreg:NAME`; or `augreg:best:B/16`, the choice of the original
+            code among the files of "How to train your ViT?".
+        labels: class names: "imagenet1k", a file (one name per line, or JSON) or a list; by default the names stored in
+            a folder of transformers or timm.
+        image_size: resample the position embeddings to this image size, an int or (height, width) in pixels.
+        patch_size: compute with this patch size, an int or (height, width), instead of the stored kernel's. The model
+            is flexible: kernel and positions stay as stored, and `set_patch_size` may be called again; `make_fixed`
+            resizes them permanently. Files named `flexivit_*`, and FlexiViT's two baselines, have a patch size by
+            their name.
         position_grid: (rows, columns) of the table of positions in the file; a square by default.
-        preset: of the image processor; by default what the checkpoint was evaluated with.
-        weights: a .safetensors file that the weights of an .npz are streamed into; the model then stays on the meta
-            device, without any. See `convert_to_folder`.
-        overrides: fields of the configuration that no array shows, such as `pooling="none"`; for files of timm and
-            torchvision `num_attention_heads`, where the heads are not of 64 channels, and `hidden_act`.
+        preset: preset of the image processor; by default the preset of the checkpoint's evaluation.
+        weights: a .safetensors file to stream the weights of an .npz into; the model then stays on the meta device,
+            without weights. See `convert_to_folder`.
+        overrides: configuration fields that no array shows, such as `pooling="none"`; for timm's and torchvision's
+            files `num_attention_heads` (if heads do not have 64 channels) and `hidden_act`.
 
     Returns:
-        The model in evaluation mode: a classifier, or the bare encoder where the file has no trained head, with a
-        projection (`image_embeds`) where the head of an image tower is one. And the image processor that does what the
-        source did at evaluation. `model.conversion_record` says what was read and what was assumed; `save_pretrained`
-        writes it to `conversion.json`. `check` reports all reasons.
+        The model in evaluation mode, and the image processor of the source's evaluation. The model is a classifier; or
+        the bare encoder, if the file has no trained head, with a projection (`image_embeds`) if an image tower has one.
+        `model.conversion_record` describes what was read and assumed; `save_pretrained` writes it to `conversion.json`.
+        `check` reports all reasons.
 
     Raises:
-        ValueError: the file is not a checkpoint that we can convert; one sentence says why.
-        OSError: it cannot be fetched.
+        ValueError: the checkpoint cannot be converted; the message says why.
+        OSError: it cannot be found or downloaded.
     """
     grid = None if position_grid is None else as_pair(position_grid)
     request = Request(grid, weights, overrides, patch_size)
@@ -87,13 +90,13 @@ def convert_request(
     image_size: Size | None,
     preset: str | None,
 ) -> tuple[HfVisionPreTrainedModel, HfViTImageProcessor, Fields]:
-    """What `convert` does, and every field of the configuration, the preset and the labels with their reasons."""
+    """Convert; return model, image processor, and all inferred fields (also preset and labels) with their reasons."""
     if not isinstance(source, str | Path):
         what = type(source).__name__
         raise ConversionError(f"source is a {what} (expected a path, an address, or a name on the Hub); give its file")
     fetched = fetch_any(address_of(str(source)))
     with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor:
-        identity = executor.submit(_identity, fetched, checkpoint, request)  # runs beside the reading
+        identity = executor.submit(_identity, fetched, checkpoint, request)  # in parallel with reading
         its_source, naming = recognise(checkpoint, request)
         model, fields, record = its_source.read(checkpoint, naming, request)
         record = {"source": public_name(fetched), "file": checkpoint.path.name, **identity.result(), **record}
@@ -101,7 +104,7 @@ def convert_request(
     its_labels = _take_labels(model, its_source, checkpoint, labels)
     preprocessing = _preprocessing(its_source, checkpoint, naming, preset)
     processor = build_processor(model.config, **preprocessing.value)
-    has_own_size = "image_size" in sizes or not isinstance(model.config, HfBiTConfig)  # a BiT's arrays show none
+    has_own_size = "image_size" in sizes or not isinstance(model.config, HfBiTConfig)  # BiT's arrays show no size
     if not has_own_size and "size" in preprocessing.value:
         model.set_image_size(size_of(processor) or model.config.image_size, processor_follows=True)
         fields["image_size"] = preprocessing
@@ -115,14 +118,14 @@ def convert_request(
 
 
 def _identity(fetched: Fetched, checkpoint: Checkpoint, request: Request) -> dict[str, str]:
-    """The sha256 of a file, or over the files of a folder (`sha256_of_folder`), whose arrays are read."""
+    """Return the sha256 of the file or folder (`sha256_at`); an empty dictionary if no weights are read."""
     if request.without_weights:
         return {}
     return {"sha256": fetched.sha256 or sha256_at(checkpoint.path)}
 
 
 def _take_sizes(model: Any, request: Request, image_size: Size | None) -> dict[str, Any]:
-    """Give a model the sizes that the caller states; return what `conversion.json` says of them."""
+    """Give a model the sizes that the caller states; return their entries for `conversion.json`."""
     said: dict[str, Any] = {}
     if request.patch_size is not None:
         image_size = _set_patch_size(model, request.patch_size, image_size, request.overrides)
@@ -139,7 +142,7 @@ def _take_sizes(model: Any, request: Request, image_size: Size | None) -> dict[s
 def _take_labels(
     model: HfVisionPreTrainedModel, source: Source, checkpoint: Checkpoint, labels: str | Path | list[str] | None
 ) -> Inferred:
-    """Name the classes of a model, as the caller or else the source does."""
+    """Name the classes of a model, by the caller's names or else the source's."""
     names = labels
     if names is None and has_head(model):
         with wrong_types_refused(f"the config.json beside {checkpoint.path.name}"):
@@ -150,7 +153,7 @@ def _take_labels(
 
 
 def _preprocessing(source: Source, checkpoint: Checkpoint, naming: Naming, preset: str | None) -> Inferred:
-    """Arguments of the image processor, as the caller or else the source states them."""
+    """Return the arguments of the image processor, from the caller or else from the source."""
     if preset:
         return Inferred({"preset": preset}, "stated")
     with wrong_types_refused(f"the preprocessing beside {checkpoint.path.name}"):
@@ -158,7 +161,7 @@ def _preprocessing(source: Source, checkpoint: Checkpoint, naming: Naming, prese
 
 
 def _stated(request: Request, image_size: Size | None) -> set[str]:
-    """Names of the fields that the caller states."""
+    """Return the names of the fields that the caller states."""
     sizes = {"patch_size": request.patch_size, "image_size": image_size}
     return request.overrides.keys() | {name for name, size in sizes.items() if size is not None}
 
@@ -167,20 +170,20 @@ def _set_patch_size(model: Any, patch_size: Size, image_size: Size | None, overr
     """Make a model flexible, with this patch size.
 
     Returns:
-        The image size: what the caller states; or the model's own, if the patches divide it; or that of its grid.
+        The image size: the caller's; or None (the model's own) if the patches divide it; or that of the stored grid.
     """
     config = model.config
     if not isinstance(config, HfViTConfig):
-        raise ConversionError(f"{type(model).__name__} has no patches; leave out patch_size={patch_size}")
+        raise ConversionError(f"{type(model).__name__} has no patches; omit patch_size={patch_size}")
     model.make_flexible()
     if config.position_interpolation == "jax" and "position_interpolation" not in overrides:
-        config.position_interpolation = "bilinear"  # as FlexiViT's code does it
+        config.position_interpolation = "bilinear"  # as in FlexiViT's code
     model.set_patch_size(patch_size)
     pixels = [size * config.stride for size in as_pair(patch_size)]
     if image_size is None and any(np.mod(as_pair(config.image_size), pixels)):
         image_size = one_or_pair(*(count * size for count, size in zip(config.stored_grid, pixels, strict=True)))
     if image_size is not None:
-        config.grid_of(*as_pair(image_size))  # refuses a size that the patches do not divide
+        config.grid_of(*as_pair(image_size))  # raises if the patches do not divide the size
         model.set_image_size(image_size, processor_follows=True)
     return image_size
 
@@ -188,21 +191,24 @@ def _set_patch_size(model: Any, patch_size: Size, image_size: Size | None, overr
 def convert_to_folder(
     source: str | Path, output: str | Path, *, image_size: Size | None = None, overwrite: bool = False, **options: Any
 ) -> HfVisionPreTrainedModel:
-    """`convert` and save: the weights of an .npz go from file to file, a few arrays at a time.
+    """Convert a checkpoint and save it; the weights of an .npz are streamed, a few arrays at a time.
 
     Args:
+        source: as in `convert`.
         output: the folder; it appears when it is complete.
-        options: those of `convert`.
+        image_size: as in `convert`.
+        overwrite: replace an existing folder.
+        options: other arguments of `convert`.
 
     Returns:
-        The model; without weights, on the meta device, where they were streamed.
+        The model; if its weights were streamed, it is on the meta device, without weights.
 
     Raises:
         FileExistsError: `output` exists and may not be overwritten.
-        ValueError, OSError: as `convert`; and where the folder cannot be written.
+        ValueError, OSError: as in `convert`; or the folder cannot be written.
     """
     with new_folder(output, overwrite) as folder:
-        needs_memory = image_size is not None and options.get("patch_size") is None  # resampling does
+        needs_memory = image_size is not None and options.get("patch_size") is None  # for resampling
         weights = None if needs_memory else folder / "model.safetensors"
         model, processor = convert(source, image_size=image_size, weights=weights, **options)
         if model.device.type == "meta":

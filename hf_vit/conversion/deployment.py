@@ -1,9 +1,9 @@
-"""A deployment folder: a classifier as a program, and a script that classifies with it and without torch.
+"""Deployment folders: a classifier as a program, and a script that runs it without torch.
 
-| file | what |
+| file | content |
 | --- | --- |
-| model.onnx, or model.xml and model.bin | levels from 0 to 255 (batch, 3, height, width) -> logits; normalises itself |
-| labels.json | names of the classes by their number |
+| model.onnx, or model.xml and model.bin | levels 0 to 255 (batch, 3, height, width) -> logits, with normalisation |
+| labels.json | class names by number |
 | preprocessing.json | settings of the image processor |
 | predict.py | `python predict.py IMAGE ...`, the script |
 """
@@ -27,8 +27,8 @@ from ..models.pretrained import HfVisionPreTrainedModel
 from .programs import make_onnx, make_openvino, require
 from .rules import ConversionError
 
-RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}  # by format: what the script needs
-_WRITTEN = (  # of the processor's settings, into preprocessing.json
+RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}  # format -> package that the script needs
+_WRITTEN = (  # settings of the processor that preprocessing.json contains
     *("preset", "size", "do_center_crop", "crop_size", "resample", "antialias", "resize_output"),
     *("rescale_factor", "do_rescale", "do_normalize", "image_mean", "image_std", "background"),
 )
@@ -42,18 +42,18 @@ def export_deployment(
     size: Size | str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a deployment folder, which needs neither this package nor torch; see the top of this module.
+    """Write a deployment folder, which runs without this package and torch; its files are listed in this module.
 
     Args:
         model: a classifier of images, on the CPU; the program computes in float32.
-        folder: to write; it appears when it is complete.
+        folder: the folder to write; it appears when it is complete.
         to: "onnx" (extra `export`) or "openvino" (extra `openvino`).
-        processor: its image processor. The script computes the same levels, to the last bit.
-        size: of the images: an int or (height, width); by default the processor's.
-        overwrite: whether `folder` may be replaced.
+        processor: the model's image processor. The script computes bit-identical levels.
+        size: image size in pixels, an int or (height, width); by default the processor's.
+        overwrite: replace an existing folder.
 
     Raises:
-        ConversionError: the script cannot do what the model or the processor does; nothing is written.
+        ConversionError: the script does not support the model or the processor; nothing is written.
         FileExistsError: `folder` exists and may not be overwritten.
         ImportError: the extra is not installed.
     """
@@ -76,11 +76,11 @@ def export_deployment(
 
 
 def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageProcessor:
-    """The processor for images of `size`; raise ConversionError for what the script cannot do."""
+    """Return the processor for images of `size`; raise ConversionError if the script does not support it."""
     if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
         raise ConversionError(f"{type(model).__name__} does not classify images (expected a classifier that pools)")
     if processor is None:
-        raise ConversionError("a deployment folder needs the model's image processor, but there is none")
+        raise ConversionError("cannot write a deployment folder: the model has no image processor; give processor")
     if isinstance(size, str):
         raise ConversionError(f"the size of a deployment folder is {size!r} (expected pixels); state N or HxW")
     if size is not None:
@@ -88,7 +88,9 @@ def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageP
         processor = copy.deepcopy(processor)
         processor.update(size={"height": height, "width": width})
     if problem := _lacks(processor.settings()):
-        raise ConversionError(f"predict.py of a deployment folder cannot preprocess as this model needs: {problem}")
+        raise ConversionError(
+            f"cannot write a deployment folder: predict.py does not support the preprocessing: {problem}"
+        )
     result = _resulting_size(processor.settings())
     if size is not None and result != as_pair(size):
         raise ConversionError(f"the processor's crop makes images of {result} (expected {as_pair(size)}); change it")
@@ -96,7 +98,7 @@ def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageP
 
 
 def _lacks(settings: dict[str, Any]) -> str | None:
-    """What the script cannot do of an image processor's settings; None if it can do all."""
+    """Return a setting of the image processor that the script does not support; None if it supports all."""
     size, crop = settings["size"], settings["crop_size"] if settings["do_center_crop"] else {}
     short, how = size.get("shortest_edge"), f"resize_output={settings['resize_output']!r}"
     is_pillows, is_area = settings["resize_output"] == "rounded", settings["resample"] == AREA
@@ -119,7 +121,7 @@ def _resulting_size(settings: dict[str, Any]) -> tuple[int, int]:
 
 
 def _scaling(settings: dict[str, Any]) -> tuple[Any, Any]:
-    """Factor and summand that make pixel values of levels, (channels, 1, 1) each."""
+    """Return factor and summand, (channels, 1, 1) each, that convert levels to pixel values."""
     mean, std = (settings["image_mean"], settings["image_std"]) if settings["do_normalize"] else (0, 1)
     return scale_and_offset(settings["rescale_factor"] if settings["do_rescale"] else 1, mean, std, "cpu")
 
@@ -134,7 +136,7 @@ def _template() -> jinja2.Template:
 
 
 def _script(settings: dict[str, Any], runtime: str) -> str:
-    """The text of predict.py: only what these settings need."""
+    """Render predict.py with only the code that these settings need."""
     if settings["resize_output"] == "rounded":
         how = "pillow"
     else:

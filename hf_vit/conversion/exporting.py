@@ -1,4 +1,4 @@
-"""From a model to somebody else's checkpoint or program."""
+"""Export of a model to another project's checkpoint, or to a program."""
 
 import copy
 import os
@@ -44,23 +44,25 @@ def export(
     """Write a model in one of `FORMATS`.
 
     Args:
-        path: a file; for "transformers" a folder; for "timm" either; for "openvino", and for "onnx" unless it ends in
-            .onnx, a deployment folder: see `export_deployment`.
-        processor: its image processor, for "transformers" and a deployment folder.
+        model: the model.
+        path: a file; for "transformers" a folder; for "timm" either. For "openvino", and for "onnx" unless `path` ends
+            in .onnx, a deployment folder: see `export_deployment`.
+        to: the format, one of `FORMATS`.
+        processor: the model's image processor, for "transformers" and a deployment folder.
         dialect: for "jax"; see `export_jax`.
-        size: of the images, for programs: an int, (height, width) or "dynamic" (not in a deployment folder).
+        size: image size in pixels, for programs: an int, (height, width) or "dynamic" (not in a deployment folder).
         beside: for "jax"; see `export_jax`.
-        overwrite: whether `path` may be replaced.
+        overwrite: replace what exists at `path`.
 
     Returns:
-        What the format leaves to whoever loads it: for "timm", arguments of `create_model`.
+        Settings that the format does not store: for "timm", arguments of `create_model`; otherwise empty.
 
     Raises:
-        ConversionError: the format has no such model, or the size does not fit.
+        ConversionError: the format does not support the model, or the size does not fit.
         FileExistsError: `path` exists and may not be overwritten.
     """
     if to not in FORMATS:
-        raise ConversionError(f"unknown format {to!r}; known: {', '.join(FORMATS)}")
+        raise ConversionError(f"cannot export to {to!r}: unknown format (expected {', '.join(FORMATS)})")
     refuse_existing(path, overwrite)
     if to != "jax" and getattr(model.config, "is_flexible", False):
         model = _fixed(model, size)
@@ -73,24 +75,28 @@ def export(
         _PROGRAMS[to](model, path, size, overwrite)
         return {}
     if size is not None:
-        raise ConversionError(f"a size can only be given for {', '.join(_WITH_SIZE)}; convert at that size instead")
+        raise ConversionError(
+            f"cannot export to {to} with a size (expected {', '.join(_WITH_SIZE)}); convert at that size instead"
+        )
     if beside is not None:
         if to != "jax" or dialect is not None:
-            raise ConversionError("beside is for jax, without a dialect: names are those of the file beside")
+            raise ConversionError(
+                f"beside cannot be combined with to={to!r} and dialect={dialect!r} (expected jax, None)"
+            )
         export_beside(model, Path(path), str(beside))
         return {}
     width = getattr(model.config, "projection_dim", None)
     if to == "jax" and width is not None:
         logger.warning(
-            f"The projection to {width} numbers is written as the head, and reads back as a classifier of {width} "
-            "classes; with beside=ORIGINAL it stays a projection."
+            f"The projection to {width} numbers is written as the head, which converts back to a classifier of {width} "
+            "classes; give beside=ORIGINAL to keep a projection."
         )
     source, dialect = _writer(model, to, dialect)
     return source.write(model, Path(path), Writing(dialect, processor, overwrite))
 
 
 def _fixed(model: Any, size: Size | str | None) -> Any:
-    """A copy of a flexible model with resized weights: nobody else stores a kernel of another size than its patches."""
+    """Copy a flexible model and resize its weights permanently, since other formats do not support flexible models."""
     model = copy.deepcopy(model)
     if size is not None and not isinstance(size, str):
         model.set_image_size(size, processor_follows=True)
@@ -107,44 +113,43 @@ def export_jax(
 ) -> None:
     """Write a model as an .npz that the original code loads.
 
-    What was converted from an .npz comes back bit by bit in the dialect that it was read in: every array of the model
-    has its name, shape and values. Not written are a prefix of all names, arrays beside the model's, the stacking of
-    blocks, and a number format other than that of the model (float32 after `convert`); with `beside`, all of these are,
-    and a model that was not trained on gives the same file again, array by array. A projection is written as the head.
+    A model converted from an .npz is restored bit by bit in its own dialect: name, shape and values of every array of
+    the model. Other properties of the file are not restored: a prefix of all names, arrays of other parts, stacking of
+    blocks, and dtypes (the model is float32 after `convert`). With `beside`, these are restored too; without further
+    training, the result then equals the original array by array. A projection is written as the head.
 
     Args:
-        model: with or without a head. A model converted from a file whose all-zero head was left out gets it back.
+        model: model with or without a head. An all-zero head that was dropped by the conversion is restored.
         path: the .npz to write; it appears when it is complete.
-        beside: the file that the model was converted from: what it holds beside the model (a text tower, a language
-            model) is copied, one array in memory at a time; names, prefix, order, stacking and dtypes are its.
-        dialect: "vit_jax" (names of the released files), "flax" (those of present-day Flax) or "big_vision"; by
-            default the first of them that has such a model; of a BiT "big_transfer" or "big_vision", by default the one
-            that computes as the model does.
+        dialect: "vit_jax" (names of the released files), "flax" (names of present-day Flax) or "big_vision"; by default
+            the first that supports the model. For a BiT "big_transfer" or "big_vision"; by default the one that
+            computes like the model.
+        beside: the file that the model was converted from. Its other parts (a text tower, a language model) are copied,
+            one array at a time; names, prefix, order, stacking and dtypes are those of this file.
 
     Raises:
-        ConversionError: the dialect has no such model, or `beside` is another file or does not fit it.
+        ConversionError: the dialect does not support the model, or `beside` is not the model's original.
         NpzError: the file cannot be written.
     """
     export(model, path, "jax", dialect=dialect, beside=beside, overwrite=True)
 
 
 def export_timm(model: HfVisionPreTrainedModel, path: str | os.PathLike, overwrite: bool = False) -> dict[str, Any]:
-    """Write a model as timm has it.
+    """Write a model in timm's format.
 
-    A file holds the weights alone. A folder says too how the model is built, so that
-    `timm.create_model("local-dir:FOLDER")` computes what this model computes.
+    A file holds the weights only. A folder also describes the architecture, so that
+    `timm.create_model("local-dir:FOLDER")` computes the same as this model.
 
     Args:
-        model: with or without a head.
+        model: model with or without a head.
         path: a .safetensors file, or a folder; it appears when it is complete.
-        overwrite: whether it may replace what is there.
+        overwrite: replace what exists at `path`.
 
     Returns:
-        The arguments of `timm.create_model` with which the weights compute the same: timm's defaults differ, since
-        released models have tanh GELU.
+        Arguments of `timm.create_model` for the same results; timm's defaults differ (released models have tanh GELU).
 
     Raises:
-        ConversionError: timm has no such model.
+        ConversionError: timm does not support the model.
         FileExistsError: `path` exists and may not be overwritten.
     """
     return export(model, path, "timm", overwrite=overwrite)
@@ -156,32 +161,35 @@ def export_transformers(
     processor: HfViTImageProcessor | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a model as transformers' `ViTForImageClassification`, or `ViTModel` where it has no head; BiT as `Bit...`.
+    """Write a model as transformers' own class, which loads without this package.
 
-    Masked patch prediction of pixels is its `ViTForMaskedImageModeling`. This package is not needed to load it.
+    The class is `ViTForImageClassification`, or `ViTModel` without a head; `Bit...` for BiT; and
+    `ViTForMaskedImageModeling` for masked patch prediction of pixels.
 
     Args:
-        model: with a class token and learned position embeddings; a hybrid has no counterpart in transformers 5.
-        folder: to write; it appears when it is complete.
-        processor: its image processor, of which size, mean and deviation are written too. The pixels of transformers'
-            own processor differ from it by what is between two ways of resizing.
-        overwrite: whether `folder` may be replaced.
+        model: model with a class token and learned position embeddings; transformers 5 has no hybrids.
+        folder: the folder to write; it appears when it is complete.
+        processor: the model's image processor; its size, mean and deviation are written too. The pixel values of
+            transformers' own processor differ, because it resizes in another way.
+        overwrite: replace an existing folder.
 
     Raises:
-        ConversionError: transformers has no such model.
+        ConversionError: transformers does not support the model.
         FileExistsError: `folder` exists and may not be overwritten.
     """
     export(model, folder, "transformers", processor=processor, overwrite=overwrite)
 
 
 def _writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None) -> tuple[Source, str]:
-    """The source that writes a model in a format, and its dialect ("" for a format without)."""
+    """Return the source that writes a model in a format, and its dialect ("" for a format without dialects)."""
     takers = [source for source in SOURCES if source.format == to and isinstance(model, source.models)]
     if not takers:
-        raise ConversionError(f"{type(model).__name__} has no counterpart in {to}; convert its encoder or classifier")
+        raise ConversionError(f"{type(model).__name__} has no counterpart in {to}; export its encoder or classifier")
     known = list(dict.fromkeys(name for source in takers for name in source.dialects))
     if dialect not in (None, *known):
-        raise ConversionError(f"unknown dialect {dialect!r} of {to}; for such a model: {', '.join(known) or 'none'}")
+        raise ConversionError(
+            f"unknown dialect {dialect!r} of {to} (expected for this model: {', '.join(known) or 'none'})"
+        )
     choices = [(source, name) for source in takers for name in source.dialects if dialect in (None, name)]
     lacking = [source.lacks(model, name) for source, name in choices]
     fitting = [choice for choice, lacks in zip(choices, lacking, strict=True) if not lacks]

@@ -1,14 +1,15 @@
-"""What is inferred from a checkpoint, each value with its reason."""
+"""Values that are inferred from a checkpoint, each with its reason."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 
 class Inferred(NamedTuple):
-    """A value that a checkpoint implies.
+    """A value inferred from a checkpoint.
 
-    because: the reason, with its numbers.
-    is_assumed: the checkpoint does not show it, so that it may be wrong.
+    value: the value.
+    because: the reason, with numbers.
+    is_assumed: the checkpoint does not show the value, so it may be wrong.
     """
 
     value: Any
@@ -17,42 +18,44 @@ class Inferred(NamedTuple):
 
 
 Fields = dict[str, Inferred]
-_FOLLOWING = ("image_size", "position_interpolation")  # change where the caller states another patch size
+_FOLLOWING = ("image_size", "position_interpolation")  # these change if the caller states another patch size
 
 
 def all_because(values: Mapping[str, Any], because: str, is_assumed: bool = False) -> Fields:
-    """Fields that share one reason."""
+    """Make fields that share one reason."""
     return {name: Inferred(value, because, is_assumed) for name, value in values.items()}
 
 
 def values_of(fields: Mapping[str, Inferred]) -> dict[str, Any]:
-    """Fields without their reasons."""
+    """Return the fields without their reasons."""
     return {name: inferred.value for name, inferred in fields.items()}
 
 
 def by(sizes: Iterable[int]) -> str:
-    """Sizes as text: `16 x 16 x 3 x 768`."""
+    """Format sizes as text: `16 x 16 x 3 x 768`."""
     return " x ".join(map(str, sizes))
 
 
 def length_of(name: str, shapes: Mapping[str, tuple[int, ...]], axis: int) -> Inferred:
-    """The length of an axis of an array; None where there is no such array."""
+    """Infer a number from the length of an array's axis; None without the array."""
     if name not in shapes:
         return Inferred(None, f"there is no {name}")
     return Inferred(shapes[name][axis], f"{name} is {by(shapes[name])}")
 
 
 def has_array(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Inferred:
-    """Whether there is an array of this name."""
+    """Infer True if an array of this name exists, else False."""
     return Inferred(name in shapes, f"there is {'an array' if name in shapes else 'no'} {name}")
 
 
 def as_configured(fields: Fields, config: Any, stated: Collection[str]) -> Fields:
-    """The same fields with the values of a configuration, after the caller has changed some.
+    """Return the fields with the values of a configuration in which the caller has changed some.
 
-    The shape of a grid of positions stays assumed where the caller states another image size.
+    If the caller states another image size, the shape of the grid of positions stays an assumption.
 
     Args:
+        fields: the inferred fields.
+        config: the configuration.
         stated: names of the fields that the caller states.
     """
     has_table = getattr(config, "position_embedding_type", "none") not in ("sincos2d", "none")
@@ -72,13 +75,13 @@ def as_configured(fields: Fields, config: Any, stated: Collection[str]) -> Field
 
 
 def assumed_of(fields: Fields) -> list[str]:
-    """What was assumed, a sentence each, for `conversion.json`."""
+    """List the assumptions, one sentence each, for `conversion.json`."""
     assumed = {name: inferred for name, inferred in fields.items() if inferred.is_assumed}
     return [f"{name} {as_text(inferred.value)}: {inferred.because}" for name, inferred in assumed.items()]
 
 
 def as_text(value: Any) -> str:
-    """A value in a line of text: sizes as `20 x 36`."""
+    """Format a value as text: sizes as `20 x 36`."""
     if isinstance(value, tuple):
         return by(value)
     return "none" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Names of classes: read, and given to a model."""
+"""Class names: reading them, and giving them to a model."""
 
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ def set_labels(model: HfVisionPreTrainedModel, labels: str | Path | list[str]) -
     """Name the classes of a model.
 
     Args:
-        labels: "imagenet1k"; a file: one name per line, or JSON (a list, or an object from index to name); or a list.
+        model: the model; its configuration is changed.
+        labels: "imagenet1k"; a file with one name per line, or JSON (a list, or an object from index to name); a list.
 
     Raises:
-        ConversionError: the model has no head, or another number of classes; or the file holds no names.
+        ConversionError: the model has no head or another number of classes, or the file holds no names.
     """
     if not hasattr(model, "classifier"):
-        raise ConversionError("the checkpoint has no trained head, so labels cannot be given to its classes")
+        raise ConversionError("cannot name the classes: the checkpoint has no trained head; omit labels")
     names = labels if isinstance(labels, list) else _read_labels(labels)
     _check_names(names)
     if len(names) != model.config.num_labels:
@@ -32,45 +33,48 @@ def set_labels(model: HfVisionPreTrainedModel, labels: str | Path | list[str]) -
 
 
 def _read_labels(source: str | Path) -> list[str]:
-    """Names of classes, in the order of the head's outputs."""
+    """Read class names, in the order of the head's outputs."""
     if str(source) in BUILT_IN:
         return built_in_class_names(str(source))
     path = Path(source)
     if not path.is_file():
-        raise ConversionError(f"labels {str(source)!r} are neither a file nor one of: {', '.join(BUILT_IN)}")
+        raise ConversionError(
+            f"cannot read labels {str(source)!r}: no such file (expected a file or {', '.join(BUILT_IN)})"
+        )
     try:
         if path.suffix != ".json":
             return [line.strip() for line in read_text(path).splitlines() if line.strip()]
         content = read_json(path)
     except ValueError as error:
-        raise ConversionError(f"{path} does not hold names of classes: {error}") from error
+        raise ConversionError(f"cannot read class names from {path}: {error}") from error
     if isinstance(content, dict):
         missing = [index for index in range(len(content)) if str(index) not in content]
         if missing:
-            raise ConversionError(f"{path} does not hold names of classes: there is none for {missing[0]}")
+            raise ConversionError(f"cannot read class names from {path}: class {missing[0]} has no name")
         return [content[str(index)] for index in range(len(content))]
     if not isinstance(content, list):
-        raise ConversionError(f"{path} does not hold names of classes, but a {type(content).__name__}")
+        found = type(content).__name__
+        raise ConversionError(f"cannot read class names from {path}: it holds a {found} (expected a list or an object)")
     return content
 
 
 def _check_names(names: list[Any]) -> None:
-    """Check that every name is text that can be shown and written.
+    """Check that every name is printable text.
 
     Raises:
-        ConversionError: names the first that is not.
+        ConversionError: a name is not; the message gives the first such name.
     """
     for index, name in enumerate(names):
         if not isinstance(name, str) or not name.strip() or any(category(letter) in ("Cc", "Cs") for letter in name):
-            raise ConversionError(f"the name of class {index} is {shorten(name)}; it must be text on one line")
+            raise ConversionError(f"the name of class {index} is {shorten(name)} (expected text on one line)")
 
 
 def labels_of(model: HfVisionPreTrainedModel, are_stated: bool) -> Inferred:
-    """The number of classes that have names, and where these come from."""
+    """Return the number of class names, with their origin as the reason."""
     if not hasattr(model, "classifier"):
         return Inferred(None, "there is no trained head")
     names = list(model.config.id2label.values())
     if all(name == f"LABEL_{index}" for index, name in enumerate(names)):
         return Inferred(None, "no names are stored")
     shown = ", ".join(map(str, names[:3])) + (", ..." if len(names) > 3 else "")
-    return Inferred(len(names), f"{'stated' if are_stated else 'config.json says so'}: {shown}")
+    return Inferred(len(names), f"{'stated' if are_stated else 'stated in config.json'}: {shown}")

@@ -1,12 +1,12 @@
-"""Other architectures of the original repositories, recognised by the names of their arrays and refused by name."""
+"""Unsupported architectures of the original repositories, recognised by the names of their arrays."""
 
 import re
 from collections.abc import Collection
 from pathlib import Path
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-_ROOT = r"^(?:params/|opt/target/)?"  # signatures begin where the parameters do
-# An array that only such a model has (or those that stand above it too), and what it is.
+_ROOT = r"^(?:params/|opt/target/)?"  # prefix before a signature
+# (name of an array that only this kind of model has, or that a kind listed above also has; kind of model)
 _MODELS = (
     (r"MixerBlock_\d+/", "an MLP-Mixer, which has no attention"),
     (r"embedding_[^/]+/kernel$", "UViM's first stage, a VQ-VAE"),
@@ -19,7 +19,7 @@ _MODELS = (
     (r"_vq_vae\.", "the VQ-VAE of PaliGemma's segmentation"),
     (r"(?:batch_stats/|bn_init/|init_bn/|(?:Bottleneck)?ResNetBlock_\d+/)", "a ResNet with batch normalisation"),
 )
-# The same, where there is no image tower beside it.
+# The same, for files without an image tower.
 _TEXTS = (
     (r"(?:txt/|Embed_0/|Encoder_0/|BertEncoder_0/)", "a text tower without an image tower"),
     (r"(?:llm/|embedder/)", "a language model without an image tower"),
@@ -27,14 +27,14 @@ _TEXTS = (
 
 
 def other_model(names: Collection[str]) -> str | None:
-    """What another architecture of the original repositories is, by the names of its arrays; None for any other."""
+    """Return the kind of an unsupported architecture of the original repositories; None for any other checkpoint."""
     return _first(_MODELS, names)
 
 
 def unknown_model(names: Collection[str]) -> str:
-    """What a checkpoint is that no source reads."""
+    """Describe a checkpoint that no source can read."""
     if any(re.search("embeddings[./]patch_embeddings", name) for name in names):
-        return "the names of transformers (give the folder that holds its config.json too)"
+        return "the names of transformers (give the folder that also holds its config.json)"
     return _first(_TEXTS, names) or f"an unknown architecture (arrays such as {', '.join(sorted(names)[:3])})"
 
 
@@ -43,7 +43,7 @@ def _first(signatures: tuple[tuple[str, str], ...], names: Collection[str]) -> s
 
 
 def keras_model(path: Path) -> str | None:
-    """What a model of Keras is, and which released file to take in its place; None for any other path."""
+    """Describe a Keras model, and name the released file to convert instead; return None for any other path."""
     if path.is_dir():
         name = path.parent.name if path.name == "tfhub" else path.name.removesuffix("tfhub").rstrip(".-_")
         is_keras, what = (path / "saved_model.pb").is_file(), "a SavedModel of TensorFlow"

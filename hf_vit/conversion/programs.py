@@ -1,7 +1,7 @@
-"""Programs that run without this package: ONNX, OpenVINO, torch.export and AOTInductor.
+"""Export to programs that run without this package: ONNX, OpenVINO, torch.export and AOTInductor.
 
-All have an input `pixel_values` (batch, num_channels, height, width) with any batch size, and one output: `logits`, or
-`image_embeds` of a model with a projection, or `pooler_output`.
+Every program has an input `pixel_values` (batch, num_channels, height, width) with any batch size. By default it has
+one output: `logits` (a classifier), `image_embeds` (an encoder with a projection) or `pooler_output` (another encoder).
 """
 
 import copy
@@ -26,14 +26,14 @@ from ..models.pretrained import HfVisionPreTrainedModel
 from .rules import ConversionError
 
 _DYNAMIC = "dynamic"
-_MAX_PATCHES = 1024  # rows or columns, of a program with a dynamic size
+_MAX_PATCHES = 1024  # maximum rows or columns of a program with a dynamic size
 _CLASSIFIERS = (HfViTForImageClassification, HfBiTForImageClassification)
 _ENCODERS = (HfViTModel, HfBiTModel)
-Scaling = tuple[torch.Tensor, torch.Tensor]  # a program with it takes x and computes with x * the first + the second
+Scaling = tuple[torch.Tensor, torch.Tensor]  # (scale, offset): the program first computes x * scale + offset
 
 
 class _Outputs(nn.Module):
-    """A model whose forward takes the pixels alone and returns some of its results, as tensors."""
+    """A model whose forward takes only the pixels, and returns selected results as tensors."""
 
     scale: torch.Tensor | None
     offset: torch.Tensor | None
@@ -54,7 +54,7 @@ class _Outputs(nn.Module):
 
 
 def _output_of(model: HfVisionPreTrainedModel) -> str:
-    """The name of the result that a program has."""
+    """Return the name of a program's default output."""
     if isinstance(model, _CLASSIFIERS):
         return "logits"
     return "pooler_output" if getattr(model, "projection", None) is None else "image_embeds"
@@ -66,12 +66,12 @@ def export_onnx(
     """Write a model as ONNX, for any batch size; needs the extra `export`.
 
     Args:
-        model: with or without a head; on the CPU, in float32.
-        path: the .onnx to write, with its weights; it appears when it is complete. Beyond 2 GB of weights, ONNX needs
-            a second file beside it, `path`.data.
-        size: of the images: an int or (height, width), the model's own by default, to which position embeddings are
-            resampled once; or "dynamic": every size that the patches divide.
-        overwrite: whether `path` may be replaced.
+        model: model with or without a head; on the CPU, in float32.
+        path: the .onnx to write, with its weights; it appears when it is complete. Above 2 GB of weights, ONNX needs a
+            second file beside it, `path`.data.
+        size: image size in pixels, an int or (height, width), by default the model's own; position embeddings are
+            resampled once. "dynamic" means every size that the patches divide.
+        overwrite: replace an existing file.
 
     Raises:
         ConversionError: the size does not fit the patches.
@@ -86,7 +86,7 @@ def export_onnx(
         data = file.with_name(f"{file.name}.data")
         if data.exists():
             data.unlink()
-            program.save(path, external_data=True)  # it names its second file, which cannot be renamed afterwards
+            program.save(path, external_data=True)  # stores the name of its second file, so it cannot be renamed later
 
 
 def make_onnx(
@@ -95,7 +95,7 @@ def make_onnx(
     names: Sequence[str] = (),
     scaling: Scaling | None = None,
 ) -> Any:
-    """The `torch.onnx.ONNXProgram` of a model, whose `save` writes it; arguments as in `trace`."""
+    """Make the `torch.onnx.ONNXProgram` of a model; its `save` writes a file. Arguments as in `trace`."""
     names = names or [_output_of(model)]
     module, pixel_values, shapes = _prepare(model, size, names, scaling)
     with quiet():
@@ -117,9 +117,9 @@ def make_openvino(
     names: Sequence[str] = (),
     scaling: Scaling | None = None,
 ) -> None:
-    """Write a program as OpenVINO's own two files, `path`.xml and its .bin; arguments as in `trace`.
+    """Write a program as OpenVINO's two files, .xml (`path`) and .bin; arguments as in `trace`.
 
-    `convert_model` is not used, since it reports to its makers unless told otherwise.
+    OpenVINO's `convert_model` is not used, because it sends telemetry by default.
     """
     import openvino
     from openvino.frontend import FrontEndManager
@@ -127,7 +127,7 @@ def make_openvino(
 
     program = trace(model, size, names, scaling)
     with torch.no_grad(), quiet():
-        decoder = TorchFXPythonDecoder.from_exported_program(program)  # has to outlive the conversion
+        decoder = TorchFXPythonDecoder.from_exported_program(program)  # must exist until the end of the conversion
         frontend = FrontEndManager().load_by_framework("pytorch")
         converted = frontend.convert(frontend.load(decoder))
     converted.reshape([-1, model.config.num_channels, *size])
@@ -137,9 +137,9 @@ def make_openvino(
 def export_torch(
     model: HfVisionPreTrainedModel, path: str | os.PathLike, size: Size | str | None = None, overwrite: bool = False
 ) -> None:
-    """Write a model as a program of `torch.export`; `torch.export.load(path).module()` runs it.
+    """Write a model as a `torch.export` program, a .pt2 file; `torch.export.load(path).module()` runs it.
 
-    Arguments and errors as in `export_onnx`; the file is named .pt2.
+    Arguments and errors as in `export_onnx`.
     """
     _check_suffix(path, ".pt2")
     refuse_existing(path, overwrite)
@@ -151,9 +151,9 @@ def export_torch(
 def export_aot_inductor(
     model: HfVisionPreTrainedModel, path: str | os.PathLike, size: Size | str | None = None, overwrite: bool = False
 ) -> None:
-    """Compile a model for this machine, ahead of time; `torch._inductor.aoti_load_package(path)` runs it.
+    """Compile a model for this machine into a .pt2 file; `torch._inductor.aoti_load_package(path)` runs it.
 
-    Arguments and errors as in `export_onnx`; the file is named .pt2. Needs a C++ compiler.
+    Arguments and errors as in `export_onnx`. Needs a C++ compiler.
     """
     _check_suffix(path, ".pt2")
     refuse_existing(path, overwrite)
@@ -168,12 +168,13 @@ def trace(
     names: Sequence[str] = (),
     scaling: Scaling | None = None,
 ) -> ExportedProgram:
-    """The program of `torch.export`, for any batch size.
+    """Export a model with `torch.export`, for any batch size.
 
     Args:
+        model: model with or without a head.
         size: as in `export_onnx`.
-        names: of the results that it has; by default the one that stands at the top of this module.
-        scaling: what normalises its input; None where it takes normalised pixels.
+        names: names of the outputs; by default the one output that this module describes.
+        scaling: normalisation of the input inside the program; None if the program takes normalised pixels.
     """
     module, pixel_values, shapes = _prepare(model, size, names or [_output_of(model)], scaling)
     with torch.no_grad(), quiet():
@@ -183,20 +184,20 @@ def trace(
 def _prepare(
     model: HfVisionPreTrainedModel, size: Size | str | None, names: Sequence[str], scaling: Scaling | None
 ) -> tuple[nn.Module, torch.Tensor, dict[str, dict[int, Any]]]:
-    """What is exported: a copy of the model at that size, an example of its input, and which sizes are free."""
+    """Return the module to export (a copy of the model at that size), an example input, and the dynamic axes."""
     if not isinstance(model, (*_ENCODERS, *_CLASSIFIERS)):
-        raise ConversionError(f"{type(model).__name__} cannot be exported; export its encoder or its classifier")
+        raise ConversionError(f"cannot export {type(model).__name__}; export its encoder or its classifier")
     model = copy.deepcopy(model).eval()
-    # with a bias, sdpa's output lies in memory otherwise than the exporter to ONNX assumes (torch 2.13)
+    # with a bias, sdpa's output has another memory layout than the ONNX exporter assumes (torch 2.13)
     has_bias = getattr(model.config, "position_embedding_type", None) == "relative"
     model.set_attn_implementation("eager" if has_bias else "sdpa")
     shapes: dict[int, Any] = {0: Dim("batch", min=1)}
     if size == _DYNAMIC:
         shapes |= _free_sizes(model.config)
     elif size is not None:
-        # refuses a size that the patches do not divide, and any other text
+        # raises for a size that the patches do not divide, and for any text other than "dynamic"
         model.set_image_size(size, processor_follows=True)  # pyright: ignore[reportArgumentType]
-    # two of each that is free: 0 and 1 would be taken for constants
+    # a batch of two, because torch.export treats the sizes 0 and 1 as constants
     height, width = as_pair(model.config.image_size)
     pixel_values = torch.zeros(2, model.config.num_channels, height, width, dtype=model.dtype)
     return _Outputs(model, names, scaling).eval(), pixel_values, {"pixel_values": shapes}
@@ -205,12 +206,16 @@ def _prepare(
 def _free_sizes(config: HfViTConfig | HfBiTConfig) -> dict[int, Any]:
     if isinstance(config, HfBiTConfig):
         if config.padding == "same":
-            raise ConversionError("'SAME' padding depends on the size of the image: state a size")
-        limits = {"min": config.stride + 1, "max": _MAX_PATCHES * config.stride}  # two rows and columns at least
+            raise ConversionError(
+                "cannot export a dynamic size: 'SAME' padding depends on the image size; state a size"
+            )
+        limits = {"min": config.stride + 1, "max": _MAX_PATCHES * config.stride}  # at least two rows and columns
         return {2: Dim("height", **limits), 3: Dim("width", **limits)}
     rows, columns = (patch * config.stride for patch in as_pair(config.patch_size))
     if config.position_embedding_type == "sincos2d":
-        raise ConversionError("fixed sine-cosine positions are computed outside the program: state a size")
+        raise ConversionError(
+            "cannot export a dynamic size: sine-cosine positions are computed outside the program; state a size"
+        )
     return {
         2: rows * Dim("rows", min=2, max=_MAX_PATCHES),
         3: columns * Dim("columns", min=2, max=_MAX_PATCHES),
@@ -219,11 +224,11 @@ def _free_sizes(config: HfViTConfig | HfBiTConfig) -> dict[int, Any]:
 
 def _check_suffix(path: str | os.PathLike, suffix: str) -> None:
     if Path(path).suffix != suffix:
-        raise ConversionError(f"{path} must end in {suffix}, by which PyTorch knows its programs")
+        raise ConversionError(f"cannot write {path}: PyTorch's programs end in {suffix}; rename it")
 
 
 def require(*packages: str, extra: str = "export") -> None:
-    """Raise ImportError, which names the extra to install, if one of these packages is missing."""
+    """Raise ImportError if one of these packages is missing; the message names the extra to install."""
     for package in packages:
         try:
             __import__(package)
@@ -233,7 +238,7 @@ def require(*packages: str, extra: str = "export") -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what the exporters say of themselves: their own deprecations, and torchvision, which is not needed."""
+    """Silence the exporters' messages: their own deprecations, and hints about torchvision, which is not needed."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""`conversion.json`: what was read, beside the weights that came of it."""
+"""`conversion.json`: the record of a conversion, beside the weights."""
 
 import json
 from pathlib import Path
@@ -11,12 +11,12 @@ _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of what a conversion computes with."""
+    """Return the versions of the packages that a conversion uses."""
     return versions_of(_PACKAGES)
 
 
 def record_of(model: HfVisionPreTrainedModel) -> dict[str, Any]:
-    """The record of a converted model, or of the folder that it was loaded from; empty where there is none."""
+    """Return the record of a converted model, or of the folder that it was loaded from; empty without a record."""
     if model.conversion_record is not None:
         return model.conversion_record
     path = Path(model.name_or_path or "") / CONVERSION_RECORD

@@ -1,4 +1,4 @@
-"""Rule tables: one row per parameter, their name, our name and how the axes move; applied once, nothing left over."""
+"""Rule tables: one row per parameter, with their name, our name and the layout; every array must be used."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,25 +10,25 @@ from ..models.configuration_hf_vision import MAX_STAGES
 
 
 class ConversionError(ValueError):
-    """A checkpoint that cannot be converted, in one sentence that says why."""
+    """A checkpoint that cannot be converted; the message says why."""
 
 
 class Layout(NamedTuple):
-    """How an array's axes move on the way to us, and back."""
+    """Conversion of an array's axes, in both directions."""
 
     to_ours: Callable[[torch.Tensor], torch.Tensor]
     to_theirs: Callable[[torch.Tensor], torch.Tensor]
 
 
 class Rule(NamedTuple):
-    """One array: its name in their file, its name in our state dict."""
+    """One array: its name in their file, its name in our state dict, and its layout."""
 
     theirs: str
     ours: str
     layout: Layout
 
 
-# (what stands before their names, what before ours, rules)
+# (prefix of their names, prefix of our names, rules)
 Block = tuple[str, str, Iterable[Rule]]
 
 as_is = Layout(lambda array: array, lambda parameter: parameter)
@@ -40,37 +40,37 @@ flatten = Layout(lambda array: array.flatten(), lambda parameter: parameter[None
 
 
 def split_heads(heads: int) -> Layout:
-    """(hidden, heads, head_dim) -> (heads * head_dim, hidden)"""
+    """Make the layout (hidden, heads, head_dim) -> (heads * head_dim, hidden)."""
     return Layout(lambda kernel: kernel.flatten(1).transpose(0, 1), lambda weight: weight.T.unflatten(1, (heads, -1)))
 
 
 def merge_heads(heads: int) -> Layout:
-    """(heads, head_dim, hidden) -> (hidden, heads * head_dim)"""
+    """Make the layout (heads, head_dim, hidden) -> (hidden, heads * head_dim)."""
     return Layout(
         lambda kernel: kernel.flatten(0, 1).transpose(0, 1), lambda weight: weight.T.unflatten(0, (heads, -1))
     )
 
 
 def flatten_heads(heads: int) -> Layout:
-    """(heads, head_dim) -> (heads * head_dim,)"""
+    """Make the layout (heads, head_dim) -> (heads * head_dim,)."""
     return Layout(lambda array: array.flatten(), lambda bias: bias.unflatten(0, (heads, -1)))
 
 
 def part(index: int, of: int) -> Layout:
-    """One of several parameters that are one array: equal parts of its first axis, q | k | v.
+    """Make the layout of one part of a fused array, such as q | k | v: equal parts of its first axis.
 
-    On the way back the parts are joined: see `to_theirs`.
+    In the other direction, `to_theirs` joins the parts.
     """
     return Layout(lambda array: array.tensor_split(of)[index], lambda parameter: parameter)
 
 
 def weight_and_bias(theirs: str, ours: str, layout: Layout = as_is) -> tuple[Rule, Rule]:
-    """The two parameters of a module of PyTorch."""
+    """Make the rules of a PyTorch module's two parameters."""
     return Rule(f"{theirs}.weight", f"{ours}.weight", layout), Rule(f"{theirs}.bias", f"{ours}.bias", layout)
 
 
 def table(blocks: Iterable[Block]) -> list[Rule]:
-    """The rules of all blocks, with whole names."""
+    """Return the rules of all blocks, with full names."""
     return [
         Rule(theirs + rule.theirs, ours + rule.ours, rule.layout) for theirs, ours, rules in blocks for rule in rules
     ]
@@ -79,14 +79,14 @@ def table(blocks: Iterable[Block]) -> list[Rule]:
 def resnet_units(
     depths: Sequence[int], name: str, first: int, ours: str, unit: Iterable[Rule], projection: Iterable[Rule]
 ) -> Iterator[Block]:
-    """The residual units of a ResNet.
+    """Yield a block for every residual unit of a ResNet.
 
     Args:
         depths: units per stage.
-        name: theirs, a format of the number of the stage and that of the unit.
-        first: where they begin to count.
-        ours: the name of our ResNet.
-        unit, projection: rules of every unit, and of the first one in each stage besides.
+        name: format of their names, with the numbers of stage and unit.
+        first: their first number.
+        ours: prefix of our ResNet's names.
+        unit, projection: rules of every unit, and additional rules of the first unit of each stage.
     """
     for stage, depth in enumerate(depths):
         for index in range(depth):
@@ -95,69 +95,80 @@ def resnet_units(
 
 
 def count_units(names: Iterable[str], pattern: str, first: int) -> list[int]:
-    """Units per stage; 1 for a stage without, so that its arrays are listed as missing.
+    """Count the units of each stage; an empty stage counts 1, so that its arrays are reported as missing.
 
     Args:
-        pattern: of their names from the beginning; the groups are the number of the stage and that of the unit.
-        first: where they begin to count.
+        names: names of arrays.
+        pattern: regular expression of the beginning of their names; its groups are the numbers of stage and unit.
+        first: their first number.
+
+    Raises:
+        ConversionError: there are too many stages.
     """
     depths: dict[int, int] = {}
     for match in filter(None, (re.match(pattern, name) for name in names)):
         stage, unit = int(match[1]) - first, int(match[2]) - first
         depths[stage] = max(depths.get(stage, 0), unit + 1)
     if max(depths, default=0) >= MAX_STAGES:
-        raise ConversionError(f"an array is of stage {max(depths) + first} of a ResNet; at most {MAX_STAGES} are read")
+        raise ConversionError(f"an array is of stage {max(depths) + first} of a ResNet (expected at most {MAX_STAGES})")
     return [depths.get(stage, 1) for stage in range(max(depths, default=-1) + 1)]
 
 
 def check_names(rules: Iterable[Rule], names: Iterable[str], file: str) -> None:
     """Check that every rule has its array and every array its rule.
 
+    Args:
+        rules: the rules.
+        names: names of the arrays.
+        file: name of the file, for messages.
+
     Raises:
-        ConversionError: lists all that are missing and all that are left over.
+        ConversionError: arrays are missing or unknown; the message lists all of them.
     """
     wanted, found = {rule.theirs for rule in rules}, set(names)
     problems = [f"missing: {', '.join(sorted(wanted - found))}"] if wanted - found else []
-    problems += [f"not understood: {', '.join(sorted(found - wanted))}"] if found - wanted else []
+    problems += [f"unknown: {', '.join(sorted(found - wanted))}"] if found - wanted else []
     if problems:
-        raise ConversionError(f"{file} does not hold what its layout needs; {'; '.join(problems)}")
+        raise ConversionError(f"cannot convert {file}: its arrays do not match its architecture; {'; '.join(problems)}")
 
 
 def check_shapes(
     shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, torch.Tensor], rules: Iterable[Rule], file: str
 ) -> None:
-    """Check that every array, once its axes have moved, has the shape of the parameter that it becomes.
+    """Check that every array has the shape of our parameter after its layout is applied.
 
     Args:
-        shapes: of their arrays.
+        shapes: shapes of their arrays.
         expected: our parameters.
+        rules: the rules.
+        file: name of the file, for messages.
 
     Raises:
-        ConversionError: lists all arrays that do not.
+        ConversionError: shapes differ; the message lists all such arrays.
     """
     problems = []
     for theirs, ours, layout in rules:
         wanted = tuple(expected[ours].shape)
         try:
             became = tuple(layout.to_ours(torch.empty(shapes[theirs], device="meta")).shape)
-        except (IndexError, RuntimeError):  # too few axes to move
+        except (IndexError, RuntimeError):  # too few axes
             became = None
         if became != wanted:
-            problems.append(f"{theirs} {tuple(shapes[theirs])} does not become {ours} {wanted}")
+            problems.append(f"{theirs} {tuple(shapes[theirs])} does not fit {ours} {wanted}")
     if problems:
-        raise ConversionError(f"{file} has arrays of the wrong shape: {'; '.join(problems)}")
+        raise ConversionError(f"cannot convert {file}: arrays have the wrong shape: {'; '.join(problems)}")
 
 
 def check_values(name: str, array: torch.Tensor) -> Iterator[str]:
-    """What is wrong with the numbers of an array; checked at the price of one sum."""
+    """Yield the faults of an array's values; costs one sum for a correct array."""
     if not array.is_floating_point():
-        yield f"{name} holds {array.dtype}, not floating-point numbers"
+        yield f"{name} has dtype {array.dtype} (expected floating point)"
     elif not torch.isfinite(array.sum()) and (count := int((~torch.isfinite(array)).sum())):
         yield f"{name} has {count} values that are NaN or infinite"
 
 
 def to_theirs(parameters: Mapping[str, torch.Tensor], rules: Iterable[Rule]) -> dict[str, torch.Tensor]:
-    """Apply a table to our parameters; rows with the same name of theirs are parts of one array."""
+    """Apply a table to our parameters; rows with the same name in their file are parts of one array."""
     arrays: dict[str, torch.Tensor] = {}
     for theirs, ours, layout in rules:
         array = layout.to_theirs(parameters[ours])

@@ -1,4 +1,4 @@
-"""The interface of a source: one object for each format of checkpoint, and how any of them is read."""
+"""Interface of a source (one object per checkpoint format), and the reading that sources share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -21,13 +21,13 @@ Grid = tuple[int, int] | None
 
 
 class Request(NamedTuple):
-    """What the caller of `convert` states.
+    """Statements of the caller of `convert`.
 
     position_grid: (rows, columns) of the table of positions; None for a square.
-    weights: a .safetensors file that an .npz is streamed into; None to keep the weights in memory.
-    overrides: fields of the configuration that no array shows.
-    patch_size: of the model, where it is not that of the stored kernel.
-    without_weights: leave the model on the meta device and read no array that is not needed to recognise it.
+    weights: a .safetensors file to stream an .npz into; None to keep the weights in memory.
+    overrides: configuration fields that no array shows.
+    patch_size: patch size of the model, if it differs from the stored kernel's.
+    without_weights: leave the model on the meta device, and read only the arrays that are needed to recognise it.
     """
 
     position_grid: Grid
@@ -38,11 +38,11 @@ class Request(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """How a model is written.
+    """Options of writing a model.
 
-    dialect: one of the source's.
-    processor: its image processor, where the format has a place for it.
-    overwrite: whether the path may be replaced.
+    dialect: one of the source's dialects.
+    processor: the model's image processor, for formats that store one.
+    overwrite: replace what exists.
     """
 
     dialect: str
@@ -51,29 +51,29 @@ class Writing(NamedTuple):
 
 
 class Naming(NamedTuple):
-    """How a checkpoint names its arrays.
+    """Naming of a checkpoint's arrays.
 
-    dialect: what `conversion.json` says of it.
-    arrays: for every name of the rules, where its array is.
-    beside: what else the file holds.
-    similarity: numbers with which the embeddings of two towers are compared, of those beside the model.
+    dialect: description of the dialect for `conversion.json`.
+    arrays: name in the rules -> place.
+    beside: names of the file's other parts.
+    similarity: numbers for the similarity of two towers' embeddings, read from the other parts.
     """
 
     dialect: dict[str, Any]
-    arrays: dict[str, StoredArray] = {}  # noqa: RUF012 - a NamedTuple's default, which nobody changes
+    arrays: dict[str, StoredArray] = {}  # noqa: RUF012 - a NamedTuple's default, which is never changed
     beside: list[str] = []  # noqa: RUF012
     similarity: dict[str, float] = {}  # noqa: RUF012
 
 
 class Source(ABC):
-    """One format of checkpoint.
+    """One format of checkpoints.
 
     head: names of the head's weight and bias.
-    outputs_first: whether that weight is (out, in), as in PyTorch.
-    required, optional: the arrays that sizes are read from, and how many axes each must have.
-    format: what `export` calls it; "" where it cannot be written.
-    models: the classes that can be written.
-    dialects: what `export` may choose from, the default first; one without a name by default.
+    outputs_first: the head's weight is (out, in), as in PyTorch.
+    required, optional: arrays that sizes are read from -> number of axes.
+    format: name of the format in `export`; "" if it cannot be written.
+    models: classes that can be written.
+    dialects: dialects that `export` can write, the default first; ("",) for a format without dialects.
     """
 
     head: tuple[str, str] = ("", "")
@@ -86,29 +86,31 @@ class Source(ABC):
 
     @abstractmethod
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
-        """How a checkpoint names its arrays; None where it is of another source."""
+        """Return the naming of a checkpoint's arrays; None if it is of another source."""
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
-        """The fields of the configuration, each with its reason.
+        """Infer the fields of the configuration, each with its reason.
 
         Args:
-            shapes: of the arrays, by the names of the rules.
+            shapes: name in the rules -> shape.
+            checkpoint: the open checkpoint.
+            request: statements of the caller.
         """
         raise NotImplementedError
 
     def rules(self, config: Any, has_head: bool) -> list[Rule]:
-        """A row for every array of a model, of the classifier or the bare encoder."""
+        """Return a rule for every array of a model: the classifier, or the bare encoder."""
         raise NotImplementedError
 
     def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
         """Read a checkpoint by its rules.
 
         Returns:
-            The model in float32, in evaluation mode, without a head where the file has none or an untrained one; what
-            was inferred; and what else `conversion.json` says of it.
+            The model in float32, in evaluation mode, without a head if the file has no trained head; the inferred
+            fields; and further entries for `conversion.json`.
 
         Raises:
-            ConversionError: arrays are missing, left over, of the wrong shape or not finite.
+            ConversionError: arrays are missing, unknown, of the wrong shape or not finite.
         """
         left_out = untrained_head(checkpoint, naming.arrays, self.head, self.outputs_first)
         arrays = {name: stored for name, stored in naming.arrays.items() if not left_out or name not in self.head}
@@ -118,7 +120,7 @@ class Source(ABC):
         has_head = self.head[0] in arrays
         config = build_config({**values_of(fields), **request.overrides})
         rules = self.rules(config, has_head)
-        check_names(rules, arrays, checkpoint.path.name)  # before anything of that depth is built
+        check_names(rules, arrays, checkpoint.path.name)  # before a model of that depth is built
         model = empty_model(config, has_head)
         check_shapes(shapes, model.state_dict(), rules, checkpoint.path.name)
         if not request.without_weights:
@@ -136,24 +138,25 @@ class Source(ABC):
 
     @abstractmethod
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
-        """The preprocessing of its evaluation, as far as it is known: arguments of `HfViTImageProcessor`."""
+        """Return the known preprocessing of the checkpoint's evaluation, as arguments of `HfViTImageProcessor`."""
 
     def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
-        """Names of the classes that it states; None without any."""
+        """Return the class names that the checkpoint states; None without names."""
         return None
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
-        """Features of a model that cannot be written, each as "the format has no ..."; empty if it can."""
+        """List features of a model that the format does not support (to complete "the format has no ...")."""
         raise NotImplementedError
 
     def arrays(self, model: Model, dialect: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The arrays of a model by the names of the rules, one block each, as a dialect has them; of JAX alone.
+        """Yield (name in the rules, array) of a model in a dialect; only for JAX formats.
 
         Args:
-            dialect: what `conversion.json` says of it, see `Naming`.
+            model: the model.
+            dialect: description of the dialect, see `Naming`.
         """
         raise NotImplementedError
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        """Write a model that lacks nothing; return what the format leaves to whoever loads it."""
+        """Write a model that the format supports; return settings that the format does not store."""
         raise NotImplementedError

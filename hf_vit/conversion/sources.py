@@ -1,4 +1,4 @@
-"""Every source that we read: a new one is a folder and a line here."""
+"""List of all sources. A new source needs a folder and a line here."""
 
 from .checkpoint import Checkpoint
 from .jax.source import Jax
@@ -26,10 +26,10 @@ SOURCES: tuple[Source, ...] = (
 
 
 def recognise(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]:
-    """Find whose checkpoint it is, from its content, and how it names its arrays.
+    """Find the source of a checkpoint from its content, and the naming of its arrays.
 
     Raises:
-        ConversionError: nobody's that we know, or another architecture of the original repositories, by its name.
+        ConversionError: no source matches, or it is an unsupported architecture of the original repositories.
     """
     what = other_model(checkpoint.shapes)
     for source in SOURCES if what is None else ():

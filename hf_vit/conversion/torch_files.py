@@ -1,4 +1,4 @@
-"""Checkpoints as PyTorch users keep them: .safetensors, and .pth, .pt or .bin without unpickling anything."""
+"""Reader of PyTorch checkpoints: .safetensors, and .pth, .pt or .bin without running any code."""
 
 import argparse
 import io
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch._subclasses.fake_tensor import FakeTensorMode  # where PyTorch's own documentation has it
+from torch._subclasses.fake_tensor import FakeTensorMode  # the import of PyTorch's own documentation
 
 from ..files.limits import HOW_TO_ALLOW, allowed, most_bytes
 from ..files.npz import NpzError, check_archive
@@ -22,13 +22,13 @@ from ..models.pretrained import MAX_PICKLE_BYTES, PickleBudgetError, check_opera
 from .rules import ConversionError
 
 _BLOCK_SIZE = 1 << 20  # bytes
-_LEGACY_PICKLES = 5  # in a file of PyTorch before 1.6, before the numbers begin
-# Under what training scripts keep the weights, the better first: timm, DeiT, MAE, DINO, Lightning.
+_LEGACY_PICKLES = 5  # number of pickles before the data, in a file of PyTorch before 1.6
+# Keys under which training scripts store weights (timm, DeiT, MAE, DINO, Lightning); the first that exists is used.
 _CONTAINERS = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher", "student")
 
 
 def is_torch_file(path: Path) -> bool:
-    """Whether a file is one of PyTorch's, by its first bytes; what is damaged, by its name."""
+    """Tell whether a file is PyTorch's, by its first bytes; a damaged file, by its name."""
     with open(path, "rb") as file:
         start = file.read(16)
     if start[:2] == b"PK":
@@ -42,14 +42,14 @@ def is_torch_file(path: Path) -> bool:
 
 
 def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
-    """All arrays of a file by their names, and the name of the container that held them ("" for none).
+    """Read all arrays of a file; return name -> array, and the key that held them ("" for the root).
 
     Raises:
-        ConversionError: the file is damaged, holds no arrays, or holds objects that only unpickling could restore.
+        ConversionError: the file is damaged, holds no arrays, or holds objects that would need code to restore.
     """
     contents = _read_safetensors(path) if _is_safetensors(path) else _read_pickle(path)
     if not isinstance(contents, dict):
-        raise ConversionError(f"{path.name} holds a {type(contents).__name__}, not arrays by their names")
+        raise ConversionError(f"{path.name} holds a {type(contents).__name__} (expected a dictionary of arrays)")
     container = next((name for name in _CONTAINERS if isinstance(contents.get(name), dict)), "")
     contents = contents[container] if container else contents
     arrays = {str(name): value for name, value in contents.items() if isinstance(value, torch.Tensor)}
@@ -61,10 +61,10 @@ def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
 
 
 def _check_kind(name: str, array: torch.Tensor, file: str) -> None:
-    """Refuse a tensor that is no array of numbers, or of numbers that PyTorch cannot compute with.
+    """Refuse a tensor that is not dense, has no data, or has a dtype that PyTorch cannot compute with.
 
     Raises:
-        ConversionError: names it.
+        ConversionError: the message names the tensor.
     """
     kinds = {"nested": array.is_nested, "quantized": array.is_quantized, "without numbers (meta)": array.is_meta}
     kinds["sparse"] = array.layout is not torch.strided
@@ -89,7 +89,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
 def _read_pickle(path: Path) -> Any:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # the settings of DINO's script; holds no code
+        with torch.serialization.safe_globals([argparse.Namespace]):  # DINO's settings; contains no code
             _check_pickle(path)
             contents = torch.load(path, map_location="cpu", weights_only=True)
         _check_declared(contents, path)
@@ -106,33 +106,33 @@ def _read_pickle(path: Path) -> Any:
 
 
 def _check_pickle(path: Path) -> None:
-    """Refuse a pickle that takes far more memory than its file, before it is followed.
+    """Refuse a pickle that would take far more memory than its file, before it is loaded.
 
     Raises:
-        ConversionError: in a file of PyTorch before 1.6, it declares more than the file can hold.
+        ConversionError: a file of PyTorch before 1.6 declares implausibly large tensors.
         PickleBudgetError: see `check_operations`.
-        NpzError: its archive declares more than it can hold.
+        NpzError: the archive declares implausible sizes.
     """
     with open(path, "rb") as file:
-        if is_legacy := file.read(4) != b"PK\3\4":  # as PyTorch tells them apart
+        if is_legacy := file.read(4) != b"PK\3\4":  # PyTorch's own criterion
             with map_file(file) as content:
                 for _ in range(_LEGACY_PICKLES):
                     check_operations(content, path.name)
     if is_legacy:
-        with FakeTensorMode():  # shapes without memory, which PyTorch would take before it looks at the file's size
+        with FakeTensorMode():  # shapes only; PyTorch would allocate memory before it checks the file's size
             _check_declared(torch.load(path, map_location="cpu", weights_only=True), path)
         return
     with zipfile.ZipFile(path) as archive:
         check_archive(archive, path.stat().st_size, path.name)
         for member in archive.infolist():
-            if member.filename.lower().endswith("data.pkl"):  # PyTorch asks for it in any case
-                del member.CRC  # without it zipfile checks none; `_damage` knows of files that were written without
+            if member.filename.lower().endswith("data.pkl"):  # PyTorch ignores the case
+                del member.CRC  # disables zipfile's check; `_damage` also accepts files written without checksums
                 with archive.open(member) as stream:
                     check_operations(io.BytesIO(stream.read(MAX_PICKLE_BYTES)), path.name)
 
 
 def _check_declared(contents: Any, path: Path) -> None:
-    """Refuse tensors that declare far more bytes than the file has: expanded ones, which a copy would write out."""
+    """Refuse tensors that declare far more bytes than the file has, as expanded tensors can; a copy allocates them."""
     tensors, size = list(_tensors_in(contents)), path.stat().st_size
     declared = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     storages = [tensor.untyped_storage().nbytes() for tensor in tensors if tensor.layout == torch.strided]
@@ -145,7 +145,7 @@ def _check_declared(contents: Any, path: Path) -> None:
 
 
 def _tensors_in(contents: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in dictionaries, lists and tuples."""
+    """Yield every tensor in nested dictionaries, lists and tuples."""
     if isinstance(contents, torch.Tensor):
         yield contents
     elif isinstance(contents, dict | list | tuple):
@@ -154,12 +154,13 @@ def _tensors_in(contents: Any) -> Iterator[torch.Tensor]:
 
 
 def _damage(path: Path, contents: Any) -> str | None:
-    """Say what of a .pth is not what a checksum says; PyTorch does not look.
+    """Compare a .pth with its checksums, which PyTorch does not do; return a description of the damage.
 
-    Of the numbers, those in memory are compared: PyTorch's reader of archives may find others than Python's.
+    The data are compared as loaded, because PyTorch's archive reader may find other bytes than Python's.
 
-    None for an intact file, for one of PyTorch before 1.6, which has no checksums, and for one written without
-    (`torch.serialization.set_crc32_options(False)`), in which none is right.
+    Returns:
+        None for an intact file; for a file of PyTorch before 1.6, which has no checksums; and for a file written
+        without checksums (`torch.serialization.set_crc32_options(False)`), in which all are wrong.
     """
     if not zipfile.is_zipfile(path):
         return None
@@ -169,7 +170,7 @@ def _damage(path: Path, contents: Any) -> str | None:
         orders = [
             member for name, member in stored.items() if name.endswith("/byteorder")
         ]  # it holds "little" or "big"
-        if any(order.file_size != len(sys.byteorder) for order in orders):  # PyTorch has turned the numbers' bytes
+        if any(order.file_size != len(sys.byteorder) for order in orders):  # PyTorch has swapped the bytes
             numbers = set()
         found = {name: _is_whole(archive, stored[name]) for name in stored.keys() - numbers}
     known = {(stored[name].file_size, stored[name].CRC) for name in numbers}
@@ -181,7 +182,7 @@ def _damage(path: Path, contents: Any) -> str | None:
 
 
 def _storages(contents: Any) -> list[torch.UntypedStorage]:
-    """The memory of all tensors, each once."""
+    """Return the storages of all tensors, each once."""
     tensors = [tensor for tensor in _tensors_in(contents) if tensor.layout == torch.strided and not tensor.is_meta]
     storages = [tensor.untyped_storage() for tensor in tensors]
     return list({storage.data_ptr(): storage for storage in storages if storage.nbytes()}.values())

@@ -1,4 +1,4 @@
-"""The part that sources share whose checkpoints are state dicts of PyTorch modules."""
+"""Base class of sources whose checkpoints are state dicts of PyTorch modules."""
 
 import re
 from abc import abstractmethod
@@ -11,16 +11,16 @@ from .inferred import Fields, Inferred, all_because
 from .rules import ConversionError
 from .source import Grid, Naming, Request, Shapes, Source
 
-# Heads of a known width that is not made of heads of 64 (ViT-H; So400m, g and G of big_vision).
+# Width -> number of heads, for known models whose heads do not have 64 channels (ViT-H; big_vision's So400m, g and G).
 _HEADS = {1280: 16, 1152: 16, 1408: 16, 1664: 16}
 
 
 class TorchSource(Source):
     """A source of state dicts.
 
-    name: what the record calls it.
-    marker: an array that every such model has; what stands before its name stands before all names.
-    beside: a pattern of arrays that are no part of the encoder.
+    name: name in the record.
+    marker: name of an array that every such model has; the prefix of this array is the prefix of all arrays.
+    beside: pattern of arrays that do not belong to the encoder.
     """
 
     outputs_first = True
@@ -41,23 +41,24 @@ class TorchSource(Source):
         return Naming(dialect, arrays, beside + others)
 
     def canonical(self, name: str) -> str:
-        """A name as the rules have it."""
+        """Return the name in the rules."""
         return name
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
         file, overrides = checkpoint.path.name, request.overrides
         with wrong_types_refused(f"the config.json beside {file}"):
             stated = self.stated(checkpoint.settings)
-        fields = self.sizes(shapes, request.position_grid, file) | all_because(stated, "config.json says so")
+        fields = self.sizes(shapes, request.position_grid, file) | all_because(stated, "stated in config.json")
         if "hidden_size" in fields and "num_attention_heads" not in {**fields, **overrides}:
             hidden_size = overrides.get("hidden_size", fields["hidden_size"].value)
             fields = {"num_attention_heads": _num_heads(hidden_size, file), **fields}
         return {name: value for name, value in fields.items() if name not in overrides}
 
     def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
-        """Those in the config.json, in words where it describes them.
+        """Return the class names in the config.json, or their descriptions where it has them.
 
-        A list, or an object from index to name that may leave some out (timm/models/_hub.py, save_config_for_hf).
+        They are a list, or an object from index to name that may be incomplete (timm/models/_hub.py,
+        save_config_for_hf).
         """
         settings = {**checkpoint.settings.get("pretrained_cfg", {}), **checkpoint.settings}
         names = settings.get("label_names") or settings.get("labels")
@@ -70,21 +71,21 @@ class TorchSource(Source):
 
     @abstractmethod
     def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
-        """The fields of the configuration, each with its reason: all but the number of heads."""
+        """Infer the fields of the configuration, each with its reason, except the number of heads."""
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The fields that the config.json beside the weights states."""
+        """Return the fields that the config.json beside the weights states."""
         return {}
 
 
 def _num_heads(hidden_size: int, file: str) -> Inferred:
-    """Fused projections do not show it: heads of 64 are the rule."""
+    """Infer the number of heads: fused projections do not show it, so heads of 64 channels are assumed."""
     if hidden_size in _HEADS:
-        because = f"no array shows it; published models of width {hidden_size} have as many"
+        because = f"no array shows it; as in published models of width {hidden_size}"
         return Inferred(_HEADS[hidden_size], because, is_assumed=True)
     if hidden_size % 64:
         raise ConversionError(
-            f"{file} does not say how many attention heads share its {hidden_size} channels, "
-            "which are no multiple of 64; state num_attention_heads"
+            f"cannot infer the number of attention heads of {file}: its width is {hidden_size} "
+            "(expected a multiple of 64); state num_attention_heads"
         )
     return Inferred(hidden_size // 64, f"no array shows it; heads of 64 channels: {hidden_size} / 64", is_assumed=True)

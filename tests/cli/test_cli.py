@@ -77,7 +77,7 @@ def test_bad_checkpoints(goldens, tmp_path, capsys):
         "flipped.npz": "its checksum is",
         "objects.npz": "object",
         "few.npz": "missing: head/bias",
-        "many.npz": "not understood: more",
+        "many.npz": "unknown: more",
         "nan.npz": "cls has 32 values that are NaN or infinite",
         "empty": "empty",
         "nowhere.npz": "nowhere.npz",

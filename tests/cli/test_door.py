@@ -160,12 +160,12 @@ def test_bases_that_name_each_other(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("labels.json", b'"abc"', "does not hold names of classes, but a str"),
-        ("labels.json", b"[1, 2, 3, 4, 5]", "the name of class 0 is 1; it must be text"),
+        ("labels.json", b'"abc"', "it holds a str (expected a list or an object)"),
+        ("labels.json", b"[1, 2, 3, 4, 5]", "the name of class 0 is 1 (expected text"),
         ("labels.json", b'["a", null, "c", "d", "e"]', "the name of class 1 is None"),
         ("labels.json", rb'["a", "b\nc", "c", "d", "e"]', r"the name of class 1 is 'b\nc'"),
         ("labels.json", rb'["\ud800", "b", "c", "d", "e"]', r"the name of class 0 is '\ud800'"),
-        ("labels.json", b'{"0": "a", "2": "b"}', "there is none for 1"),
+        ("labels.json", b'{"0": "a", "2": "b"}', "class 1 has no name"),
         ("labels.txt", b"\xff\xfea\x00", "is not UTF-8 text (byte 0)"),
         ("labels.txt", b"a\0\nb\nc\nd\ne\n", r"the name of class 0 is 'a\x00'"),
         ("labels.json", b"[" * 100_000, "nested more than"),

@@ -41,7 +41,10 @@ COMMANDS = [
     ("convert vit.npz yours --overwrite", "yours: it holds thesis.txt, which hf_vit did not write; nothing was change"),
     ("convert vit.npz vit.npz/out", "vit.npz/out: vit.npz is a file (expected a folder); choose another place"),
     ("convert vit.npz out --labels three.txt", "3 labels are given, but the head has 10 classes"),
-    ("convert vit.npz out --labels none.txt", "labels 'none.txt' are neither a file nor one of: imagenet1k"),
+    (
+        "convert vit.npz out --labels none.txt",
+        "cannot read labels 'none.txt': no such file (expected a file or imagenet1k)",
+    ),
     ("convert vit.npz out --image-size 33", "image height 33 is not a multiple of 8, the height of a patch in pixels"),
     ("convert vit.npz out --image-size big", "--image-size: 'big' is neither N nor HxW with numbers from 1"),
     ("convert vit.npz out --imagesize 32", "there is no option --imagesize; did you mean --image-size?"),

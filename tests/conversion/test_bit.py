@@ -27,7 +27,7 @@ def logits(model, pixel_values):
 
 
 def as_big_transfer(arrays) -> dict[str, np.ndarray]:
-    """The arrays of bit_paper.py in the names and shapes of gs://bit_models, convolutions numbered as in some files."""
+    """Arrays of bit_paper.py with names and shapes of gs://bit_models; convolutions are numbered as in some files."""
     renamed = {
         "resnet/root_block/standardized_conv2d/kernel": arrays["root_block/conv_root/kernel"],
         "resnet/group_norm/gamma": arrays["norm-pre-head/scale"].reshape(-1),
@@ -67,7 +67,7 @@ def assert_same_file(ours, theirs):
         assert np.array_equal(ours[name], array.astype(np.float32)), name
 
 
-def test_a_released_file_computes_what_big_transfer_does(big_transfer, goldens):
+def test_a_released_file_gives_big_transfers_logits(big_transfer, goldens):
     model, processor = convert(big_transfer)
     assert model.conversion_record["dialect"]["names"] == "big_transfer"
     assert (model.config.image_size, processor.preset, processor.size) == (480, "bit", {"height": 480, "width": 480})
@@ -89,14 +89,14 @@ def test_numbered_convolutions_are_read(big_transfer, tmp_path):
 
 
 @pytest.mark.parametrize("dialect", [None, "big_transfer"])
-def test_a_released_file_comes_back_bit_by_bit(big_transfer, tmp_path, dialect):
+def test_a_released_file_is_restored_bit_by_bit(big_transfer, tmp_path, dialect):
     export_jax(convert(big_transfer)[0], tmp_path / "back.npz", dialect)
     assert_same_file(tmp_path / "back.npz", big_transfer)
 
 
 @pytest.mark.parametrize("name", ["bit_v1.npz", "bit_v2.npz"])
 @pytest.mark.parametrize("dialect", [None, "big_vision"])
-def test_the_files_of_big_vision_come_back_bit_by_bit(goldens, tmp_path, name, dialect):
+def test_files_of_big_vision_are_restored_bit_by_bit(goldens, tmp_path, name, dialect):
     model, processor = convert(goldens / name)
     assert processor.preset == "big_vision"
     export_jax(model, tmp_path / "back.npz", dialect)
@@ -113,7 +113,7 @@ def test_prefixes(goldens, tmp_path, prefix):
 
 
 @pytest.mark.parametrize("name", ["big_transfer", "bit_v1.npz"])
-def test_an_untrained_head_is_left_out_and_written_back(big_transfer, goldens, tmp_path, name):
+def test_an_untrained_head_is_dropped_and_restored(big_transfer, goldens, tmp_path, name):
     source = big_transfer if name == "big_transfer" else goldens / name
     arrays = read(source)
     head = next(key for key in arrays if "head" in key and key.endswith("kernel"))
@@ -143,26 +143,28 @@ def test_the_size_of_a_released_file_is_in_its_name(big_transfer, name, size, pr
     assert pixel_values.shape == (3, size, size)
 
 
-def test_straight_to_a_folder(big_transfer, tmp_path):
+def test_streaming_to_a_folder(big_transfer, tmp_path):
     convert_to_folder(big_transfer, tmp_path / "folder")
     folder = load_model(tmp_path / "folder")
     assert folder.config.image_size == 480
     assert torch.equal(logits(folder.eval(), BIT_PIXELS), logits(convert(big_transfer)[0], BIT_PIXELS))
 
 
-def test_missing_and_left_over_arrays_are_listed(goldens, tmp_path):
+def test_missing_and_unknown_arrays_are_listed(goldens, tmp_path):
     arrays = read(goldens / "bit_v2.npz")
     arrays["block3/more"] = arrays.pop("block1/unit01/gn3/bias")
     np.savez(tmp_path / "in.npz", **arrays)
-    with pytest.raises(ConversionError, match="missing: block1/unit01/gn3/bias; not understood: block3/more"):
+    with pytest.raises(ConversionError, match="missing: block1/unit01/gn3/bias; unknown: block3/more"):
         convert(tmp_path / "in.npz")
 
 
-def test_what_a_dialect_cannot_say(goldens, tmp_path):
+def test_models_that_a_dialect_does_not_support(goldens, tmp_path):
     model, _ = convert(goldens / "bit_v2.npz")
     with pytest.raises(ConversionError, match=r"big_transfer has no ResNet with layer_type preactivation.*lowest"):
         export_jax(model, tmp_path / "out.npz", "big_transfer")
-    with pytest.raises(ConversionError, match="unknown dialect 'vit_jax' of jax; for such a model: big_transfer"):
+    with pytest.raises(
+        ConversionError, match=r"unknown dialect 'vit_jax' of jax .expected for this model: big_transfer"
+    ):
         export_jax(model, tmp_path / "out.npz", "vit_jax")
     model.config.weight_standardization_eps = 1e-8
     with pytest.raises(ConversionError, match=r"big_transfer has no ResNet with.*eps 1e-08"):
@@ -188,7 +190,7 @@ def their_model(model_class=transformers.BitForImageClassification, **changes):
 
 @pytest.mark.parametrize("changes", THEIRS.values(), ids=THEIRS)
 def test_the_bit_of_transformers(tmp_path, changes):
-    """With its epsilons the same to rounding; with big_transfer's 1e-10 in place of its 1e-8, to 2e-6 of the logits."""
+    """Equal to rounding with its own epsilons; to 2e-6 of the logits with big_transfer's 1e-10 instead of 1e-8."""
     theirs = their_model(**changes)
     theirs.save_pretrained(tmp_path)
     model, _ = convert(tmp_path)
@@ -220,7 +222,7 @@ def test_the_bit_of_transformers_loads_by_its_name_too(tmp_path):
         ({"width_factor": 2}, r"embedding_size 32, hidden_sizes \[256, 512\]"),
     ],
 )
-def test_what_transformers_has_and_we_have_not(tmp_path, changes, message):
+def test_bits_of_transformers_that_we_do_not_support(tmp_path, changes, message):
     model = their_model()
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -231,7 +233,7 @@ def test_what_transformers_has_and_we_have_not(tmp_path, changes, message):
 
 @pytest.mark.parametrize("changes", THEIRS.values(), ids=THEIRS)
 @pytest.mark.parametrize("has_head", [True, False])
-def test_the_way_back_to_transformers(tmp_path, changes, has_head):
+def test_export_to_transformers(tmp_path, changes, has_head):
     theirs = their_model(transformers.BitForImageClassification if has_head else transformers.BitModel, **changes)
     theirs.save_pretrained(tmp_path / "theirs")
     model, processor = convert(tmp_path / "theirs")
@@ -242,7 +244,7 @@ def test_the_way_back_to_transformers(tmp_path, changes, has_head):
     assert all(torch.equal(arrays[name], array) for name, array in theirs.state_dict().items())
 
 
-def test_what_transformers_and_timm_have_not(tmp_path):
+def test_bits_that_transformers_and_timm_do_not_support(tmp_path):
     model = tiny_bit(weight_standardization_eps=1e-10)
     with pytest.raises(ConversionError, match=r"transformers has no ResNet with .*1e-10"):
         export_transformers(model, tmp_path / "out")
@@ -292,7 +294,7 @@ def test_programs(tmp_path):
         export_torch(tiny_bit(padding="same"), tmp_path / "other.pt2", size="dynamic")
 
 
-def test_cards_of_bit_say_what_it_is(big_transfer, tmp_path):
+def test_cards_of_bit(big_transfer, tmp_path):
     from hf_vit.hub.cards import render_folder_card
 
     model, processor = convert(big_transfer)
@@ -302,7 +304,7 @@ def test_cards_of_bit_say_what_it_is(big_transfer, tmp_path):
     assert "| units per stage | 1, 2, pre-activation (ResNet-v2) |" in card
 
 
-def test_names_of_classes_in_a_timm_folder_are_kept(tmp_path):
+def test_class_names_in_a_timm_folder_are_kept(tmp_path):
     torch.manual_seed(0)
     config = HfBiTConfig.from_variant("R50x1", weight_standardization_eps=1e-8, id2label={0: "cat", 1: "dog"})
     model = HfBiTForImageClassification(config)

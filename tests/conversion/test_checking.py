@@ -1,4 +1,4 @@
-"""`hf-vit convert --check`: what it says is what `convert` builds; files with known sizes judge what was assumed."""
+"""`hf-vit convert --check`: the report equals the model of `convert`; files of known sizes judge assumptions."""
 
 import json
 import re
@@ -75,13 +75,16 @@ CASES = {
     "timm folder": (
         PEERS / "timm_folder",
         {"position_grid": (5, 9)},
-        {"num_attention_heads": (2, "config.json says so"), "hidden_act": ("gelu_pytorch_tanh", "config.json")},
+        {
+            "num_attention_heads": (2, "stated in config.json"),
+            "hidden_act": ("gelu_pytorch_tanh", "stated in config.json"),
+        },
         ["layer_norm_eps"],
     ),
     "DeiT": (
         PEERS / "deit.pth",
         {**TIMM, "position_grid": (5, 9)},
-        {"preset": ("timm", "the weights are under 'model', where DeiT, MAE and DINO keep them")},
+        {"preset": ("timm", "the weights are under 'model', as in DeiT, MAE and DINO")},
         ["hidden_act", "layer_norm_eps", PRESET],
     ),
     "timm BiT": (PEERS / "timm_bit.safetensors", {}, {}, ["image_size", PRESET]),
@@ -100,7 +103,7 @@ CASES = {
 
 
 def rows_of(report: str) -> dict[str, tuple[str, str]]:
-    """By field, its value and its reason; that of the line above where none stands there."""
+    """Parse a report: field -> (value, reason); an omitted reason is that of the line above."""
     rows, above = {}, ""
     for line in report.splitlines():
         if line.startswith("  "):
@@ -119,7 +122,7 @@ def listing(folder):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_check_says_what_convert_builds_and_what_was_assumed(case):
+def test_a_check_reports_the_converted_model_and_the_assumptions(case):
     source, options, expected, assumed = CASES[case]
     rows = rows_of(check(source, **options))
     model, processor = convert(source, **options)
@@ -145,13 +148,13 @@ def test_a_folder_of_transformers(tmp_path, has_preprocessor):
         (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3]}))
     before, rows = listing(tmp_path), rows_of(check(tmp_path))
     assert listing(tmp_path) == before
-    assert (rows["image_size"], rows["layer_norm_eps"][0]) == (("24", "config.json says so"), "1e-12")
+    assert (rows["image_size"], rows["layer_norm_eps"][0]) == (("24", "stated in config.json"), "1e-12")
     assert convert(tmp_path)[0].conversion_record["assumed"] == (
-        [] if has_preprocessor else ["preset transformers: there is no preprocessor_config.json; transformers' usual"]
+        [] if has_preprocessor else ["preset transformers: there is no preprocessor_config.json; transformers' default"]
     )
 
 
-def test_the_grid_of_a_released_file_is_known_by_its_name(tmp_path):
+def test_the_grid_of_a_released_file_is_known_from_its_name(tmp_path):
     """gs://vit_models/imagenet21k/ViT-H_14.npz is for 224 pixels: table 5 of the paper."""
     square = tiny(image_size=224, patch_size=32, num_labels=5)
     for name in ("ViT-H_14", "mine", "R50_L_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1--imagenet2012-"
@@ -180,11 +183,11 @@ def test_the_image_size_of_a_bit_of_transformers_is_in_no_config(tmp_path):
     BitForImageClassification(config).save_pretrained(tmp_path)
     assert rows_of(check(tmp_path))["image_size"][1].startswith("assumed: no array of a ResNet shows it")
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 43, "width": 64}}))
-    assert rows_of(check(tmp_path))["image_size"] == ("43 x 64", "preprocessor_config.json says so")
+    assert rows_of(check(tmp_path))["image_size"] == ("43 x 64", "stated in preprocessor_config.json")
     assert convert(tmp_path)[0].config.image_size == (43, 64)
 
 
-def test_the_command_writes_nothing_and_convert_says_what_it_assumed(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_nothing_and_convert_reports_assumptions(tmp_path, monkeypatch, capsys):
     with np.load(MORE / "siglip2.npz") as arrays:
         np.savez(tmp_path / "in.npz", **arrays)
     monkeypatch.chdir(tmp_path)
@@ -201,8 +204,8 @@ def test_the_command_writes_nothing_and_convert_says_what_it_assumed(tmp_path, m
     assert len(lines) == 2
 
 
-def test_an_untrained_head_and_only_what_is_needed_is_read(tmp_path):
-    """Arrays that are not finite are no matter for a check, which does not read them."""
+def test_a_check_reads_only_the_arrays_it_needs(tmp_path):
+    """A check succeeds with arrays that are not finite, because it does not read them."""
     with np.load(GOLDENS / "vit_token.npz") as arrays:
         changed = dict(arrays)
     changed["head/kernel"] = np.zeros_like(changed["head/kernel"])
@@ -212,7 +215,7 @@ def test_an_untrained_head_and_only_what_is_needed_is_read(tmp_path):
     with pytest.raises(ConversionError, match="encoder_norm/bias"):
         convert(tmp_path / "in.npz")
     report = check(tmp_path / "in.npz")
-    assert "the head of the checkpoint is all zero: it was left out" in report
+    assert "the head of the checkpoint is all zero and was dropped" in report
     assert rows_of(report)["labels"] == ("none", "there is no trained head")
 
 
@@ -231,12 +234,12 @@ def test_the_grid_of_naflex_is_in_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["flexi_32_7.npz"], "does not say its patch size; state it: patch_size=16"),
+        (["flexi_32_7.npz"], "its stored sizes are FlexiViT's (32 x 32 kernel, 7 x 7 positions); state patch_size=16"),
         (["BiT-M-R50x1.h5"], "a Keras model in HDF5"),
-        (["siglip.npz", "--position-grid", "3x5"], "has position embeddings for 16 patches, which is not the 3 x 5"),
+        (["siglip.npz", "--position-grid", "3x5"], "has position embeddings for 16 patches (expected 3 x 5"),
     ],
 )
-def test_what_cannot_be_converted_is_one_sentence_and_status_2(capsys, arguments, sentence):
+def test_an_impossible_conversion_gives_one_sentence_and_status_2(capsys, arguments, sentence):
     assert main(["convert", "--check", str(MORE / arguments[0]), *arguments[1:]]) == 2
     assert sentence in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Deployment folders: the script preprocesses and classifies as the processor and the model do, which other tests
+"""Deployment folders: the script preprocesses and classifies like processor and model, which other tests
 compare with the originals."""
 
 import importlib.util
@@ -33,7 +33,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
-    """Files of one picture: coloured, tall, grey, transparent, with a palette, turned, smaller than the model's."""
+    """Files of one picture: coloured, tall, grey, transparent, with a palette, turned, smaller than the input."""
     folder, noise = tmp_path_factory.mktemp("photographs"), np.random.default_rng(3)
     coarse = Image.fromarray(noise.integers(0, 256, (7, 9, 4), np.uint8)).resize((83, 61), Image.Resampling.BICUBIC)
     pixels = np.clip(np.asarray(coarse) + noise.normal(0, 9, (61, 83, 4)), 0, 255).astype(np.uint8)
@@ -61,7 +61,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def program(model):
-    """That of the presets, all of which have the same mean and deviation."""
+    """Scaling of the presets, which share mean and deviation."""
     pytest.importorskip("onnxscript", reason="onnxscript (extra export) is not installed")
     pytest.importorskip("onnxruntime", reason="onnxruntime (extra export) is not installed")
     return deployment.make_onnx(model, (20, 36), scaling=scale_and_offset(1 / 255, [0.5] * 3, [0.5] * 3, "cpu"))
@@ -132,7 +132,7 @@ def test_the_command_writes_a_script_that_needs_no_torch(to, model, photographs,
         ({"antialias": True}, "resize_output='float' with antialias"),
     ],
 )
-def test_what_the_script_cannot_do_is_refused(settings, message, model, tmp_path):
+def test_unsupported_preprocessing_is_refused(settings, message, model, tmp_path):
     processor = HfViTImageProcessor(**{"size": SIZE, **settings})
     with pytest.raises(ConversionError, match=message):
         export(model, tmp_path / "deployed", "onnx", processor=processor)
@@ -142,7 +142,7 @@ def test_what_the_script_cannot_do_is_refused(settings, message, model, tmp_path
 def test_other_bad_input_is_refused(model, tmp_path):
     processor = HfViTImageProcessor(size=SIZE)
     for path, options, message in (
-        ("folder", {}, "there is none"),
+        ("folder", {}, "the model has no image processor"),
         ("folder", {"processor": processor, "size": "dynamic"}, "is 'dynamic' .expected pixels"),
         ("model.xml", {"processor": processor}, "writes a folder"),
     ):

@@ -1,4 +1,4 @@
-"""Every family of the original repositories: converted, its image tower converted, refused by name, or asked about.
+"""Every family of the original repositories: converted (or its image tower), refused by name, or a size is requested.
 
 Trees of arrays at full size, names and shapes alone, are what the original classes initialise
 (goldens_peers/make_trees.py); families.csv lists the families.
@@ -27,9 +27,9 @@ from ..paths import MORE, PEERS, ROOT
 from .test_bit import as_big_transfer
 
 B, L, H, S, TI = (768, 12, 12), (1024, 24, 16), (1280, 32, 16), (384, 12, 6), (192, 12, 3)  # width, depth, heads
-# Of big_vision's models/vit.py
+# from big_vision's models/vit.py
 SO400M, G_OPT = (1152, 27, 16), (1536, 40, 16)
-# What a full-size tree is: width, depth and heads; and other fields of its configuration.
+# Full-size trees: width, depth and heads, and other fields of the configuration.
 RIGHT = {
     "vit_jax B/16": (B, {"patch_size": 16, "pooling": "cls", "representation_size": 768, "num_labels": 21843}),
     "vit_jax H/14": (H, {"patch_size": 14, "pooling": "cls", "representation_size": 1280, "image_size": 224}),
@@ -57,7 +57,7 @@ RESNETS = {
     "BiT R152x2": {"depths": [3, 8, 36, 3], "embedding_size": 128, "num_labels": 1000},
     "BiT R101x3": {"depths": [3, 4, 23, 3], "embedding_size": 192, "num_labels": 397},
 }
-ASKS = {"FlexiViT-B": "does not say its patch size; state it: patch_size=16"}
+ASKS = {"FlexiViT-B": "its stored sizes are FlexiViT's .*; state patch_size=16"}
 REFUSED = {
     "MLP-Mixer B/16": "an MLP-Mixer",
     "UViM stage I": "UViM's first stage",
@@ -74,7 +74,7 @@ REFUSED = {
     "language model": "a language model without an image tower",
     "ResNet of Flax": "a ResNet with batch normalisation",
 }
-# Each family of families.csv: its trees above, or the test that has its golden.
+# Family in families.csv -> its trees above, or the test with its golden.
 FAMILIES = {
     "ViT and hybrids of the first release": ["vit_jax B/16", "vit_jax H/14", "vit_jax R50+B/16"],
     "the same fine-tuned on ImageNet": ["vit_jax B/16 fine-tuned"],
@@ -102,10 +102,10 @@ FAMILIES = {
     "BiT students and teachers of distillation": ["BiT R152x2"],
     "CapPa, JetFormer, Jet": ["CapPa B/16", "JetFormer", "Jet"],
     "BiT-S and BiT-M": "tests/conversion/test_bit.py",
-    "BiT-S and BiT-M for Keras": "test_models_of_keras_are_refused_with_what_to_take",
+    "BiT-S and BiT-M for Keras": "test_models_of_keras_are_refused_with_an_alternative",
     "BiT-M fine-tuned on ImageNet": "tests/conversion/test_bit.py",
     "BiT-M fine-tuned on VTAB-1k": ["BiT R101x3"],
-    "the same for TensorFlow Hub": "test_models_of_keras_are_refused_with_what_to_take",
+    "the same for TensorFlow Hub": "test_models_of_keras_are_refused_with_an_alternative",
     "runs of big_vision since 2023": "tests/conversion/test_containers.py",
     "runs of other JAX trainers": "tests/conversion/test_containers.py",
     "flax.serialization": "tests/conversion/test_containers.py",
@@ -130,13 +130,13 @@ def trees() -> dict[str, dict[str, list[int]]]:
 
 
 def file_of(shapes: dict[str, tuple[int, ...]]) -> Checkpoint:
-    """A file without its values."""
+    """Write a file with names and shapes, but without values."""
     dtypes = dict.fromkeys(shapes, "float32")
     return Checkpoint("x.npz", Path("x.npz"), {}, shapes, dtypes, "", lambda name: torch.ones(1).expand(shapes[name]))
 
 
 def shapes_in(tree: str) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a tree, a block each."""
+    """Expand a tree: names and shapes of every block."""
     shapes = {}
     for name, shape in trees()[tree].items():
         count = re.search(r"\{(\d+)\}", name)
@@ -154,7 +154,7 @@ def test_every_family_is_here():
 
 
 def model_of(shapes: dict[str, tuple[int, ...]]):
-    """The empty model of a file, after every check of a conversion but that of values."""
+    """Convert a file without its values: all checks of a conversion except that of values."""
     checkpoint, request = file_of(shapes), Request(None, None, {})
     source, naming = recognise(checkpoint, request)
     shapes = shapes_of(checkpoint, naming.arrays)
@@ -168,7 +168,7 @@ def model_of(shapes: dict[str, tuple[int, ...]]):
     return model
 
 
-def test_the_page_says_of_every_family_what_the_tests_show():
+def test_the_page_of_families_agrees_with_the_tests():
     page = (ROOT / "docs" / "families.md").read_text()
     _, *rows = re.findall(r"^\| (\w[^|]+) \|([^|]*)\| (\w+)", page, re.MULTILINE)
     assert [family for family, _, _ in rows] == list(FAMILIES)
@@ -192,7 +192,7 @@ def test_a_full_size_tree_is_recognised_as_its_variant(tree):
 
 
 @pytest.mark.parametrize(("tree", "message"), [*ASKS.items(), *REFUSED.items()])
-def test_a_tree_that_is_asked_about_or_refused_by_name(tree, message):
+def test_a_tree_that_is_refused_or_needs_a_patch_size(tree, message):
     shapes = shapes_in(tree)
     with pytest.raises(ConversionError, match=message):
         model_of(shapes)
@@ -211,7 +211,7 @@ def test_a_lit_file_may_number_its_modules_by_position(tree):
 @pytest.mark.parametrize("layout", ["bit_paper", "big_transfer"])
 @pytest.mark.parametrize("tree", RESNETS)
 def test_a_full_size_resnet_is_recognised_as_its_variant(tree, layout):
-    """In the names of bit_paper.py, and in those of gs://bit_models, which have no original class."""
+    """With the names of bit_paper.py, and with those of gs://bit_models, which have no original class."""
     shapes = shapes_in(tree)
     if layout == "big_transfer":
         arrays = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
@@ -220,7 +220,7 @@ def test_a_full_size_resnet_is_recognised_as_its_variant(tree, layout):
     assert {name: getattr(config, name) for name in RESNETS[tree]} == RESNETS[tree]
 
 
-def test_models_of_keras_are_refused_with_what_to_take(tmp_path):
+def test_models_of_keras_are_refused_with_an_alternative(tmp_path):
     with pytest.raises(ConversionError, match=r"R50x1\.h5 is a Keras model in HDF5.*convert BiT-M-R50x1\.npz"):
         convert(MORE / "BiT-M-R50x1.h5")
     for folder in ("BiT-M-R50x1-run0-svhn/tfhub", "BiT-M-R50x1-run0-svhn.tfhub"):

@@ -1,4 +1,4 @@
-"""FlexiViT: stored kernel and positions, resized in every forward, against what the original JAX code computed."""
+"""FlexiViT: stored kernel and positions, resized in every forward, against the outputs of the original JAX code."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ AT_RUN_TIME = [run for run in RUNS.values() if not run.get("at_load")]
 
 
 def sizes(run: dict) -> dict:
-    """Arguments of `convert`; none for a file whose name says them. What no patch covers is cut off."""
+    """Arguments of `convert`, empty for a file whose name determines them; pixels outside the patches are cut off."""
     if run["family"] == "flexivit_baseline":
         return {}
     patch_size = tuple(run["patch_size"])
@@ -106,14 +106,14 @@ def _bilinear(old: int, new: int) -> np.ndarray:
     return matrix
 
 
-def test_the_prefix_comes_back_beside_the_source(tmp_path):
+def test_the_prefix_is_restored_beside_the_source(tmp_path):
     source = MORE / "flexi_map.npz"
     model, _ = convert(source, patch_size=5, image_size=35)
     export_jax(model, tmp_path / "back.npz", beside=source)
     assert_same_file(tmp_path / "back.npz", source)
 
 
-def test_a_file_with_its_buffers_asks_for_the_patch_size_unless_its_name_says_it(tmp_path):
+def test_the_patch_size_must_be_stated_unless_the_name_determines_it(tmp_path):
     run = RUNS["flexi_32_7@p16_240"]
     source = MORE / run["checkpoint"]
     with pytest.raises(ConversionError, match=r"32 x 32 kernel, 7 x 7 positions.*patch_size=16"):

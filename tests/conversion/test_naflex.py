@@ -46,7 +46,7 @@ def test_a_batch_of_several_aspect_ratios(expected, dtype, suffix, tolerance):
     assert max(gaps.values()) <= tolerance, gaps
 
 
-def test_padding_counts_nowhere(expected):
+def test_padding_has_no_influence(expected):
     model, _ = convert(ORIGINAL)
     pooled = run(model, expected).pooler_output
     is_patch = expected["pixel_attention_mask"][..., None].astype(bool)
@@ -75,7 +75,7 @@ def test_the_processor_finds_the_grids_and_pixels_of_the_original():
             assert np.abs(ours - theirs).max() <= 2 / 255
 
 
-def test_it_comes_back(tmp_path):
+def test_naflex_is_restored(tmp_path):
     save_folder(tmp_path / "folder", *convert(ORIGINAL))
     model = load_model(tmp_path / "folder")
     export_jax(model, tmp_path / "back.npz", beside=ORIGINAL)
@@ -99,13 +99,13 @@ def test_a_folder_in_transformers(tmp_path, expected):
         torch.testing.assert_close(features, extract.model(**batch).last_hidden_state, rtol=0, atol=1e-6)
 
 
-def test_patches_that_are_no_square_are_refused(tmp_path):
+def test_patches_that_are_not_square_are_refused(tmp_path):
     with np.load(ORIGINAL) as arrays:
         kernel = arrays["params/img/embedding/kernel"]
         positions = arrays["params/img/pos_embedding"]
         np.savez(tmp_path / "values.npz", **{**arrays, "params/img/embedding/kernel": kernel[:47]})
         np.savez(tmp_path / "grid.npz", **{**arrays, "params/img/pos_embedding": positions[..., :16]})
-    with pytest.raises(ConversionError, match=r"values.npz has patches of 47 values, not those of a square with 3"):
+    with pytest.raises(ConversionError, match=r"values.npz has patches of 47 values \(expected a square with 3"):
         convert(tmp_path / "values.npz")
-    with pytest.raises(ConversionError, match=r"positions of shape \(4, 4, 16\), not \(rows, columns, 32\)"):
+    with pytest.raises(ConversionError, match=r"positions of shape \(4, 4, 16\) \(expected \(rows, columns, 32\)"):
         convert(tmp_path / "grid.npz")

@@ -1,4 +1,4 @@
-"""The real ViT-Ti/16 in the formats of others: the same weights, and the same logits on real photographs."""
+"""The real ViT-Ti/16 in other formats: the same weights, and the same logits on real photographs."""
 
 import io
 import zipfile
@@ -22,7 +22,7 @@ def model_and_processor(shared):
 
 @pytest.fixture(scope="module")
 def pixel_values(shared, model_and_processor):
-    """Ten photographs, as the model sees them: (10, 3, 224, 224)."""
+    """Pixel values of ten photographs: (10, 3, 224, 224)."""
     with zipfile.ZipFile(shared / "data/imagenet_sample/images.zip") as archive:
         names = [name for name in sorted(archive.namelist()) if name.lower().endswith((".jpg", ".jpeg", ".png"))]
         images = [Image.open(io.BytesIO(archive.read(name))) for name in names[:: len(names) // 10][:10]]

@@ -1,4 +1,4 @@
-"""Image towers of files with two: SigLIP, SigLIP 2, CLIPPO, LiT, PaliGemma; the original code's outputs judge."""
+"""Image towers of files with two towers: SigLIP, SigLIP 2, CLIPPO, LiT, PaliGemma; judged by the original's outputs."""
 
 import json
 
@@ -32,7 +32,7 @@ OUTPUTS = {"encoded": "last_hidden_state", "pre_logits": "pooler_output", "image
 
 
 def gaps(model, expected, suffix):
-    """Largest differences over the largest values, of the outputs that a golden has in this precision."""
+    """Largest differences over the largest values, for the outputs that a golden has in this precision."""
     pixel_values = torch.from_numpy(expected["images"]).permute(0, 3, 1, 2).to(model.dtype)
     with torch.no_grad():
         outputs = model(pixel_values, output_hidden_states=True)
@@ -43,7 +43,7 @@ def gaps(model, expected, suffix):
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_a_tower_computes_what_the_original_computes(run):
+def test_a_tower_equals_the_original(run):
     model, processor = convert(MORE / run["checkpoint"])
     config = model.config
     assert type(model) is HfViTModel
@@ -58,9 +58,9 @@ def test_a_tower_computes_what_the_original_computes(run):
     assert ("image_embeds_f64" in double) == (run["head"] is not None)
 
 
-def test_what_stands_beside_a_tower_is_said(tmp_path, capsys):
+def test_other_parts_of_a_file_are_reported(tmp_path, capsys):
     assert main(["convert", str(MORE / "siglip2.npz"), str(tmp_path / "folder")]) == 0
-    assert "not converted, beside the model in the file: b (bias of the similarity), t (temp" in capsys.readouterr().out
+    assert "not converted, other parts of the file: b (bias of the similarity), t (temp" in capsys.readouterr().out
     record = convert(MORE / "siglip2.npz")[0].conversion_record
     with np.load(MORE / "siglip2.npz") as arrays:
         assert record["similarity"] == {"t": float(arrays["params/t"][0]), "b": float(arrays["params/b"][0])}
@@ -70,7 +70,7 @@ def test_what_stands_beside_a_tower_is_said(tmp_path, capsys):
 
 @pytest.mark.parametrize("checkpoint", ["clippo", "paligemma_bf16"])
 def test_a_folder_of_a_tower_in_transformers(tmp_path, checkpoint):
-    """Straight from file to file, then by the Auto class and the pipeline; the original's `image_embeds` judge."""
+    """Streamed conversion, Auto class and pipeline; judged by the original's `image_embeds`."""
     assert convert_to_folder(MORE / f"{checkpoint}.npz", tmp_path / "folder").device.type == "meta"
     with np.load(MORE / f"{checkpoint}.expected.npz") as expected:
         model = AutoModel.from_pretrained(tmp_path / "folder")
@@ -94,7 +94,7 @@ def test_a_program_returns_the_embedding(tmp_path):
         assert np.abs(image_embeds.numpy() - expected["image_embeds"]).max() <= 2e-5 * expected["image_embeds"].max()
 
 
-def test_a_projection_is_no_classifier(tmp_path):
+def test_a_projection_is_not_a_classifier(tmp_path):
     model, processor = convert(MORE / "lit_bert.npz")
     save_folder(tmp_path / "folder", model, processor)
     assert "LABEL_0" not in (tmp_path / "folder" / "config.json").read_text()
@@ -111,8 +111,8 @@ def test_a_projection_is_no_classifier(tmp_path):
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_a_file_with_two_towers_comes_back(tmp_path, run):
-    """From file to file by the commands: every array of both towers, in its order."""
+def test_a_file_with_two_towers_is_restored(tmp_path, run):
+    """By the commands, from file to file: every array of both towers, in its order."""
     original = MORE / run["checkpoint"]
     assert main(["convert", str(original), str(tmp_path / "folder")]) == 0
     back = ["export", str(tmp_path / "folder"), str(tmp_path / "back.npz"), "--to", "jax", "--beside", str(original)]
@@ -123,7 +123,7 @@ def test_a_file_with_two_towers_comes_back(tmp_path, run):
     assert {name for name, *_ in written} == set(listed)
 
 
-def test_a_tower_that_was_trained_on_goes_back_into_its_file(tmp_path):
+def test_a_trained_tower_is_written_into_its_file(tmp_path):
     model, processor = convert(MORE / "paligemma_bf16.npz")
     with torch.no_grad():
         model.layers[1].mlp.fc1.weight.mul_(2)
@@ -138,7 +138,7 @@ def test_a_tower_that_was_trained_on_goes_back_into_its_file(tmp_path):
         assert back.read(kernel)[1].equal(2 * original.read(kernel)[1])
 
 
-def test_only_the_file_of_a_model_can_stand_beside_it(tmp_path):
+def test_beside_must_be_the_models_own_file(tmp_path):
     model, _ = convert(MORE / "paligemma.npz")
     out = tmp_path / "back.npz"
     with pytest.raises(ConversionError, match=r"paligemma2.npz \(sha256 .* was converted from paligemma.npz"):
@@ -148,14 +148,16 @@ def test_only_the_file_of_a_model_can_stand_beside_it(tmp_path):
         export_jax(model, out, beside=MORE / "siglip.npz")
     with torch.no_grad():
         model.projection.bias[0] = 1e5
-    with pytest.raises(ConversionError, match="img/head/bias has values that are not finite in float16"):
+    with pytest.raises(
+        ConversionError, match="img/head/bias: it has values that are not finite in the file's dtype, float16"
+    ):
         export_jax(model, out, beside=MORE / "paligemma_f16.npz")
-    with pytest.raises(ConversionError, match="beside is for jax, without a dialect"):
+    with pytest.raises(ConversionError, match="beside cannot be combined with"):
         export_jax(model, out, "flax", beside=MORE / "paligemma.npz")
     assert not list(tmp_path.iterdir())
 
 
-def test_positions_at_another_size_go_back(tmp_path):
+def test_resampled_positions_are_written(tmp_path):
     model, _ = convert(MORE / "lit_big_vision.npz", image_size=(48, 24))
     export_jax(model, tmp_path / "back.npz", beside=MORE / "lit_big_vision.npz")
     again, _ = convert(tmp_path / "back.npz", position_grid=(6, 3))
@@ -163,10 +165,10 @@ def test_positions_at_another_size_go_back(tmp_path):
         assert again.state_dict()[name].equal(parameter), name
 
 
-def test_a_projection_written_as_a_head_is_said(tmp_path, caplog):
+def test_a_projection_written_as_a_head_gives_a_warning(tmp_path, caplog):
     model, _ = convert(MORE / "lit_bert.npz")
     export_jax(model, tmp_path / "head.npz")
-    assert "The projection to 48 numbers is written as the head, and reads back as a classifier" in caplog.text
+    assert "The projection to 48 numbers is written as the head, which converts back to a classifier" in caplog.text
     again, _ = convert(tmp_path / "head.npz")
     assert again.config.num_labels == 48
     assert again.classifier.weight.equal(model.projection.weight)

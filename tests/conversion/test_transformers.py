@@ -1,4 +1,4 @@
-"""transformers' own ViTs: read from folders as transformers 4 and 5 write them, and written for it to read."""
+"""transformers' own ViTs: reading folders of transformers 4 and 5, and writing folders for transformers."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def test_masked_image_models_in_both_directions(tmp_path):
     torch.testing.assert_close(classifier.vit.layernorm.weight, theirs.vit.layernorm.weight, rtol=0, atol=0)
 
 
-def test_what_a_masked_image_model_of_transformers_cannot_be(tmp_path):
+def test_masked_image_models_that_transformers_does_not_support(tmp_path):
     def predicting(target, image_size=20):
         sizes = {name: size for name, size in SQUARE.items() if name != "encoder_stride"}
         config = HfViTConfig(**{**sizes, "image_size": image_size}, patch_target=target)
@@ -194,7 +194,7 @@ BIT = {
 
 
 class UpstreamHybrid(torch.nn.Module):
-    """The oracle: upstream's BitBackbone followed by upstream's ViT, which is what the hybrid was."""
+    """The reference: upstream's BitBackbone followed by upstream's ViT, as in the old hybrid."""
 
     def __init__(self):
         super().__init__()
@@ -206,7 +206,7 @@ class UpstreamHybrid(torch.nn.Module):
         return self.vit(self.backbone(pixel_values).feature_maps[-1]).logits
 
     def save(self, folder, with_head=True):
-        """A folder as transformers 4.57 wrote it."""
+        """Write a folder in the format of transformers 4.57."""
         folder.mkdir()
         self.vit.save_pretrained(folder)  # in the names of version 4
         weights = load_file(folder / "model.safetensors")
@@ -226,7 +226,7 @@ class UpstreamHybrid(torch.nn.Module):
 HYBRID_PIXELS = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(2))
 
 
-def test_the_oracle_is_in_the_names_of_version_4(tmp_path):
+def test_the_reference_has_the_names_of_version_4(tmp_path):
     UpstreamHybrid().save(tmp_path / "hybrid")
     names = set(load_file(tmp_path / "hybrid" / "model.safetensors"))
     stem = "vit.embeddings.patch_embeddings.backbone.bit."
@@ -247,7 +247,7 @@ def test_hybrids_of_version_4_load_directly(tmp_path):
 
 
 def test_the_epsilons_of_a_hybrid_matter(tmp_path):
-    """With the original's numbers the logits would be others, so that the test above can fail."""
+    """The original's epsilons give other logits, so the test above can fail."""
     theirs = UpstreamHybrid()
     theirs.save(tmp_path / "hybrid")
     expected = run(theirs, HYBRID_PIXELS)
@@ -338,7 +338,7 @@ def test_folders_convert_with_their_processor(tmp_path):
     assert model.config.id2label == {index: f"LABEL_{index}" for index in range(11)}
 
 
-def test_what_is_written_names_no_folder_of_this_machine(tmp_path):
+def test_written_files_contain_no_local_folder(tmp_path):
     source = tmp_path / "private" / "theirs"
     their_model("ViTForImageClassification").save_pretrained(source)
     model, processor = convert(source)
@@ -378,7 +378,7 @@ def change_weights(folder, drop=(), **changes):
         ({"vit.extra": torch.ones(2)}, "vit.extra is not used"),
         ({"vit.layernorm.bias": torch.ones(15)}, r"vit.layernorm.bias has shape \(15,\), not \(14,\)"),
         ({"drop": ["classifier.bias"]}, "classifier.bias is missing"),
-        ({"drop": ["classifier.bias", "classifier.weight"]}, "does not hold the head"),
+        ({"drop": ["classifier.bias", "classifier.weight"]}, "its weights lack the head"),
         ({"classifier.bias": torch.full((11,), torch.inf)}, "classifier.bias has 11 values that are NaN or infinite"),
     ],
 )
@@ -408,7 +408,7 @@ def test_wrong_folders(tmp_path):
 
 
 def test_a_jax_checkpoint_for_transformers(goldens, tmp_path):
-    """With tanh GELU and epsilon 1e-6, as upstream's own class computes it."""
+    """With tanh GELU and epsilon 1e-6, computed by upstream's own class."""
     model, processor = convert(goldens / "vit_token.npz")
     save_folder(tmp_path / "ours", model, processor)
     assert main(["export", str(tmp_path / "ours"), str(tmp_path / "theirs"), "--to", "transformers"]) == 0
@@ -437,7 +437,7 @@ def test_a_pre_logits_layer_is_a_pooler_for_transformers(goldens, tmp_path):
     assert_close(run(theirs, pixel_values).pooler_output, run(model.vit, pixel_values).pooler_output)
 
 
-def test_models_that_transformers_cannot_say(tmp_path):
+def test_models_that_transformers_does_not_support(tmp_path):
     sizes = {name: value for name, value in SQUARE.items() if name != "encoder_stride"} | {"hidden_size": 16}
     for fields, message in (
         ({"pooling": "mean"}, "no pooling 'mean', or ViT without a class token"),
@@ -453,7 +453,7 @@ def test_models_that_transformers_cannot_say(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_overwritten_unasked(tmp_path):
+def test_nothing_is_overwritten_by_default(tmp_path):
     model = HfViTForImageClassification(HfViTConfig(**{k: v for k, v in SQUARE.items() if k != "encoder_stride"}))
     (tmp_path / "out").mkdir()
     with pytest.raises(FileExistsError, match="give --overwrite"):
@@ -481,4 +481,6 @@ def test_a_name_on_the_hub_converts(hub, client, tmp_path):
     arrays = load_file(tmp_path / "their.safetensors")
     assert torch.equal(arrays["head.weight"], theirs.classifier.weight)
     error = client(["convert", "alice/their-vit", tmp_path / "hidden"], token="hf_bob", status=2)
-    assert error.startswith("hf-vit convert: alice/their-vit is no file or folder here, and cannot be had from the Hub")
+    assert error.startswith(
+        "hf-vit convert: alice/their-vit is no local file or folder, and cannot be downloaded from the Hub"
+    )

@@ -1,4 +1,4 @@
-"""The way back to the original's files, array by array: names, shapes, dtypes and bytes; the files themselves judge."""
+"""Export to the original's files: names, shapes, dtypes and bytes of every array; judged by the files themselves."""
 
 import re
 
@@ -17,7 +17,7 @@ WITH_GROUP_NORM = [name for name, run in RUNS.items() if run["family"] != "vit" 
 
 
 def written(path, prefix):
-    """The arrays of a file as `export_jax` says that it writes them: no prefix, nothing beside, no stacks, float32."""
+    """Arrays of a file in the form that `export_jax` promises: no prefix, no other parts, no stacks, float32."""
     arrays = {}
     with NpzReader(path) as reader:
         for stored in reader.arrays:
@@ -32,7 +32,7 @@ def written(path, prefix):
 
 
 def stored(path):
-    """Names in their order, shapes, dtypes and bytes of a file; NumPy judges."""
+    """Names in their order, shapes, dtypes and bytes of a file, read by NumPy."""
     with np.load(path) as arrays:
         return [(name, array.shape, str(array.dtype), array.tobytes()) for name, array in arrays.items()]
 
@@ -57,13 +57,13 @@ def assert_comes_back(path, run, tmp_path):
 
 
 @pytest.mark.parametrize("checkpoint", RUNS)
-def test_every_golden_comes_back_bit_by_bit(goldens, tmp_path, checkpoint):
+def test_every_golden_is_restored_bit_by_bit(goldens, tmp_path, checkpoint):
     assert_comes_back(goldens / checkpoint, RUNS[checkpoint], tmp_path)
 
 
 @pytest.mark.parametrize("checkpoint", RUNS)
-def test_every_golden_comes_back_whole_beside_itself(goldens, tmp_path, checkpoint):
-    """Optimiser state and text towers too: every array, in its order."""
+def test_every_golden_is_restored_completely_beside_itself(goldens, tmp_path, checkpoint):
+    """Every array in its order, also optimiser state and text towers."""
     model, _ = convert_golden(goldens / checkpoint, RUNS[checkpoint])
     export_jax(model, tmp_path / "back.npz", beside=goldens / checkpoint)
     assert stored(tmp_path / "back.npz") == stored(goldens / checkpoint)
@@ -71,7 +71,7 @@ def test_every_golden_comes_back_whole_beside_itself(goldens, tmp_path, checkpoi
 
 @pytest.mark.parametrize("shape", [(-1,), (1, 1, 1, -1)])
 @pytest.mark.parametrize("checkpoint", WITH_GROUP_NORM)
-def test_group_norms_come_back_in_either_shape(goldens, tmp_path, checkpoint, shape):
+def test_group_norms_are_restored_in_either_shape(goldens, tmp_path, checkpoint, shape):
     with np.load(goldens / checkpoint) as arrays:
         changed = {name: arrays[name].reshape(shape) if GROUP_NORM.search(name) else arrays[name] for name in arrays}
     assert any(GROUP_NORM.search(name) for name in changed)
@@ -91,8 +91,8 @@ def test_a_prefix_is_not_written(goldens, tmp_path, checkpoint, prefix):
     assert_comes_back(tmp_path / "in.npz", RUNS[checkpoint], tmp_path)
 
 
-def test_negative_zeros_come_back(goldens, tmp_path):
-    """In a class token that big_vision's dialect adds its row of positions to."""
+def test_negative_zeros_are_restored(goldens, tmp_path):
+    """The class token, to which big_vision's dialect adds its row of positions, keeps -0.0."""
     with np.load(goldens / "bv_tok.npz") as arrays:
         changed = {name: np.full_like(arrays[name], -0.0) if name == "cls" else arrays[name] for name in arrays}
     np.savez(tmp_path / "in.npz", **changed)
@@ -100,8 +100,8 @@ def test_negative_zeros_come_back(goldens, tmp_path):
 
 
 @pytest.mark.parametrize("checkpoint", ["vit_linen.npz", "hybrid_r11_linen.npz", "bv_tok.npz"])
-def test_other_names_by_default(goldens, tmp_path, checkpoint):
-    """Without a dialect, whatever was read is written in the names of the released files, and is the same model."""
+def test_the_default_dialect_has_the_released_names(goldens, tmp_path, checkpoint):
+    """Without a dialect, any model is written with the names of the released files, and is the same model."""
     model, _ = convert_golden(goldens / checkpoint, RUNS[checkpoint])
     export_jax(model, tmp_path / "back.npz")
     again, _ = convert_golden(tmp_path / "back.npz", RUNS[checkpoint])

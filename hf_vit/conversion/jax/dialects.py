@@ -1,9 +1,9 @@
-"""The dialects of the original JAX checkpoints: what they call the arrays of the rules (`table`).
+"""Dialects of the original JAX checkpoints: their names for the arrays of the rules (`table`).
 
-The head of an image tower beside a text tower or a language model is a projection to an embedding.
+If a file also holds a text tower or a language model, the head of the image tower is a projection to an embedding.
 
-Modules in a block of a released vit_jax file are numbered by position (LayerNorm_0, MultiHeadDotProductAttention_1,
-LayerNorm_2, MlpBlock_3); present-day Flax, and so big_vision, numbers them per class.
+In a released vit_jax file, the modules of a block are numbered by position (LayerNorm_0,
+MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3). Present-day Flax (and big_vision) numbers them per class.
 """
 
 import re
@@ -17,11 +17,11 @@ from .table import POSITIONS
 
 
 class Dialect(NamedTuple):
-    """What a file calls its arrays.
+    """Dialect of a file.
 
-    names: "vit_jax" (released), "flax" (present-day numbering) or "big_vision" (the same, positions at the root).
-    prefix: before every name: "", "params/", "params/img/", "opt/target/" ...
-    stacked: whether the blocks are one array each, with a leading axis over depth.
+    names: "vit_jax" (released), "flax" (present-day numbering) or "big_vision" (as flax, positions at the root).
+    prefix: prefix of every name: "", "params/", "params/img/", "opt/target/" ...
+    stacked: arrays of all blocks are stacked, with a leading axis over depth.
     """
 
     names: str
@@ -31,8 +31,8 @@ class Dialect(NamedTuple):
 
 _PREFIXES = ("params/img/", "opt/target/img/", "img/", "params/", "opt/target/", "")
 TOWER = "img/"
-_HEAD, _PROJECTION = "head/", "projection/"  # the same arrays in the files; two names in the rules
-_OTHER_TOWERS = {"txt", "t", "llm"}  # what stands beside an image tower: text, temperature, language model
+_HEAD, _PROJECTION = "head/", "projection/"  # two names in the rules for the same name in files
+_OTHER_TOWERS = {"txt", "t", "llm"}  # other parts of a file with an image tower: text, temperature, language model
 _PER_CLASS = {
     "LayerNorm_1": "LayerNorm_2",
     "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1",
@@ -46,12 +46,16 @@ _STACKED = "Transformer/encoderblock/"
 def recognise(shapes: Mapping[str, tuple[int, ...]], file: str) -> tuple[Dialect, dict[str, StoredArray]] | None:
     """Translate the names of a file to those of the rules.
 
+    Args:
+        shapes: name in the file -> shape.
+        file: name of the file, for messages.
+
     Returns:
-        The dialect, and for every name of the rules the array that holds it, without those beside the prefix (an
-        optimiser's, a text tower's); None for a file without a ViT.
+        The dialect, and name in the rules -> place, without the arrays of other parts (optimiser, text tower); None for
+        a file without a ViT.
 
     Raises:
-        ConversionError: blocks are stacked to several depths, or to more than any model has.
+        ConversionError: stacked blocks have several depths, or more than the maximum.
     """
     prefix = _prefix_of(shapes)
     if prefix is None:
@@ -59,7 +63,7 @@ def recognise(shapes: Mapping[str, tuple[int, ...]], file: str) -> tuple[Dialect
     depths = {shape[0] for name, shape in shapes.items() if name.startswith(prefix + _STACKED) and shape}
     if len(depths) > 1:
         raise ConversionError(f"{file} has stacked blocks of several depths: {', '.join(map(str, sorted(depths)))}")
-    if depths and max(depths) > MAX_LAYERS:  # before each of them gets a name
+    if depths and max(depths) > MAX_LAYERS:  # before names are made for each
         raise ConversionError(f"{file} has {max(depths):,} stacked blocks; at most {MAX_LAYERS:,} are read")
     own = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
     arrays = {
@@ -81,25 +85,25 @@ def _prefix_of(names: Collection[str]) -> str | None:
 
 
 def has_patch_vectors(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether patches are vectors, as in NaFlex: the patch embedding is a matrix, positions are (rows, columns, D)."""
+    """Tell whether patches are vectors (NaFlex): the patch embedding is a matrix, positions are (rows, columns, D)."""
     prefix = _prefix_of(shapes)
     return prefix is not None and len(shapes[prefix + _PATCH_KERNEL]) == 2
 
 
 def grid_of_patch_vectors(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
-    """(rows, columns) of the positions of patches that are vectors; None for any other file."""
+    """Return (rows, columns) of the positions if patches are vectors; None for any other file."""
     positions = shapes.get(f"{_prefix_of(shapes)}pos_embedding", ()) if has_patch_vectors(shapes) else ()
     return positions[:2] if len(positions) == 3 else None
 
 
 def names_beside(names: Iterable[str], prefix: str) -> list[str]:
-    """What a file holds beside the model: the first part of each name, below what the two towers have in common."""
+    """List the other parts of a file, by the first component of their names after the prefix of both towers."""
     root = prefix.removesuffix(TOWER)
     return sorted({name.removeprefix(root).split("/")[0] for name in names if not name.startswith(prefix)})
 
 
 def has_language_model(names: Iterable[str]) -> bool:
-    """Whether a language model stands beside an image tower (PaliGemma)."""
+    """Tell whether the file also holds a language model (PaliGemma)."""
     beginnings = tuple(prefix.replace(TOWER, "llm/") for prefix in _PREFIXES if prefix.endswith(TOWER))
     return any(name.startswith(beginnings) for name in names)
 
@@ -124,7 +128,7 @@ def _canonical(name: str, depth: int | None) -> list[tuple[str, int | None]]:
 
 
 def dialect_name(canonical: str, dialect: Dialect) -> str:
-    """The name that a dialect gives to an array of the rules (of one block, where it stacks them)."""
+    """Return a dialect's name for an array of the rules (for a single block, even if the dialect stacks them)."""
     canonical = _renamed(canonical, _PROJECTION, _HEAD)
     if dialect.names == "vit_jax":
         return dialect.prefix + canonical

@@ -1,4 +1,4 @@
-"""FlexiViT (arXiv 2212.08013): which files are flexible, and at which sizes they compute."""
+"""FlexiViT (arXiv 2212.08013): recognition of flexible files, and their sizes."""
 
 from collections.abc import Mapping
 
@@ -9,25 +9,26 @@ from ..inferred import Fields, Inferred
 from ..rules import ConversionError
 from .table import POSITIONS
 
-_PLACE = "big_vision/flexivit/"  # of the released files, and of the folder of a run
-_KERNEL, _GRID, _IMAGE_SIZE = 32, 7, 240  # of what FlexiViT stores, and of its images
+_PLACE = "big_vision/flexivit/"  # folder of the released files, and of a training run
+_KERNEL, _GRID, _IMAGE_SIZE = 32, 7, 240  # stored patch size, stored grid, image size
 
 
 def flexible_fields(
     fields: Mapping[str, Inferred], grid: tuple[int, int], checkpoint: Checkpoint, patch_size: Size | None
 ) -> Fields:
-    """The fields of the configuration that make a model flexible; empty for any other.
+    """Infer the configuration fields that make a model flexible; return an empty dictionary for any other model.
 
-    Nothing in a file says that its kernel is only a buffer. Its name does, if it is a released one; another file with
-    FlexiViT's buffers may as well be a ViT-B/32 for 224 pixels, so that the caller has to state the patch size.
+    Only the name of a released file shows that a model is flexible. Another file with FlexiViT's sizes may also be a
+    ViT-B/32 for 224 pixels, so the caller must state the patch size.
 
     Args:
-        fields: of a model whose kernel is that of its patches.
-        grid: (rows, columns) of its position embeddings.
-        patch_size: what the caller states.
+        fields: inferred fields, with the kernel's size as the patch size.
+        grid: (rows, columns) of the position embeddings.
+        checkpoint: the open checkpoint.
+        patch_size: patch size that the caller states.
 
     Raises:
-        ConversionError: only the caller can know the patch size, and has not stated it.
+        ConversionError: the patch size is ambiguous, and the caller has not stated it.
     """
     is_of_vit_jax = any(name.endswith(POSITIONS) for name in checkpoint.shapes)
     if fields["position_embedding_type"].value != "learned" or is_of_vit_jax or "stem_depths" in fields:
@@ -40,17 +41,17 @@ def flexible_fields(
         return {}
     if sizes is None and patch_size is None:
         raise ConversionError(
-            f"{checkpoint.path.name} has what FlexiViT stores ({kernel[0]} x {kernel[1]} kernel, {grid[0]} x {grid[1]} "
-            "positions) and does not say its patch size; state it: patch_size=16 (any from 8 to 48) for a FlexiViT at "
-            f"{_IMAGE_SIZE} pixels, patch_size={kernel[0]} for a ViT with patches of {kernel[0]}"
+            f"cannot infer the patch size of {checkpoint.path.name}: its stored sizes are FlexiViT's ({kernel[0]} x "
+            f"{kernel[1]} kernel, {grid[0]} x {grid[1]} positions); state patch_size=16 (any from 8 to 48) for a "
+            f"FlexiViT at {_IMAGE_SIZE} pixels, patch_size={kernel[0]} for a ViT with patches of {kernel[0]}"
         )
     known_patch, image_size = sizes or (patch_size, _IMAGE_SIZE)
-    because = "the name of the file is FlexiViT's" if sizes else "it has what FlexiViT stores, which is for such images"
+    because = "the name of the file is FlexiViT's" if sizes else "its stored sizes are FlexiViT's"
     return {
         "stored_patch_size": fields["patch_size"],
         "position_grid": Inferred(grid, because) if sizes else fields["image_size"]._replace(value=grid),
         "patch_size": Inferred(known_patch, because),
         "image_size": Inferred(image_size, because, is_assumed=sizes is None),
         # half-pixel centres, antialiased: jax.image.resize(..., "linear")
-        "position_interpolation": Inferred("bilinear", "FlexiViT resamples so"),
+        "position_interpolation": Inferred("bilinear", "as in FlexiViT"),
     }

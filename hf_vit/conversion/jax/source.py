@@ -1,4 +1,4 @@
-"""The original's ViTs and hybrids: .npz files of vit_jax, of present-day Flax and of big_vision."""
+"""Source of the original's ViTs and hybrids: files of vit_jax, of present-day Flax and of big_vision."""
 
 import math
 import re
@@ -50,7 +50,7 @@ _STEM_NUMBERS = {name: value for name, value in ORIGINALS["bit"].items() if "eps
 
 
 class Jax(Source):
-    """One .npz with everything in it; heads and patch size are read from the kernels."""
+    """The original's ViTs and hybrids; all sizes are read from the arrays."""
 
     format = "jax"
     models = (HfViTModel, HfViTForImageClassification)
@@ -89,7 +89,7 @@ class Jax(Source):
             "representation_size": length_of("pre_logits/kernel", shapes, 1),
         }
         if has_patch_vectors(checkpoint.shapes):
-            fields["position_interpolation"] = Inferred("bilinear", "patches are vectors: NaFlex, which resamples so")
+            fields["position_interpolation"] = Inferred("bilinear", "patches are vectors, as in NaFlex")
         stride = 1
         if "head/kernel" in shapes:
             fields["num_labels"] = length_of("head/kernel", shapes, 1)
@@ -118,11 +118,11 @@ class Jax(Source):
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         location = checkpoint.location
         if dialect.get("patch_vectors"):
-            return Inferred({"preset": "native"}, "patches are vectors: NaFlex, which keeps the shape of images")
+            return Inferred({"preset": "native"}, "patches are vectors, as in NaFlex, which keeps the aspect ratio")
         if dialect["prefix"].endswith(TOWER):
             return evaluated_as({"preset": "lit"}, "image towers", location)
         if (of_flexivit := preprocessing_of_flexivit(location)) is not None:
-            return Inferred(of_flexivit, "the file has the name of a FlexiViT, evaluated so")
+            return Inferred(of_flexivit, "the name of the file is FlexiViT's")
         if dialect["names"] == "big_vision":
             return evaluated_as({"preset": "big_vision"}, "files of big_vision", location)
         preset = preset_of_vit(location)
@@ -144,7 +144,7 @@ class Jax(Source):
         elif is_hybrid:
             lacking.append("ResNet stem")
         elif config.position_embedding_type == "none":
-            lacking.append("way to leave out position embeddings")
+            lacking.append("way to omit position embeddings")
         if not config.qkv_bias:
             lacking.append("attention without biases")
         if (config.hidden_act, config.layer_norm_eps) != ("gelu_pytorch_tanh", 1e-6):
@@ -152,7 +152,7 @@ class Jax(Source):
         if config.norm_after_pooling:
             lacking.append("LayerNorm after the pooling")
         if config.pool_patches_only and config.use_cls_token and config.pooling in ("mean", "map"):
-            lacking.append("pooling that leaves out the class token")
+            lacking.append("pooling without the class token")
         return lacking + (other_numbers(config, _STEM_NUMBERS) if is_hybrid else [])
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
@@ -171,14 +171,14 @@ class Jax(Source):
 
 
 def evaluated_as(settings: dict[str, Any], kind: str, location: str) -> Inferred:
-    """The preprocessing of most files of a kind: known for a released file, by its name, assumed for any other."""
+    """Infer the usual preprocessing of a kind of file: known for a released file (by its name), else assumed."""
     if find_released(location) is not None:
-        return Inferred(settings, "the name of the file is a released one, evaluated so")
-    return Inferred(settings, f"no array shows it; released {kind} were evaluated so", is_assumed=True)
+        return Inferred(settings, "evaluation of the released file of this name")
+    return Inferred(settings, f"no array shows it; evaluation of released {kind}", is_assumed=True)
 
 
 def _as_released(image_size: Inferred, location: str) -> Inferred:
-    """A square grid, no longer assumed where the catalog has a file of this name with such images."""
+    """Return the image size; it is no longer an assumption if the catalog has a file of this name and image size."""
     released = find_released(location)
     if released is None or not image_size.is_assumed or image_size.value != released.facts.get("resolution"):
         return image_size
@@ -188,24 +188,24 @@ def _as_released(image_size: Inferred, location: str) -> Inferred:
 
 
 def _pooling(shapes: Shapes, checkpoint: Checkpoint) -> Inferred:
-    """What the head sees; a language model looks at every token (PaliGemma)."""
+    """Infer the pooling; a language model uses every token (PaliGemma)."""
     if "MAPHead_0/probe" in shapes:
         return Inferred("map", "there is a MAP head")
     if "cls" in shapes:
         return Inferred("cls", "there is an array cls, and no MAP head")
     if has_language_model(checkpoint.shapes):
-        return Inferred("none", "a language model stands beside it, which takes every token")
+        return Inferred("none", "the file also holds a language model, which uses every token")
     return Inferred("mean", "there is no array cls, and no MAP head")
 
 
 def _positions(shapes: Shapes) -> Inferred:
     if POSITIONS in shapes:
         return Inferred("learned", f"there is a table of positions, {by(shapes[POSITIONS])}")
-    return Inferred("sincos2d", "there is no table of positions; big_vision computes them then", is_assumed=True)
+    return Inferred("sincos2d", "there is no table of positions; big_vision then computes them", is_assumed=True)
 
 
 def _similarity(checkpoint: Checkpoint, prefix: str) -> dict[str, float]:
-    """The temperature `t` (a logarithm) and the bias `b` of the similarity of two towers, where they stand beside."""
+    """Read temperature `t` (a logarithm) and bias `b` of the similarity of two towers, if the file holds them."""
     root = prefix.removesuffix(TOWER)
     names = {name: root + name for name in ("t", "b")} if root != prefix else {}
     single = {name: stored for name, stored in names.items() if math.prod(checkpoint.shapes.get(stored, (0,))) == 1}
@@ -214,7 +214,7 @@ def _similarity(checkpoint: Checkpoint, prefix: str) -> dict[str, float]:
 
 
 def flat_norms(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, bool]:
-    """What the record says of GroupNorm arrays of shape (channels,), so that they are written back so."""
+    """Return the record's entry for GroupNorm arrays of shape (channels,), which an export restores."""
     is_flat = any(
         _GROUP_NORM.search(name) and len(checkpoint.shapes[stored.name]) == 1 for name, stored in arrays.items()
     )
@@ -224,7 +224,7 @@ def flat_norms(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dic
 def arrays_of(
     model: Model, rules: list[Rule], head: tuple[str, str], dialect: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name of the rules, view of our parameter) of a model; with the untrained head that was left out."""
+    """Yield (name in the rules, view of our parameter) of a model, and an untrained head that was dropped."""
     state_dict = model.state_dict()
     if dialect.get("flat_group_norm"):
         rules = with_flat_norms(rules)
@@ -240,8 +240,8 @@ def arrays_of(
 def _fold_class_row(
     arrays: Iterator[tuple[str, torch.Tensor]], class_row: torch.Tensor | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """big_vision adds no position to the class token: its row is part of it."""
+    """Add the class token's position to the class token itself: big_vision has no such position."""
     for name, array in arrays:
-        if name == "cls" and class_row is not None and class_row.any():  # adding zero would lose the sign of -0.0
+        if name == "cls" and class_row is not None and class_row.any():  # adding zero would change -0.0
             array = array + class_row
         yield name, array[:, 1:] if name == POSITIONS else array

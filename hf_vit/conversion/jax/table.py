@@ -1,4 +1,4 @@
-"""The rules of the original JAX checkpoints, in the names of the released vit_jax files."""
+"""Rules of the original JAX checkpoints, with the names of the released vit_jax files."""
 
 from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from ..rules import (
@@ -20,12 +20,12 @@ POSITIONS = "Transformer/posembed_input/pos_embedding"
 
 
 def norm(theirs: str, ours: str, layout: Layout = as_is) -> tuple[Rule, Rule]:
-    """A LayerNorm; with a layout, a GroupNorm."""
+    """Make the rules of a LayerNorm; with a layout, of a GroupNorm."""
     return Rule(f"{theirs}/scale", f"{ours}.weight", layout), Rule(f"{theirs}/bias", f"{ours}.bias", layout)
 
 
 def dense(theirs: str, ours: str) -> tuple[Rule, Rule]:
-    """A linear layer."""
+    """Make the rules of a linear layer."""
     return Rule(f"{theirs}/kernel", f"{ours}.weight", transpose), Rule(f"{theirs}/bias", f"{ours}.bias", as_is)
 
 
@@ -50,7 +50,7 @@ PROJECTION = dense("projection", "projection")
 
 
 def rules_for(config: HfViTConfig, has_head: bool) -> list[Rule]:
-    """Every array of a model, in the names of the released files and of our classifier or bare encoder."""
+    """Return the rules of all arrays of a classifier or a bare encoder, with the names of the released files."""
     base, heads = "vit." if has_head else "", config.num_attention_heads
     blocks: list[Block] = []
     if isinstance(config, HfViTHybridConfig):
@@ -71,7 +71,7 @@ def rules_for(config: HfViTConfig, has_head: bool) -> list[Rule]:
 
 
 def with_flat_norms(rules: list[Rule]) -> list[Rule]:
-    """The same rules for GroupNorm arrays of shape (channels,); those of the released files are (1, 1, 1, channels)."""
+    """Adapt rules to GroupNorm arrays of shape (channels,); released files have (1, 1, 1, channels)."""
     return [rule._replace(layout=as_is) if rule.layout is flatten else rule for rule in rules]
 
 

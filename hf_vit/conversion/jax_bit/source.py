@@ -1,6 +1,6 @@
-"""BiT's JAX checkpoints: big_transfer's released files, and bit_paper.py and bit.py of big_vision.
+"""Source of BiT's JAX checkpoints: big_transfer's released files, and big_vision's bit_paper.py and bit.py.
 
-A ResNet in front of a ViT has the names of bit.py too, beside those of the ViT: see `jax`.
+The ResNet of a hybrid also has the names of bit.py; `jax` reads hybrids.
 """
 
 import re
@@ -29,11 +29,11 @@ _PREFIXES = ("opt/target/", "params/", "")
 
 
 class _JaxBit(Source):
-    """What one of the codes writes; the name of the root convolution tells them from each other.
+    """Checkpoints of one of the codes, recognised by the name of the root convolution.
 
     Args:
         code: a key of `NAMES` and of `ORIGINALS`.
-        dialect: what `export` calls it.
+        dialect: name of the dialect in `export`.
     """
 
     format = "jax"
@@ -46,7 +46,7 @@ class _JaxBit(Source):
         self.required, self.optional = {self.root: 4}, {self.head[0]: self.names.head_axes}
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
-        """Some files of big_transfer number their convolutions (`standardized_conv2d_17`), which says nothing."""
+        """Return the naming; numbers of convolutions in some files of big_transfer (`..._conv2d_17`) are ignored."""
         for prefix in _PREFIXES:
             own = [name for name in checkpoint.shapes if name.startswith(prefix)]
             arrays = {_plain(name.removeprefix(prefix)): StoredArray(name) for name in own}
@@ -63,7 +63,7 @@ class _JaxBit(Source):
         fields = {
             **all_because({"num_channels": channels, "embedding_size": width}, root),
             "depths": Inferred(depths, f"it has {len(depths)} stages, counted by their units"),
-            **all_because(ORIGINALS[self.code], f"the code of {self.code} computes so"),
+            **all_because(ORIGINALS[self.code], f"as in the code of {self.code}"),
             "image_size": self.image_size(checkpoint),
         }
         if self.head[0] in shapes:
@@ -92,13 +92,13 @@ class _JaxBit(Source):
 
 
 class _BigTransfer(_JaxBit):
-    """The released files: their names say the preprocessing, and the image size that no array shows."""
+    """The released files; their names determine the preprocessing and the image size."""
 
     def image_size(self, checkpoint: Checkpoint) -> Inferred:
         size = image_size_of_bit(checkpoint.location)
         if find_released(checkpoint.location) is None:
             return UNKNOWN_IMAGE_SIZE._replace(value=size)
-        return Inferred(size, "the name of the file is a released one, evaluated so")
+        return Inferred(size, "evaluation of the released file of this name")
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         settings = preprocessing_of_bit(checkpoint.location)

@@ -1,4 +1,4 @@
-"""The rules of BiT's JAX checkpoints, for each of the codes that wrote them."""
+"""Rules of BiT's JAX checkpoints, for each of the codes that wrote them."""
 
 from typing import NamedTuple
 
@@ -20,12 +20,13 @@ def _big_transfer_norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
 
 
 class BitNames(NamedTuple):
-    """What one of the codes calls its arrays.
+    """Rules of one of the codes.
 
-    unit_name: of a unit, from the numbers of its stage and of its own.
-    unit, projection: below that name, of every unit and of the first of each stage.
-    root, last, head: the rest; the first array of `root` tells the codes from each other.
-    head_axes: of the head's weight.
+    root: rules of the root; the name of its first array identifies the code.
+    unit_name: format of a unit's name, with the numbers of stage and unit.
+    unit, projection: rules of every unit, and additional rules of the first unit of each stage.
+    last, head: rules of the last norm and of the head.
+    head_axes: number of axes of the head's weight.
     """
 
     root: tuple[Rule, ...]
@@ -77,7 +78,7 @@ NAMES = {
 
 
 def rules_for(config: HfBiTConfig, has_head: bool, names: BitNames) -> list[Rule]:
-    """Every array of a model, in the names of one code and of our classifier or bare network."""
+    """Return the rules of all arrays of a classifier or a bare network, with the names of one code."""
     base = "bit." if has_head else ""
     resnet = f"{base}resnet."
     return table(

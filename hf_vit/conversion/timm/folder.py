@@ -1,4 +1,4 @@
-"""A folder of timm: weights, and a config.json that says how the model is built and evaluated."""
+"""timm's folders: weights, and a config.json with architecture and evaluation settings."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ _RESAMPLING = {"bilinear": BILINEAR, "bicubic": BICUBIC}
 
 
 def preprocessing_of(pretrained_cfg: dict[str, Any]) -> Inferred:
-    """What a config.json says of the evaluation, as arguments of `HfViTImageProcessor`; timm's usual for the rest."""
+    """Return the evaluation settings of a config.json, as arguments of `HfViTImageProcessor`; else timm's defaults."""
     found = {
         "crop_pct": pretrained_cfg.get("crop_pct"),
         "image_mean": pretrained_cfg.get("mean"),
@@ -26,18 +26,20 @@ def preprocessing_of(pretrained_cfg: dict[str, Any]) -> Inferred:
     }
     stated = {name: value for name, value in found.items() if value is not None}
     missing = ", ".join(name for name in found if name not in stated)
-    because = f"no config.json states {missing}; timm's usual" if missing else "config.json says so"
+    because = f"no config.json states {missing}; timm's default" if missing else "stated in config.json"
     return Inferred({"preset": "timm"} | stated, because, is_assumed=bool(missing))
 
 
 def description(
     config: HfVisionConfig, architecture: str, arguments: dict[str, Any], interpolation: str, crop_pct: float
 ) -> dict[str, Any]:
-    """The config.json of a model.
+    """Return the config.json of a model.
 
     Args:
-        arguments: of `timm.create_model`.
-        interpolation, crop_pct: of its evaluation below 384 pixels.
+        config: our configuration.
+        architecture: timm's name of the architecture.
+        arguments: arguments of `timm.create_model`.
+        interpolation, crop_pct: evaluation settings below 384 pixels.
     """
     (height, width), num_classes = as_pair(config.image_size), arguments["num_classes"]
     labels: Any = config.id2label
@@ -64,7 +66,13 @@ def description(
 def write(
     path: str | os.PathLike, arrays: dict[str, torch.Tensor], description: dict[str, Any], overwrite: bool
 ) -> dict[str, Any]:
-    """Write the weights into a .safetensors file, or into a folder with the description.
+    """Write the weights to a .safetensors file, or to a folder with a config.json.
+
+    Args:
+        path: the file or folder.
+        arrays: name -> weight.
+        description: content of the config.json.
+        overwrite: replace what exists at `path`.
 
     Returns:
         The arguments of `timm.create_model`.

@@ -1,4 +1,4 @@
-"""timm's Vision Transformers and hybrids, and the checkpoints of DeiT, MAE and DINO that have their names."""
+"""Source of timm's Vision Transformers and hybrids, and of DeiT, MAE and DINO, which use timm's names."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from .folder import description, preprocessing_of, write
 from .table import POSITIONS, rules_for
 
 _RESNET_ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
-# StdConv2dSame(eps=1e-8) and GroupNormAct of timm's ResNets, which have no argument for them
+# constants of StdConv2dSame(eps=1e-8) and GroupNormAct in timm's ResNets
 RESNET_NUMBERS = {
     "group_norm_eps": 1e-5,
     "weight_standardization_eps": 1e-8,
@@ -25,10 +25,10 @@ RESNET_NUMBERS = {
 }
 # the evaluations of DeiT, MAE and DINO: resize 256, centre crop 224
 _FACEBOOK = {"preset": "timm", "resample": BICUBIC, "crop_pct": 224 / 256, **IMAGENET}
-# What timm calls our activations and poolings.
+# timm's names of activations and poolings -> ours.
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "quick_gelu": "quick_gelu"}
 _POOLINGS = {"token": "cls", "avg": "mean", "map": "map", "": "none"}
-# The architecture of timm with each stem; every other size is an argument.
+# Stem depths -> timm's architecture; every other size is an argument.
 _HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -38,7 +38,7 @@ _HYBRIDS = {
 
 
 class Timm(TorchSource):
-    """Queries, keys and values are one array; the number of heads is nowhere in the weights."""
+    """timm's models: queries, keys and values are one array, so the weights do not show the number of heads."""
 
     name = "timm"
     marker = "patch_embed.proj.weight"
@@ -71,14 +71,14 @@ class Timm(TorchSource):
             "hidden_size": Inferred(hidden_size, kernel),
             "num_hidden_layers": Inferred(last_block + 1, f"the last block is blocks.{last_block}"),
             "intermediate_size": length_of("blocks.0.mlp.fc1.weight", shapes, 0),
-            **all_because({"hidden_act": "gelu", "layer_norm_eps": 1e-6}, "no array shows it; timm's usual", True),
+            **all_because({"hidden_act": "gelu", "layer_norm_eps": 1e-6}, "no array shows it; timm's default", True),
             "qkv_bias": has_array("blocks.0.attn.qkv.bias", shapes),
             "pooling": _pooling(shapes),
             "use_cls_token": class_token,
-            "pool_patches_only": Inferred(has_cls, f"{class_token.because}; timm pools without it"),
+            "pool_patches_only": Inferred(has_cls, f"{class_token.because}; timm pools without the class token"),
             "norm_after_pooling": has_array("fc_norm.weight", shapes),
             "representation_size": length_of("pre_logits.fc.weight", shapes, 0),
-            "position_interpolation": Inferred("bicubic", "timm resamples so"),
+            "position_interpolation": Inferred("bicubic", "as in timm"),
             **stem,
         }
         if "head.weight" in shapes:
@@ -99,7 +99,7 @@ class Timm(TorchSource):
         if "global_pool" in settings:
             if settings["global_pool"] not in _POOLINGS:
                 known = ", ".join(_POOLINGS)
-                raise ConversionError(f"its global_pool is {settings['global_pool']!r}; hf_vit has {known}")
+                raise ConversionError(f"cannot convert global_pool={settings['global_pool']!r} (expected {known})")
             fields["pooling"] = _POOLINGS[settings["global_pool"]]
         return fields
 
@@ -107,9 +107,9 @@ class Timm(TorchSource):
         return rules_for(config, has_head)
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
-        """By the name of the container: their scripts keep the weights under these, and timm under others."""
+        """Return the preprocessing; DeiT, MAE and DINO are recognised by the key that holds the weights."""
         if checkpoint.container in ("model", "teacher", "student"):
-            because = f"the weights are under {checkpoint.container!r}, where DeiT, MAE and DINO keep them"
+            because = f"the weights are under {checkpoint.container!r}, as in DeiT, MAE and DINO"
             return Inferred(_FACEBOOK, because, is_assumed=True)
         return preprocessing_of(checkpoint.settings.get("pretrained_cfg") or checkpoint.settings)
 
@@ -123,9 +123,9 @@ class Timm(TorchSource):
         if config.hidden_act not in _ACTIVATIONS.values():
             lacking.append(f"activation {config.hidden_act}")
         if config.pooling in ("mean", "map") and config.use_cls_token and not config.pool_patches_only:
-            lacking.append("pooling that sees the class token as well")
+            lacking.append("pooling that includes the class token")
         if config.pooling == "cls" and config.norm_after_pooling:
-            lacking.append("LayerNorm of the class token alone")
+            lacking.append("LayerNorm of the class token only")
         if isinstance(config, HfViTHybridConfig) and tuple(config.stem_depths) not in _HYBRIDS:
             lacking.append(f"ResNet of depths {list(config.stem_depths)}")
         return lacking
@@ -145,7 +145,7 @@ def _pooling(shapes: Shapes) -> Inferred:
     if "cls_token" not in shapes:
         return Inferred("mean", "there is no cls_token and no attn_pool")
     if "fc_norm.weight" in shapes:
-        return Inferred("mean", "there is an fc_norm, which timm has after the mean")
+        return Inferred("mean", "there is an fc_norm, which timm applies after the mean")
     return Inferred("cls", "there is a cls_token, and no fc_norm or attn_pool")
 
 
@@ -158,12 +158,12 @@ def _stem(shapes: Shapes) -> Fields:
     return {
         "stem_depths": Inferred(depths, f"the ResNet has {len(depths)} stages, counted by their blocks"),
         **all_because({"stem_width": root[0], "num_channels": root[1]}, f"{name} is {by(root)}"),
-        **all_because(RESNET_NUMBERS, "timm's ResNets compute so"),
+        **all_because(RESNET_NUMBERS, "as in timm's ResNets"),
     }
 
 
 def _model_arguments(config: HfViTConfig, has_head: bool) -> dict[str, Any]:
-    """Of `timm.create_model`, whatever the architecture's own are."""
+    """Return arguments of `timm.create_model` that override the architecture's own."""
     arguments = {
         "img_size": list(as_pair(config.image_size)),
         "in_chans": config.num_channels,

@@ -1,7 +1,7 @@
-"""The rules of timm's Vision Transformers and hybrids, which DeiT, MAE and DINO share.
+"""Rules of timm's Vision Transformers and hybrids, also for DeiT, MAE and DINO.
 
-The names are those of timm 1.0 (timm/models/vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py);
-`pre_logits.fc` is of timm before 0.6.
+Names are those of timm 1.0 (timm/models/vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py);
+`pre_logits.fc` is from timm before 0.6.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from ..rules import Block, Rule, as_is, part, resnet_units, table, weight_and_bias
 
 POSITIONS = "pos_embed"
-UNIT_NAME = "stages.{}.blocks.{}."  # of a ResNet
+UNIT_NAME = "stages.{}.blocks.{}."  # name of a ResNet's unit
 
 
 def _fused(theirs: str, ours: str, projections: tuple[str, ...], bias: bool = True) -> Iterator[Rule]:
@@ -55,7 +55,7 @@ RESNET_PROJECTION = (
 
 
 def rules_for(config: HfViTConfig, has_head: bool) -> list[Rule]:
-    """Every array of a model, in the names of timm and of our classifier or bare encoder."""
+    """Return the rules of all arrays of a classifier or a bare encoder, with timm's names."""
     base = "vit." if has_head else ""
     blocks: list[Block] = []
     if isinstance(config, HfViTHybridConfig):

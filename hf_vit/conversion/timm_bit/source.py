@@ -1,4 +1,4 @@
-"""timm's BiT ResNets, `resnetv2_*_bit` (timm/models/resnetv2.py of timm 1.0)."""
+"""Source of timm's BiT ResNets, `resnetv2_*_bit` (timm/models/resnetv2.py of timm 1.0)."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ _one_by_one = Layout(  # (out, in, 1, 1) -> (out, in): the head is a convolution
 
 
 class TimmBit(TorchSource):
-    """Pre-activation ResNets; a norm after the root or in a projection is of another ResNet of timm, and left over."""
+    """timm's pre-activation ResNets. Other ResNets of timm are refused: norms of root and projections are unknown."""
 
     name = "timm_bit"
     marker = "stages.0.blocks.0.conv1.weight"
@@ -43,8 +43,8 @@ class TimmBit(TorchSource):
         fields = {
             **all_because({"num_channels": channels, "embedding_size": width}, f"{_ROOT} is {by(shapes[_ROOT])}"),
             "depths": Inferred(depths, f"it has {len(depths)} stages, counted by their blocks"),
-            # the rest is big_transfer's
-            "weight_standardization_eps": Inferred(_NUMBERS["weight_standardization_eps"], "timm's ResNets compute so"),
+            # other numbers are big_transfer's, the defaults of the configuration
+            "weight_standardization_eps": Inferred(_NUMBERS["weight_standardization_eps"], "as in timm's ResNets"),
             "image_size": UNKNOWN_IMAGE_SIZE,
         }
         if "head.fc.weight" in shapes:
@@ -53,7 +53,7 @@ class TimmBit(TorchSource):
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
         if settings.get("global_pool", "avg") != "avg":
-            raise ConversionError(f"its global_pool is {settings['global_pool']!r}; a BiT of hf_vit has avg")
+            raise ConversionError(f"cannot convert a BiT with global_pool={settings['global_pool']!r} (expected avg)")
         size = (settings.get("pretrained_cfg") or settings).get("input_size")
         return {} if size is None else {"image_size": one_or_pair(*size[1:])}
 
@@ -77,7 +77,7 @@ class TimmBit(TorchSource):
         if stated := checkpoint.settings.get("pretrained_cfg"):
             return preprocessing_of(stated)
         usual = preprocessing_of({"crop_pct": 0.875, "interpolation": "bilinear"}).value
-        return Inferred(usual, "no config.json states it; timm's usual of BiT", is_assumed=True)
+        return Inferred(usual, "no config.json states it; timm's default for BiT", is_assumed=True)
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config

@@ -1,4 +1,4 @@
-"""torchvision's Vision Transformers (torchvision/models/vision_transformer.py)."""
+"""Source of torchvision's Vision Transformers (torchvision/models/vision_transformer.py)."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ _ENCODER_BLOCK = (
 
 
 class Torchvision(TorchSource):
-    """Read alone: torchvision takes no argument for what its ViTs compute with."""
+    """torchvision's models, for reading only: torchvision has no arguments for activation and epsilon."""
 
     name = "torchvision"
     marker = "conv_proj.weight"
@@ -45,7 +45,7 @@ class Torchvision(TorchSource):
     optional = {"heads.pre_logits.weight": 2, "heads.head.weight": 2}  # noqa: RUF012
 
     def canonical(self, name: str) -> str:
-        """Before 0.13, an MLP had `linear_1` and `linear_2`."""
+        """Return the name in the rules; `linear_1` and `linear_2` are torchvision's names before 0.13."""
         return name.replace("mlp.linear_1.", "mlp.0.").replace("mlp.linear_2.", "mlp.3.")
 
     def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
@@ -60,7 +60,7 @@ class Torchvision(TorchSource):
             "num_hidden_layers": Inferred(max(layers) + 1, f"the last block is encoder_layer_{max(layers)}"),
             "intermediate_size": length_of(f"{_BLOCK}0.mlp.0.weight", shapes, 0),
             "image_size": image_size_of(shapes[_POSITIONS][1] - 1, pixels, grid, file, has_cls=True),
-            **all_because(theirs, "torchvision's ViTs compute so"),
+            **all_because(theirs, "as in torchvision's ViTs"),
             "representation_size": length_of("heads.pre_logits.weight", shapes, 0),
         }
         if "heads.head.weight" in shapes:
@@ -78,6 +78,6 @@ class Torchvision(TorchSource):
         return table([*blocks, ("", "", weight_and_bias("heads.head", "classifier") if has_head else ())])
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
-        """ViT_..._Weights.transforms(): resize 256, centre crop 224."""
+        """Return the preprocessing of ViT_..._Weights.transforms(): resize 256, centre crop 224."""
         settings = {"preset": "timm", "resample": BILINEAR, "crop_pct": 224 / 256, **IMAGENET}
-        return Inferred(settings, "no array shows it; most weights of torchvision were evaluated so", is_assumed=True)
+        return Inferred(settings, "no array shows it; as for most of torchvision's weights", is_assumed=True)

@@ -1,4 +1,4 @@
-"""Folders of the Flax ViT that transformers 4 had: `flax_model.msgpack` and its config.json."""
+"""Source of folders with transformers 4's Flax ViT: `flax_model.msgpack` and its config.json."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from .source import preprocessing_of
 
 _KERNEL = "embeddings/patch_embeddings/projection/kernel"
 _POOLER = "pooler/dense/kernel"
-_LINEAR = {  # of a block: its Dense, kernel (in, out) -> ours
+_LINEAR = {  # linear layers of a block, kernel (in, out) -> our names
     "attention/attention/query": "attention.q_proj",
     "attention/attention/key": "attention.k_proj",
     "attention/attention/value": "attention.v_proj",
@@ -24,7 +24,7 @@ _LINEAR = {  # of a block: its Dense, kernel (in, out) -> ours
 
 
 class FlaxTransformers(Source):
-    """modeling_flax_vit.py of transformers 4.44; a classifier's encoder is below `vit`, a bare one at the root."""
+    """Models of modeling_flax_vit.py (transformers 4.44); the prefix `vit/` is present in classifiers only."""
 
     head = ("classifier/kernel", "classifier/bias")
     required = {_KERNEL: 4}  # noqa: RUF012
@@ -38,7 +38,7 @@ class FlaxTransformers(Source):
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
         with wrong_types_refused(f"the config.json of {checkpoint.path.parent}"):
-            fields = all_because(translate_settings(checkpoint.settings), "config.json says so")
+            fields = all_because(translate_settings(checkpoint.settings), "stated in config.json")
         fields["representation_size"] = length_of(_POOLER, shapes, 1)
         if "classifier/kernel" in shapes:
             fields["num_labels"] = length_of("classifier/kernel", shapes, 1)

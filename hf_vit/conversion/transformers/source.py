@@ -1,6 +1,6 @@
-"""Folders of transformers' own `vit`, `vit_mae`, `vit-hybrid` or `bit`.
+"""Source of folders with transformers' own `vit`, `vit_mae`, `vit-hybrid` or `bit`.
 
-The tables of names are beside the models; `from_pretrained` applies them.
+The tables of names are in `models`; `from_pretrained` applies them.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ from ..source import Model, Naming, Request, Source, Writing
 from .writing import their_model, their_processor
 
 _MASKED_IMAGE_MODEL = "ViTForMaskedImageModeling"
-# BitGroupNormActivation, WeightStandardizedConv2d and BitMaxPool2d of modeling_bit.py
+# constants of BitGroupNormActivation, WeightStandardizedConv2d and BitMaxPool2d (modeling_bit.py)
 _BIT_NUMBERS = {
     "group_norm_eps": 1e-5,
     "weight_standardization_eps": 1e-8,
@@ -38,7 +38,7 @@ _BIT_NUMBERS = {
 
 
 class Transformers(Source):
-    """Its GELU and epsilons are in the config.json, so that the logits are the same in both directions."""
+    """transformers' models; the config.json holds GELU and epsilons, so logits are equal in both directions."""
 
     format = "transformers"
     models = (
@@ -73,11 +73,11 @@ class Transformers(Source):
         except ValueError as error:
             raise ConversionError(str(error)) from error
         if info["missing_keys"] or info["mismatched_keys"]:
-            raise ConversionError(f"{folder} does not hold the head that its config.json speaks of")
+            raise ConversionError(f"cannot convert {folder}: its weights lack the head that its config.json describes")
         arrays = {} if model.device.type == "meta" else model.state_dict()
         if problems := [text for name, array in arrays.items() for text in check_values(name, array)]:
-            raise ConversionError(f"{folder} cannot be used: {'; '.join(problems)}")
-        found = all_because(fields, "config.json says so")
+            raise ConversionError(f"cannot convert {folder}: {'; '.join(problems)}")
+        found = all_because(fields, "stated in config.json")
         if is_upstream_bit(settings):
             found = {"image_size": UNKNOWN_IMAGE_SIZE, **found}
         record = {
@@ -127,15 +127,15 @@ class Transformers(Source):
 
 
 def preprocessing_of(folder: Path) -> Inferred:
-    """The preprocessing that the preprocessor_config.json of a folder states: arguments of `HfViTImageProcessor`."""
+    """Return the preprocessing in a folder's preprocessor_config.json, as arguments of `HfViTImageProcessor`."""
     file = folder / "preprocessor_config.json"
     if file.is_file():
-        return Inferred(in_our_settings(read_json_object(file)), "preprocessor_config.json says so")
-    return Inferred(in_our_settings({}), "there is no preprocessor_config.json; transformers' usual", is_assumed=True)
+        return Inferred(in_our_settings(read_json_object(file)), "stated in preprocessor_config.json")
+    return Inferred(in_our_settings({}), "there is no preprocessor_config.json; transformers' default", is_assumed=True)
 
 
 def _rebuilds_whole_patches(settings: dict[str, Any]) -> bool:
-    """Whether it is a masked image model whose decoder sees each patch as it is; MAE's is a Transformer."""
+    """Tell whether it is a masked image model with one decoder output per patch (MAE's decoder is a Transformer)."""
     defaults = transformers.ViTConfig()
     patch_size, stride = (settings.get(name, getattr(defaults, name)) for name in ("patch_size", "encoder_stride"))
     return settings.get("architectures") == [_MASKED_IMAGE_MODEL] and patch_size == stride
@@ -144,7 +144,7 @@ def _rebuilds_whole_patches(settings: dict[str, Any]) -> bool:
 def _load_masked_image_model(
     folder: Path, fields: dict[str, Any]
 ) -> tuple[HfViTForMaskedPatchPrediction, dict[str, Any]]:
-    """Its decoder, a 1 x 1 convolution and a PixelShuffle, is our linear layer that predicts pixels."""
+    """Load a masked image model; its decoder (1 x 1 convolution and PixelShuffle) becomes our linear layer."""
     theirs, info = transformers.ViTForMaskedImageModeling.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
         folder, output_loading_info=True, dtype=torch.float32
     )

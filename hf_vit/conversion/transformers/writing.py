@@ -1,4 +1,4 @@
-"""Our model as transformers' own `vit` or `bit`, with its weights."""
+"""Conversion of our model to transformers' own `vit` or `bit`, with its weights."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPredic
 from ...models.pretrained import HfVisionPreTrainedModel
 from ..building import has_head
 
-# Our names -> those of the classes of transformers' BiT in memory, by their beginnings.
+# Prefix of our names -> prefix of the names in transformers' BiT classes (in memory, not in files).
 _BEGINNINGS = {
     "resnet.stages.": "encoder.stages.",
     "resnet.": "embedder.",
@@ -21,7 +21,7 @@ _BEGINNINGS = {
 
 
 def their_model(model: HfVisionPreTrainedModel) -> transformers.PreTrainedModel:
-    """The model of transformers that computes the same."""
+    """Build the model of transformers that computes the same."""
     weights = model.state_dict()
     if isinstance(model.config, HfBiTConfig):
         theirs = _their_bit(model, model.config)
@@ -53,7 +53,7 @@ def _their_config(model: HfVisionPreTrainedModel, **settings: Any) -> transforme
 
 
 def _their_bit(model: HfVisionPreTrainedModel, config: HfBiTConfig) -> transformers.PreTrainedModel:
-    """width_factor stays 1, since transformers widens with it the stages alone."""
+    """Build transformers' BiT; width_factor stays 1, because in transformers it widens only the stages."""
     is_same = config.padding == "same"
     return (transformers.BitForImageClassification if has_head(model) else transformers.BitModel)(
         transformers.BitConfig(
@@ -76,9 +76,9 @@ def _their_bit_name(name: str) -> str:
 
 
 def their_processor(config: HfVisionConfig, processor: Any) -> transformers.ViTImageProcessorPil:
-    """Their image processor, with the size, mean and deviation of an `HfViTImageProcessor`."""
+    """Build transformers' image processor, with the size, mean and deviation of an `HfViTImageProcessor`."""
     height, width = as_pair(config.image_size)
-    return transformers.ViTImageProcessorPil(  # the one that needs no torchvision; it is saved as ViTImageProcessor
+    return transformers.ViTImageProcessorPil(  # needs no torchvision; saved as ViTImageProcessor
         size={"height": height, "width": width},
         resample=2,
         rescale_factor=processor.rescale_factor,
