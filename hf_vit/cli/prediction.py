@@ -55,7 +55,7 @@ def _predict(arguments: argparse.Namespace) -> None:
     reading = Reading("hf-vit predict", images)
     with _opened(arguments.output, arguments.overwrite) as file:
         suffix = arguments.output.suffix.lower() if arguments.output else ""
-        write = _writer(arguments.format or _FORMATS.get(suffix, "text"), file)
+        write = predictions_writer(arguments.format or _FORMATS.get(suffix, "text"), file)
         for names, found in reading.follow(batches):
             for name, predictions in zip(names, found, strict=True):
                 write(name, predictions)
@@ -72,8 +72,12 @@ def _opened(path: Path | None, overwrite: bool) -> Iterator[TextIO]:
         yield file
 
 
-def _writer(kind: str, file: TextIO) -> Callable[[str, list[Any]], None]:
-    """What writes the predictions of an image, most likely first."""
+def predictions_writer(kind: str, file: TextIO) -> Callable[[str, list[Any]], None]:
+    """What writes the predictions of an image, most likely first.
+
+    Args:
+        kind: "text", "jsonl" or "csv"; the first row of a CSV is written at once.
+    """
     if kind == "csv":
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["image", "rank", "label", "score"])

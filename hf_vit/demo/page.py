@@ -1,130 +1,255 @@
-"""`hf-vit demo FOLDER`: a page that classifies a picture and shows where the model looks."""
+"""`hf-vit demo MODEL [OTHER]`: a page that classifies pictures and shows where the models look.
 
+Everything that the page needs comes from this machine: no fonts, scripts or statistics of others, and no public link.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image
+import gradio
 
-from ..analysis import attention_rollout
-from ..analysis.inspection import visible_image
-from ..analysis.observing import as_images
-from ..models.loading import load
-from ..models.prediction import most_likely
+from ..cli.prediction import predictions_writer
+from ..files.contents import in_words
+from ..files.image_files import IMAGE_SUFFIXES
+from ..files.messages import USER_ERRORS, one_sentence
+from .description import describe
+from .examples import MOST_EXAMPLES, copy_examples, draw_examples
+from .looking import TOP_K, Demo
 
-_TOP_K = 5
-_SHOWN_SIZE = 448  # pixels of the shorter side, at least
-_DARKEST = 0.15  # of the brightness, where the model does not look
-
-
-class Demo:
-    """A classifier and its image processor.
-
-    Args:
-        folder: of `save_pretrained`, or a name on the Hub.
-
-    Raises:
-        ValueError: the folder holds no classifier, a ResNet, or a model that names a class for every patch.
-    """
-
-    def __init__(self, folder: str | Path):
-        self._model, self._processor = load(folder)
-        if not hasattr(self._model, "classifier"):
-            raise ValueError(f"{folder} holds {type(self._model).__name__}, which names no classes")
-        if not hasattr(self._model.config, "pooling"):
-            raise ValueError(f"{folder} holds a ResNet, which has no attention to show")
-        if self._model.config.pooling == "none":
-            raise ValueError(f"{folder} classifies every patch, not the picture; a demo needs another pooling")
-
-    @torch.inference_mode()
-    def look(self, picture: str | Path) -> tuple[dict[str, float], Image.Image]:
-        """The most likely classes with their probabilities, and what the model saw, bright where it looks."""
-        pixel_values = as_images(self._processor(str(picture), return_tensors="pt"), self._model.config)
-        seen = visible_image(pixel_values[0], self._processor)
-        shown = highlight(seen, attention_rollout(self._model, pixel_values)[0])
-        return self._top_classes(self._model(pixel_values, interpolate_pos_encoding=True).logits), shown
-
-    def _top_classes(self, logits: torch.Tensor) -> dict[str, float]:
-        """(1, num_labels) -> the likeliest labels, most likely first; ImageNet has two cranes"""
-        labels = self._model.config.id2label or {}
-        numbered = {int(index): f"{label} (class {index})" for index, label in labels.items()}
-        found: dict[str, float] = {}
-        for label, score in most_likely(logits, numbered, _TOP_K)[0]:
-            plain = label.rpartition(" (class ")[0]
-            found[label if plain in found else plain] = score
-        return found
+MOST_PICTURES = 1000  # of a folder
+_LARGEST_FILE = "64mb"
+_ROLLOUT, _MEAN = "Rollout", "Mean of all"
+_CSS = Path(__file__).with_name("page.css")
+_HINT = (
+    "Bright is where a model looks: what its class token attends to, or the mean of its patches where there is none. "
+    "*Rollout* multiplies the attention of all layers."
+)
+_FOLDER_HINT = f"Every picture of a folder is classified, up to {MOST_PICTURES:,} of them. They stay on this server."
+_Choice = str | int  # of a layer or head
 
 
-def highlight(seen: np.ndarray, attention: np.ndarray) -> Image.Image:
-    """A picture that is dark where the model does not look.
-
-    Args:
-        seen: (height, width, 3) or (height, width), in [0, 1].
-        attention: (rows, columns); the patch with the least is darkest, the one with the most as bright as it is.
-    """
-    height, width = seen.shape[:2]
-    least, most = attention.min(), attention.max()
-    attention = (attention - least) / (most - least) if most > least else np.ones_like(attention)
-    factor = max(1, round(_SHOWN_SIZE / min(height, width)))
-    size = (width * factor, height * factor)
-    picture = Image.fromarray((seen * 255).round().astype(np.uint8)).convert("RGB").resize(size)
-    light = Image.fromarray(attention.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
-    brightness = _DARKEST + (1 - _DARKEST) * np.asarray(light).clip(0, 1)[..., None]
-    return Image.fromarray((np.asarray(picture) * brightness).round().astype(np.uint8))
-
-
-def _build_page(folder: str | Path) -> Any:
-    """The page, a `gradio.Interface`.
-
-    Raises:
-        ImportError: gradio is not installed.
-    """
-    try:
-        import gradio
-    except ImportError as error:
-        raise ImportError("gradio is not installed: pip install 'hf_vit[demo]'") from error
-
-    demo = Demo(folder)
-
-    def look(picture: str | None):
-        if picture is None:
-            return None, None
-        try:
-            return demo.look(picture)
-        except ValueError as error:
-            raise gradio.Error(str(error)) from error
-
-    return gradio.Interface(
-        look,
-        inputs=gradio.Image(type="filepath", image_mode=None, label="Picture"),
-        outputs=[
-            gradio.Label(num_top_classes=_TOP_K, label="Classes"),
-            gradio.Image(format="png", label="Where the model looks", buttons=["download", "fullscreen"]),
-        ],
-        title=Path(folder).name,
-        live=True,  # as soon as a picture is there
-        flagging_mode="never",
-        analytics_enabled=False,
-    )
-
-
-def serve(folder: str | Path, host: str = "127.0.0.1", port: int | None = None, open_browser: bool = False) -> None:
+def serve(
+    folders: Sequence[str | Path],
+    examples: str | Path | None = None,
+    host: str | None = "127.0.0.1",
+    port: int | None = None,
+    open_browser: bool = False,
+) -> None:
     """Show the page until interrupted.
 
     Args:
-        host: "0.0.0.0" lets other machines see it too.
-        port: the first free one from 7860 by default.
+        folders: of one model, or two to compare.
+        examples: a folder of images; by default examples are drawn.
+        host: "0.0.0.0" lets other machines see it too; None takes it from GRADIO_SERVER_NAME.
+        port: the first free one from 7860 by default, or GRADIO_SERVER_PORT.
     """
-    page = _build_page(folder)
-    _, address, _ = page.launch(
-        server_name=host,
-        server_port=port,
-        inbrowser=open_browser,
-        share=False,
-        ssr_mode=False,
-        quiet=True,
-        prevent_thread_lock=True,
-    )
-    print(f"{folder} is shown at {address} (Ctrl+C ends it)", flush=True)
-    page.block_thread()
+    with tempfile.TemporaryDirectory(prefix="hf_vit_demo_") as scratch:
+        page = build_page(folders, Path(scratch), examples)
+        _, address, _ = page.launch(
+            server_name=host,
+            server_port=port,
+            inbrowser=open_browser,
+            share=False,
+            ssr_mode=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            max_file_size=_LARGEST_FILE,
+            css_paths=_CSS,
+            footer_links=[],
+        )
+        shown = " and ".join(map(str, folders))
+        print(f"the page of {shown} is shown at {address} (Ctrl+C ends it)", flush=True)
+        page.block_thread()
+
+
+def build_page(folders: Sequence[str | Path], scratch: Path, examples: str | Path | None = None) -> gradio.Blocks:
+    """Build the page.
+
+    Args:
+        folders, examples: as in `serve`.
+        scratch: where examples and tables are written.
+    """
+    demos = [Demo(folder) for folder in folders]
+    if len({demo.name for demo in demos}) < len(demos):
+        for demo, folder in zip(demos, folders, strict=True):
+            demo.name = str(folder)
+    pictures = copy_examples(Path(examples), scratch) if examples else draw_examples(scratch, demos[0].labels)
+    title = " and ".join(demo.name for demo in demos)
+    # The models compute for one visitor at a time: what looks inside them listens to their layers meanwhile.
+    with gradio.Blocks(title=title, analytics_enabled=False, delete_cache=(3600, 86400)) as page:
+        gradio.HTML(f"<h1>{escape(title)}</h1>", padding=False, elem_classes="title flush")
+        with gradio.Tab("One picture"):
+            _add_picture(demos, pictures)
+        with gradio.Tab("A folder of pictures"):
+            _add_folder(demos, scratch)
+        for demo, folder in zip(demos, folders, strict=True):
+            with gradio.Accordion(f"About {demo.name}", open=False):
+                gradio.HTML(describe(folder, demo.name, demo.model), elem_classes="facts flush", padding=False)
+    return page.queue(default_concurrency_limit=1)
+
+
+def _add_picture(demos: list[Demo], examples: list[Path]) -> None:
+    """What classifies one picture: on the left the picture, on the right what the models say, side by side."""
+    names = [demo.name if len(demos) > 1 else "" for demo in demos]
+    with gradio.Row():
+        with gradio.Column(scale=1, min_width=300):
+            picture = gradio.Image(type="filepath", label="Picture", sources=["upload", "clipboard"], height=320)
+            gradio.Examples([[str(file)] for file in examples], picture, examples_per_page=MOST_EXAMPLES)
+        with gradio.Column(scale=len(demos), min_width=300):
+            with gradio.Row(equal_height=True):
+                classes = [_add_classes(name) for name in names]
+            with gradio.Row():
+                looks = [_add_look(demo, name) for demo, name in zip(demos, names, strict=True)]
+            gradio.Markdown(_HINT, elem_classes="hint")
+    picture.preprocess = _path_of  # gradio would open the picture, and say nothing of what is wrong with it
+
+    def look(path: str | None, *choices: _Choice) -> list[Any]:
+        if path is None:
+            return [None] * (2 * len(demos))
+        asked = zip(demos, choices[::2], choices[1::2], strict=True)
+        answers = [demo.look(path, *_numbers(layer, head)) for demo, layer, head in asked]
+        return [part for answer in answers for part in answer]
+
+    outputs = [part for label, (shown, *_) in zip(classes, looks, strict=True) for part in (label, shown)]
+    choices = [choice for _, *two in looks for choice in two]
+    _listen(picture.change, look, [picture, *choices], outputs, "look")
+    for number, (demo, (shown, layer, head)) in enumerate(zip(demos, looks, strict=True), start=1):
+
+        def show(path: str | None, layer: _Choice, head: _Choice, demo: Demo = demo) -> list[Any]:
+            image = None if path is None else demo.show(path, *_numbers(layer, head))
+            return [image, gradio.update(interactive=layer != _ROLLOUT)]
+
+        chosen = partial(gradio.on, [layer.input, head.input])
+        _listen(chosen, show, [picture, layer, head], [shown, head], f"attention_{number}")
+
+
+def _add_classes(name: str) -> gradio.Label:
+    """What a model says, under its name where there are two."""
+    with gradio.Column(min_width=260):
+        _add_name(name)
+        return gradio.Label(num_top_classes=TOP_K, label="Classes")
+
+
+def _add_look(demo: Demo, name: str) -> tuple[Any, Any, Any]:
+    """Where a model looks, and the choice of its layer and head; under its name where there are two."""
+    layers = [(_ROLLOUT, _ROLLOUT), *((f"Layer {n} of {demo.num_layers}", n) for n in _from_1(demo.num_layers))]
+    heads = [(_MEAN, _MEAN), *((f"Head {n} of {demo.num_heads}", n) for n in _from_1(demo.num_heads))]
+    settings: dict[str, Any] = {"filterable": False, "min_width": 120}
+    with gradio.Column(min_width=260):
+        _add_name(name)
+        with gradio.Row():
+            layer = gradio.Dropdown(layers, value=_ROLLOUT, label="Attention", **settings)
+            head = gradio.Dropdown(heads, value=_MEAN, label="Head", interactive=False, **settings)
+        shown = gradio.Image(
+            format="png", label="Where the model looks", buttons=["download", "fullscreen"], height=320
+        )
+    return shown, layer, head
+
+
+def _add_name(name: str) -> None:
+    if name:
+        gradio.HTML(f"<h3>{escape(name)}</h3>", padding=False, elem_classes="name flush")
+
+
+def _add_folder(demos: list[Demo], scratch: Path) -> None:
+    """What classifies the pictures of a folder: a table, and a CSV for each model."""
+    gradio.Markdown(_FOLDER_HINT, elem_classes="hint")
+    files = gradio.File(file_count="directory", label="Folder", height=160)
+    said = gradio.Markdown(elem_classes="hint")
+    tables = gradio.File(label="Predictions as CSV (the five likeliest classes)", interactive=False, visible=False)
+    rows = gradio.HTML(padding=False, elem_classes="flush")
+    files.preprocess = _named_paths_of
+
+    def classify(found: list[tuple[str, str]] | None, progress: Any = gradio.Progress()) -> list[Any]:  # noqa: B008
+        if found is None:
+            return ["", gradio.update(visible=False), ""]
+        return _classify_folder(demos, found, Path(tempfile.mkdtemp(dir=scratch)), progress)
+
+    _listen(partial(files.change, show_progress_on=files), classify, [files], [said, tables, rows], "folder")
+
+
+def _classify_folder(demos: list[Demo], found: list[tuple[str, str]], folder: Path, progress: Any) -> list[Any]:
+    """What is said, the CSV files and the rows of the table.
+
+    Args:
+        found: names and paths of files.
+        folder: for the CSV files.
+    """
+    images = sorted((name, path) for name, path in found if name.lower().endswith(IMAGE_SUFFIXES))
+    if not images:
+        raise ValueError(f"the folder holds no pictures (expected files that end in {', '.join(IMAGE_SUFFIXES)})")
+    if len(images) > MOST_PICTURES:
+        raise ValueError(f"the folder holds {len(images):,} pictures (expected at most {MOST_PICTURES:,}); use a part")
+    rows, unreadable, tables = [[name] for name, _ in images], set[int](), []
+    for demo in demos:
+        tables.append(folder / f"predictions-{demo.name.replace('/', '-')}.csv")
+        with open(tables[-1], "w", encoding="utf-8", newline="") as file:
+            write = predictions_writer("csv", file)
+            for batch in demo.classify_all([path for _, path in images]):
+                for number, predictions in zip(batch.numbers, batch.outputs, strict=True):
+                    write(images[number][0], predictions)
+                    rows[number] += [predictions[0].label, f"{100 * predictions[0].score:.1f}"]
+                unreadable |= set(batch.unreadable)
+                progress((max([*batch.numbers, *batch.unreadable]) + 1, len(images)), desc=demo.name, unit="pictures")
+    if len(unreadable) == len(images):
+        raise ValueError(f"none of the {len(images)} pictures can be read")
+    said = f"Pictures classified: {len(images) - len(unreadable)}."
+    if others := len(found) - len(images):
+        said += f" Other files, left out: {others}."
+    if unreadable:
+        names = in_words([images[number][0] for number in sorted(unreadable)])
+        said += f" Pictures that cannot be read: {len(unreadable)} ({names})."
+    kept = [row for number, row in enumerate(rows) if number not in unreadable]
+    files = gradio.update(value=[str(table) for table in tables], visible=True)
+    return [escape(said), files, _render_rows([demo.name for demo in demos], kept)]
+
+
+def _render_rows(models: list[str], rows: list[list[str]]) -> str:
+    """The rows as an HTML table: a picture, and a class and a probability for each model."""
+    columns = '<col class="picture">' + '<col class="class"><col class="score">' * len(models)
+    names = "".join(f'<th colspan="2">{escape(model)}</th>' for model in models)
+    head = f"<tr><th></th>{names}</tr>" if len(models) > 1 else ""
+    head += f"<tr><th>Picture</th>{'<th>Class</th><th>%</th>' * len(models)}</tr>"
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    table = f"<colgroup>{columns}</colgroup><thead>{head}</thead><tbody>{body}</tbody>"
+    return f'<div class="predictions"><table class="of_{len(models)}">{table}</table></div>'
+
+
+def _listen(event: Any, function: Callable[..., Any], inputs: list[Any], outputs: list[Any], name: str) -> None:
+    """Call a function on an event; what is wrong is said in one sentence, which names files as their owner does."""
+
+    @wraps(function)
+    def answer(first: Any, *others: Any) -> Any:
+        try:
+            return function(first, *others)
+        except USER_ERRORS as error:
+            sentence = one_sentence(error)
+            if isinstance(first, str):
+                sentence = sentence.replace(first, Path(first).name)
+            raise gradio.Error(escape(sentence), duration=None, print_exception=False) from None
+
+    event(answer, inputs, outputs, api_name=name, trigger_mode="always_last", concurrency_id="models")
+
+
+def _numbers(layer: _Choice, head: _Choice) -> tuple[int | None, int | None]:
+    """What was chosen as numbers from 0, None for all."""
+    if layer == _ROLLOUT:
+        return None, None
+    return int(layer) - 1, None if head == _MEAN else int(head) - 1
+
+
+def _from_1(count: int) -> range:
+    return range(1, count + 1)
+
+
+def _path_of(payload: Any) -> str | None:
+    return payload and payload.path
+
+
+def _named_paths_of(payload: Any) -> list[tuple[str, str]] | None:
+    """Uploaded files by the names that they had, which two of them may share."""
+    return [(file.orig_name or Path(file.path).name, file.path) for file in payload.root] if payload else None

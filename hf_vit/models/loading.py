@@ -107,8 +107,8 @@ def load(
 
 def _use_int8_program(model: Any, name: str | os.PathLike, where: dict[str, Any]) -> None:
     """Use the int8 program that `hf-vit quantize` saved beside a model, if there is one."""
-    if (record := _find(name, _QUANTIZATION_RECORD, where)) is not None:
-        files = {file: _find(name, file, where) for file in _INT8_PROGRAM}
+    if (record := find_file(name, _QUANTIZATION_RECORD, where)) is not None:
+        files = {file: find_file(name, file, where) for file in _INT8_PROGRAM}
         sys.modules[__name__.split(".")[0]].use_quantized(model, {_QUANTIZATION_RECORD: record, **files})
 
 
@@ -153,8 +153,8 @@ def load_processor(folder: str | os.PathLike, **where: Any) -> Any:
         ValueError: its preprocessor_config.json is damaged, or has values of a wrong type.
         OSError: the Hub cannot be reached, to find out whether there is one.
     """
-    file = _find(folder, IMAGE_PROCESSOR_NAME, where)
-    if file is None and _find(folder, PROCESSOR_NAME, where) is None:
+    file = find_file(folder, IMAGE_PROCESSOR_NAME, where)
+    if file is None and find_file(folder, PROCESSOR_NAME, where) is None:
         return None
     stored = {} if file is None else read_json_object(file)
     with wrong_types_refused(f"the {IMAGE_PROCESSOR_NAME} of {folder}"):
@@ -163,7 +163,7 @@ def load_processor(folder: str | os.PathLike, **where: Any) -> Any:
         return AutoImageProcessor.from_pretrained(folder, **where)
 
 
-def _find(folder: str | os.PathLike, name: str, where: dict[str, Any]) -> str | None:
+def find_file(folder: str | os.PathLike, name: str, where: dict[str, Any]) -> str | None:
     """Return the path of a file of a folder or of a name on the Hub; None if there is none."""
     return cached_file(str(folder), name, _raise_exceptions_for_missing_entries=False, **where)
 
@@ -209,7 +209,7 @@ def _make_processor(
     settings = dict(_UPSTREAM_PRESETS.get(str(stored.get("model_type")), {}))
     if not settings:
         settings = {"preset": "bit" if isinstance(config, HfBiTConfig) else "vit_jax"}
-        record = _find(name, CONVERSION_RECORD, where)
+        record = find_file(name, CONVERSION_RECORD, where)
         recorded = {} if record is None else read_json_object(record)
         if recorded.get("preset") in PRESETS:
             settings = {"preset": recorded["preset"]}

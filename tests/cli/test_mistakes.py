@@ -70,6 +70,10 @@ COMMANDS = [
     ("predict model photo.png --top-k five", "argument --top-k: invalid int value: 'five'"),
     ("inspect vit.npz --output out", "vit.npz is a file (expected a folder that convert, training or save_pretrained"),
     ("inspect model --output out --image-size 21", "image height 21 is not a multiple of 4, the height of a patch"),
+    ("demo model --wheel x.whl", "--wheel is for a Space, and there is no --space"),
+    ("demo model --space pets", "pets exists; name a new folder for the Space"),
+    ("demo model --space out --wheel photo.png", "photo.png is no wheel of hf_vit"),
+    ("demo model --examples empty", "empty holds no images (expected files that end in .jpg"),
     ("demo model --port 99999", "--port is 99999; it must be at least 1 and at most 65535"),
     # finetune, pretrain, evaluate
     ("finetune", "no data: set --dataset to a Hub name, a folder, a file or digits"),
@@ -109,7 +113,7 @@ MISSING = [
     ("accelerate", "finetune", "this needs accelerate, which is not installed: pip install 'hf_vit[training]'"),
     ("matplotlib", "inspect model --output out", "matplotlib, which is not installed: pip install 'hf_vit[analysis]'"),
     ("onnx", "export model out.onnx --to onnx", "onnx is not installed: pip install 'hf_vit[export]'"),
-    ("gradio", "demo model", "gradio is not installed: pip install 'hf_vit[demo]'"),
+    ("gradio", "demo model", "this needs gradio, which is not installed: pip install 'hf_vit[demo]'"),
     ("openvino", "predict model photo.png --backend openvino", "is not installed: pip install 'hf_vit[openvino]'"),
 ]
 PYTHON = [

@@ -1,11 +1,14 @@
 """The page of `hf-vit demo`: what it computes, and the page itself in a browser that has no window."""
 
+import csv
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +17,12 @@ import torch
 from PIL import Image
 
 import hf_vit
-from hf_vit.demo.page import Demo, highlight
+from hf_vit.conversion import convert
+from hf_vit.demo.description import describe
+from hf_vit.demo.examples import copy_examples, draw_examples
+from hf_vit.demo.looking import Demo, highlight
 from hf_vit.models.loading import save_folder
-from hf_vit.models.prediction import predict
+from hf_vit.models.prediction import classify, predict
 
 from ..models import TINY
 
@@ -61,6 +67,20 @@ def test_pictures_of_any_shape(tmp_path, picture):
     assert shown.size == (columns * 4 * 19, rows * 4 * 19)
 
 
+def test_one_layer_and_one_head(tmp_path, picture):
+    """Judged by the attentions that the model returns."""
+    folder = saved(tmp_path / "folder")
+    model, processor = hf_vit.load(folder)
+    pixel_values = processor(str(picture), return_tensors="pt")["pixel_values"]
+    with torch.inference_mode():
+        attentions = model(pixel_values, output_attentions=True).attentions[1][0]  # (heads, tokens, tokens)
+    patches = attentions[:, 0, 1:].unflatten(-1, (5, 9)).numpy()
+    seen = (pixel_values[0].permute(1, 2, 0).numpy() + 1) / 2
+    for head, expected in ((1, patches[1]), (None, patches.mean(axis=0))):
+        shown = np.asarray(Demo(folder).show(picture, 1, head), np.int16)
+        assert abs(shown - np.asarray(highlight(seen, expected), np.int16)).max() <= 1
+
+
 def test_two_classes_of_one_name(tmp_path, picture):
     folder = saved(tmp_path / "folder", id2label=dict.fromkeys(range(11), "crane"), label2id={"crane": 10})
     classes, _ = Demo(folder).look(picture)
@@ -86,14 +106,50 @@ def test_models_without_anything_to_show_are_refused(tmp_path):
         Demo(tmp_path / "resnet")
 
 
+def test_the_description_is_facts_of_the_card_and_no_markup_of_it(tmp_path):
+    folder = saved(tmp_path / "folder")
+    front = "license: <b>mine</b>\ndatasets: ['![x](https://evil.example/x.png)']"
+    (folder / "README.md").write_text(f"---\n{front}\n---\n<script>alert(1)</script> Buy at https://evil.example\n")
+    model, _ = hf_vit.load(folder)
+    html = describe(folder, "<i>name</i>", model)
+    assert f"<dt>parameters</dt><dd>{model.num_parameters():,}</dd>" in html
+    assert "<dt>licence</dt><dd>&lt;b&gt;mine&lt;/b&gt;</dd>" in html
+    assert not {"script", "Buy", "evil", "<i>", "<b>", "<img"} & set(re.findall(r"<?\w+>?", html))
+    (folder / "README.md").write_text("---\n[: {broken\n---\n")
+    assert "<dt>classes</dt><dd>11</dd>" in describe(folder, "name", model)
+
+
+def test_the_drawn_digits_are_recognised_by_the_embedded_model(tmp_path):
+    """Judged by scikit-learn's labels, read off the first held-out digits."""
+    with as_file(files("hf_vit.demo") / "digits.npz") as checkpoint:
+        model, processor = convert(checkpoint, labels=[str(digit) for digit in range(10)])
+    examples = draw_examples(tmp_path, [str(digit) for digit in range(10)])
+    found = [entry[0].label for entry in classify(model.eval(), processor, [str(file) for file in examples])]
+    assert found == ["0", "8", "8", "9", "8", "3"]
+
+
+def test_examples_of_a_folder(tmp_path, picture):
+    for number in range(14):
+        shutil.copyfile(picture, tmp_path / f"{number:02d}.png")
+    (tmp_path / "00.png").write_bytes(b"no picture")
+    (tmp_path / "examples").mkdir()
+    names = [file.name for file in copy_examples(tmp_path, tmp_path / "examples")]
+    assert names == [f"{number:02d}-{number:02d}.png" for number in range(1, 13)]
+    picture.write_bytes(b"")
+    (tmp_path / "none").mkdir()
+    shutil.copyfile(picture, tmp_path / "none" / "a.png")
+    with pytest.raises(ValueError, match="none holds no image that can be read"):
+        copy_examples(tmp_path / "none", tmp_path / "examples")
+
+
 @pytest.fixture
 def address(tmp_path):
-    """Of the page, shown by the command itself."""
+    """Of the page of two models, shown by the command itself."""
     pytest.importorskip("gradio")
-    folder = saved(tmp_path / "folder")
+    folders = [saved(tmp_path / "folder"), saved(tmp_path / "other", num_hidden_layers=2)]
     root = str(Path(hf_vit.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1", "GRADIO_TEMP_DIR": str(tmp_path / "page")}
-    command = [sys.executable, "-m", "hf_vit.cli", "demo", str(folder)]
+    command = [sys.executable, "-m", "hf_vit.cli", "demo", *map(str, folders)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()
@@ -118,20 +174,68 @@ def browser():
 
 
 @pytest.mark.browser
-def test_a_picture_is_classified_in_a_browser(tmp_path, address, browser, picture):
-    page = browser.new_page()
-    page.set_default_timeout(120_000)
+def test_two_models_classify_a_picture_and_a_folder_in_a_browser(tmp_path, address, browser, picture):
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.set_default_timeout(60_000)
     requested = []
     page.on("request", lambda request: requested.append(request.url))
     page.goto(address)
     page.set_input_files("input[type=file]", str(picture))
-    classes, shown = Demo(tmp_path / "folder").look(picture)
-    (likeliest, score), *_ = classes.items()
-    page.get_by_role("heading", name=likeliest).wait_for()
-    assert f"{score:.0%}" in page.locator("body").inner_text().replace("\n%", "%")
-    image = page.locator("img[src*='/file=']").nth(1)  # the first is the picture itself
-    image.wait_for()
-    answer = page.request.get(image.get_attribute("src"))
-    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(answer.body())).convert("RGB")), np.asarray(shown))
+    looks = page.locator(".image-frame img")
+    for number, name in enumerate(("folder", "other"), start=1):
+        classes, shown = Demo(tmp_path / name).look(picture)
+        (likeliest, score), *_ = classes.items()
+        page.get_by_role("heading", name=likeliest).first.wait_for()
+        assert f"{score:.0%}" in page.locator("body").inner_text().replace("\n%", "%")
+        assert_shows(page, looks.nth(number), shown)  # the first is the picture itself
+    choose(page, "Attention", "Layer 2 of 3")
+    choose(page, "Head", "Head 1 of 2")
+    assert_shows(page, looks.nth(1), Demo(tmp_path / "folder").show(picture, 1, 0))
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+    (tmp_path / "broken.png").write_bytes(picture.read_bytes()[:500])
+    page.get_by_label("Remove Image").click()
+    page.set_input_files("input[type=file]", str(tmp_path / "broken.png"))
+    page.get_by_text("broken.png cannot be read").wait_for()
+    page.locator(".toast-close").click()
+    assert "Traceback" not in page.content()
+
+    page.get_by_role("tab", name="A folder of pictures").click()
+    (tmp_path / "pictures" / "inside").mkdir(parents=True)
+    for place in (picture.name, "inside/again.png"):
+        shutil.copyfile(picture, tmp_path / "pictures" / place)
+    shutil.copyfile(tmp_path / "broken.png", tmp_path / "pictures" / "broken.png")
+    (tmp_path / "pictures" / "notes.txt").write_text("none")
+    page.set_input_files("input[webkitdirectory]", str(tmp_path / "pictures"))
+    sentence = "Pictures classified: 2. Other files, left out: 1. Pictures that cannot be read: 1 (broken.png)."
+    page.get_by_text(sentence).wait_for()
+    with page.expect_download() as download:
+        page.locator("a[download='predictions-other.csv']").click()
+    rows = list(csv.DictReader(download.value.path().read_text().splitlines()))
+    assert [(row["image"], row["rank"]) for row in rows[:6]] == [
+        *(("again.png", str(rank)) for rank in range(1, 6)), ("picture.png", "1")
+    ]  # fmt: skip
+    (expected,) = predict(tmp_path / "other", [picture], top_k=1)
+    assert page.locator(".predictions td").all_inner_texts()[-2:] == [
+        rows[5]["label"],
+        f"{100 * expected[0].score:.1f}",
+    ]
     strangers = [url for url in requested if not url.startswith((address, "data:", "blob:"))]
     assert not strangers, strangers
+
+
+def choose(page, label: str, option: str) -> None:
+    """In the first list of this name."""
+    page.get_by_label(label).first.click()
+    page.get_by_role("option", name=option).click()
+
+
+def assert_shows(page, image, expected) -> None:
+    """Wait until a picture of the page is as expected, pixel by pixel."""
+    image.wait_for()
+    for _ in range(100):
+        answer = page.request.get(image.get_attribute("src"))
+        if np.array_equal(np.asarray(Image.open(io.BytesIO(answer.body())).convert("RGB")), np.asarray(expected)):
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError("another picture is shown")

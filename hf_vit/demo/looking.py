@@ -1,0 +1,104 @@
+"""What the page of `hf-vit demo` says about a picture: its classes, and where a model looks."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ..analysis import attention_maps, attention_rollout
+from ..analysis.inspection import visible_image
+from ..analysis.observing import as_images
+from ..models.loading import load
+from ..models.prediction import Batch, classify_batches, most_likely
+
+TOP_K = 5
+_SHOWN_SIZE = 448  # pixels of the shorter side, at least
+_DARKEST = 0.15  # of the brightness, where the model does not look
+
+
+class Demo:
+    """A classifier and its image processor.
+
+    Args:
+        folder: of `save_pretrained`, or a name on the Hub.
+
+    Raises:
+        ValueError: the folder holds no classifier, a ResNet, or a model that names a class for every patch.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.model, self._processor = load(folder)
+        if not hasattr(self.model, "classifier"):
+            raise ValueError(f"{folder} holds {type(self.model).__name__}, which names no classes")
+        if not hasattr(self.model.config, "pooling"):
+            raise ValueError(f"{folder} holds a ResNet, which has no attention to show")
+        if self.model.config.pooling == "none":
+            raise ValueError(f"{folder} classifies every patch, not the picture; a demo needs another pooling")
+        self.name = re.sub(r".*/", "", Path(folder).as_posix()) or str(Path(folder).resolve().name)
+        self.num_layers: int = self.model.config.num_hidden_layers
+        self.num_heads: int = self.model.config.num_attention_heads
+        self.labels: list[str] = list((self.model.config.id2label or {}).values())
+
+    def look(
+        self, picture: str | Path, layer: int | None = None, head: int | None = None
+    ) -> tuple[dict[str, float], Image.Image]:
+        """The most likely classes with their probabilities, and what `show` shows."""
+        pixel_values = self._read(picture)
+        with torch.inference_mode():
+            logits = self.model(pixel_values, interpolate_pos_encoding=True).logits
+        return self._top_classes(logits), self._show(pixel_values, layer, head)
+
+    def show(self, picture: str | Path, layer: int | None = None, head: int | None = None) -> Image.Image:
+        """What the model saw, bright where it looks.
+
+        Args:
+            layer: from 0; None for the rollout through all layers.
+            head: of that layer, from 0; None for the mean of all.
+        """
+        return self._show(self._read(picture), layer, head)
+
+    def classify_all(self, pictures: Sequence[str]) -> Iterator[Batch]:
+        """The most likely classes of many pictures, batch after batch; see `classify_batches`."""
+        return classify_batches(self.model, self._processor, pictures, TOP_K, skip_unreadable=True)
+
+    def _read(self, picture: str | Path) -> torch.Tensor:
+        return as_images(self._processor(str(picture), return_tensors="pt"), self.model.config)
+
+    def _show(self, pixel_values: torch.Tensor, layer: int | None, head: int | None) -> Image.Image:
+        if layer is None:
+            attention = attention_rollout(self.model, pixel_values)[0]
+        else:
+            heads = attention_maps(self.model, pixel_values)[0, layer]  # (heads, rows, columns)
+            attention = heads.mean(axis=0) if head is None else heads[head]
+        return highlight(visible_image(pixel_values[0], self._processor), attention)
+
+    def _top_classes(self, logits: torch.Tensor) -> dict[str, float]:
+        """(1, num_labels) -> the likeliest labels, most likely first; ImageNet has two cranes"""
+        labels = self.model.config.id2label or {}
+        numbered = {int(index): f"{label} (class {index})" for index, label in labels.items()}
+        found: dict[str, float] = {}
+        for label, score in most_likely(logits, numbered, TOP_K)[0]:
+            plain = label.rpartition(" (class ")[0]
+            found[label if plain in found else plain] = score
+        return found
+
+
+def highlight(seen: np.ndarray, attention: np.ndarray) -> Image.Image:
+    """A picture that is dark where the model does not look.
+
+    Args:
+        seen: (height, width, 3) or (height, width), in [0, 1].
+        attention: (rows, columns); the patch with the least is darkest, the one with the most as bright as it is.
+    """
+    height, width = seen.shape[:2]
+    least, most = attention.min(), attention.max()
+    attention = (attention - least) / (most - least) if most > least else np.ones_like(attention)
+    factor = max(1, round(_SHOWN_SIZE / min(height, width)))
+    size = (width * factor, height * factor)
+    picture = Image.fromarray((seen * 255).round().astype(np.uint8)).convert("RGB").resize(size)
+    light = Image.fromarray(attention.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
+    brightness = _DARKEST + (1 - _DARKEST) * np.asarray(light).clip(0, 1)[..., None]
+    return Image.fromarray((np.asarray(picture) * brightness).round().astype(np.uint8))
