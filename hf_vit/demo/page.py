@@ -73,6 +73,8 @@ def build_page(folders: Sequence[str | Path], scratch: Path, examples: str | Pat
         folders, examples: as in `serve`.
         scratch: where examples and tables are written.
     """
+    if len({str(folder) for folder in folders}) < len(folders):
+        raise ValueError(f"both models are {folders[0]} (expected two); leave one out")
     demos = [Demo(folder) for folder in folders]
     if len({demo.name for demo in demos}) < len(demos):
         for demo, folder in zip(demos, folders, strict=True):

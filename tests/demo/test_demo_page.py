@@ -195,8 +195,9 @@ def test_two_models_classify_a_picture_and_a_folder_in_a_browser(tmp_path, addre
 
     (tmp_path / "broken.png").write_bytes(picture.read_bytes()[:500])
     page.get_by_label("Remove Image").click()
+    page.wait_for_function("!document.querySelector('.image-frame img')")
     page.set_input_files("input[type=file]", str(tmp_path / "broken.png"))
-    page.get_by_text("broken.png cannot be read").wait_for()
+    page.get_by_text("cannot read broken.png: ").wait_for()
     page.locator(".toast-close").click()
     assert "Traceback" not in page.content()
 
