@@ -362,5 +362,30 @@ PUBLIC = {
 }
 
 
+# Public names that no block of Python has: what is in a block in place of each.
+SHOWN_AS = {
+    "export_aot_inductor": "--to aot-inductor",
+    "push_saved": "hf_vit.push(",  # push_to_hub calls it
+    "quantize": "hf-vit quantize",
+    "use_backend": 'backend="openvino"',
+    "use_quantized": "hf-vit quantize",  # hf_vit.load calls it
+}
+
+
+def test_every_public_name_is_in_a_block_that_runs():
+    """But the tuples that functions return."""
+    blocks = [block for page in PAGES for block in read_blocks(page)]
+    code = "\n".join(block.text for block in blocks if block.language == "python")
+    shown = "\n".join(block.text for block in blocks)
+    called = {path.rsplit(".", 1)[1] for path, value in PUBLIC.items() if not is_tuple_class(value)}
+    missing = {name for name in called if not re.search(rf"\b{name}\b", code)}
+    assert missing == set(SHOWN_AS)
+    assert all(text in shown for text in SHOWN_AS.values())
+
+
+def is_tuple_class(value) -> bool:
+    return isinstance(value, type) and issubclass(value, tuple)
+
+
 def test_every_public_name_has_a_docstring_of_its_own():
     assert [name for name, value in PUBLIC.items() if not vars(value).get("__doc__", value.__doc__)] == []
