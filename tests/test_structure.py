@@ -1,4 +1,4 @@
-"""Who may import whom: every package of hf_vit, imports inside functions and calls of `import_module` included."""
+"""Structure of hf_vit: allowed imports (also inside functions and by `import_module`), and form of docstrings."""
 
 import ast
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "hf_vit"
-# package: what it may import; nothing else of ours, nor what these reach.
+# package -> packages of ours that it may import and reach
 MAY_IMPORT = {
     "files": set(),
     "images": set(),
@@ -23,9 +23,13 @@ MAY_IMPORT = {
     "hub": {"files", "images", "models", "catalog", "conversion"},
 }
 MAY_IMPORT |= {command: {*MAY_IMPORT, "cli", "demo"} for command in ("cli", "demo")}
-# These travel to the Hub, as flat siblings; the others of models/ stay.
+# Modules that do not travel to the Hub; the other modules of these packages do, as flat siblings.
 STAY = {"models": {"auto", "loading", "prediction", "variants"}, "images": set()}
 THIRD_PARTY = {"torch", "numpy", "PIL", "transformers", "huggingface_hub"}
+
+# Packages in which a docstring begins with an imperative or a noun phrase, never with a clause.
+PLAIN = ("catalog", "conversion", "files", "images")
+CLAUSES = {"How", "Of", "That", "What", "When", "Where", "Whether", "Which", "Who"}
 
 FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
@@ -35,7 +39,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def nodes_of(tree: ast.AST):
-    """Every node outside the blocks that only a type checker reads."""
+    """Yield every node outside blocks for type checkers."""
     for child in ast.iter_child_nodes(tree):
         if is_type_checking(child):
             continue
@@ -45,7 +49,7 @@ def nodes_of(tree: ast.AST):
 
 @cache
 def imports_of(name: str) -> frozenset[str]:
-    """Modules of hf_vit that a file imports, as dotted names below it; "" for the package itself."""
+    """Return the modules of hf_vit that a file imports, without the prefix "hf_vit."; "" for the package itself."""
     path = FILES[name]
     package = path.relative_to(PACKAGE).parts[:-1]
     found = set()
@@ -68,12 +72,12 @@ def imports_of(name: str) -> frozenset[str]:
 
 
 def packages_of(modules: frozenset[str]) -> set[str]:
-    """The packages of imported names; a name at the top of hf_vit stands for itself."""
+    """Return the packages of imported names; a name at the top of hf_vit stands for itself."""
     return {module.split(".")[0] for module in modules}
 
 
 def file_of(module: str) -> str | None:
-    """The file that an imported dotted name lies in."""
+    """Return the file of an imported dotted name."""
     parts = module.split(".")
     while parts:
         for name in ("/".join(parts) + ".py", "/".join((*parts, "__init__.py"))):
@@ -85,7 +89,7 @@ def file_of(module: str) -> str | None:
 
 @cache
 def reach_of(name: str) -> frozenset[str]:
-    """Every file that a file imports, and what these import."""
+    """Return all files that a file imports, directly or indirectly."""
     todo, seen = [name], set()
     while todo:
         if (current := todo.pop()) not in seen:
@@ -103,7 +107,7 @@ def test_every_package_is_in_the_table():
 def test_a_package_imports_and_reaches_only_what_the_table_gives_it(name):
     package = name.split("/")[0]
     allowed = MAY_IMPORT[package] | {package}
-    if package not in ("cli", "demo"):  # which may ask hf_vit for its public names
+    if package not in ("cli", "demo"):  # these may import public names from hf_vit
         assert packages_of(imports_of(name)) <= allowed
     assert {file.split("/")[0] for file in reach_of(name) if "/" in file} <= allowed
 
@@ -127,7 +131,7 @@ def test_files_that_travel_to_the_hub_import_only_siblings_and_what_transformers
             assert node.module not in STAY[name.split("/")[0]]
         elif isinstance(node, ast.ImportFrom):
             assert (node.module or "").split(".")[0] in allowed
-    # transformers looks for imports in the text, in that of docstrings too
+    # transformers searches the text for imports, including docstrings
     assert "hf_vit." not in "\n".join(line for line in text.splitlines() if "import " in line)
 
 
@@ -139,6 +143,16 @@ def test_no_two_files_import_each_other():
         if (other := file_of(module)) not in (None, name) and name in reach_of(other)
     }
     assert not {pair for pair in circles if not pair[0].endswith("__init__.py")}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.split("/")[0] in PLAIN])
+def test_no_docstring_begins_with_a_clause(name):
+    tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    lines = [
+        (ast.get_docstring(node) or "").partition("\n")[0] for node in ast.walk(tree) if isinstance(node, documented)
+    ]
+    assert not [line for line in lines if line.split(" ")[0] in CLAUSES]
 
 
 @pytest.mark.slow
