@@ -14,6 +14,7 @@ from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
 
+import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -35,6 +36,15 @@ REFERENCE = {
 }
 _LINK = re.compile(r"(?P<before>!?\[(?P<text>[^\]]*)\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 _MARKER = re.compile(r"<!-- table: (\w+) -->")
+
+
+class SingularExamples(griffe.Extension):
+    """Docstrings head one example with `Example:`, which is no section of Google's style."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs) -> None:
+        """Call the section as the parser knows it."""
+        if obj.docstring is not None:
+            obj.docstring.value = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
