@@ -143,7 +143,7 @@ def _check_choice(settings: EvaluateSettings, model: Any) -> None:
         raise ValueError(f"{settings.model} does not pool; choose --features class_token or patch_mean")
     layers = getattr(config, "num_hidden_layers", 0)
     if settings.feature_layer is not None and settings.feature_layer > layers:
-        raise ValueError(f"feature_layer is {settings.feature_layer}, and {settings.model} has {layers} layers")
+        raise ValueError(f"--feature-layer is {settings.feature_layer}, and {settings.model} has {layers} layers")
 
 
 def _choose_features(model: Any, inputs: dict[str, torch.Tensor], which: str, layer: int | None) -> torch.Tensor:

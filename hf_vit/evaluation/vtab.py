@@ -85,7 +85,7 @@ def _refuse_differences(file: Path, saved: dict[str, Any], current: dict[str, An
     earlier = with_new_defaults(saved["finetune"], FinetuneSettings)
     saved = {**saved, "finetune": {name: earlier.get(name) for name in current["finetune"]}}
     if changed := [_PARTS[name] for name in current if saved.get(name) != current[name]]:
-        raise ValueError(f"{file} is of {' and '.join(changed)}: give another --output_dir or --overwrite")
+        raise ValueError(f"{file} is of {' and '.join(changed)}: give another --output-dir or --overwrite")
 
 
 class Runner:

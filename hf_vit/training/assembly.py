@@ -60,7 +60,7 @@ def start(settings: DataSettings) -> Accelerator:
     keep_float32_weights(accelerator)
     if settings.num_processes not in (None, accelerator.num_processes):
         raise SettingsError(
-            f"num_processes is {settings.num_processes}, and {accelerator.num_processes} run; "
+            f"--num-processes is {settings.num_processes}, and {accelerator.num_processes} run; "
             "`accelerate launch --cpu` starts one whatever it is told; "
             "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu does not"
         )
@@ -88,7 +88,7 @@ def prepare_output(settings: TrainingSettings, accelerator: Accelerator) -> None
     output = output_of(settings)
     if accelerator.is_main_process:
         if output.is_file():
-            raise SettingsError(f"output_dir is {output}, which is a file; it must be a folder")
+            raise SettingsError(f"--output-dir is {output}, which is a file; it must be a folder")
         if output.exists() and any(output.iterdir()) and not settings.resume:
             if not settings.overwrite:
                 raise SettingsError(f"{output} is not empty: continue it with --resume, or delete it with --overwrite")
@@ -172,7 +172,7 @@ def _make_objective(settings: TrainingSettings, normalizer: Normalizer, config: 
         return MaskedPatches(settings, normalizer)
     if settings.class_weights == "none":
         return Classification(settings, normalizer, config.num_labels)
-    labels = split.class_numbers(f"class_weights is {settings.class_weights}")
+    labels = split.class_numbers(f"--class-weights is {settings.class_weights}")
     weights = balanced_weights(labels, config.num_labels)
     return Classification(settings, normalizer, config.num_labels, weights.to(normalizer.scale.device))
 

@@ -23,7 +23,7 @@ class Shares:
     def __post_init__(self):
         if self.batch_size % (self.per_device * self.processes):
             raise ValueError(
-                f"batch_size ({self.batch_size}) is not a multiple of per_device_batch_size ({self.per_device}) "
+                f"--batch-size ({self.batch_size}) is not a multiple of --per-device-batch-size ({self.per_device}) "
                 f"x processes ({self.processes})"
             )
 

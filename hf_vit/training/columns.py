@@ -50,7 +50,7 @@ def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
     present = [kind for kind in kinds if any(map(kind, features.values()))]
     if name is None and not present:
         raise no_classes(features)
-    return find_column(features, name, present[0] if present else kinds[0], "class label", "--label_column")
+    return find_column(features, name, present[0] if present else kinds[0], "class label", "--label-column")
 
 
 def no_classes(features: Mapping[str, Any]) -> ValueError:

@@ -99,7 +99,7 @@ def open_split(
     if isinstance(samples, list):
         return _open_shards(samples, Columns(image_column, label_column, needs_labels, counts_labels), together)
     features = samples.features
-    image_column = find_column(features, image_column, is_image, "image", "--image_column")
+    image_column = find_column(features, image_column, is_image, "image", "--image-column")
     samples = samples.cast_column(image_column, datasets.Image(decode=False))
     if not needs_labels and label_column is None:
         return Split(samples, image_column, None, None, 0)
@@ -162,7 +162,7 @@ class TrainSamples(Dataset):
             raise ValueError("the training split is empty")
         self.split, self.transform, self.seed = split, transform, seed
         if class_sampling == "balanced":
-            self.order = BalancedOrder(split.class_numbers(f"class_sampling is {class_sampling}"), seed)
+            self.order = BalancedOrder(split.class_numbers(f"--class-sampling is {class_sampling}"), seed)
         else:
             is_sharded = isinstance(split.samples, Shards)
             self.order = split.samples.order(seed) if is_sharded else ShuffledOrder(len(split), seed)

@@ -35,7 +35,7 @@ def match_to_model(split: Split, config: Any, model: str, label_map: str | None 
     """
     theirs = names_of(config)
     given = {} if label_map is None else read_label_map(label_map)
-    numbers = _match(split, theirs, ("the data", model), given, "state which is which with --label_map FILE")
+    numbers = _match(split, theirs, ("the data", model), given, "state which is which with --label-map FILE")
     return replace(split, numbers=numbers, num_labels=len(theirs))
 
 
@@ -72,7 +72,7 @@ def state_classes(split: Split, num_labels: int | None, names_file: str | None) 
     if names is not None:
         names = [name.strip() for name in names if name.strip()]
         if num_labels not in (None, len(names)):
-            raise ValueError(f"num_labels is {num_labels}, and {names_file} has {len(names)} names")
+            raise ValueError(f"--num-labels is {num_labels}, and {names_file} has {len(names)} names")
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"{names_file} has the name {_short(twice)} more than once")

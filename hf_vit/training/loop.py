@@ -136,7 +136,7 @@ def _next_batch(run: Run, batches: Iterator[dict]) -> dict[str, torch.Tensor]:
         newest, _ = run.checkpoints.newest()
         raise TrainingStopped(
             f"a data worker died at step {run.step}, often for lack of memory: {error}; "
-            f"the last good checkpoint is {newest or 'none'}; try fewer num_workers, then --resume"
+            f"the last good checkpoint is {newest or 'none'}; try fewer --num-workers, then --resume"
         ) from error
     finally:
         run.waited += time.perf_counter() - began
@@ -193,7 +193,7 @@ class _Window:
         newest, _ = self.run.checkpoints.newest()
         return TrainingStopped(
             f"{why} at step {step} with learning rate {self.run.schedule(step):.4g}; the last good checkpoint is "
-            f"{newest or 'none'}; try a lower learning rate, a longer warm-up or max_grad_norm"
+            f"{newest or 'none'}; try a lower learning rate, a longer warm-up or --max-grad-norm"
         )
 
 

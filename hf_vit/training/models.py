@@ -209,7 +209,7 @@ def _add_adapters(model: PreTrainedModel, settings: FinetuneSettings) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise ValueError(f"lora_rank is {settings.lora_rank}, and PEFT is not installed: pip install peft") from None
+        raise ValueError(f"--lora-rank is {settings.lora_rank}, and PEFT is not installed: pip install peft") from None
     torch.manual_seed(settings.seed)  # the same adapters on all processes
     lora = LoraConfig(
         r=settings.lora_rank or 0,

@@ -2,8 +2,10 @@
 
 import argparse
 import dataclasses
+import re
 import sys
 import typing
+from collections.abc import Iterable
 from typing import Any, NoReturn, TypeVar
 
 from ..files.messages import did_you_mean, with_dashes
@@ -44,7 +46,10 @@ def parse_settings(settings_class: type[_Settings], argv: list[str] | None = Non
     if select and not recipe:
         raise SettingsError(f"--select {' '.join(select)} chooses from a recipe, and there is no --recipe")
     values = merge(values, {name: _parse_text(text) for name, text in arguments.items()})
-    return build(settings_class, values)
+    try:
+        return build(settings_class, values)
+    except SettingsError as error:
+        raise SettingsError(_as_options(str(error), arguments, settings_class)) from None
 
 
 def add_options(parser: argparse.ArgumentParser, settings_class: Any) -> None:
@@ -62,6 +67,19 @@ def add_options(parser: argparse.ArgumentParser, settings_class: Any) -> None:
         about = f"{field.metadata['about']}{_default_of(field)}".replace("%", "%%")
         option = f"--{field.name.replace('_', '-')}"
         groups[heading].add_argument(option, dest=field.name, metavar=_metavar(field.type), help=about, **bare)
+
+
+def _as_options(message: str, given: Iterable[str], settings_class: Any) -> str:
+    """Write the settings in a message as options, where the command line gave one of them.
+
+    A name without an underscore is also a word; it is the setting where its value follows.
+    """
+    names = [field.name for field in dataclasses.fields(settings_class)]
+    plain, words = ("|".join(name for name in names if ("_" in name) is joined) for joined in (True, False))
+    pattern = re.compile(rf"(?<![\w-])(?:(?:{plain})(?!\w)|(?<!the )(?:{words})(?= is | \())")
+    if not {found[0] for found in pattern.finditer(message)} & set(given):
+        return message
+    return pattern.sub(lambda found: f"--{found[0].replace('_', '-')}", message)
 
 
 def _metavar(kind: Any) -> str:

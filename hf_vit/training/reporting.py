@@ -34,9 +34,9 @@ def choose_trackers(report_to: str) -> list[str]:
     chosen = [name.strip() for name in report_to.split(",") if name.strip() != "none"]
     for name in chosen:
         if name not in ("tensorboard", "trackio", "wandb"):
-            raise ValueError(f"report_to is {name!r}; it must be auto, tensorboard, trackio, wandb or none")
+            raise ValueError(f"--report-to is {name!r}; it must be auto, tensorboard, trackio, wandb or none")
         if not find_spec(name):
-            raise ValueError(f"report_to is {name}, which is not installed: pip install {name}")
+            raise ValueError(f"--report-to is {name}, which is not installed: pip install {name}")
     return chosen
 
 

@@ -172,4 +172,4 @@ def _differing_length(saved: dict[str, Any], run: Run) -> list[str]:
     earlier = build_schedule(run.settings, before)
     if all(earlier(step) == run.schedule(step) for step in range(done)):
         return []
-    return [f"{sentence}, on which learning rates of steps already taken depend (not with decay_steps)"]
+    return [f"{sentence}, on which learning rates of steps already taken depend (not with --decay-steps)"]

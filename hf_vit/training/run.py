@@ -79,7 +79,7 @@ class Run:
         if name not in metrics:
             known = [metric for metric in metrics if "/" not in metric]
             known += ["accuracy/CLASS"] if len(known) < len(metrics) else []
-            raise TrainingStopped(f"best_metric is {name}, and an evaluation has {', '.join(known)}")
+            raise TrainingStopped(f"--best-metric is {name}, and an evaluation has {', '.join(known)}")
         return -metrics[name] if name == "loss" else metrics[name]
 
     @property

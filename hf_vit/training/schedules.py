@@ -27,7 +27,7 @@ def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
     """
     warmup_steps, cooldown_steps, decay = settings.warmup_steps, settings.cooldown_steps, _DECAYS[settings.schedule]
     if warmup_steps >= num_steps:
-        raise ValueError(f"warmup_steps ({warmup_steps}) must be less than the {num_steps} steps of the run")
+        raise ValueError(f"--warmup-steps ({warmup_steps}) must be less than the {num_steps} steps of the run")
 
     def learning_rate(step: int) -> float:
         warmup = min(1.0, step / warmup_steps) if warmup_steps else 1.0

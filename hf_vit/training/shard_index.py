@@ -62,7 +62,7 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
     if index.is_tar and (missing := int((index.units["label"] < 0).sum())):
         raise ValueError(
             f"{missing} of {len(index.units['label'])} images in {len(files)} shards such as {files[0]} have no "
-            f"{index.label_column}; name the labels with --label_column"
+            f"{index.label_column}; name the labels with --label-column"
         )
     return index
 
@@ -238,7 +238,7 @@ def _scan_tar(file: str, columns: Columns) -> dict[str, Any]:
         found = [name for name in sample if name.rsplit(".", 1)[-1].lower() in _IMAGES]
         found = [name for name in found if columns.image in (None, name)]
         if len(found) > 1:
-            raise ValueError(f"{file} has {' and '.join(found)} of one sample; choose with --image_column")
+            raise ValueError(f"{file} has {' and '.join(found)} of one sample; choose with --image-column")
         if found:
             column = column or found[0]
             positions.append(sample[found[0]][0])

@@ -146,7 +146,7 @@ class _Watcher(threading.Thread):
 
     def _end(self, why: str) -> None:
         print(
-            f"error: no progress for {self.timeout:g} s (stall_timeout): {why}. Training goes on from the newest "
+            f"error: no progress for {self.timeout:g} s (--stall-timeout): {why}. Training goes on from the newest "
             "checkpoint with --resume",
             file=sys.stderr,
             flush=True,

@@ -387,7 +387,7 @@ def test_a_result_of_other_data_or_another_model_is_refused(root, tmp_path, caps
     for file in rivers:
         shutil.copyfile(data / "eurosat" / "train" / "forest" / file.name, file)
     with pytest.raises(
-        ValueError, match=r"eurosat.json is of other training data: give another --output_dir or --over"
+        ValueError, match=r"eurosat.json is of other training data: give another --output-dir or --over"
     ):
         evaluate(settings)
     for file, content in zip(rivers, before, strict=True):

@@ -49,7 +49,7 @@ def test_columns_are_found_by_type():
 
 def test_two_candidates_need_a_choice_and_the_error_lists_the_columns():
     coarse = (datasets.ClassLabel(names=["a", "b"]), [n % 2 for n in range(13)])
-    message = r"2 columns of type class label; choose with --label_column; .* img \(Image\), fine_label \(ClassLabel\)"
+    message = r"2 columns of type class label; choose with --label-column; .* img \(Image\), fine_label \(ClassLabel\)"
     with pytest.raises(ValueError, match=message):
         open_split(make(coarse_label=coarse))
     assert open_split(make(coarse_label=coarse), label_column="coarse_label").num_labels == 2
@@ -198,13 +198,15 @@ def test_balanced_sampling_shows_classes_equally_often_and_no_image_again_before
         assert all(len({*rows[n : n + size]}) == len(rows[n : n + size]) for n in range(0, 11, size))
     owl = [samples[position]["image"] for position in range(33) if labels[position] == 2]
     assert len({pixels.tobytes() for pixels in owl}) == 11  # an image that comes again is augmented anew
-    with pytest.raises(ValueError, match="class_sampling is balanced, which counts images of classes, not images with"):
+    with pytest.raises(
+        ValueError, match="--class-sampling is balanced, which counts images of classes, not images with"
+    ):
         TrainSamples(replace(split, label_column=None), TRANSFORM, 5, "balanced")
 
 
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(
-        ValueError, match=r"batch_size \(10\) is not a multiple of per_device_batch_size \(3\) x processes \(2\)"
+        ValueError, match=r"--batch-size \(10\) is not a multiple of --per-device-batch-size \(3\) x processes \(2\)"
     ):
         Shares(10, 3, 2)
 

@@ -97,7 +97,7 @@ def test_names_in_another_case_are_refused_with_pairs(classifier, tmp_path, caps
     error = capsys.readouterr().err.splitlines()[-1]
     assert "error: the classes of the data (4: 'Red', 'blue', 'green', 'Gr_ey') are not those of" in error
     assert "(4: 'blue', 'green', 'red', 'grey'), where no one class is called 'Red', 'Gr_ey'" in error
-    assert "nearly the same are 'Red' and 'red', 'Gr_ey' and 'grey'; state which is which with --label_map" in error
+    assert "nearly the same are 'Red' and 'red', 'Gr_ey' and 'grey'; state which is which with --label-map" in error
 
 
 def test_other_names_are_refused(classifier, tmp_path):
@@ -138,7 +138,7 @@ def test_keys_that_are_numbers_are_names(tmp_path):
 
 
 def test_a_label_map_is_for_a_classifier(classifier, tmp_path):
-    with pytest.raises(ValueError, match="label_map is for a classifier's own classes, which protocol knn lacks"):
+    with pytest.raises(ValueError, match="--label-map is for a classifier's own classes, which protocol knn lacks"):
         measure(classifier, tmp_path, protocol="knn", label_map="map.yaml")
 
 

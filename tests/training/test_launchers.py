@@ -180,13 +180,13 @@ def test_multi_gpu_and_a_stopped_process(one_process, tmp_path, monkeypatch):
         [server] = [child for child in children_of(stopped) if "forkserver" in command_of(child)]
         assert children_of(server)  # the data worker, forked where no thread of gloo's is
         os.kill(stopped, signal.SIGSTOP)
-        wait_for(lambda: "(stall_timeout)" in log.read_text(), launcher, log)
+        wait_for(lambda: "(--stall-timeout)" in log.read_text(), launcher, log)
     finally:
         for process in children_of(launcher.pid):  # each in a session of its own
             os.kill(process, signal.SIGKILL)
         os.killpg(launcher.pid, signal.SIGKILL)
         launcher.wait()
     assert_same(tmp_path / "out", one_process, ["compact"])
-    said = next(text for text in log.read_text().splitlines() if "(stall_timeout)" in text)
+    said = next(text for text in log.read_text().splitlines() if "(--stall-timeout)" in text)
     place = rf"no progress for {TIMEOUT} s .*: rank 1 \(process {stopped} on \S+\) at step \d+ \(\w[\w ]*\)"
     assert re.search(rf"{place}: stopped or dead, and the others wait at step \d+", said), said

@@ -106,30 +106,30 @@ def test_a_recipe_wins_over_the_options_of_its_base(tmp_path):
     ("arguments", "message"),
     [
         (["--learning_rat", "0.1"], "there is no option --learning-rat; did you mean --learning-rate"),
-        (["--learning_rate", "fast"], "learning_rate is 'fast'; it must be float"),
-        (["--batch_size", "2.5"], "batch_size is 2.5; it must be int"),
-        (["--optimizer", "lion"], "optimizer is 'lion'; it must be sgd or adamw or muon"),
+        (["--learning_rate", "fast"], "--learning-rate is 'fast'; it must be float"),
+        (["--batch_size", "2.5"], "--batch-size is 2.5; it must be int"),
+        (["--optimizer", "lion"], "--optimizer is 'lion'; it must be sgd or adamw or muon"),
         (["--epochs", "3"], r"set one of steps and epochs; both are \(7 and 3.0\) set"),
-        (["--warmup_steps", "7"], r"warmup_steps \(7\) must be less than steps \(7\)"),
+        (["--warmup_steps", "7"], r"--warmup-steps \(7\) must be less than --steps \(7\)"),
         (
             ["--weight_decay", "0.1", "--momentum_dtype", "bfloat16"],
-            r"weight_decay \(0.1\) of sgd needs momentum_dtype float32",
+            r"--weight-decay \(0.1\) of sgd needs --momentum-dtype float32",
         ),
-        (["--final_learning_rate", "0.5"], r"final_learning_rate \(0.5\) is above learning_rate \(0.03\)"),
+        (["--final_learning_rate", "0.5"], r"--final-learning-rate \(0.5\) is above --learning-rate \(0.03\)"),
         (["--linear_probe", "--lora_rank", "4"], "choose one"),
-        (["--schedule", "staircase"], r"schedule is staircase and decay_steps \[\]: staircase needs steps"),
-        (["--decay_steps", "3,5"], r"schedule is cosine and decay_steps \[3, 5\]"),
+        (["--schedule", "staircase"], r"--schedule is staircase and --decay-steps \[\]: staircase needs steps"),
+        (["--decay_steps", "3,5"], r"--schedule is cosine and --decay-steps \[3, 5\]"),
         (["--schedule", "rsqrt", "--final_learning_rate", "1e-5"], "is for linear, cosine, polynomial and wsd"),
         (["--optimizer", "muon", "--momentum_dtype", "bfloat16"], "muon keeps its momentum in float32"),
-        (["--optimizer", "muon", "--lora_rank", "4"], "lora_rank is 4, and muon is for whole matrices"),
+        (["--optimizer", "muon", "--lora_rank", "4"], "--lora-rank is 4, and muon is for whole matrices"),
         (["--class_sampling", "balanced", "--class_weights", "balanced"], "both balance, so rare classes count twice"),
-        (["--schedule", "staircase", "--decay_steps", "3,5", "--decay_factors", "0.1"], r"decay_factors \[0.1\]"),
-        (["--timescale", "0"], "timescale is 0.0; it must be above 0"),
+        (["--schedule", "staircase", "--decay_steps", "3,5", "--decay_factors", "0.1"], r"--decay-factors \[0.1\]"),
+        (["--timescale", "0"], "--timescale is 0.0; it must be above 0"),
         (["--resume", "--overwrite"], "choose one"),
         (["--crop", "random"], "set resize"),
         (["--crop", "resmall", "--resize", "[448, 448]"], "crop resmall takes one number"),
-        (["--label_smoothing", "1.5"], "label_smoothing is 1.5; it must be at least 0 and at most 1"),
-        (["--batch_size", "0"], "batch_size is 0; it must be above 0"),
+        (["--label_smoothing", "1.5"], "--label-smoothing is 1.5; it must be at least 0 and at most 1"),
+        (["--batch_size", "0"], "--batch-size is 0; it must be above 0"),
         (["--recipe", "missing.yaml"], "there is no recipe missing.yaml"),
         (["--select", "a=b"], "there is no --recipe"),
     ],
@@ -142,6 +142,9 @@ def test_mistakes_are_one_sentence(arguments, message):
 
 def test_unknown_setting_in_a_recipe(tmp_path):
     recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("learning_rate: fast\n")
+    with pytest.raises(SettingsError, match=r"^learning_rate is 'fast'"):  # as the file has it
+        parse_settings(FinetuneSettings, ["--recipe", str(recipe), *ENOUGH])
     recipe.write_text("learnig_rate: 1\n")
     with pytest.raises(SettingsError, match="FinetuneSettings has no setting called learnig_rate"):
         parse_settings(FinetuneSettings, ["--recipe", str(recipe), *ENOUGH])
@@ -180,7 +183,7 @@ def test_contradictions_of_pretraining():
     masked = [*arguments, "--objective", "masked_patch_prediction"]
     with pytest.raises(SettingsError, match="mix labels"):
         parse_settings(PretrainSettings, [*masked, "--mixup_alpha", "0.2"])
-    with pytest.raises(SettingsError, match=r"mask_share \(0.95\) and random_patch_share \(0.1\) exceed 1"):
+    with pytest.raises(SettingsError, match=r"--mask-share \(0.95\) and --random-patch-share \(0.1\) exceed 1"):
         parse_settings(PretrainSettings, [*masked, "--mask_share", "0.95"])
     with pytest.raises(SettingsError, match="masked_patch_prediction has no head"):
         parse_settings(PretrainSettings, [*masked, "--head", "mlp"])
