@@ -22,7 +22,7 @@ logger = logging.get_logger(__name__)
 
 _MOST_PROGRAMS = 4  # of one model in memory
 # Arguments of a forward that a program can do; others must not be given.
-_TAKEN = ("pixel_values", "labels", "interpolate_pos_encoding", "return_dict")
+_TAKEN = ("pixel_values", "labels", "interpolate_pos_encoding", "return_dict", "only_pooled")
 _RECORDS = ("output_hidden_states", "output_attentions")
 NAMES_ALONE = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
 

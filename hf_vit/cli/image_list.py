@@ -57,6 +57,9 @@ def add_image_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--image-column", metavar="NAME", help="of --dataset or parquet files (default: the only one)")
     command.add_argument("--batch-size", type=int, default=8, help="images of a forward, at most (default 8)")
     command.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps, ... (default cpu)")
+    command.add_argument(
+        "--backend", choices=["auto", "torch", "openvino", "onnxruntime"], help="what computes (default: plain torch)"
+    )
 
 
 def find_images(arguments: argparse.Namespace) -> ImageList:
@@ -174,8 +177,11 @@ class Reading:
             raise SystemExit(1)
 
 
-def load_on(folder: str, device: str, backend: str | None = None) -> tuple[Any, Any]:
+def load_on(folder: str, device: str, backend: str | None = None, encoder_alone: bool = False) -> tuple[Any, Any]:
     """Load a model onto a device, and its image processor.
+
+    Args:
+        encoder_alone: the backend computes the model's encoder, not what a head makes of it.
 
     Raises:
         ValueError: there is no such device, or the backend does not compute there.
@@ -187,13 +193,14 @@ def load_on(folder: str, device: str, backend: str | None = None) -> tuple[Any, 
     if backend not in (None, "torch") and device != "cpu":
         raise ValueError(f"--backend {backend} computes on the CPU, and --device is {device}; leave one out")
     try:
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
-    if device == "cpu":
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(f"--device {device} is not there: {reason}; `hf-vit env` lists the devices") from error
+    if device == "cpu" and not encoder_alone:
         return load(folder, backend=backend)
     model, processor = load(folder)
     model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides its type
     if backend is not None:
-        model.optimize_for_inference(backend=backend)
+        (model.base_model if encoder_alone else model).optimize_for_inference(backend=backend)
     return model, processor

@@ -26,9 +26,6 @@ def add_commands(commands: Commands) -> None:
     add_image_arguments(command)
     command.add_argument("--top-k", type=int, default=5, help="how many classes to name (default 5)")
     command.add_argument(
-        "--backend", choices=["auto", "torch", "openvino", "onnxruntime"], help="what computes (default: plain torch)"
-    )
-    command.add_argument(
         "--format",
         choices=["text", "jsonl", "csv"],
         help="text, one JSON object per image, or one line per image and class (default: by the suffix of --output)",

@@ -68,7 +68,7 @@ def _embed(arguments: argparse.Namespace) -> None:
         silence_progress_bars()
         from ..models.prediction import embed_batches
 
-    model, processor = load_on(arguments.folder, arguments.device)
+    model, processor = load_on(arguments.folder, arguments.device, arguments.backend, encoder_alone=True)
     about = _identify(arguments.folder) | {"features": "pooler_output", "normalized": arguments.normalize}
     batches = embed_batches(
         model, processor, images, arguments.batch_size, normalize=arguments.normalize, skip_unreadable=True

@@ -313,7 +313,7 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
         with open_file(file) as source:
             reader = pq.ParquetFile(source)
             features = _mark_images(reader.schema_arrow)
-            image = find_column(features, columns.image, is_image, "image", "--image_column")
+            image = find_column(features, columns.image, is_image, "image", "--image-column")
             wanted = columns.needs_labels or columns.label is not None
             label = find_label_column(features, columns.label) if wanted else None
             feature = None if label is None else features[label]

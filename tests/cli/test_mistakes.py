@@ -66,6 +66,8 @@ COMMANDS = [
     ("predict model nothing.jpg", "no such file: nothing.jpg"),
     ("predict model text.jpg", "text.jpg is not an image in a format that Pillow reads"),
     ("predict noweights photo.png", "no file named model.safetensors, or pytorch_model.bin, found in directory now"),
+    ("embed model photo.png --output f.csv --device cuda:99", "; `hf-vit env` lists the devices"),
+    ("embed model photo.png --output f.csv --device cuda --backend openvino", "computes on the CPU, and --device is "),
     ("predict model photo.png --top-k 0", "--top-k is 0; it must be at least 1"),
     ("predict model photo.png --top-k five", "argument --top-k: invalid int value: 'five'"),
     ("inspect vit.npz --output out", "vit.npz is a file (expected a folder that convert, training or save_pretrained"),
