@@ -184,12 +184,12 @@ def test_killed_and_resumed_is_bit_identical(strips, pretrained, tmp_path, monke
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mixup_alpha": 0.2}, "mixup_alpha is 0.2, which needs images of one size; preset native has many"),
-        ({"cutmix_alpha": 1.0}, "cutmix_alpha is 1.0, which needs images of one size"),
+        ({"mixup_alpha": 0.2}, "--mixup-alpha is 0.2, which needs images of one size; preset native has many"),
+        ({"cutmix_alpha": 1.0}, "--cutmix-alpha is 1.0, which needs images of one size"),
         ({"crop": "random", "resize": 40}, "crop is random, which needs images of one size"),
         ({"compile": "true"}, "compile is True, which needs images of one size"),
-        ({"preset": "bit"}, "token_drop is 0.3, which needs preset native; preset is bit"),
-        ({"token_drop": 1}, "token_drop is 1.0; it must be at least 0 and at most 0.95"),
+        ({"preset": "bit"}, "--token-drop is 0.3, which needs preset native; --preset is bit"),
+        ({"token_drop": 1}, "--token-drop is 1.0; it must be at least 0 and at most 0.95"),
         ({"streaming": "true"}, "preset is native, which reads the sizes of images first"),
     ],
 )

@@ -106,5 +106,5 @@ def test_constant_stays():
 
 
 def test_a_warm_up_that_fills_the_run_is_refused():
-    with pytest.raises(ValueError, match=r"warmup_steps \(9\) must be less than the 9 steps"):
+    with pytest.raises(ValueError, match=r"--warmup-steps \(9\) must be less than the 9 steps"):
         build_schedule(FinetuneSettings(warmup_steps=9), 9)
