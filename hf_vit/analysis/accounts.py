@@ -1,4 +1,4 @@
-"""What `hf-vit compute` prints: the account of one model, and the paper's tables with ours beside."""
+"""Output of `hf-vit compute`: the compute of one model, and the paper's tables next to our numbers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from .training_runs import UTILIZATION, accelerator_days, published, training_ex
 
 _NOTE_2 = f"""\
 exaFLOPs: of pre-training, computed here.
-days here: of a TPUv3 core at {UTILIZATION:.0%} of its peak, the mean of what the three ViTs come to (32, 43 and 39 %).
-The rest is what the paper prints."""
+days here: of a TPUv3 core at {UTILIZATION:.0%} of its peak, the mean of the paper's three ViTs (32, 43 and 39 %).
+Other columns: as printed in the paper."""
 _NOTE_6 = """\
 computed: 3 forwards per image, 2 operations per multiply-add, 303 M images per epoch, as torch counts.
-no padding: without the products with padding, which the paper seems to leave out.
+no padding: without the products with padding, which the paper seems to omit.
 R50+L/16 is printed as 859 for 7 epochs and as 1668 for 14; half of the latter is 834."""
 
 
@@ -25,13 +25,22 @@ def account(
     accelerator: str = "tpu-v3-core",
     utilization: float | None = None,
 ) -> dict[str, Any]:
-    """What a model costs, and with `dataset_size` what training it does; see `count_compute` and `training_runs`.
+    """Compute a model's parameters, operations and memory, and with `dataset_size` those of its training.
 
     Args:
         model: a variant such as "B/16", a folder, or a name on the Hub.
+        image_size: an int or (height, width) in pixels; None: the model's own.
+        epochs, dataset_size: as in `training_exaflops`.
+        accelerator, utilization: as in `accelerator_days`.
+
+    Returns:
+        The fields of `Compute` as values of JSON, and "training".
+
+    Raises:
+        ValueError: an unknown model or accelerator, or a number out of range.
     """
     utilization = UTILIZATION if utilization is None else utilization
-    accelerator_days(0, accelerator, utilization)  # refuses what makes no sense before the work
+    accelerator_days(0, accelerator, utilization)  # checks the arguments before the work
     compute = count_compute(load_config(model), image_size)
     result = {
         "model": model,
@@ -57,7 +66,7 @@ def account(
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """What `account` returns, to read."""
+    """Format the result of `account` for reading."""
     parts = [[part["name"], f"{part['parameters']:,}", _millions(part["multiply_adds"])] for part in result["parts"]]
     total = ["all", f"{result['parameters']:,}", _millions(result["multiply_adds"])]
     size = " x ".join(map(str, result["image_size"]))
@@ -81,7 +90,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def table_as_text(number_of_table: int, rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of `table_rows`, to read."""
+    """Format rows of `table_rows` for reading."""
     columns = [column for column in published()[f"table_{number_of_table}"]["columns"] if column != "exaFLOPs"]
     second = ("pre-trained on", "dataset") if number_of_table == 2 else ("epochs", "epochs")
     head = ["model", second[0], *columns]
@@ -101,7 +110,7 @@ def table_as_text(number_of_table: int, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def align(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Columns side by side; numbers, and all columns but those in `left`, to the right."""
+    """Align columns of text; those in `left` to the left, all others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     cells = (
         (cell.ljust(width) if column in left else cell.rjust(width))
@@ -116,7 +125,7 @@ def _millions(multiply_adds: int) -> str:
 
 
 def _number(value: float | None) -> str:
-    """With as many digits as tables print; what is not known is a dash."""
+    """Format a number with three digits or so; None is a dash."""
     if value is None:
         return "-"
     if value >= 100:

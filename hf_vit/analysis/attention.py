@@ -1,4 +1,4 @@
-"""Where a model looks: attention maps, rollout, and how far each head looks."""
+"""Attention maps, attention rollout and attention distance of a model."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,25 +20,33 @@ def attention_distance(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> np.ndarray:
-    """How far each head looks on average (Figure 7, right, and appendix D.7 of arXiv 2010.11929).
+    """Compute the mean attention distance of each head (Figure 7, right, and appendix D.7 of arXiv 2010.11929).
 
-    The distance between a patch and the patches it attends to, weighted by the attention and averaged over patches and
-    images. As in the authors' code (google-research/vision_transformer, issue 162) the class token is dropped as query
-    and as key, without renormalising: what a head gives to the class token counts as no distance.
+    This is the distance between a patch and the patches it attends to, weighted by the attention and averaged over
+    patches and images. As in the authors' code (google-research/vision_transformer, issue 162), the class token is
+    dropped as query and as key, without renormalising: attention to the class token counts as distance 0.
 
     Args:
         model: any model of this package.
         pixel_values: (images, channels, height, width), or an iterable of such batches, of processor outputs or of
-            (pixel_values, labels). One layer's attentions of some images are held at a time, of any number of images.
-        renormalize: divide by the attention that goes to patches, so that it is an average in the strict sense.
-        batch_size: images at once; by default as many as keep a layer's attentions at 32 MiB.
+            (pixel_values, labels). Memory holds the attentions of one layer for one batch, for any number of images.
+        renormalize: divide by the attention to patches, which makes it a weighted mean in the strict sense.
+        batch_size: images of a forward; None: as many as keep a layer's attentions below 32 MiB.
         progress: show a progress bar.
 
     Returns:
         (layers, heads) in pixels of the image, float64.
 
     Raises:
-        ValueError: the model has no attention, a weight is NaN, or the input is no batch of images.
+        ValueError: the model has no attention, a weight is NaN, or the input is not a batch of images.
+
+    Example:
+        >>> import hf_vit
+        >>> from hf_vit.analysis import attention_distance
+        >>> model, processor = hf_vit.load("folder")
+        >>> distances = attention_distance(model, processor("photo.png", return_tensors="pt").pixel_values)
+        >>> distances.shape == (model.config.num_hidden_layers, model.config.num_attention_heads)
+        True
     """
     encoder, total, count = encoder_of(model), 0.0, 0
     for images in batches(encoder, pixel_values, batch_size, progress):
@@ -49,7 +57,7 @@ def attention_distance(
 
 
 class MeanDistance:
-    """(images, heads, tokens, tokens) of attention -> (heads,): mean distance over patches, summed over images."""
+    """Attention (images, heads, tokens, tokens) -> (heads,): mean distance over patches, summed over images."""
 
     def __init__(self, config: HfViTConfig, images: torch.Tensor, renormalize: bool):
         self.first_patch = config.num_prefix_tokens
@@ -66,7 +74,7 @@ class MeanDistance:
 
 
 def _patch_distances(grid: tuple[int, int], pixels: tuple[int, int]) -> torch.Tensor:
-    """Euclidean distances between patches in pixels: (rows * columns, rows * columns), float64."""
+    """Return the Euclidean distances between patches in pixels: (rows * columns, rows * columns), float64."""
     rows, columns = (torch.arange(size, dtype=torch.float64) * step for size, step in zip(grid, pixels, strict=True))
     row, column = (axis.flatten() for axis in torch.meshgrid(rows, columns, indexing="ij"))
     return torch.hypot(row[:, None] - row, column[:, None] - column)
@@ -80,16 +88,27 @@ def attention_maps(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> np.ndarray:
-    """Where each head of each layer looks: the attention of one token to the patches.
+    """Compute attention maps: the attention of one token to the patches, for each head of each layer.
 
     Args:
         model, pixel_values, batch_size, progress: as in `attention_distance`; all images of one size.
-        query: the (row, column) of a patch that looks; by default the class token, or in a model without one the mean
-            over all patches.
+        query: (row, column) of the patch that attends; None: the class token, or the mean over all patches in a model
+            without class token.
 
     Returns:
-        (images, layers, heads, rows, columns) of attention probabilities. What goes to the class token is missing
-        from their sum.
+        (images, layers, heads, rows, columns), attention probabilities. A map sums to less than 1 by the attention to
+        the class token.
+
+    Raises:
+        ValueError: as in `attention_distance`; the images have several sizes; or there is no such patch.
+
+    Example:
+        >>> import hf_vit
+        >>> from hf_vit.analysis import attention_maps
+        >>> model, processor = hf_vit.load("folder")
+        >>> maps = attention_maps(model, processor("photo.png", return_tensors="pt").pixel_values)
+        >>> maps.shape[3:] == model.config.grid_size
+        True
     """
     encoder, found = encoder_of(model), []
     prefix = encoder.config.num_prefix_tokens
@@ -103,12 +122,12 @@ def attention_maps(
 
 
 def _queries(query: tuple[int, int] | None, grid: tuple[int, int], prefix: int) -> slice:
-    """The tokens whose attention a map shows."""
+    """Return the tokens whose attention a map shows."""
     if query is None:
         return slice(0, 1 if prefix else None)
     row, column = query
     if not (0 <= row < grid[0] and 0 <= column < grid[1]):
-        raise ValueError(f"query is {tuple(query)}; the image has {grid[0]} x {grid[1]} patches")
+        raise ValueError(f"query is {tuple(query)}, but the image has {grid[0]} x {grid[1]} patches")
     token = prefix + row * grid[1] + column
     return slice(token, token + 1)
 
@@ -121,19 +140,30 @@ def attention_rollout(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> np.ndarray:
-    """What of the image reaches the head, through all layers (Figure 6 and appendix D.8 of arXiv 2010.11929).
+    """Compute attention rollout: the share of each patch in the head's input (Figure 6 of arXiv 2010.11929, D.8).
 
-    Rollout of Abnar and Zuidema (arXiv 2005.00928): attentions averaged over heads, multiplied through the layers. As
-    in the authors' code (google-research/vision_transformer, issue 18) the identity is added to each for the residual
-    connection, and each row is divided by its sum. It starts from what the head sees: the class token, the mean of the
-    tokens, or the tokens as the attention pooling weighs them.
+    Attentions are averaged over heads and multiplied through the layers (Abnar and Zuidema, arXiv 2005.00928). As in
+    the authors' code (google-research/vision_transformer, issue 18), the identity is added to each layer for the
+    residual connection, and each row is divided by its sum. The product starts from the head's input: the class token,
+    the mean of the tokens, or the tokens with the weights of the attention pooling.
 
     Args:
         model, pixel_values, batch_size, progress: as in `attention_distance`; all images of one size.
-        identity: whether to add the identity; the paper's text does not mention it.
+        identity: add the identity; the paper's text does not mention it.
 
     Returns:
         (images, rows, columns): the share of each patch; every map sums to 1.
+
+    Raises:
+        ValueError: as in `attention_distance`, or the images have several sizes.
+
+    Example:
+        >>> import hf_vit
+        >>> from hf_vit.analysis import attention_rollout
+        >>> model, processor = hf_vit.load("folder")
+        >>> shares = attention_rollout(model, processor("photo.png", return_tensors="pt").pixel_values)
+        >>> round(float(shares.sum()), 3)
+        1.0
     """
     found = []
     for mixing, weights, grid in layer_mixing(model, pixel_values, identity, batch_size, progress):
@@ -148,10 +178,10 @@ def attention_rollout(
 def layer_mixing(
     model: nn.Module, pixel_values: Images, identity: bool, batch_size: int | None, progress: bool
 ) -> Iterator[tuple[list[torch.Tensor], torch.Tensor, tuple[int, int]]]:
-    """How tokens mix on their way to the head, batch by batch; see `attention_rollout`.
+    """Compute the mixing of tokens in each layer, batch by batch; see `attention_rollout`.
 
     Yields:
-        For each layer (images, tokens, tokens) whose rows sum to 1; the share of each token that the head sees,
+        For each layer (images, tokens, tokens), whose rows sum to 1; the share of each token in the head's input,
         (images, tokens); and the grid (rows, columns).
     """
     encoder = encoder_of(model)
@@ -171,7 +201,7 @@ def mix_heads(attentions: torch.Tensor, identity: bool) -> torch.Tensor:
 
 @torch.inference_mode()
 def pooling_weights(encoder: Any, like: torch.Tensor, last_hidden_state: Any) -> torch.Tensor:
-    """The share of each token in what the head sees: (images, tokens), rows sum to 1.
+    """Return the share of each token in the head's input: (images, tokens), rows sum to 1.
 
     Args:
         like: (images, tokens, tokens), in the dtype and on the device of the result.
@@ -191,7 +221,7 @@ def pooling_weights(encoder: Any, like: torch.Tensor, last_hidden_state: Any) ->
 
 
 def _probe_attention(pooling: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Attention of the probe of MAP pooling, mean over heads: (images, tokens, hidden_size) -> (images, tokens)"""
+    """Attention of MAP pooling's probe, mean over heads: (images, tokens, hidden_size) -> (images, tokens)"""
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
     query, key = (
         projection(states).unflatten(2, (pooling.num_heads, -1)).transpose(1, 2).to(wide)
@@ -202,7 +232,7 @@ def _probe_attention(pooling: Any, hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 def join(found: list[np.ndarray]) -> np.ndarray:
-    """Maps of all batches in one array."""
+    """Concatenate the maps of all batches."""
     if len(shapes := sorted({maps.shape[1:] for maps in found})) > 1:
-        raise ValueError(f"images of several sizes have maps of shapes {shapes}: pass images of one size at a time")
+        raise ValueError(f"cannot join maps of images of several sizes: {shapes}; pass images of one size at a time")
     return np.concatenate(found)

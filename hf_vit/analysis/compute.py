@@ -1,6 +1,6 @@
-"""What a model costs: parameters, multiply-adds per part, activations, and the compute of a training run.
+"""Compute of a model: parameters and multiply-adds per part, and memory of activations.
 
-Nothing is computed and no memory is taken: the model runs on tensors that have shapes only.
+The model runs on tensors that have only shapes, without arithmetic and memory.
 """
 
 import re
@@ -22,7 +22,7 @@ from ..models.resnet_stem import StandardizedConv2d
 from ..models.variants import VARIANTS, config_of_variant
 
 FLOPS_PER_MULTIPLY_ADD = 2
-# Which part a parameter or an operation belongs to: the first pattern that its module's name has.
+# Part of each parameter and operation, by the first pattern that matches the name of its module.
 _PARTS = (
     (r"embeddings\.stem", "ResNet stem"),
     (r"resnet\.(convolution|norm)", "ResNet root"),
@@ -46,12 +46,12 @@ def _fused_attention_flops(query, key, value, *_, **__) -> int:
     return sdpa_flop_count(query, key, value)
 
 
-# Attention as the CPU computes it when it is fused, which torch's counter leaves out.
+# The CPU's fused attention, which torch's counter does not count.
 _MORE_FORMULAS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention_flops}
 
 
 class Part(NamedTuple):
-    """What one part of a model costs."""
+    """Parameters and operations of one part of a model."""
 
     name: str
     parameters: int
@@ -59,12 +59,12 @@ class Part(NamedTuple):
 
 
 class Compute(NamedTuple):
-    """What a model costs at one image size.
+    """Parameters, operations and memory of a model at one image size.
 
-    parts: of a whole forward, every token through every layer, as the paper counts it.
-    logits_multiply_adds: of what the logits need, which is all that a classifier computes, in training too: with a
-        class token, the last layer needs no other token's output.
-    activation_bytes: what one image's forward keeps for the backward pass, in float32 without dropout.
+    parts: parts of a whole forward with every token through every layer, as counted in the paper.
+    logits_multiply_adds: operations that the logits need, and that a classifier computes, in training too: with a
+        class token, the last layer computes no other token's output.
+    activation_bytes: memory of the activations of one image for the backward pass, in float32 without dropout.
     """
 
     image_size: tuple[int, int]
@@ -74,45 +74,53 @@ class Compute(NamedTuple):
 
     @property
     def parameters(self) -> int:
+        """Number of parameters."""
         return sum(part.parameters for part in self.parts)
 
     @property
     def multiply_adds(self) -> int:
+        """Multiply-adds of a whole forward of one image."""
         return sum(part.multiply_adds for part in self.parts)
 
 
 def count_compute(
     model: PreTrainedConfig | nn.Module, image_size: Size | None = None, attention: str | None = None
 ) -> Compute:
-    """Count what one image costs, of convolutions and matrix products, which is what the paper's figures count.
+    """Count the operations and the memory of one image; of convolutions and matrix products, as in the paper.
 
     Args:
-        model: a model of this package, or its configuration, which stands for the classifier.
-        image_size: an int or (height, width) in pixels; by default the model's own.
-        attention: the implementation whose activations count, such as "eager", which keeps all attentions; by default
-            what transformers chooses: "sdpa", fused.
+        model: a model of this package, or the configuration of a classifier.
+        image_size: an int or (height, width) in pixels; None: the model's own.
+        attention: attention implementation for the memory, such as "eager", which stores all attentions; None:
+            transformers' choice ("sdpa", fused).
 
     Raises:
         ValueError: the patches do not divide the image.
+
+    Example:
+        >>> from hf_vit import HfViTConfig
+        >>> from hf_vit.analysis import count_compute
+        >>> f"{count_compute(HfViTConfig.from_variant('B/16')).multiply_adds / 1e9:.1f} G"
+        '17.6 G'
     """
     with _shapes_of(model, image_size, attention) as (shapes, one):
         parts = _parts(shapes, _count_flops(shapes, one, output_hidden_states=True), _part_of)
         logits_flops = _count_flops(shapes, one)[type(shapes).__name__]
-        # the difference, since standardised weights are kept too, but once for all images
+        # a difference, since standardised weights are stored too, once for all images
         two = torch.cat([one, one])
         activation_bytes = _bytes_for_backward(shapes, two) - _bytes_for_backward(shapes, one)
     return Compute((one.shape[-2], one.shape[-1]), parts, logits_flops // FLOPS_PER_MULTIPLY_ADD, activation_bytes)
 
 
 def count_multiply_adds(model: PreTrainedConfig | nn.Module, image_size: Size | None = None) -> int:
-    """`count_compute(...).multiply_adds`, without the rest."""
+    """Count the multiply-adds of one image, as `count_compute(...).multiply_adds`, but faster."""
     return count_with_padding(model, image_size)[0]
 
 
 def count_with_padding(model: PreTrainedConfig | nn.Module, image_size: Size | None = None) -> tuple[int, int]:
-    """Multiply-adds, and how many of them standardised convolutions spend on the zeros around a map.
+    """Count multiply-adds, and those among them that standardised convolutions spend on padding.
 
-    Torch's counter counts the latter too, that of XLA does not, and the paper's exaFLOPs of ResNets seem to be without.
+    torch's counter includes the latter, XLA's does not. The paper's exaFLOPs of ResNets seem to exclude them.
     """
     on_padding = []
 
@@ -133,17 +141,17 @@ def count_with_padding(model: PreTrainedConfig | nn.Module, image_size: Size | N
 
 
 def parts_of_logits(model: PreTrainedConfig | nn.Module, part_of: Callable[[str], str]) -> list[Part]:
-    """Parts of what the logits need, in the order of the model.
+    """Count the parts of a forward that computes the logits only, in the order of the model.
 
     Args:
-        part_of: the name of a module, such as "vit.layers.0.mlp.fc1" -> the name of its part.
+        part_of: function from the name of a module, such as "vit.layers.0.mlp.fc1", to the name of its part.
     """
     with _shapes_of(model, None) as (shapes, one):
         return _parts(shapes, _count_flops(shapes, one), part_of)
 
 
 def _taps(size: int, outputs: int, kernel_size: int, stride: int, padding: str) -> int:
-    """Along one axis, how often a value of the map, and not of its padding, meets the kernel."""
+    """Count the products of the kernel with values of the map, not of its padding, along one axis."""
     total = max((outputs - 1) * stride + kernel_size - size, 0)
     before = total // 2 if padding == "same" else (kernel_size - 1) // 2
     return sum(0 <= output * stride + tap - before < size for output in range(outputs) for tap in range(kernel_size))
@@ -151,7 +159,7 @@ def _taps(size: int, outputs: int, kernel_size: int, stride: int, padding: str) 
 
 @contextmanager
 def _shapes_of(model: PreTrainedConfig | nn.Module, image_size: Size | None, attention: str | None = None):
-    """The model and an image as shapes without numbers, and a place where such can run."""
+    """Provide the model and an image as fake tensors, in the mode that runs them."""
     config: Any = model if isinstance(model, PreTrainedConfig) else model.config
     size = as_pair(config.image_size if image_size is None else image_size)
     config = type(config).from_dict({**config.to_dict(), "image_size": size}, attn_implementation=attention)
@@ -161,7 +169,7 @@ def _shapes_of(model: PreTrainedConfig | nn.Module, image_size: Size | None, att
 
 
 def _count_flops(model: Any, images: torch.Tensor, **options: bool) -> dict[str, int]:
-    """Of each module that runs, with all that is in it; names begin with the class of the model.
+    """Count the FLOPs of each module that runs, submodules included; names begin with the class of the model.
 
     With `output_hidden_states` every layer computes every token.
     """
@@ -171,7 +179,7 @@ def _count_flops(model: Any, images: torch.Tensor, **options: bool) -> dict[str,
 
 
 def _bytes_for_backward(model: nn.Module, images: torch.Tensor) -> int:
-    """Bytes that autograd keeps of a forward, besides the weights."""
+    """Count the bytes that autograd stores in a forward, besides the weights."""
     weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
     kept = {}  # by their storage, which several tensors can share
 
@@ -185,7 +193,7 @@ def _bytes_for_backward(model: nn.Module, images: torch.Tensor) -> int:
 
 
 def _parts(model: nn.Module, flops: dict[str, int], part_of: Callable[[str], str]) -> list[Part]:
-    """Parameters and multiply-adds, each where its innermost module belongs, in the order of the model."""
+    """Sum parameters and multiply-adds by the part of their innermost module, in the order of the model."""
     parameters, multiply_adds = defaultdict(int), defaultdict(int)
     root = type(model).__name__
     for name, module in model.named_modules():
@@ -200,7 +208,7 @@ def _parts(model: nn.Module, flops: dict[str, int], part_of: Callable[[str], str
 
 
 def _parent(name: str, root: str, flops: dict[str, int]) -> str:
-    """The innermost module around another that ran itself, unlike a list of modules."""
+    """Return the innermost module around another that has a forward, unlike a list of modules."""
     while name := name.rpartition(".")[0]:
         if f"{root}.{name}" in flops:
             return name
@@ -208,7 +216,7 @@ def _parent(name: str, root: str, flops: dict[str, int]) -> str:
 
 
 def _part_of(module: str) -> str:
-    """A part of `_PARTS`; any other module's by its name without numbers."""
+    """Return a part of `_PARTS`; for any other module its name without numbers."""
     for pattern, part in _PARTS:
         if re.search(pattern, module):
             return part
@@ -216,10 +224,10 @@ def _part_of(module: str) -> str:
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """The configuration of a variant such as "B/16" (with 1,000 classes), of a folder, or of a name on the Hub.
+    """Load the configuration of a variant such as "B/16" (with 1,000 classes), a folder, or a name on the Hub.
 
     Raises:
-        ValueError: none of them.
+        ValueError: the name is none of these.
     """
     if name in VARIANTS:
         return config_of_variant(name, num_labels=1000)

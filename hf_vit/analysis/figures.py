@@ -1,6 +1,6 @@
-"""Drawing what the other modules compute; every function returns a `matplotlib.figure.Figure`.
+"""Figures of the analyses; every function returns a `matplotlib.figure.Figure`.
 
-Save one with `figure.savefig("name.png")`.
+Save it with `figure.savefig("name.png")`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,18 +21,24 @@ _OTHERS = ("#c44e2b", "#7b4fa3", "#b8860b", "#d0648a")
 _LINES = ("#2a6f97", "#c44e2b", "#2f9e6e", "#7b4fa3", "#b8860b", "#d0648a")
 _MOST_TICKS = 7
 _SHORT_NAME = 14  # characters
-_SIDES = ((5, 4), (5, -4), (-5, 4), (-5, -4))  # where the name of a point may stand, in points from it
+_SIDES = ((5, 4), (5, -4), (-5, 4), (-5, -4))  # offsets of a point's name, in points
 _CLIPPED = 98  # percentile where the scale of an overlay ends
 MOST_TILES = 7  # position maps in a row or column, as in the paper
 
 
 def plot_attention_rollout(image: np.ndarray, attention: np.ndarray, name: str = "Attention rollout") -> "Figure":
-    """An image, and over it where the model looks (Figure 6 of arXiv 2010.11929).
+    """Draw an image, and attention on top of it (Figure 6 of arXiv 2010.11929).
 
     Args:
-        image: (height, width, 3) or (height, width) in [0, 1], as the model saw it.
+        image: (height, width, 3) or (height, width) in [0, 1], as the model gets it.
         attention: (rows, columns) of one image, from `attention_rollout` or `attention_flow`.
-        name: of what is drawn.
+        name: title of the attention.
+
+    Example:
+        >>> import numpy as np
+        >>> from hf_vit.analysis import plot_attention_rollout
+        >>> figure = plot_attention_rollout(np.zeros((224, 224, 3)), np.ones((14, 14)) / 196)
+        >>> figure.savefig("rollout.png")
     """
     figure = _figure(2 * 4.2 * _aspect(image) + 1.0, 4.5)
     left, right = figure.subplots(1, 2)
@@ -47,11 +53,12 @@ def plot_attention_rollout(image: np.ndarray, attention: np.ndarray, name: str =
 
 
 def plot_attention_maps(image: np.ndarray, maps: np.ndarray, title: str = "") -> "Figure":
-    """Where each head of one layer looks.
+    """Draw the attention map of each head of one layer.
 
     Args:
         image: as in `plot_attention_rollout`.
         maps: (heads, rows, columns), such as `attention_maps(...)[0, -1]`.
+        title: title of the figure.
     """
     columns = min(4, len(maps))
     rows = -(-len(maps) // columns)
@@ -69,11 +76,11 @@ def plot_attention_maps(image: np.ndarray, maps: np.ndarray, title: str = "") ->
 
 
 def plot_attention_distance(distances: np.ndarray, images: int | None = None) -> "Figure":
-    """How far each head looks, by depth (Figure 7, right, of arXiv 2010.11929).
+    """Draw the attention distance of each head against the depth (Figure 7, right, of arXiv 2010.11929).
 
     Args:
         distances: (layers, heads) in pixels, from `attention_distance`.
-        images: how many images it is the mean of, for the title.
+        images: number of images of the mean, for the title.
     """
     layers, heads = distances.shape
     figure = _figure(6.4, 4.0)
@@ -95,10 +102,11 @@ def plot_attention_distance(distances: np.ndarray, images: int | None = None) ->
 
 
 def plot_position_similarity(similarity: np.ndarray) -> "Figure":
-    """How alike the position embeddings are (Figure 7, centre, of arXiv 2010.11929): one map for each patch.
+    """Draw the similarity of position embeddings, one map for each patch (Figure 7, centre, of arXiv 2010.11929).
 
     Args:
-        similarity: (rows, columns, rows, columns), from `position_similarity`; of a large grid, some patches are drawn.
+        similarity: (rows, columns, rows, columns), from `position_similarity`. Of a large grid, only some patches are
+            drawn.
     """
     rows, columns = (_some(size) for size in similarity.shape[:2])
     tile = 0.72
@@ -123,10 +131,10 @@ def plot_position_similarity(similarity: np.ndarray) -> "Figure":
 
 
 def plot_embedding_filters(filters: np.ndarray) -> "Figure":
-    """Principal components of the filters that meet the pixels (Figure 7, left, of arXiv 2010.11929).
+    """Draw the principal components of the first filters (Figure 7, left, of arXiv 2010.11929).
 
-    Each is drawn on a scale of its own, from minus to plus its largest magnitude; grey is zero. Those of images without
-    three channels are drawn as the mean over channels.
+    Each has its own scale, from minus to plus its largest magnitude; grey is zero. If there are not three channels, the
+    mean over channels is drawn.
 
     Args:
         filters: (components, channels, height, width), from `embedding_filters`.
@@ -145,11 +153,11 @@ def plot_embedding_filters(filters: np.ndarray) -> "Figure":
 
 
 def plot_compute_accuracy(runs: Sequence[Run], accuracy: str = "accuracy [%]") -> "Figure":
-    """Accuracy against the compute of training (Figure 5 of arXiv 2010.11929); of small runs in gigaFLOPs.
+    """Draw accuracy against the compute of training (Figure 5 of arXiv 2010.11929); small runs in gigaFLOPs.
 
     Args:
-        runs: from `read_runs`, `published_runs` or made by hand.
-        accuracy: what the vertical axis shows.
+        runs: from `read_runs` or `published_runs`, or made by hand.
+        accuracy: label of the vertical axis.
     """
     scale, unit = (1e9, "gigaFLOPs") if max(run.exaflops for run in runs) < 1e-3 else (1, "exaFLOPs")
     runs = [run._replace(exaflops=scale * run.exaflops) for run in runs]
@@ -176,11 +184,12 @@ def plot_compute_accuracy(runs: Sequence[Run], accuracy: str = "accuracy [%]") -
 def plot_lines(
     lines: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, title: str, logarithmic: str = "x"
 ) -> "Figure":
-    """Named lines through measured points, such as accuracy against learning rates (Figures 4, 8 and 12 of the paper).
+    """Draw named lines through points, such as accuracy against learning rates (Figures 4, 8 and 12 of the paper).
 
     Args:
-        lines: name -> (x, y) in the order in which they are connected.
-        logarithmic: the axes with a logarithmic scale, a subset of "xy".
+        lines: name -> points (x, y), in the order in which they are connected.
+        x_label, y_label, title: texts of the axes and the figure.
+        logarithmic: axes with a logarithmic scale, a subset of "xy".
     """
     figure = _figure(7.2, 4.6)
     axes = figure.subplots()
@@ -195,16 +204,17 @@ def plot_lines(
     axes.set_ylabel(y_label)
     axes.set_title(title, fontsize=11)
     columns = len(lines) if max(map(len, lines)) <= _SHORT_NAME else 2
-    figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)  # below, where no line runs
+    figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)  # below the axes
     _plain(axes)
     return figure
 
 
 def plot_levels(levels: Mapping[str, Sequence[float]], label: str, title: str) -> "Figure":
-    """A row for each level of an option: every measurement as a point, and their mean.
+    """Draw a row for each level of an option: every measurement as a point, and their mean.
 
     Args:
         levels: name -> values, one for each seed.
+        label, title: texts of the horizontal axis and the figure.
     """
     figure = _figure(6.4, 0.42 * len(levels) + 1.3)
     axes = figure.subplots()
@@ -221,7 +231,7 @@ def plot_levels(levels: Mapping[str, Sequence[float]], label: str, title: str) -
 
 
 def _logarithmic_x(axes, values: Sequence[float]) -> None:
-    """Name few places as they were measured; of many, powers of ten as on any logarithmic axis."""
+    """Set a logarithmic axis with ticks at the measured values if they are few, else at powers of ten."""
     axes.set_xscale("log")
     places = sorted(set(values))
     _name_ticks(axes.xaxis, places)
@@ -232,15 +242,15 @@ def _logarithmic_x(axes, values: Sequence[float]) -> None:
 
 
 def _name_ticks(axis, values: Sequence[float]) -> None:
-    """Powers of ten of a logarithmic axis, and 2 and 5 between them where there is room."""
+    """Label the powers of ten of a logarithmic axis, and 2 and 5 between them if there is room."""
     axis.set_major_formatter(lambda value, _: f"{value:,.4g}")
     is_short = max(values) < 100 * min(values)
     axis.set_minor_formatter(lambda value, _: f"{value:,.4g}" if is_short and f"{value:.0e}"[0] in "25" else "")
 
 
 def _name_points(figure: "Figure", axes, runs: Sequence[Run]) -> None:
-    """Names beside the points, each on the first of four sides where it covers no point and no other name."""
-    figure.draw_without_rendering()  # fixes where everything is
+    """Write names beside the points, each on the first of four sides where it covers no point and no other name."""
+    figure.draw_without_rendering()  # computes all positions
     points = axes.transData.transform([(run.exaflops, run.accuracy) for run in runs])
     taken = [axes.get_legend().get_window_extent()]
     for run in runs:
@@ -259,16 +269,16 @@ def _name_points(figure: "Figure", axes, runs: Sequence[Run]) -> None:
 
 
 def _figure(width: float, height: float) -> "Figure":
-    """Without pyplot, which would keep every figure and open windows."""
+    """Make a figure without pyplot, which would keep every figure and open windows."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("drawing needs matplotlib: pip install 'hf_vit[analysis]'") from error
+        raise ImportError("drawing needs matplotlib; pip install 'hf_vit[analysis]'") from error
     return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
 
 
 def _heat(axes, values: np.ndarray, image: np.ndarray, scale: np.ndarray | None = None, **options):
-    """Values over the image in grey. The scale ends at a percentile, since a few patches can hold most attention."""
+    """Draw values over the image in grey; the scale ends at a percentile, as few patches can have most attention."""
     scale = values if scale is None else scale
     grey = image if image.ndim == 2 else image @ np.array([0.299, 0.587, 0.114])
     axes.imshow(grey, cmap="gray", vmin=0, vmax=1)
@@ -282,7 +292,7 @@ def _aspect(image: np.ndarray) -> float:
 
 
 def _some(size: int) -> list[int]:
-    """At most `MOST_TILES` numbers below `size`, evenly spaced."""
+    """Return at most `MOST_TILES` numbers below `size`, evenly spaced."""
     return sorted({round(place) for place in np.linspace(0, size - 1, min(size, MOST_TILES))})
 
 

@@ -1,4 +1,4 @@
-"""Attention flow: the most that the layers let through from what the head sees to each patch."""
+"""Attention flow: the maximum flow through the layers' attention from the head to each patch."""
 
 from collections.abc import Collection
 
@@ -9,7 +9,7 @@ from tqdm import tqdm
 from .attention import join, layer_mixing
 from .observing import Images, finite
 
-_UNIT = 2**24  # capacities are whole numbers for the solver: an attention of 1 is this many
+_UNIT = 2**24  # integer capacity that stands for an attention of 1, since the solver takes integers
 _MOST_WORK = 3e9  # layers x tokens ** 2 x patches of an image: minutes
 
 
@@ -21,12 +21,12 @@ def attention_flow(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> np.ndarray:
-    """Attention flow of Abnar and Zuidema (arXiv 2005.00928): attention as the capacities of a network of pipes.
+    """Compute attention flow (Abnar and Zuidema, arXiv 2005.00928): attention as capacities of a network.
 
-    The tokens at each depth are nodes, and the attention between tokens of neighbouring depths (mean over heads, with
-    the identity for the residual connection) is what an edge can carry. The flow to a patch is the maximum flow
-    between what the head sees (see `attention_rollout`) and that patch, for each patch on its own. Where the layers
-    mix well, the first layer is the bottleneck, and the flow to a patch is what all tokens together ask of it there.
+    The tokens at each depth are nodes. The attention between tokens of neighbouring depths (mean over heads, plus the
+    identity for the residual connection) is the capacity of an edge. The flow to a patch is the maximum flow between
+    the head's input (see `attention_rollout`) and this patch, computed for each patch separately. If the layers mix
+    well, the first layer is the bottleneck, and the flow to a patch is the attention of all tokens to it there.
 
     Args:
         model, pixel_values, identity, batch_size: as in `attention_rollout`.
@@ -36,7 +36,7 @@ def attention_flow(
         (images, rows, columns): the flows of an image divided by their sum.
 
     Raises:
-        ImportError: scipy, whose solver this uses, is not installed.
+        ImportError: scipy is not installed.
         ValueError: layers x tokens ** 2 x patches is more than 3e9; B/16 at 384 pixels has 2.3e9.
     """
     found = []
@@ -55,21 +55,21 @@ def _check_size(layers: int, tokens: int, patches: int) -> None:
     work = layers * tokens**2 * patches
     if work > _MOST_WORK:
         raise ValueError(
-            f"attention flow through {layers} layers of {tokens} tokens to {patches} patches takes {work:.1e} steps, "
-            f"more than {_MOST_WORK:.0e}: use a smaller image, or attention_rollout"
+            f"cannot compute attention flow: {layers} layers of {tokens} tokens to {patches} patches takes {work:.1e} "
+            f"steps (expected at most {_MOST_WORK:.0e}); use a smaller image, or attention_rollout"
         )
 
 
 def flows_to(weights: np.ndarray, layers: list[np.ndarray], patches: Collection[int]) -> np.ndarray:
-    """Maximum flow to each patch.
+    """Compute the maximum flow to each patch.
 
     Nodes are a source, the tokens at the depths from the last to the first layer's output, and a sink, which stands
-    for one patch: the column of the first layer that asks for it is all that changes from patch to patch.
+    for one patch. Between patches, only the capacities into the sink change: the patch's column of the first layer.
 
     Args:
-        weights: (tokens,), what the source can give to each token of the last depth.
+        weights: (tokens,), capacities from the source to the tokens of the last depth.
         layers: capacities (tokens, tokens) of each layer, first layer first.
-        patches: the numbers of all patches, which are the last tokens; a progress bar over them will do.
+        patches: indices of all patches, which are the last tokens; may be a progress bar over them.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow

@@ -1,4 +1,4 @@
-"""`hf-vit inspect`: everything there is to see in a model, and in what it makes of some images, as a report."""
+"""Report of `hf-vit inspect` on a model's weights, and on its attention and predictions for some images."""
 
 import os
 import re
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 _TOP_K = 5
 _COMPONENTS = 28  # filters, as in the paper
 _CAPTIONS = {
-    "rollout": "Attention rollout: through all layers, what share of each patch reaches the head.",
-    "flow": "Attention flow: the most that the layers let through from the head to each patch.",
-    "heads": "The last layer: where {query} looks, head by head.",
-    "distance": "Distance between a patch and what it attends to, weighted by the attention; one point for each head.",
-    "positions": "Each map shows how alike the position embedding of one patch, marked +, is to those of all patches.",
+    "rollout": "Attention rollout: the share of each patch in the head's input, through all layers.",
+    "flow": "Attention flow: the maximum flow through the layers from the head to each patch.",
+    "heads": "Last layer: attention of {query}, for each head.",
+    "distance": "Distance between a patch and the patches it attends to, weighted by attention; a point for each head.",
+    "positions": "Each map compares the position embedding of one patch, marked +, with those of all patches.",
     "filters": "Principal components of {kernels}, in the order of explained variance; grey is zero.",
 }
-# Pictures of the model as a whole, by the heading of their section.
+# Figures of the whole model, by the heading of their section.
 _WHOLE = {
     "Attention distance": "attention_distance.png",
     "Position embeddings": "position_similarity.png",
@@ -46,7 +46,7 @@ _WHOLE = {
 
 
 class _ImageFindings(NamedTuple):
-    """What the report shows of an image."""
+    """Findings about one image."""
 
     name: str
     predictions: list[Prediction]
@@ -64,24 +64,26 @@ def inspect(
     overwrite: bool = False,
     progress: bool = False,
 ) -> list[str]:
-    """Write pictures of a model, and report.html with all of them.
+    """Write figures of a model, and report.html with all of them.
 
     Args:
         model, processor: of this package, for the same image size.
-        images: paths of image files; without any, the report shows what the weights alone do.
-        output: the folder to write, complete or not at all.
-        title: of the report, such as the name of the model's folder.
-        flow: also draw attention flow, which takes seconds to minutes for an image.
+        images: paths of image files; without any, the report is about the weights alone.
+        output: path of the folder, which is written completely or not at all.
+        title: title of the report, such as the name of the model's folder.
+        flow: draw attention flow too, which takes seconds to minutes for an image.
+        overwrite: replace an existing folder.
+        progress: show a progress bar.
 
     Returns:
-        What went wrong, a sentence each: an image that cannot be read, weights that are NaN. The report has the rest.
+        A sentence for each problem, such as an unreadable image or weights that are NaN. The report has the rest.
 
     Raises:
-        FileExistsError: `output` exists and may not be overwritten.
+        FileExistsError: `output` exists, and `overwrite` is False.
         ValueError: there is no image processor, or one of another package.
     """
     if not isinstance(processor, HfViTImageProcessor):
-        raise ValueError(f"{title} has no image processor of hf_vit: save one beside the model")
+        raise ValueError(f"cannot inspect {title}: it has no image processor of hf_vit; save one beside the model")
     with new_folder(output, overwrite) as temporary:
         report = Report(temporary)
         compute = None
@@ -125,7 +127,7 @@ def _most_components(model) -> int:
 def _look_at_images(
     report: Report, model: Any, processor: Any, images: Sequence, flow: bool, progress: bool
 ) -> list[_ImageFindings]:
-    """Each image on its own; the attention distance is the mean over those that could be read."""
+    """Analyse each image separately; the attention distance is the mean over the readable ones."""
     findings, distances = [], []
     sound = has_attention = False
     with report.attempt():
@@ -161,7 +163,7 @@ def _draw_image(
     stem: str,
     flow: bool,
 ) -> None:
-    """Draw one image's pictures, in files whose names begin with `stem`, and list them in its findings."""
+    """Draw the figures of one image, in files whose names begin with `stem`, and list them in its findings."""
     visible = visible_image(pixel_values[0], processor)
 
     def draw(kind: str, caption: str, plot: Callable[[], "Figure"]) -> None:
@@ -185,7 +187,7 @@ def _draw_image(
 
 @torch.inference_mode()
 def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
-    """The most likely classes of one image; none of a model that does not name one class for an image."""
+    """Return the most likely classes of one image; none if the model does not classify images."""
     if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
         return []
     logits = model(pixel_values.to(model.device), interpolate_pos_encoding=True).logits.float()

@@ -1,4 +1,4 @@
-"""Running a model to look at its attention: layer by layer, of a tensor or of any number of batches of images."""
+"""Observation of a model's attention, layer by layer, for a tensor or any number of batches of images."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -13,22 +13,22 @@ from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.embeddings import unpatchify
 
 Reduced = TypeVar("Reduced")
-# Images as the model takes them: (images, channels, height, width), or batches of them, such as a DataLoader's.
+# Input of the model: (images, channels, height, width), or batches of these, such as a DataLoader's.
 Images = torch.Tensor | np.ndarray | Mapping | Iterable
-# Of the attentions of one layer, which decides how many images run at once; computing them takes about four times that.
+# Most bytes of one layer's attentions, which limit the batch; computing them takes about four times as much.
 LAYER_BYTES = 32 * 2**20
-_MOST_IMAGES = 32  # at once, where attentions are small
+_MOST_IMAGES = 32  # of a batch, if attentions are small
 
 
 class NotInThisModel(ValueError):
-    """The model has no such part: no attention, or no position embeddings."""
+    """Model without the part to analyse, such as attention or position embeddings."""
 
 
 def encoder_of(model: nn.Module) -> Any:
-    """The part with the embeddings and the layers, whatever stands around it: a classifier, LoRA, compilation.
+    """Find the encoder (embeddings and layers) inside a classifier, LoRA or a compiled model.
 
     Raises:
-        NotInThisModel: there is none.
+        NotInThisModel: there is no encoder.
     """
     for module in model.modules():
         layers = getattr(module, "layers", None)
@@ -40,10 +40,13 @@ def encoder_of(model: nn.Module) -> Any:
 def batches(
     encoder: Any, pixel_values: Images, batch_size: int | None = None, progress: bool = False
 ) -> Iterator[torch.Tensor]:
-    """Images in batches that fit: (at most `batch_size`, channels, height, width), on the device of the encoder.
+    """Split images into batches (at most `batch_size`, channels, height, width), on the encoder's device.
+
+    Args:
+        batch_size: None: as many images as fit into `LAYER_BYTES`.
 
     Raises:
-        ValueError: what comes is no batch of images of one size; images as patches (the preset "native") can be one.
+        ValueError: the input is not a batch of images of one size, nor images as patches (preset "native") of one size.
     """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
@@ -62,7 +65,11 @@ def batches(
 
 
 def as_images(source: Any, config: HfViTConfig) -> torch.Tensor:
-    """What a processor or a data loader gives for a batch, as (images, channels, height, width)."""
+    """Convert the output of a processor or a data loader to (images, channels, height, width).
+
+    Raises:
+        ValueError: it has another shape.
+    """
     if isinstance(source, Mapping):
         source = _put_together(source, config) if "spatial_shapes" in source else source["pixel_values"]
     elif isinstance(source, list | tuple):  # images and labels
@@ -76,11 +83,11 @@ def as_images(source: Any, config: HfViTConfig) -> torch.Tensor:
 
 
 def _put_together(source: Mapping, config: HfViTConfig) -> torch.Tensor:
-    """Images that came as patches, which must be of one shape; padding is left out."""
+    """Reassemble images of one shape from their patches, without padding."""
     shapes = torch.as_tensor(source["spatial_shapes"]).unique(dim=0).tolist()
     if len(shapes) > 1:
         listed = ", ".join(f"{rows} x {columns}" for rows, columns in shapes)
-        raise ValueError(f"images of {listed} patches have no common grid: pass images of one shape at a time")
+        raise ValueError(f"images of {listed} patches have no common grid; pass images of one shape at a time")
     rows, columns = shapes[0]
     patches = torch.as_tensor(source["pixel_values"])[:, : rows * columns]
     return unpatchify(patches, (rows, columns), patch_pixels(config))
@@ -96,16 +103,16 @@ def _images_at_once(config: HfViTConfig, images: torch.Tensor) -> int:
 def observe(
     encoder: Any, images: torch.Tensor, reduce: Callable[[torch.Tensor], Reduced]
 ) -> tuple[list[Reduced], torch.Tensor | None]:
-    """Run the encoder without dropout and reduce the attentions of each layer as soon as they are there.
+    """Run the encoder without dropout, and reduce the attentions of each layer as soon as they are computed.
 
-    So the attentions of one layer are held at a time, and they come with any attention implementation.
+    Memory holds the attentions of one layer at a time. It works with any attention implementation.
 
     Args:
-        reduce: called with (images, heads, tokens, tokens) in float32 at least; its result is kept.
+        reduce: function of attentions (images, heads, tokens, tokens) in float32 at least.
 
     Returns:
-        What `reduce` made of each layer, first layer first; and the last hidden state (images, tokens, hidden_size),
-        as the pooling sees it, or None for a backbone.
+        The results of `reduce`, first layer first; and the last hidden state (images, tokens, hidden_size) before the
+        pooling, or None for a backbone.
     """
     reduced: list[Any] = [None] * len(encoder.layers)
     modes = {module: module.training for module in encoder.modules()}
@@ -114,7 +121,7 @@ def observe(
         hooks.append(layer.attention.register_forward_pre_hook(_ask, with_kwargs=True))
         hooks.append(layer.attention.register_forward_hook(partial(_answer, reduced, index, reduce)))
     try:
-        # attentions are not asked for, so that they are not collected; any size is meant
+        # output_attentions=False, or all would be collected; the hooks get them from the layers
         outputs = encoder.eval()(images, interpolate_pos_encoding=True, output_attentions=False)
     finally:
         for hook in hooks:
@@ -136,28 +143,25 @@ def _answer(reduced: list, index: int, reduce: Callable, attention: nn.Module, a
 
 
 def patch_pixels(config: HfViTConfig) -> tuple[int, int]:
-    """(height, width) of a patch in pixels of the image, also behind a stem."""
+    """Return (height, width) of a patch in pixels of the image, also with a stem."""
     height, width = as_pair(config.patch_size)
     return height * config.stride, width * config.stride
 
 
 def finite(model: nn.Module, values: np.ndarray) -> np.ndarray:
-    """The values, if they are numbers.
+    """Return the values if they are finite.
 
     Raises:
-        ValueError: they are not; the message names what in the model is not.
+        ValueError: they are not; the message names the first weight that is not.
     """
     if np.isfinite(values).all():
         return values
     check_weights(model)
-    raise ValueError("the attention is NaN or infinite, though every weight is a number: are the pixel values?")
+    raise ValueError("the attention is NaN or infinite, but all weights are finite; check the pixel values")
 
 
 def check_weights(model: nn.Module) -> None:
-    """
-    Raises:
-        ValueError: a weight is NaN or infinite; the message names the first such tensor.
-    """
+    """Raise ValueError if a weight is NaN or infinite; the message names the first such tensor."""
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             count = int((~weight.isfinite()).sum())

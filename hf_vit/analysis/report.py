@@ -1,4 +1,4 @@
-"""A report that is one HTML file: pictures are in it, and it needs no network and no script."""
+"""Report as one HTML file, with its pictures inside, without network access and scripts."""
 
 import base64
 import io
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Picture(NamedTuple):
-    """A picture of the report."""
+    """Picture of the report."""
 
     file: str
     caption: str
@@ -25,21 +25,21 @@ class Picture(NamedTuple):
 
 
 class Report:
-    """Collects pictures, and what went wrong: one part that fails leaves the others.
+    """Pictures and problems of a report; a part that fails does not stop the others.
 
     Args:
-        folder: where the pictures and report.html go.
+        folder: folder for the pictures and report.html.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.pictures: dict[str, Picture] = {}
-        self.missing: list[str] = []  # what such a model does not have
+        self.missing: list[str] = []  # parts that the model does not have
         self.problems: list[str] = []
 
     @contextmanager
     def attempt(self, what: str = "") -> Iterator[None]:
-        """What fails in the block becomes a sentence of the report."""
+        """Turn an error of the block into a sentence of the report, which begins with `what`."""
         try:
             yield
         except NotInThisModel as error:
@@ -58,7 +58,7 @@ class Report:
         self.pictures[file] = Picture(file, caption, data)
 
     def write(self, **content: Any) -> None:
-        """Render report.html; `content` is what the template shows besides pictures and problems."""
+        """Render report.html; `content` is shown besides pictures and problems."""
         shown = {"pictures": self.pictures, "missing": self.missing, "problems": self.problems}
         html = render_page("hf_vit.analysis", "report.html.jinja", **shown, **content)
         (self.folder / "report.html").write_text(html, encoding="utf-8")

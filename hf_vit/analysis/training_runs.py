@@ -1,4 +1,4 @@
-"""The compute of training runs: what a run costs, what the paper printed, and tables of runs to draw."""
+"""Compute of training runs: by formula, as printed in the paper, and from tables of runs."""
 
 import csv
 import os
@@ -13,15 +13,15 @@ import yaml
 from ..models.variants import VARIANTS, config_of_variant
 from .compute import FLOPS_PER_MULTIPLY_ADD, count_with_padding
 
-# A step costs three forwards: one, and a backward of twice its cost. With this the exaFLOPs of the paper come out.
+# A step costs a forward and a backward of twice its cost. This reproduces the paper's exaFLOPs.
 _FORWARDS_PER_STEP = 3
-# Share of the peak at which the paper's three ViTs of Table 2 ran: 32, 43 and 39 %, from their TPUv3-core-days.
+# Mean share of the peak in the paper's Table 2: 32, 43 and 39 % for its three ViTs, from their TPUv3-core-days.
 UTILIZATION = 0.38
 _SECONDS_PER_DAY = 86_400
 
 
 class Run(NamedTuple):
-    """One trained model, as a point of `plot_compute_accuracy`."""
+    """A trained model, as a point of `plot_compute_accuracy`."""
 
     name: str
     family: str  # "ViT", "Hybrid", "ResNet", ...
@@ -31,19 +31,25 @@ class Run(NamedTuple):
 
 @cache
 def published() -> dict[str, Any]:
-    """What published.yaml says."""
+    """Read published.yaml: the paper's tables, data sets and accelerators."""
     return yaml.safe_load(files("hf_vit.analysis").joinpath("published.yaml").read_text(encoding="utf-8"))
 
 
 def training_exaflops(multiply_adds: float, epochs: float, dataset_size: float) -> float:
-    """Compute of a training run in 1e18 floating-point operations, as the paper counts it.
+    """Return the compute of a training run in exaFLOPs (1e18 floating-point operations), as counted in the paper.
 
     Args:
-        multiply_adds: of a forward of one image.
+        multiply_adds: multiply-adds of a forward of one image.
+        epochs: number of passes over the data set.
         dataset_size: images per epoch.
 
     Raises:
-        ValueError: a negative number.
+        ValueError: a number is negative.
+
+    Example:
+        >>> from hf_vit.analysis import training_exaflops
+        >>> f"{training_exaflops(17.6e9, epochs=7, dataset_size=303e6):.0f}"
+        '224'
     """
     for name, value in (("epochs", epochs), ("dataset_size", dataset_size)):
         if not value >= 0:
@@ -52,11 +58,15 @@ def training_exaflops(multiply_adds: float, epochs: float, dataset_size: float) 
 
 
 def accelerator_days(exaflops: float, accelerator: str = "tpu-v3-core", utilization: float = UTILIZATION) -> float:
-    """How many days one accelerator takes.
+    """Return the days that one accelerator needs.
 
     Args:
-        accelerator: a key of `published()["accelerators"]`.
-        utilization: the share of its peak at which it runs, in (0, 1].
+        exaflops: compute in 1e18 floating-point operations.
+        accelerator: "tpu-v3-core", "a100" or "h100" (`published()["accelerators"]`).
+        utilization: share of its peak that is reached, in (0, 1].
+
+    Raises:
+        ValueError: an unknown accelerator, or a utilization out of range.
     """
     known = published()["accelerators"]
     if accelerator not in known:
@@ -67,12 +77,12 @@ def accelerator_days(exaflops: float, accelerator: str = "tpu-v3-core", utilizat
 
 
 def table_rows(number: int) -> list[dict[str, Any]]:
-    """Rows of Table 2 or 6 of the paper, with what is computed here beside.
+    """Return the rows of Table 2 or 6 of the paper, with our numbers.
 
     Returns:
-        For each row `model`, `dataset`, `epochs`, `source`, what the table prints by column, and in exaFLOPs `computed`
-        and `computed_without_padding` (see `count_with_padding`), which are None for a model that is none of this
-        package or was trained otherwise.
+        For each row `model`, `dataset`, `epochs`, `source`, the columns of the table, and in exaFLOPs `computed` and
+        `computed_without_padding` (see `count_with_padding`). The last two are None for a model that this package does
+        not have, or that was trained in another way.
     """
     return [{**row, **_computed(row)} for row in _printed_rows(number)]
 
@@ -98,23 +108,27 @@ def _computed(row: Mapping[str, Any]) -> dict[str, float | None]:
 
 @cache
 def _count(model: str, classes: int) -> tuple[int, int]:
-    """Multiply-adds of an image, with and without those on padding."""
+    """Count the multiply-adds of an image, with and without those on padding."""
     multiply_adds, on_padding = count_with_padding(config_of_variant(model, num_labels=classes))
     return multiply_adds, multiply_adds - on_padding
 
 
 def published_runs(metric: str = "ImageNet") -> list[Run]:
-    """Table 6 as the runs of Figure 5."""
+    """Return the runs of Figure 5, from Table 6 of the paper.
+
+    Args:
+        metric: a column of the table, such as "ImageNet" or "CIFAR-10".
+    """
     return [Run(row["model"], _family_of(row["model"]), row["exaFLOPs"], row[metric]) for row in _printed_rows(6)]
 
 
 def _family_of(model: str) -> str:
-    """ "R50+B/16" is a hybrid, "R50x1" a ResNet, "B/16" a ViT."""
+    """Return the family of a name: "R50+B/16" is a hybrid, "R50x1" a ResNet, "B/16" a ViT."""
     return "Hybrid" if "+" in model else "ViT" if "/" in model else "ResNet"
 
 
 def read_runs(path: str | os.PathLike) -> list[Run]:
-    """Runs of a CSV file with the columns `name`, `exaflops` and `accuracy` (percent), and perhaps `family`.
+    """Read runs from a CSV file with the columns `name`, `exaflops`, `accuracy` (percent) and, optionally, `family`.
 
     Raises:
         ValueError: a column is missing, or a value is not a number above 0; the message names the line.

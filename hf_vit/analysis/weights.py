@@ -1,4 +1,4 @@
-"""What can be seen in the weights alone: the filters that meet the pixels, and where positions are alike."""
+"""Analysis of the weights: the first filters, and the similarity of position embeddings."""
 
 from typing import Any
 
@@ -13,17 +13,28 @@ from .observing import NotInThisModel, finite
 
 
 def embedding_filters(model: nn.Module, components: int = 28) -> np.ndarray:
-    """Principal components of the filters that meet the pixels (Figure 7, left, of arXiv 2010.11929).
+    """Compute the principal components of the first filters (Figure 7, left, of arXiv 2010.11929).
 
-    Those are the patch embeddings, and in a hybrid the root convolution of its stem, with the standardised weights that
-    it computes with. Kernels are samples, their pixels variables, and the mean kernel is subtracted.
+    The filters are the patch embeddings, or in a hybrid the stem's root convolution with its standardised weights.
+    Kernels are samples and their pixels variables; the mean kernel is subtracted.
+
+    Args:
+        model: any model of this package.
+        components: number of components.
 
     Returns:
-        (components, channels, height, width), unit vectors in the order of explained variance, float64; the sign, which
-        is arbitrary, is that which makes the value of largest magnitude positive.
+        (components, channels, height, width), unit vectors in the order of explained variance, float64. The sign is
+        arbitrary; here the value of largest magnitude is positive.
 
     Raises:
-        ValueError: there are fewer kernels, or fewer values in each, than `components`.
+        ValueError: `components` is larger than the number of kernels, or of values in each.
+
+    Example:
+        >>> import hf_vit
+        >>> from hf_vit.analysis import embedding_filters
+        >>> model, processor = hf_vit.load("folder")
+        >>> embedding_filters(model, components=5).shape
+        (5, 3, 16, 16)
     """
     kernels = _first_kernels(model)
     samples = kernels.reshape(len(kernels), -1)
@@ -37,7 +48,7 @@ def embedding_filters(model: nn.Module, components: int = 28) -> np.ndarray:
 
 
 def _first_kernels(model: nn.Module) -> np.ndarray:
-    """(kernels, channels, height, width) of the first convolution, as the forward applies them, float64."""
+    """Return the kernels of the first convolution as its forward uses them: (kernels, channels, height, width)."""
     convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if convolution is None:
         raise NotInThisModel(f"{type(model).__name__} has no convolution")
@@ -45,25 +56,32 @@ def _first_kernels(model: nn.Module) -> np.ndarray:
     if isinstance(convolution, HfViTPatchProjection):
         config: Any = model.config
         weight = resize_patch_kernel(weight, as_pair(config.patch_size))
-    numbers = getattr(convolution, "numbers", None)  # what a convolution with standardised weights has
+    numbers = getattr(convolution, "numbers", None)  # of a convolution with standardised weights
     return (weight if numbers is None else standardize(weight, numbers)).cpu().numpy()
 
 
 @torch.no_grad()
 def position_similarity(model: nn.Module, image_size: Size | None = None) -> np.ndarray:
-    """Cosine similarity of the position embeddings of every two patches (Figures 7 and 10 of arXiv 2010.11929).
+    """Compute the cosine similarity of the position embeddings of all pairs of patches.
 
-    Where every layer has its own, the mean over the layers.
+    These are Figures 7 and 10 of arXiv 2010.11929. If every layer has its own table, it is the mean over the layers.
 
     Args:
-        image_size: an int or (height, width) in pixels, whose positions are resampled from the stored ones; by default
-            the model's own. Fixed positions are computed.
+        model: any model of this package.
+        image_size: an int or (height, width) in pixels, to which learned positions are resampled; None: the model's
+            own.
 
     Returns:
         (rows, columns, rows, columns), float64: [i, j] is the map of patch (i, j).
 
     Raises:
-        ValueError: the model has no position embeddings, or relative ones, which are of pairs of patches.
+        ValueError: the model has no position embeddings, or relative ones, which belong to pairs of patches.
+
+    Example:
+        >>> from hf_vit import HfViTConfig, HfViTModel
+        >>> from hf_vit.analysis import position_similarity
+        >>> position_similarity(HfViTModel(HfViTConfig(num_hidden_layers=1))).shape
+        (14, 14, 14, 14)
     """
     encoders: list[Any] = [module for module in model.modules() if hasattr(module, "layer_position_embeddings")]
     kind = encoders[0].config.position_embedding_type if encoders else "none"
@@ -72,7 +90,7 @@ def position_similarity(model: nn.Module, image_size: Size | None = None) -> np.
         raise NotInThisModel(f"{type(model).__name__} has {absent}")
     encoder, config = encoders[0], encoders[0].config
     grid = config.grid_of(*as_pair(config.image_size if image_size is None else image_size))
-    tables = encoder.layer_position_embeddings  # None where they are added at the input
+    tables = encoder.layer_position_embeddings  # None if they are added at the input
     positions = encoder.embeddings.positions_on(grid, next(model.parameters())) if tables is None else tables(grid)
     patches = positions[:, config.num_prefix_tokens :].double()
     directions = nn.functional.normalize(patches, dim=2)

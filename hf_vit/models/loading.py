@@ -76,9 +76,9 @@ def load(
 
     Example:
         >>> import hf_vit
-        >>> model, processor = hf_vit.load("folder", image_size=(60, 80))
+        >>> model, processor = hf_vit.load("folder", image_size=(384, 512))
         >>> processor("photo.png", return_tensors="pt").pixel_values.shape
-        torch.Size([1, 3, 60, 80])
+        torch.Size([1, 3, 384, 512])
     """
     if preset is not None:
         check_choices({"preset": preset})

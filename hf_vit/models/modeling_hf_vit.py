@@ -313,9 +313,9 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
 
     Example:
         >>> from hf_vit import HfViTForImageClassification
-        >>> model = HfViTForImageClassification.from_pretrained("folder", image_size=80)
+        >>> model = HfViTForImageClassification.from_pretrained("folder", image_size=384)
         >>> model.config.grid_size
-        (4, 4)
+        (24, 24)
     """
 
     _keys_to_ignore_on_load_unexpected = [*_PROJECTION_KEYS, *_MASKED_PATCH_KEYS]  # noqa: RUF012

@@ -251,13 +251,13 @@ def test_bad_input_is_refused():
         (torch.zeros(2, 4, 20, 36), r"pixel_values has shape \(2, 4, 20, 36\)"),
         ([], "there are no images"),
         (torch.zeros(0, 3, 20, 36), "there are no images"),
-        (torch.full((1, 3, 20, 36), torch.nan), "are the pixel values"),
+        (torch.full((1, 3, 20, 36), torch.nan), "check the pixel values"),
     ):
         with pytest.raises(ValueError, match=sentence):
             analysis.attention_distance(model, pixel_values)
     with pytest.raises(ValueError, match="batch_size is 0"):
         analysis.attention_rollout(model, images(model), batch_size=0)
-    with pytest.raises(ValueError, match=r"query is \(5, 0\); the image has 5 x 6 patches"):
+    with pytest.raises(ValueError, match=r"query is \(5, 0\), but the image has 5 x 6 patches"):
         analysis.attention_maps(model, images(model), query=(5, 0))
     with pytest.raises(ValueError, match="Linear has no layers with attention"):
         analysis.attention_distance(torch.nn.Linear(1, 1), images(model))
