@@ -74,7 +74,7 @@ _KINDS = {
     b"\xff\xd8\xff": "is a JPEG image (expected a checkpoint)",
     b"<!doctyp": "is a web page (expected a checkpoint): download the file itself",
     b"<html": "is a web page (expected a checkpoint): download the file itself",
-    b"version ": "is a pointer of Git LFS (expected a checkpoint): fetch the file itself with `git lfs pull`",
+    b"version ": "is a Git LFS pointer (expected a checkpoint): fetch the file itself with `git lfs pull`",
     b"%pdf": "is a PDF (expected a checkpoint)",
     b"\x1f\x8b": "is compressed with gzip (expected a checkpoint): unpack it",
 }

@@ -8,8 +8,8 @@ from pathlib import Path
 BEGIN = "<!-- hf_vit: from here on rendered by `hf-vit card`; write above or below, it stays -->"
 END = "<!-- hf_vit: end -->"
 _TEXT = """\
-A model of `hf_vit`, which has to be imported first: without `import hf_vit`, transformers does not know the type
-`{model_type}`, and says that the checkpoint or transformers is out of date.
+A model of `hf_vit`. Run `import hf_vit` first. Without it, transformers does not know the type `{model_type}`, and
+reports that the checkpoint or transformers is out of date.
 
 ```python
 import hf_vit
@@ -19,9 +19,9 @@ model = {auto_class}.from_pretrained("FOLDER")  # this folder
 processor = AutoImageProcessor.from_pretrained("FOLDER")
 ```
 
-`model, processor = hf_vit.load("FOLDER")` loads both. For people without hf_vit, `hf-vit push FOLDER NAME --code` puts
-the code beside the model on the Hub, for `trust_remote_code=True`. `hf-vit card FOLDER --write` puts a model card in
-place of this text.
+`model, processor = hf_vit.load("FOLDER")` loads both. `hf-vit push FOLDER NAME --code` pushes the model with its code,
+so that it also loads without hf_vit, by `trust_remote_code=True`. `hf-vit card FOLDER --write` replaces this text by a
+model card.
 """
 
 

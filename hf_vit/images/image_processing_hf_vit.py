@@ -39,7 +39,7 @@ _KEPT = "_kept_fields"  # unknown fields of a preprocessor_config.json
 
 
 class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
-    r"""Settings that `HfViTImageProcessor` adds to those of every image processor; they are described there."""
+    r"""Settings that `HfViTImageProcessor` adds to transformers' own; its docstring describes them."""
 
     preset: str | None
     crop_pct: float | None

@@ -31,7 +31,7 @@ COMMANDS = [
     ("convert empty out", "empty is an empty folder"),
     ("convert photo.png out", "photo.png is a PNG image (expected a checkpoint)"),
     ("convert page.npz out", "page.npz is a web page (expected a checkpoint): download the file itself"),
-    ("convert lfs.safetensors out", "is a pointer of Git LFS (expected a checkpoint): fetch the file itself with"),
+    ("convert lfs.safetensors out", "is a Git LFS pointer (expected a checkpoint): fetch the file itself with"),
     ("convert weights.h5 out", "is a Keras model in HDF5, which hf_vit does not read; convert weights.npz instead"),
     ("convert flat out", "flat must hold one checkpoint (.npz, .safetensors, .pth, .pt, .bin, .msgpack, an Orbax"),
     ("convert model out", "model is in the format of hf_vit already; hf_vit converts vit, vit_mae, vit-hybrid and bit"),

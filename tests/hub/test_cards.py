@@ -168,7 +168,7 @@ def test_convert_says_how_to_load_the_folder(goldens, tmp_path, capsys):
     assert main(["card", str(folder), "--write", "--license", "mit"]) == 0
     card = (folder / "README.md").read_text()
     assert card.count(BEGIN) == 1
-    assert "has to be imported first" not in card
+    assert "does not know the type" not in card
     (folder / "README.md").write_text(f"Mine.\n\n{BEGIN}\n{END}\n")
     assert main([*command, "--overwrite"]) == 2
     assert "README.md, which hf_vit did not write; nothing was changed" in capsys.readouterr().err
