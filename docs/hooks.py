@@ -206,14 +206,18 @@ def _sentence(text: str) -> str:
 
 
 def _recipes() -> str:
-    """Every recipe, as its file says."""
+    """Every recipe, as its file says: those for a CPU, and below what folds away the others."""
     from hf_vit.training.recipes import about_recipe, installed_recipes
 
-    rows = ["| recipe | what it is | needs | reaches |", "| --- | --- | --- | --- |"]
+    heading = ["| recipe | what it is |", "| --- | --- |"]
+    small, large = list(heading), list(heading)
     for name, path in installed_recipes().items():
         about = about_recipe(path)
-        rows.append(f"| `{name}` | {about.what} | {about.hardware} | {about.expected} |")
-    return "\n".join(rows)
+        more = f"<br><small>Needs: {about.hardware} Expect: {about.expected}</small>"
+        (small if "CPU" in about.hardware else large).append(f"| `{name}` | {about.what}{more} |")
+    title = f"{len(large) - 2} recipes for accelerators, and what they have in common"
+    fold = ["<details markdown>", f"<summary>{title}</summary>", "", *large, "", "</details>"]
+    return "\n".join([f"For a CPU or a small GPU ({len(small) - 2} recipes):", "", *small, "", *fold])
 
 
 def _launch_templates() -> str:

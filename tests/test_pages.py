@@ -4,6 +4,7 @@ What a page names stands ready there, small: addresses of Google's and of the Hu
 does not run so fails the test; a new one is run without being entered anywhere.
 """
 
+import argparse
 import ast
 import csv
 import hashlib
@@ -31,8 +32,11 @@ from safetensors.torch import load_file
 
 import hf_vit
 from hf_vit.catalog import address_of
+from hf_vit.cli import build_parser
 from hf_vit.conversion import convert_to_folder, export_jax, export_timm
 from hf_vit.files.download import sha256_of
+from hf_vit.training.options import add_options
+from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
 
 from .models import SIZES
 from .paths import ROOT
@@ -340,6 +344,24 @@ def test_the_tables_speak_of_commands_of_the_pages():
     words = {word for command in commands for word in command.split()}
     assert set(INSTEAD) <= commands
     assert set(SHORTER) <= words
+
+
+# Options of other programs that the pages name: of Accelerate, torchrun, Slurm, git, pip, the Hub and our benchmarks.
+FOREIGN = """--config_file --cpu --max_restarts --multi_gpu --no-deps --nproc_per_node --num_processes --repo-type
+    --shutdown-timeout --signal --signals-to-handle --speed --standalone""".split()
+
+
+def test_every_option_that_a_page_names_exists():
+    commands = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    parsers = list(commands.choices.values())
+    for settings in (EvaluateSettings, FinetuneSettings, PretrainSettings):
+        parsers.append(argparse.ArgumentParser())
+        add_options(parsers[-1], settings)
+    known = {option for parser in parsers for action in parser._actions for option in action.option_strings}
+    for page in PAGES:
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", (ROOT / page).read_text()))
+        unknown = {option for option in named if not {option, option.replace("_", "-")} & known} - {*FOREIGN}
+        assert unknown == set(), page
 
 
 def test_the_front_page_is_short():
