@@ -202,5 +202,6 @@ def load_on(folder: str, device: str, backend: str | None = None, encoder_alone:
     model, processor = load(folder)
     model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides its type
     if backend is not None:
-        (model.base_model if encoder_alone else model).optimize_for_inference(backend=backend)
+        part: Any = model.base_model if encoder_alone else model
+        part.optimize_for_inference(backend=backend)
     return model, processor

@@ -85,7 +85,8 @@ def _dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str,
     if config_class is not HfBiTConfig:
         return {field: rate for field, rate in rates.items() if rate is not None}
     if wrong := [setting for setting in _DROPOUT_FIELDS if getattr(settings, setting)]:
-        raise ValueError(f"{wrong[0]} is {getattr(settings, wrong[0])}, and a BiT ResNet has no dropout")
+        option = f"--{wrong[0].replace('_', '-')}"
+        raise ValueError(f"{option} is {getattr(settings, wrong[0])}, and a BiT ResNet has no dropout")
     return {}
 
 

@@ -78,7 +78,7 @@ def test_pretraining_from_fields_alone(stripes, tmp_path):
     ("changes", "message"),
     [
         ({"dropout": 0.1}, "dropout is 0.1, and a BiT ResNet has no dropout"),
-        ({"drop_path": 0.2}, "drop_path is 0.2, and a BiT ResNet has no dropout"),
+        ({"drop_path": 0.2}, "--drop-path is 0.2, and a BiT ResNet has no dropout"),
         ({"objective": "masked_patch_prediction"}, "masked_patch_prediction needs patches, and R50x1 has none"),
     ],
 )
