@@ -160,7 +160,7 @@ def _add_name(name: str) -> None:
 def _add_folder(demos: list[Demo], scratch: Path) -> None:
     """What classifies the pictures of a folder: a table, and a CSV for each model."""
     gradio.Markdown(_FOLDER_HINT, elem_classes="hint")
-    files = gradio.File(file_count="directory", label="Folder", height=160)
+    files: Any = gradio.File(file_count="directory", label="Folder", height=160)
     said = gradio.Markdown(elem_classes="hint")
     tables = gradio.File(label="Predictions as CSV (the five likeliest classes)", interactive=False, visible=False)
     rows = gradio.HTML(padding=False, elem_classes="flush")
