@@ -114,12 +114,15 @@ def _count(model: str, classes: int) -> tuple[int, int]:
 
 
 def published_runs(metric: str = "ImageNet") -> list[Run]:
-    """Return the runs of Figure 5, from Table 6 of the paper.
+    """Return the runs of Figure 5, from Table 6 of the paper, named by model and epochs: "L/16, 14 ep".
 
     Args:
         metric: a column of the table, such as "ImageNet" or "CIFAR-10".
     """
-    return [Run(row["model"], _family_of(row["model"]), row["exaFLOPs"], row[metric]) for row in _printed_rows(6)]
+    return [
+        Run(f"{row['model']}, {row['epochs']} ep", _family_of(row["model"]), row["exaFLOPs"], row[metric])
+        for row in _printed_rows(6)
+    ]
 
 
 def _family_of(model: str) -> str:

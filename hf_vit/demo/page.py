@@ -3,6 +3,7 @@
 Everything that the page needs comes from this machine: no fonts, scripts or statistics of others, and no public link.
 """
 
+import io
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
@@ -16,6 +17,7 @@ from ..cli.prediction import predictions_writer
 from ..files.contents import in_words
 from ..files.image_files import IMAGE_SUFFIXES
 from ..files.messages import USER_ERRORS, one_sentence
+from ..files.output import write_text
 from .description import describe
 from .examples import MOST_EXAMPLES, copy_examples, draw_examples
 from .looking import TOP_K, Demo
@@ -188,15 +190,16 @@ def _classify_folder(demos: list[Demo], found: list[tuple[str, str]], folder: Pa
         raise ValueError(f"the folder holds {len(images):,} pictures (expected at most {MOST_PICTURES:,}); use a part")
     rows, unreadable, tables = [[name] for name, _ in images], set[int](), []
     for demo in demos:
+        text = io.StringIO()
+        write = predictions_writer("csv", text)
+        for batch in demo.classify_all([path for _, path in images]):
+            for number, predictions in zip(batch.numbers, batch.outputs, strict=True):
+                write(images[number][0], predictions)
+                rows[number] += [predictions[0].label, f"{100 * predictions[0].score:.1f}"]
+            unreadable |= set(batch.unreadable)
+            progress((max([*batch.numbers, *batch.unreadable]) + 1, len(images)), desc=demo.name, unit="pictures")
         tables.append(folder / f"predictions-{demo.name.replace('/', '-')}.csv")
-        with open(tables[-1], "w", encoding="utf-8", newline="") as file:
-            write = predictions_writer("csv", file)
-            for batch in demo.classify_all([path for _, path in images]):
-                for number, predictions in zip(batch.numbers, batch.outputs, strict=True):
-                    write(images[number][0], predictions)
-                    rows[number] += [predictions[0].label, f"{100 * predictions[0].score:.1f}"]
-                unreadable |= set(batch.unreadable)
-                progress((max([*batch.numbers, *batch.unreadable]) + 1, len(images)), desc=demo.name, unit="pictures")
+        write_text(tables[-1], text.getvalue())
     if len(unreadable) == len(images):
         raise ValueError(f"none of the {len(images)} pictures can be read")
     said = f"Pictures classified: {len(images) - len(unreadable)}."

@@ -20,6 +20,14 @@ def render_page(package: str, template: str, **content: Any) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    style = files("hf_vit.files").joinpath("page.css").read_text(encoding="utf-8")
     source = files(package).joinpath(template).read_text(encoding="utf-8")
-    return environment.from_string(source).render(style=style, **content)
+    return environment.from_string(source).render(style=_read_style(), **content)
+
+
+def page_color(name: str) -> str:
+    """Return a colour of our pages in the light style, such as "bar", for pictures that lie beside them."""
+    return _read_style().split(f"--{name}: ", 1)[1].split(";", 1)[0]
+
+
+def _read_style() -> str:
+    return files("hf_vit.files").joinpath("page.css").read_text(encoding="utf-8")

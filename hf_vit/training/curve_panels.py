@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 WIDTH, HEIGHT = 460, 200  # of the frame, in units of the picture
-_PANELS = (("loss", "loss", "eval_loss"), ("accuracy", "accuracy", "eval_accuracy"))
+PANELS = (("loss", "loss", "eval_loss"), ("accuracy", "accuracy", "eval_accuracy"))
 _MARKS = 4  # on an axis, about
 
 
@@ -35,14 +35,19 @@ class Panel(NamedTuple):
 
 def draw_panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
     """Panels of loss and accuracy, of those that a run's history has."""
-    return [panel for names in _PANELS if (panel := _draw(history, *names))]
+    return [panel for names in PANELS if (panel := _draw(history, *names))]
 
 
-def _draw(history: Sequence[dict[str, Any]], title: str, training: str, held_out: str) -> Panel | None:
-    found = {
+def points_of(history: Sequence[dict[str, Any]], training: str, held_out: str) -> dict[str, list[tuple[float, float]]]:
+    """(optimiser step, value) of the lines "training" and "held out", which a history has under these names."""
+    return {
         name: [(entry["step"], entry[key]) for entry in history if key in entry]
         for name, key in (("training", training), ("held out", held_out))
     }
+
+
+def _draw(history: Sequence[dict[str, Any]], title: str, training: str, held_out: str) -> Panel | None:
+    found = points_of(history, training, held_out)
     values = [point for points in found.values() for point in points]
     if not values:
         return None

@@ -14,7 +14,9 @@ from accelerate import Accelerator
 from tqdm import tqdm
 
 from ..files.output import new_file
+from ..files.pages import page_color
 from ..files.versions import versions_of
+from .curve_panels import PANELS, points_of
 from .devices import describe_device
 from .profiling import Profiler
 from .run import Run
@@ -123,17 +125,25 @@ def write_curve(history: list[dict], path: Path) -> None:
         return
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.5), layout="constrained")
-    panels = (("loss", "eval_loss"), ("accuracy", "eval_accuracy"), ("learning_rate",))
-    for axes, names in zip(figure.subplots(1, 3), panels, strict=True):
-        for name in names:
-            points = [(entry["step"], entry[name]) for entry in history if name in entry]
+    figure = Figure(figsize=(10, 3.2), layout="constrained")
+    colors = {"training": page_color("soft"), "held out": page_color("bar")}  # as in report.html
+    panels = (*PANELS, ("learning rate", "learning_rate", ""))
+    for axes, (title, *names) in zip(figure.subplots(1, 3), panels, strict=True):
+        for name, points in points_of(history, *names).items():
             if points:
-                axes.plot(*zip(*points, strict=True), label=name, marker="." if name.startswith("eval") else None)
+                marker, width = ("o", 2.5) if name == "held out" else ("o" if len(points) == 1 else None, 1.5)
+                axes.plot(*zip(*points, strict=True), label=name, color=colors[name], lw=width, marker=marker, ms=5)
+        axes.set_xlim(left=0)
+        axes.set_ylim(min(0, axes.dataLim.y0), 1.02 if title == "accuracy" else None)
+        if title == "accuracy":
+            axes.yaxis.set_major_formatter("{x:.0%}")
         axes.set_xlabel("optimiser step")
-        axes.set_title(names[0].replace("_", " "))
-        if axes.lines:
-            axes.legend()
+        axes.set_title(title, fontsize=11)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(True, color=page_color("line"), lw=0.7)
+        axes.set_axisbelow(True)
+        if len(axes.lines) > 1:
+            axes.legend(frameon=False)
     with new_file(path, overwrite=True) as file:
         figure.savefig(file, dpi=120)
 

@@ -239,8 +239,11 @@ def test_runs_of_a_csv(tmp_path, capsys):
             analysis.read_runs(path)
 
 
-def test_families():
-    assert [run.family for run in analysis.published_runs()] == 6 * ["ViT"] + 7 * ["ResNet"] + 5 * ["Hybrid"]
+def test_families_and_names_of_the_published_runs():
+    runs = analysis.published_runs()
+    assert [run.family for run in runs] == 6 * ["ViT"] + 7 * ["ResNet"] + 5 * ["Hybrid"]
+    assert [run.name for run in runs if "L/16" in run.name][:2] == ["L/16, 7 ep", "L/16, 14 ep"]
+    assert len({run.name for run in runs}) == len(runs)  # of models that were trained twice, too
 
 
 def test_tables_are_aligned():

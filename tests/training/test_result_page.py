@@ -3,6 +3,7 @@
 import csv
 import re
 from html.parser import HTMLParser
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.training import result_page
 from hf_vit.training.data import open_split
+from hf_vit.training.reporting import write_curve
 from hf_vit.training.result_page import About, HeldOut, write_results
 from hf_vit.training.sources import load_split
 
@@ -184,3 +186,18 @@ def test_several_labels_make_no_page(colours, tmp_path):
     split = open_split(load_split(str(colours), "test"))
     write_results(tmp_path, HeldOut(found, split, ["a", "b"], colours), About("several", {}, ""))
     assert not list(tmp_path.iterdir())
+
+
+def test_the_curve_beside_the_page_has_its_colours(tmp_path, monkeypatch):
+    """Judged by the style sheet."""
+    figures = pytest.importorskip("matplotlib.figure")
+    drawn, save = [], figures.Figure.savefig
+    keep = lambda figure, *at, **how: drawn.append(figure) or save(figure, *at, **how)  # noqa: E731
+    monkeypatch.setattr(figures.Figure, "savefig", keep)
+    write_curve([{"step": 5, "loss": 2.0}, {"step": 9, "loss": 1.0, "eval_loss": 1.5}], tmp_path / "curve.png")
+    training, held_out = drawn[0].axes[0].lines
+    light = files("hf_vit.files").joinpath("page.css").read_text().splitlines()[0]
+    assert f"--soft: {training.get_color()};" in light
+    assert f"--bar: {held_out.get_color()};" in light
+    assert training.get_xydata().tolist() == [[5, 2], [9, 1]]
+    assert drawn[0].axes[0].get_ylim()[0] == drawn[0].axes[0].get_xlim()[0] == 0
