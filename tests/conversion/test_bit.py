@@ -290,7 +290,7 @@ def test_programs(tmp_path):
     for height, width in ((43, 64), (90, 51)):
         pixel_values = torch.randn(3, 3, height, width)
         torch.testing.assert_close(program(pixel_values), logits(model, pixel_values))
-    with pytest.raises(ConversionError, match="'SAME' padding depends on the size of the image"):
+    with pytest.raises(ConversionError, match="'SAME' padding depends on the image size"):
         export_torch(tiny_bit(padding="same"), tmp_path / "other.pt2", size="dynamic")
 
 
