@@ -11,7 +11,7 @@ from hf_vit.models.loading import build_processor, save_folder
 
 from .models import tiny
 
-PACKAGES = ("models", "analysis")
+PACKAGES = ("models", "analysis", "backends")
 
 
 def modules_of(package: str) -> list[str]:

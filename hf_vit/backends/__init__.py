@@ -1,5 +1,5 @@
-"""What computes a forward in place of torch: OpenVINO and ONNX Runtime.
+"""Backends that compute a forward in place of torch: OpenVINO and ONNX Runtime.
 
-A backend answers for the forward of the whole model, on the instance, as `models/inference.py` does for single modules:
-`use_backend` puts a `BackendForward` there, and `train()` takes it back. What it cannot do is left to torch.
+`use_backend` replaces the forward of a model, on the instance, by a `BackendForward` (`models/inference.py` does the
+same for single modules); `train()` restores it. Calls that a backend cannot compute go to torch.
 """

@@ -1,4 +1,4 @@
-"""Which backend computes a model."""
+"""Choice of the backend of a model."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,19 +15,29 @@ from .runtimes import RUNTIMES
 logger = logging.get_logger(__name__)
 
 BACKENDS = ("auto", "torch", *RUNTIMES)
-_WIDE, _MANY = 768, 8  # hidden_size of a B/16, and images, from which `choose` prefers another backend in bfloat16
-_SUFFIXES = ("Model", "ForImageClassification")  # of the classes whose forward is a function of the pixels
+_WIDE, _MANY = 768, 8  # in bfloat16, `choose` takes torch from this hidden_size on, for fewer images than this
+_SUFFIXES = ("Model", "ForImageClassification")  # classes whose forward depends on the pixels alone
 
 
 def use_backend(model: Any, backend: str, batch_size: int = 1) -> Any:
-    """Let a backend compute the forwards of a model from now on; see `optimize_for_inference`.
+    """Compute the forwards of a model with a backend from now on; see `optimize_for_inference`.
+
+    Args:
+        model: a model of this package.
+        backend: "torch", "openvino", "onnxruntime", or "auto" for the fastest that is installed.
+        batch_size: usual number of images of a forward.
 
     Returns:
         The model itself, in evaluation mode.
 
     Raises:
         ImportError: the backend's extra is not installed.
-        ValueError: there is no such backend, or it cannot compute this model.
+        ValueError: the backend is unknown, or cannot compute this model.
+
+    Example:
+        >>> import hf_vit
+        >>> model, processor = hf_vit.load("folder")
+        >>> model = hf_vit.use_backend(model, "torch")
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r} (expected one of {', '.join(BACKENDS)})")
@@ -37,16 +47,16 @@ def use_backend(model: Any, backend: str, batch_size: int = 1) -> Any:
     if backend == "torch":
         return model.optimize_for_inference(batch_size)
     if problem := why_not(model, backend):
-        raise ValueError(f"{backend} cannot compute this model: {problem}")
+        raise ValueError(f"cannot compute this model with {backend}: {problem}")
     RUNTIMES[backend].module()
-    model.train().eval()  # takes back what was there
+    model.train().eval()  # removes an earlier backend
     model.forward = BackendForward(model, backend, batch_size)
     model.forward.prepare(as_pair(model.config.image_size))
     return model
 
 
 def why_not(model: Any, backend: str) -> str | None:
-    """Why a backend cannot compute a model, in words; None where it can."""
+    """Return the reason why a backend cannot compute a model; None if it can."""
     name = type(model).__name__
     if not isinstance(model, HfVisionPreTrainedModel):
         return f"its class {name} is not the installed one (load it with hf_vit.load)"
@@ -63,10 +73,10 @@ def _or(values: Iterable[Any]) -> str:
 
 
 def choose(model: Any, batch_size: int = 1) -> str:
-    """The fastest backend that is installed and computes this model, by rule.
+    """Choose the fastest backend that is installed and computes this model, by a fixed rule.
 
-    Measured with two threads, time over that of torch's backend, on an AMD EPYC of family 26, and on an Intel Xeon of
-    family 6, model 207 (AVX-512, no AMX); benchmarks/inference.py measures it:
+    The rule is from these times relative to torch's backend, with two threads, on an AMD EPYC of family 26 and an
+    Intel Xeon of family 6, model 207 (AVX-512, no AMX), measured by benchmarks/inference.py:
 
         ============ ================ ================ =================
                      OpenVINO float32 ONNX R. float32  OpenVINO bfloat16
@@ -76,8 +86,8 @@ def choose(model: Any, batch_size: int = 1) -> str:
         S/16, 8      0.74, 0.94       0.88, 1.05       0.84, 0.94
         ============ ================ ================ =================
 
-    So in float32 OpenVINO comes first, then ONNX Runtime; in bfloat16 OpenVINO, but torch for wide models and few
-    images. ResNets were not measured and stay with torch.
+    In float32 it prefers OpenVINO, then ONNX Runtime; in bfloat16 OpenVINO, but torch for wide models and few images.
+    ResNets were not measured and use torch.
     """
     if isinstance(model.config, HfBiTConfig):
         return "torch"

@@ -1,4 +1,4 @@
-"""The forward of a model through a backend, and what is left to torch."""
+"""Forward of a model through a backend, with torch for the calls that the backend cannot compute."""
 
 import contextlib
 import copy
@@ -21,23 +21,23 @@ from .watching import Watched
 logger = logging.get_logger(__name__)
 
 _MOST_PROGRAMS = 4  # of one model in memory
-# Arguments of a forward that a program can do; others must not be given.
+# Arguments of a forward that a program supports.
 _TAKEN = ("pixel_values", "labels", "interpolate_pos_encoding", "return_dict", "only_pooled")
 _RECORDS = ("output_hidden_states", "output_attentions")
 NAMES_ALONE = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
 
 
 class BackendForward(OptimizedForward):
-    """The forward of a model, through programs: for each size of images one for the usual batch, one for any other.
+    """Forward of a model through programs: for each image size one for the usual batch, one for any other.
 
-    A call that the backend cannot do goes to torch, and that is said once for each reason: outputs of layers, masked
-    patches, a patch size of the call, wanted gradients, autocast, another device, hooks inside the model, and weights
-    that somebody could change without being seen. A traced or compiled forward is torch's, without a word.
+    A call that the backend cannot compute goes to torch, with one warning for each reason: outputs of layers, masked
+    patches, the argument `patch_size`, gradients, autocast, another device, hooks inside the model, and weights that
+    could change unnoticed. A traced or compiled forward is torch's, without a warning.
 
     Args:
-        model: in evaluation mode.
-        name: of a runtime.
-        batch_size: the usual batch.
+        model: a model in evaluation mode.
+        name: name of a runtime.
+        batch_size: usual number of images of a forward.
     """
 
     def __init__(self, model: Any, name: str, batch_size: int = 1):
@@ -51,7 +51,7 @@ class BackendForward(OptimizedForward):
         self._said: set[str] = set()
 
     def __reduce__(self):
-        return type(self), (self.model, self.name, self.batch_size)  # neither copied nor pickled, but made again
+        return type(self), (self.model, self.name, self.batch_size)  # a copy makes its own programs
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - is public
@@ -77,7 +77,7 @@ class BackendForward(OptimizedForward):
         return outputs if returns_dict else outputs.to_tuple()
 
     def prepare(self, size: tuple[int, int]) -> None:
-        """Make the program for images of a size, in the usual batch, ahead of the first call."""
+        """Make the program for an image size (height, width) and the usual batch, before the first call."""
         with torch.inference_mode():
             if (obstacle := self._obstacle_of_model()) is None:
                 self._program_for(torch.zeros(self.batch_size, self.model.config.num_channels, *size))
@@ -85,15 +85,15 @@ class BackendForward(OptimizedForward):
                 self._say(obstacle)
 
     def _obstacle_of_call(self, named: dict[str, Any]) -> str | None:
-        """Why torch is to compute this call, in words; empty where torch is to refuse it."""
+        """Return the reason why torch must compute a call, "" for input that torch refuses, None if there is none."""
         if torch.is_grad_enabled():
-            return "gradients are wanted (call it under torch.inference_mode())"
+            return "gradients are enabled (call it under torch.inference_mode())"
         if torch.is_autocast_enabled("cpu"):
             return "autocast is on"
         config = self.model.config
         for name, value in named.items():
             if name not in _TAKEN and value is not None and value is not False:
-                return f"of the argument {name}"
+                return f"it does not support the argument {name}"
         for name in _RECORDS:
             if getattr(config, name, False) and named.get(name) is not False:
                 return f"the configuration has {name}"
@@ -114,7 +114,7 @@ class BackendForward(OptimizedForward):
         return watched.obstacle()
 
     def _watch(self) -> Watched:
-        """Look at the model anew; programs of what it still is stay."""
+        """Examine the model again; programs are kept if it computes the same as before."""
         if self._watched is None or not self._watched.is_unchanged():
             self._watched = Watched(self.model, self._watched)
             identity = "" if self._watched.problem else self._identity_of(self._watched)
@@ -132,7 +132,7 @@ class BackendForward(OptimizedForward):
 
     def _program_for(self, pixel_values: torch.Tensor) -> "Fitted":
         size = (pixel_values.shape[-2], pixel_values.shape[-1])
-        is_hybrid = hasattr(self.model.config, "stem_depths")  # of one batch, OpenVINO 2026.4 dies while it compiles
+        is_hybrid = hasattr(self.model.config, "stem_depths")  # OpenVINO 2026.4 crashes compiling it for a fixed batch
         is_usual = self._runtime.knows_batch and not is_hybrid and len(pixel_values) == self.batch_size
         batch = self.batch_size if is_usual else None
         key = (self._identity, batch, size, pixel_values.shape[1], torch.get_num_threads())
@@ -144,15 +144,15 @@ class BackendForward(OptimizedForward):
         return found
 
     def _make(self, pixel_values: torch.Tensor, size: tuple[int, int], batch: int | None) -> "Fitted":
-        """Convert, or load from the cache.
+        """Convert the model, or load its program from the cache.
 
         Raises:
-            ValueError: what torch raises for these images.
+            ValueError: torch refuses these images.
         """
         try:
             outputs = self.by_torch(pixel_values=pixel_values[:1], return_dict=True)
         except Exception:
-            self.by_torch(pixel_values=pixel_values)  # the same, with the size of the batch in its words
+            self.by_torch(pixel_values=pixel_values)  # raises the same, with the true batch size in the message
             raise
         names = [name for name, value in outputs.items() if isinstance(value, torch.Tensor)]
         runtime = self._runtime.module()
@@ -170,21 +170,21 @@ class BackendForward(OptimizedForward):
         return Fitted(program, type(outputs), names, dtype)
 
     def by_torch(self, *arguments: Any, **settings: Any) -> Any:
-        """What torch computes; reading the weights for that is no change of them."""
+        """Compute the forward with torch."""
         forward = type(self.model).forward
         if torch.is_grad_enabled():
             return forward(self.model, *arguments, **settings)
-        with _without_guards():  # the weights are read alone
+        with _without_guards():  # the weights are only read
             return forward(self.model, *arguments, **settings)
 
     def _say(self, obstacle: str) -> None:
         if obstacle and obstacle not in self._said:
             self._said.add(obstacle)
-            logger.warning(f"{self.name} cannot compute this forward, and torch does: {obstacle}.")
+            logger.warning(f"{self.name} cannot compute this forward: {obstacle}. torch computes it.")
 
 
 class Fitted:
-    """A program that takes what the model's forward does, and returns the fields of its `output_class`."""
+    """Program with the model's dtype, which returns the fields of the model's `output_class`."""
 
     def __init__(self, program: Program, output_class: Any, names: list[str], dtype: torch.dtype):
         self._program, self.output_class, self._names, self._dtype = program, output_class, names, dtype
@@ -196,13 +196,13 @@ class Fitted:
 
 
 def _without_guards() -> contextlib.AbstractContextManager:
-    """Let torch read guarded weights without taking that for a change."""
+    """Let torch read guarded weights, without counting this as a change."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
 @cache
 def _digest_of_code() -> str:
-    """Of the files that decide what a program computes, which may change without the version."""
+    """Return the sha256 of the code that makes programs, which may change without the version."""
     root = Path(__file__).parents[1]
     files = [*(root / "models").glob("*.py"), *(root / "backends").glob("*_backend.py"), Path(programs.__file__)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()

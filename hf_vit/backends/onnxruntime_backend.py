@@ -9,12 +9,12 @@ import torch
 from ..conversion.programs import make_onnx, require
 
 _FILE = "program.onnx"
-_MOST_IN_ONE_FILE = 2**31 - 2**24  # bytes of weights, beside which the graph has room
-_ERRORS = 3  # of the levels of its log
+_MOST_IN_ONE_FILE = 2**31 - 2**24  # bytes of weights; the graph needs the rest of 2 GiB
+_ERRORS = 3  # log level
 
 
 def convert(model: Any, size: tuple[int, int], names: list[str], folder: Path) -> None:
-    """Write the program as ONNX; see `runtimes.py`."""
+    """Write the program as ONNX; see `_Module` in runtimes.py."""
     require("onnx", "onnxscript", extra="onnxruntime")
     program = make_onnx(model, size, names)
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
@@ -22,7 +22,7 @@ def convert(model: Any, size: tuple[int, int], names: list[str], folder: Path) -
 
 
 def load(folder: Path, dtype: torch.dtype, threads: int, batch: int | None = None) -> "_Program":
-    """Optimise the program for this CPU; see `runtimes.py`."""
+    """Optimise the program for this CPU; see `_Module` in runtimes.py."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = _ERRORS

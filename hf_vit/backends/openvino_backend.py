@@ -1,7 +1,7 @@
 """Programs of OpenVINO.
 
-What is converted takes any batch; it is compiled for the usual batch, and once more for all others when one comes. The
-first was 1 to 4 % faster than the second on two cores of an AVX-512 CPU (S/16, batch 1 and 8).
+A converted program takes any batch. It is compiled for the usual batch, and again for any batch when another one comes.
+The former was 1 to 4 % faster on two cores of an AVX-512 CPU (S/16, batch 1 and 8).
 """
 
 import threading
@@ -18,17 +18,17 @@ _PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 def convert(model: Any, size: tuple[int, int], names: list[str], folder: Path) -> None:
-    """Write the program as OpenVINO's own files; see `runtimes.py`."""
+    """Write the program as OpenVINO's own files; see `_Module` in runtimes.py."""
     make_openvino(model, size, folder / _FILE, names)
 
 
 def load(folder: Path, dtype: torch.dtype, threads: int, batch: int | None = None) -> "_Program":
-    """Compile the program for this CPU; see `runtimes.py`."""
+    """Compile the program for this CPU; see `_Module` in runtimes.py."""
     core = openvino.Core()
     # read into memory: the folder may be replaced while the program is in use
     core.set_property({"ENABLE_MMAP": False})
     settings = {
-        "INFERENCE_PRECISION_HINT": _PRECISIONS[dtype],  # by itself, OpenVINO takes bfloat16 where the CPU has it
+        "INFERENCE_PRECISION_HINT": _PRECISIONS[dtype],  # the default is bfloat16, where the CPU has it
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
     }
@@ -41,7 +41,7 @@ def load(folder: Path, dtype: torch.dtype, threads: int, batch: int | None = Non
 
 
 class _Program:
-    """A compiled program; a request for each thread that calls it."""
+    """Compiled program with an inference request for each thread that calls it."""
 
     def __init__(self, compiled: Any):
         self._compiled = compiled
@@ -53,5 +53,5 @@ class _Program:
             request = self._requests.request = self._compiled.create_infer_request()
         request.set_input_tensor(openvino.Tensor(pixel_values.numpy(), shared_memory=True))
         request.infer()
-        # its memory is that of the next call too
+        # a copy, since the next call reuses this memory
         return [torch.from_numpy(output.data).clone() for output in request.output_tensors]

@@ -1,9 +1,9 @@
-"""Converted programs on the disk, by what they were made from.
+"""Cache of converted programs on disk.
 
 An entry is a folder `hf_vit/programs/<identity>/` in the assets cache of Hugging Face (`HF_ASSETS_CACHE`, by default
-`HF_HOME/assets`): the files of the program, and `entry.json` with their sha256. It appears whole; what does not agree
-with its sums is made again. The entries used last stay, up to 8 GiB in all (`HF_VIT_PROGRAM_CACHE`, in GiB; 0 keeps
-none). Everything in it may be deleted at any time.
+`HF_HOME/assets`): the files of the program, and `entry.json` with their sha256. An entry is written completely or not
+at all; a damaged one is made again. The most recently used entries are kept, up to 8 GiB (`HF_VIT_PROGRAM_CACHE`, in
+GiB; 0 keeps none). Everything in the cache may be deleted at any time.
 """
 
 import json
@@ -25,20 +25,21 @@ _ENTRY = "entry.json"
 
 
 def cache_folder() -> Path:
+    """Return the folder of all entries."""
     return Path(constants.HF_ASSETS_CACHE, "hf_vit", "programs")
 
 
 def cached(identity: str, make: Callable[[Path], None], load: Callable[[Path], _Loaded]) -> _Loaded:
-    """Load a program from the cache; make it first where it is not there, or damaged.
+    """Load a program from the cache; make it first if it is missing or damaged.
 
     Args:
-        identity: a name for a folder, another one for everything that computes something else.
-        make: writes the files of the program into an empty folder.
-        load: reads them from a folder, which may be gone afterwards.
+        identity: name of the entry's folder, unique for what the program computes.
+        make: function that writes the files of the program into an empty folder.
+        load: function that reads them from a folder, which may be deleted afterwards.
     """
     entry, limit = cache_folder() / identity, _limit()
     if _is_whole(entry):
-        with suppress(Exception):  # a runtime of another kind cannot read it: it is made again
+        with suppress(Exception):  # another runtime wrote it: made again
             loaded = load(entry)
             os.utime(entry / _ENTRY)
             return loaded
@@ -60,7 +61,7 @@ def cached(identity: str, make: Callable[[Path], None], load: Callable[[Path], _
 
 
 def _limit() -> float:
-    """Bytes that all entries may have."""
+    """Return the most bytes of all entries."""
     text = os.environ.get("HF_VIT_PROGRAM_CACHE", "8")
     with suppress(ValueError):
         if (size := float(text)) >= 0:
@@ -69,7 +70,7 @@ def _limit() -> float:
 
 
 def _is_whole(entry: Path) -> bool:
-    """Whether an entry has the files that were written, and no other."""
+    """Tell whether an entry has exactly the files that were written."""
     try:
         sums = json.loads((entry / _ENTRY).read_text(encoding="utf-8"))
         names = {file.name for file in entry.iterdir()} - {_ENTRY}
@@ -79,10 +80,10 @@ def _is_whole(entry: Path) -> bool:
 
 
 def _drop_oldest(limit: float) -> None:
-    """Delete the entries that were used longest ago, until the others have no more than `limit` bytes."""
+    """Delete the least recently used entries until the others have at most `limit` bytes; the newest is kept."""
     entries = sorted(cache_folder().glob(f"*/{_ENTRY}"), key=lambda file: file.stat().st_mtime, reverse=True)
     total = 0
     for number, entry in enumerate(entries):
         total += sum(file.stat().st_size for file in entry.parent.iterdir())
-        if total > limit and number:  # the newest stays
+        if total > limit and number:
             shutil.rmtree(entry.parent, ignore_errors=True)

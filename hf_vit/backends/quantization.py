@@ -1,12 +1,12 @@
-"""A classifier in int8 that can be trusted: ranges from real images, outliers left in float, agreement measured.
+"""Quantisation of a classifier to int8: ranges from real images, outliers in float32, agreement measured.
 
-Linear layers and the patch embedding multiply 8-bit numbers: weights in steps of their own for each output channel,
-inputs in 256 steps between the smallest and the largest value on the calibration images (NNCF writes the steps into an
-OpenVINO program). Attention, norms and sums stay in float32.
+Linear layers and the patch embedding multiply 8-bit numbers. Weights have a scale for each output channel; inputs have
+256 steps between their smallest and largest value on the calibration images (NNCF writes them into an OpenVINO
+program). Attention, norms and sums stay in float32.
 
-A layer stays in float32 too where its largest input is more than 20 times their root mean square: 256 steps up to such
-a value leave fewer than 13 to what is usual. Vision Transformers have a few such layers, second ones of an MLP, whose
-outliers sit in one or two tokens; quantising these alone changes one answer in ten of a ViT-Ti/16.
+A layer stays in float32 if its largest input is more than 20 times the root mean square: of 256 steps up to this value,
+fewer than 13 would be left for usual inputs. Vision Transformers have a few such layers, second ones of an MLP, with
+outliers in one or two tokens. Quantising only these changes one prediction in ten of a ViT-Ti/16.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from .quantized_forward import FILES, FORMAT, RECORD, identity_of, use_quantized
 from .watching import Watched
 
 LEAST_IMAGES, MOST_IMAGES = 16, 400
-_HELD_OUT = 4  # every fourth image is not calibrated with, and measures
+_HELD_OUT = 4  # every fourth image is held out: it measures and does not calibrate
 _OUTLIER = 20  # times the root mean square of a layer's inputs
 _BATCH_SIZE = 8
 _ROUNDS = 7
@@ -56,23 +56,25 @@ def quantize(
     min_agreement: float = 0.95,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Write a folder whose model `hf_vit.load` computes in int8, with processor, labels and the float32 weights.
+    """Quantise a classifier to int8, and write a folder with the int8 program, the float32 weights and the processor.
+
+    `hf_vit.load(output)` loads a model that computes in int8.
 
     Args:
-        folder: of a ViT classifier and its image processor, or a name on the Hub.
-        output: the folder to write; it appears when it is complete.
-        images: files, or folders of them, like those that the model is for; at most 400 are used, evenly spread. Every
-            fourth of them only measures.
-        min_agreement: with float32, in predictions on these; with less nothing is written.
-        overwrite: whether `output` may be replaced.
+        folder: folder of a ViT classifier and its image processor, or a name on the Hub.
+        output: path of the folder, which is written completely or not at all.
+        images: image files, or folders of them, of the kind that the model is for. At most 400 are used, evenly spread;
+            every fourth is held out to measure.
+        min_agreement: share of held-out images whose prediction must agree with float32; below it nothing is written.
+        overwrite: replace an existing folder.
 
     Returns:
         The content of its quantization.json.
 
     Raises:
-        ValueError: there is no classifier or processor, an image cannot be read, there are fewer than 16, or the
+        ValueError: there is no classifier or processor, an image cannot be read, there are fewer than 16 images, or the
             predictions agree too rarely.
-        FileExistsError: `output` exists and may not be overwritten.
+        FileExistsError: `output` exists, and `overwrite` is False.
         ImportError: the extra `quantization` is not installed.
     """
     refuse_existing(output, overwrite)
@@ -103,7 +105,7 @@ def quantize(
         if (agreement := record["held_out"]["agreement"]) < min_agreement:
             raise ValueError(
                 f"cannot quantise {folder}: {agreement:.1%} of {int(held_out.sum())} predictions agree with float32 "
-                f"(expected {min_agreement:.1%}); calibrate with more images, or with such as the model is for"
+                f"(expected {min_agreement:.1%}); calibrate with more images, of the kind that the model is for"
             )
         record["cpu_seconds"] = _time(model, pixel_values[:1])
         write_json(draft / RECORD, record)
@@ -111,7 +113,7 @@ def quantize(
 
 
 def _save_float32(model: Any, processor: Any, source: str, folder: Path) -> None:
-    """Write the model as it is, its processor, and what `source` says of its conversion."""
+    """Write the float32 model, its processor, and the conversion record of `source`."""
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     settle_processor(folder)
@@ -120,7 +122,7 @@ def _save_float32(model: Any, processor: Any, source: str, folder: Path) -> None
 
 
 def _find_images(places: Sequence[str | os.PathLike]) -> list[Path]:
-    """The files, and the image files in the folders.
+    """List the image files, and those in the folders.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
@@ -135,11 +137,11 @@ def _find_images(places: Sequence[str | os.PathLike]) -> list[Path]:
 
 
 def _choose(files: list[Path]) -> list[Path]:
-    """At most 400 of the files, evenly spread, so that all classes of a sorted folder are among them."""
+    """Choose at most 400 of the files, evenly spread, so that all classes of a sorted folder are included."""
     if len(files) < LEAST_IMAGES:
         raise ValueError(
-            f"cannot calibrate with {len(files)} images (expected at least {LEAST_IMAGES}, better 300, like those that "
-            "the model is for)"
+            f"cannot calibrate with {len(files)} images (expected at least {LEAST_IMAGES}, better 300, of the kind "
+            "that the model is for)"
         )
     places = np.linspace(0, len(files) - 1, min(len(files), MOST_IMAGES)).round().astype(int)
     return [files[place] for place in places]
@@ -153,7 +155,7 @@ def _load(folder: str | os.PathLike) -> tuple[Any, Any]:
         )
     model: Any
     model, processor = load(folder)
-    restore(model)  # of a folder that is quantised already
+    restore(model)  # the folder may be quantised already
     if not isinstance(model, HfViTForImageClassification) or model.config.pooling == "none":
         name, pooling = type(model).__name__, getattr(model.config, "pooling", None)
         raise ValueError(f"cannot quantise {folder}: it holds {name} with pooling {pooling!r} (expected a classifier)")
@@ -161,7 +163,7 @@ def _load(folder: str | os.PathLike) -> tuple[Any, Any]:
 
 
 def _read(processor: Any, files: list[Path], model: Any) -> torch.Tensor:
-    """(images, channels, height, width) float32; the message of an image that cannot be read names it."""
+    """Read images as (images, channels, height, width) float32; an error names the image that cannot be read."""
     shape = (model.config.num_channels, *as_pair(model.config.image_size))
     batches = []
     for start in range(0, len(files), _BATCH_SIZE):
@@ -174,7 +176,7 @@ def _read(processor: Any, files: list[Path], model: Any) -> torch.Tensor:
 
 
 def _digest(files: list[Path]) -> str:
-    """The sha256 of the sha256 of every file, in order."""
+    """Return the sha256 of the sha256 of every file, in order."""
     return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
 
 
@@ -184,7 +186,7 @@ def _logits(model: Any, pixel_values: torch.Tensor) -> torch.Tensor:
 
 
 def _observe(model: Any, pixel_values: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
-    """The logits in float32, and the names of the linear layers whose inputs have outliers."""
+    """Return the float32 logits, and the names of the linear layers whose inputs have outliers."""
     peaks: dict[str, list[tuple[float, float]]] = {}
 
     def watch(name: str) -> Callable[..., None]:
@@ -205,13 +207,13 @@ def _observe(model: Any, pixel_values: torch.Tensor) -> tuple[torch.Tensor, list
 
 
 def _ratio(values: list[tuple[float, float]]) -> float:
-    """The largest of some values over the root mean square of all, from both of each batch."""
+    """Return largest value / root mean square, from the (largest, mean square) of each batch."""
     return max(peak for peak, _ in values) / max(statistics.fmean(square for _, square in values) ** 0.5, 1e-12)
 
 
 def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], folder: Path) -> None:
     """Convert a model for OpenVINO, quantise it and write it."""
-    os.environ.setdefault("NNCF_CI", "1")  # otherwise it reports to its makers that it is used, unasked
+    os.environ.setdefault("NNCF_CI", "1")  # turns off its telemetry
     import nncf
     import openvino
     from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, AdvancedSmoothQuantParameters
@@ -244,7 +246,7 @@ def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], 
 
 @contextlib.contextmanager
 def _errors_of(package: str) -> Iterator[None]:
-    """Log nothing but errors of a package within the block."""
+    """Log only errors of a package within the block."""
     its_logger = logging.getLogger(package)
     level = its_logger.level
     its_logger.setLevel(logging.ERROR)
@@ -255,7 +257,7 @@ def _errors_of(package: str) -> Iterator[None]:
 
 
 def _nodes_of(program: Any, weights: list[torch.Tensor]) -> Iterator[str]:
-    """The names of the products with some weights, found by their numbers."""
+    """Find the names of the products with some weights, by comparing values."""
     wanted = {_numbers(weight.detach().numpy()) for weight in weights}
     for node in program.get_ordered_ops():
         if node.get_type_name() == "MatMul":
@@ -278,7 +280,7 @@ def _compare(found: torch.Tensor, expected: torch.Tensor) -> dict[str, Any]:
 
 
 def _labels(files: list[Path], config: Any) -> torch.Tensor | None:
-    """The class of every image by the name of its folder; None where these are not the model's classes."""
+    """Return the class of every image, by the name of its folder; None if these are not the model's classes."""
     theirs = [config.id2label[number] for number in range(config.num_labels)]
     names = [file.parent.name for file in files]
     numbers = {name: number for number, name in enumerate(theirs)}
@@ -294,7 +296,7 @@ def _labels(files: list[Path], config: Any) -> torch.Tensor | None:
 def _top1(
     model: Any, pixel_values: torch.Tensor, expected: torch.Tensor, held_out: torch.Tensor, labels: torch.Tensor
 ) -> dict[str, Any]:
-    """Shares of the held-out images whose first answer is right."""
+    """Return the top-1 accuracy on the held-out images, in int8 and float32."""
     found = _logits(model, pixel_values[held_out])
     both = {"int8": found, "float32": expected[held_out]}
     right = {name: (logits.argmax(dim=1) == labels[held_out]).double().mean() for name, logits in both.items()}
@@ -303,7 +305,7 @@ def _top1(
 
 @torch.inference_mode()
 def _time(model: Any, image: torch.Tensor) -> dict[str, float]:
-    """Seconds of CPU time for one image: in int8, and in float32 by torch. Other work on the machine does not count."""
+    """Measure seconds of CPU time for one image, in int8 and in float32 by torch; other processes do not count."""
     forwards = {"int8": model, "float32": model.forward.by_torch}
     times: dict[str, list[float]] = {name: [] for name in forwards}
     for _ in range(_ROUNDS):

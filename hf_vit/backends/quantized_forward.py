@@ -1,8 +1,8 @@
-"""Folders of `hf-vit quantize`: the int8 program is loaded with the model, and computes its forwards.
+"""Loading of folders of `hf-vit quantize`, whose int8 program computes the model's forwards.
 
-Beside what `save_pretrained` writes such a folder holds `program.xml` and `program.bin` (OpenVINO's) and
-`quantization.json`: how the program was made, the sha256 of its files, and the identity of the model it was made from.
-The float32 weights stay: with them torch computes what the program cannot.
+Besides the files of `save_pretrained`, such a folder has `program.xml` and `program.bin` (OpenVINO's) and
+`quantization.json`, with the settings of the quantisation, the sha256 of its files, and the identity of the model. With
+the float32 weights, torch computes the calls that the program cannot.
 """
 
 import hashlib
@@ -26,29 +26,29 @@ _OF_LOADING = ("dtype", "torch_dtype", *NAMES_ALONE)
 
 
 def use_quantized(model: Any, files: dict[str, str | os.PathLike | None]) -> Any:
-    """Let a saved int8 program compute the forwards of the model that it was made from.
+    """Compute the forwards of a model with its saved int8 program; `hf_vit.load` calls this for such a folder.
 
     Args:
-        model: as it was saved, in float32 on the CPU; otherwise torch computes, with a warning.
-        files: paths of `RECORD` and `FILES`, in one folder.
+        model: the model of the same folder, in float32 on the CPU.
+        files: paths of quantization.json, program.xml and program.bin, by name, in one folder.
 
     Returns:
         The model itself, in evaluation mode.
 
     Raises:
         ImportError: OpenVINO is not installed.
-        ValueError: a file is missing or damaged, or of another model.
+        ValueError: a file is missing, damaged or of another model; or the model has another dtype or device.
     """
     record, folder = _read(files)
     if model.dtype != torch.float32 or model.device.type != "cpu":
         refuse = f"the model is in {model.dtype} on {model.device} (expected float32 on the CPU)"
         raise ValueError(f"cannot use the int8 program of {folder}: {refuse}; load it with backend='torch'")
-    model.train().eval()  # takes back what was there
+    model.train().eval()  # removes an earlier backend
     watched = Watched(model)
     if (found := identity_of(model, watched)) != record["model"]:
         raise ValueError(
             f"{folder} holds the int8 program of another model (identity {found[:16]}..., expected "
-            f"{str(record['model'])[:16]}...): its weights or config.json were changed; quantise it again"
+            f"{str(record['model'])[:16]}...): the weights or config.json were changed; quantise it again"
         )
     model.forward = QuantizedForward(model, _load(folder), record, folder)
     model.forward.know(watched, found)
@@ -56,15 +56,15 @@ def use_quantized(model: Any, files: dict[str, str | os.PathLike | None]) -> Any
 
 
 def _read(files: dict[str, str | os.PathLike | None]) -> tuple[dict[str, Any], Path]:
-    """The record of a folder, whose program is whole."""
+    """Read the record of a folder, and check the files of its program."""
     folder = Path(str(files[RECORD])).parent
     record = read_json_object(folder / RECORD)
     sums = record.get("files")
     if record.get("format") != FORMAT or not isinstance(sums, dict) or not isinstance(record.get("model"), str):
-        raise ValueError(f"{folder / RECORD} is no record of hf-vit quantize (expected format {FORMAT!r})")
+        raise ValueError(f"{folder / RECORD} is not a record of hf-vit quantize (expected format {FORMAT!r})")
     for name in FILES:
         if files.get(name) is None:
-            raise ValueError(f"{folder} has {RECORD} and no {name}; quantise it again, or load it with backend='torch'")
+            raise ValueError(f"{folder} has {RECORD} but no {name}; quantise it again, or load it with backend='torch'")
         if (found := sha256_of(folder / name)) != sums.get(name):
             raise ValueError(
                 f"{folder / name} is damaged or of another folder: sha256 {found[:16]}..., expected "
@@ -79,11 +79,11 @@ def _load(folder: Path) -> Program:
         return runtime.load(folder, torch.float32, torch.get_num_threads())
     except RuntimeError as error:
         reason = (str(error).strip().splitlines() or ["no reason given"])[-1][:200]
-        raise ValueError(f"this OpenVINO cannot load the int8 program of {folder}: {reason}") from error
+        raise ValueError(f"cannot load the int8 program of {folder} with this OpenVINO: {reason}") from error
 
 
 def identity_of(model: Any, watched: Watched) -> str:
-    """The sha256 of a model's weights and settings, whatever its classes are called and however it was loaded."""
+    """Return the sha256 of a model's weights and settings, which does not depend on class names and loading."""
     digest = hashlib.sha256()
     for line in watched.describe_weights():
         digest.update(line.encode() + b"\n")
@@ -97,15 +97,16 @@ def identity_of(model: Any, watched: Watched) -> str:
 
 
 class QuantizedForward(BackendForward):
-    """The forward of a model through its int8 program, for images of one size and any batch.
+    """Forward of a model through its int8 program, for images of one size and any batch.
 
-    What `BackendForward` leaves to torch is computed in float32 here too, and other sizes, changed weights and changed
-    settings as well; that is said once for each reason.
+    torch computes in float32 the calls that `BackendForward` leaves to it, other image sizes, and a model whose weights
+    or settings have changed; with one warning for each reason.
 
     Args:
         model: the model that the program was made from, in evaluation mode.
-        record: its `quantization.json`.
-        folder: that it was read from, for copies.
+        program: its int8 program.
+        record: content of its quantization.json.
+        folder: folder of the program, for copies.
     """
 
     def __init__(self, model: Any, program: Program, record: dict[str, Any], folder: Path):
@@ -116,7 +117,7 @@ class QuantizedForward(BackendForward):
         self._fitted = Fitted(program, ImageClassifierOutput, ["logits"], torch.float32)
 
     def know(self, watched: Watched, identity: str) -> None:
-        """Take over what was read of the model, instead of reading it again at the first call."""
+        """Take over an examined model, so that the first call need not examine it again."""
         self._watched, self._identity = watched, identity
 
     def __reduce__(self):

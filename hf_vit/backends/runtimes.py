@@ -1,4 +1,4 @@
-"""The runtimes that a backend can be, as one table."""
+"""Table of the runtimes that can be a backend."""
 
 import importlib.metadata
 from collections.abc import Callable
@@ -16,25 +16,26 @@ Program = Callable[[torch.Tensor], list[torch.Tensor]]  # (batch, channels, heig
 
 
 class _Module(Protocol):
-    """What the module of a runtime has."""
+    """Functions of a runtime's module."""
 
     def convert(self, model: Any, size: tuple[int, int], names: list[str], folder: Path) -> None:
-        """Write the program of a float32 model, for images of a size and any batch, into a folder."""
+        """Write the program of a float32 model, for one image size and any batch, into a folder."""
         ...
 
     def load(self, folder: Path, dtype: torch.dtype, threads: int, batch: int | None = None) -> Program:
-        """Load what `convert` wrote, for one batch or (None) for any; several threads may call it."""
+        """Load a program of `convert`, for a fixed batch or any (None); several threads may call it."""
         ...
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """One way to compute programs.
+    """Runtime of programs.
 
     Attributes:
-        needs: packages without which it loads no program; its extra has what converting needs besides.
-        dtypes: of models that it computes.
-        knows_batch: whether a program for one batch is faster than one for any.
+        name: name of the backend, its extra and its module.
+        needs: packages that loading a program needs; its extra also has those for converting.
+        dtypes: supported dtypes of models.
+        knows_batch: a program for a fixed batch is faster than one for any batch.
     """
 
     name: str
@@ -44,10 +45,11 @@ class Runtime:
 
     @property
     def is_installed(self) -> bool:
+        """Flag: all needed packages are installed."""
         return all(find_spec(package) is not None for package in self.needs)
 
     def module(self) -> _Module:
-        """What computes.
+        """Import the module that converts and loads programs.
 
         Raises:
             ImportError: its extra is not installed.
@@ -57,6 +59,7 @@ class Runtime:
         return module
 
     def versions(self) -> dict[str, str]:
+        """Return the versions of the packages that decide what a program computes."""
         packages = (*self.needs, "torch", "transformers", "hf_vit")
         return {package: importlib.metadata.version(package) for package in packages}
 

@@ -1,4 +1,4 @@
-"""What a program was made from: the weights, structure and settings of a model, and whether they are still the same."""
+"""Watch of a model for changes of weights, structure and settings, since its program was made."""
 
 import hashlib
 import operator
@@ -11,20 +11,20 @@ from torch import nn
 
 from ..models.inference import guard_weight, is_guarded
 
-_CAPTURING = "transformers.utils.output_capturing"  # its hooks stay, and do nothing unless outputs are captured
+_CAPTURING = "transformers.utils.output_capturing"  # its permanent hooks do nothing unless outputs are captured
 
 
 class Watched:
-    """A model as it is now.
+    """State of a model.
 
-    Every change of a weight is seen, as `models/inference.py` sees it; so are other modules or parameters in place of
-    these, hooks, and other settings. Looking takes about 1 microsecond for each parameter.
+    It detects every change of a weight (see `models/inference.py`), replaced modules and parameters, hooks, and other
+    settings. A check takes about 1 microsecond for each parameter.
 
     Args:
-        before: of the same model; what has not changed since is not read again.
+        before: earlier state of the same model; unchanged weights are not read again.
 
     Attributes:
-        problem: why nobody can tell whether a weight changes, in words; None otherwise.
+        problem: reason why changes of a weight cannot be detected; None if they can.
     """
 
     def __init__(self, model: nn.Module, before: "Watched | None" = None):
@@ -47,7 +47,7 @@ class Watched:
         self._guard({} if before is None else before._hand_over())
 
     def _hand_over(self) -> dict[int, Any]:
-        """The guards, by weight; none is held here afterwards, since it is a view of its weight."""
+        """Return the guards by weight and forget them, since a guard is a view of its weight."""
         found = {id(weight): (form, digest) for weight, form, digest in self._weights}
         self._weights, self._is_handed_over = [], True
         return found
@@ -62,8 +62,8 @@ class Watched:
                 form = guard_weight(weight)
             if form is None:
                 self.problem = (
-                    f"{name} could be changed without being seen: somebody holds a view of it, its memory is not "
-                    "PyTorch's, or it was made in inference mode"
+                    f"{name} could change unnoticed: other code holds a view of it, its memory is not PyTorch's, or it "
+                    "was made in inference mode"
                 )
                 return
             forms.append((weight, form, digest))
@@ -73,7 +73,7 @@ class Watched:
         return list(chain.from_iterable(map(dict.values, self._tables)))
 
     def is_unchanged(self) -> bool:
-        """Whether the model would be described by the same identity."""
+        """Tell whether the model still has the same weights, structure and settings."""
         entries = self._current_entries()
         return (
             self.problem is None
@@ -87,7 +87,7 @@ class Watched:
         )
 
     def obstacle(self) -> str | None:
-        """Why a program would not compute the same, in words; None where it does."""
+        """Return the reason why a program would not compute the same as the model; None if it does."""
         if any(map(operator.attrgetter("training"), self._modules)):
             return "a part of the model is in training mode"
         if any(self._hooks) and any(
@@ -95,17 +95,17 @@ class Watched:
         ):
             return "a module inside the model has hooks"
         if any("forward" in vars(module) for module in self._modules[1:]):
-            return "a module inside the model has another forward"
+            return "a module inside the model has a replaced forward"
         return self.problem
 
     def describe(self) -> Iterator[str]:
-        """Lines that tell two models apart which compute something else: names, classes, shapes, and digests."""
+        """Describe what the model computes, line by line: names, classes, shapes and digests."""
         for name, module in self._model.named_modules():
             yield f"{name}: {type(module).__module__}.{type(module).__qualname__} {module.extra_repr()}"
         yield from self.describe_weights()
 
     def describe_weights(self) -> Iterator[str]:
-        """The lines of `describe` about parameters and buffers."""
+        """Describe the parameters and buffers, as in `describe`."""
         digests = {id(weight): digest for weight, _, digest in self._weights}
         for name, weight in self._model.named_parameters(remove_duplicate=False):
             yield f"{name} {weight.dtype} {tuple(weight.shape)} {digests[id(weight)]}"
@@ -114,6 +114,6 @@ class Watched:
 
 
 def digest_of(tensor: torch.Tensor) -> str:
-    """The sha256 of a tensor's bytes, in the order of its elements."""
+    """Return the sha256 of a tensor's bytes, in the order of its elements."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(flat.numpy()).hexdigest()  # pyright: ignore[reportArgumentType] - is a buffer

@@ -19,7 +19,7 @@ def add_commands(commands: Commands) -> None:
         nargs="+",
         required=True,
         metavar="IMAGES",
-        help="16 images at least, better 300, like those that the model is for: files, or folders of them",
+        help="at least 16 images, better 300, of the kind that the model is for: files, or folders of them",
     )
     command.add_argument(
         "--min-agreement",

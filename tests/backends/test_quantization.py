@@ -148,7 +148,7 @@ def write_other_record(folder):
         (take_program_away, "no program.xml"),
         (write_other_weights, "int8 program of another model"),
         (write_other_settings, "int8 program of another model"),
-        (write_other_record, "no record of hf-vit quantize"),
+        (write_other_record, "is not a record of hf-vit quantize"),
     ],
 )
 def test_a_damaged_or_foreign_program_is_refused(made, tmp_path, harm, sentence):
