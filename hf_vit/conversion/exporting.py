@@ -44,14 +44,11 @@ def export(
     """Write a model in one of `FORMATS`.
 
     Args:
-        model: the model.
         path: a file; for "transformers" a folder; for "timm" either. For "openvino", and for "onnx" unless `path` ends
             in .onnx, a deployment folder: see `export_deployment`.
-        to: the format, one of `FORMATS`.
         processor: the model's image processor, for "transformers" and a deployment folder.
-        dialect: for "jax"; see `export_jax`.
+        dialect, beside: for "jax"; see `export_jax`.
         size: image size in pixels, for programs: an int, (height, width) or "dynamic" (not in a deployment folder).
-        beside: for "jax"; see `export_jax`.
         overwrite: replace what exists at `path`.
 
     Returns:
