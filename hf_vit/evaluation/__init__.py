@@ -1,1 +1,1 @@
-"""Ways to evaluate a model: each module has a function `evaluate(settings, accelerator)` that returns its metrics."""
+"""Protocols of evaluation; each module has a function `evaluate(settings, accelerator)` that returns metrics."""

@@ -1,4 +1,4 @@
-"""A classifier's own predictions: accuracy on its labels, ImageNet's ReaL labels, and ObjectNet."""
+"""Accuracy of a classifier: on a data set's labels, on ImageNet's ReaL labels, and on ObjectNet."""
 
 import re
 import time
@@ -29,11 +29,11 @@ from ..training.settings import EvaluateSettings
 
 _REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
 _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")  # numbered from 1, in the order of the ReaL labels
-_RED_BORDER = 2  # pixels at each side of ObjectNet's images, which its authors' code cuts off
+_RED_BORDER = 2  # pixels at each side of ObjectNet's images, which its authors' code removes
 
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
-    """Loss, top-1, top-5 and mean per-class accuracy; with `real_labels`, ReaL accuracy."""
+    """Measure loss, top-1, top-5 and mean per-class accuracy; with `real_labels`, ReaL accuracy."""
     model, processor = _load(settings, accelerator)
     split = open_named(settings, settings.split or "test")
     split = match_to_model(split, model.config, str(settings.model), settings.label_map)
@@ -50,7 +50,7 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
 
 
 def _about(settings: EvaluateSettings, accelerator: Accelerator, predictions: dict[str, Any], seconds: float) -> About:
-    """What a result page says about an evaluation."""
+    """Return the facts about an evaluation for its result page."""
     images = len(predictions["label"]) + predictions["skipped"]
     processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
     facts = {
@@ -64,17 +64,24 @@ def _about(settings: EvaluateSettings, accelerator: Accelerator, predictions: di
 
 
 def evaluate_real(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
-    """ImageNet's validation images with the labels of "Are we done with ImageNet?", which are downloaded if need be."""
+    """Measure ReaL accuracy on ImageNet's validation images ("Are we done with ImageNet?").
+
+    The labels are downloaded unless `real_labels` names a file.
+    """
     settings.real_labels = settings.real_labels or _REAL_LABELS
     settings.split = settings.split or "validation"
     return evaluate(settings, accelerator)
 
 
 def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
-    """Top-1 and top-5 on ObjectNet's images of the classes that ImageNet has too, among all of the model's classes."""
+    """Measure top-1 and top-5 accuracy on ObjectNet's images of ImageNet's classes, among all classes of the model.
+
+    Raises:
+        ValueError: the model does not have 1,000 classes, or no image has a class of ImageNet.
+    """
     model, processor = _load(settings, accelerator)
     if model.config.num_labels != 1000:
-        raise ValueError(f"objectnet needs ImageNet's 1000 classes, and {settings.model} has {model.config.num_labels}")
+        raise ValueError(f"objectnet needs ImageNet's 1000 classes, but {settings.model} has {model.config.num_labels}")
     split = open_named(settings, settings.split or "train")
     split, accepted = _choose_objectnet(split, read_objectnet_classes(settings.objectnet_classes))
     predictions = _run(settings, accelerator, model, partial(without_border, processor), split)
@@ -82,7 +89,7 @@ def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> 
 
 
 def _load(settings: EvaluateSettings, accelerator: Accelerator) -> tuple[Any, Any]:
-    """A classifier on its device, and its image processor."""
+    """Load a classifier onto its device, and its image processor."""
     assert settings.model
     model, processor = models.load_for_evaluation(settings.model, settings.image_size)
     set_patch_size(model, settings.patch_size, settings.image_size)
@@ -95,14 +102,18 @@ def _load(settings: EvaluateSettings, accelerator: Accelerator) -> tuple[Any, An
 def _run(
     settings: EvaluateSettings, accelerator: Accelerator, model: Any, processor: Any, split: Split
 ) -> dict[str, Any]:
-    """The model's predictions for a split; see `predict`."""
+    """Compute the model's predictions for a split; see `predict`."""
     samples = EvalSamples(split, processor, as_pair(model.config.image_size), model.config.num_channels)
     loader, empty = evaluation_batches(settings, accelerator, samples)
     return predict(accelerator, model, loader, empty)
 
 
 def read_real_labels(place: str) -> list[list[int]]:
-    """Read the ReaL labels of a file or an address: for each of the images, in order, the classes that are right."""
+    """Read ReaL labels from a file or an address: the correct classes of each image, in order.
+
+    Raises:
+        ValueError: the content is not a list of lists of class numbers, or the download fails.
+    """
     labels = read_json(_local_file(place))
     if not isinstance(labels, list):
         raise ValueError(f"{place} holds a {type(labels).__name__} (expected a list of lists of class numbers)")
@@ -112,82 +123,87 @@ def read_real_labels(place: str) -> list[list[int]]:
 
 
 def _check_class_numbers(numbers: Any, place: str) -> None:
-    """Raise ValueError where something is no list of class numbers."""
+    """Raise ValueError unless the value is a list of class numbers."""
     if not isinstance(numbers, list) or not all(type(number) is int and 0 <= number < MAX_LABELS for number in numbers):
         raise ValueError(f"{place} is {shorten(numbers)}; it must be a list of class numbers, 0 to {MAX_LABELS - 1:,}")
 
 
 def _local_file(place: str) -> Path:
-    """A file, downloaded and kept by `datasets` where `place` is an address."""
+    """Return the path of a file; an address is downloaded into the cache of `datasets`."""
     if not place.startswith(("http://", "https://")):
         return Path(place).expanduser()
     try:
         return Path(str(datasets.DownloadManager().download(place)))
     except (OSError, ConnectionError) as error:
-        raise ValueError(f"{place} cannot be downloaded ({error}); download it elsewhere and pass the file") from error
+        raise ValueError(f"cannot download {place}: {error}; download it elsewhere and pass the file") from error
 
 
 def _match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
-    """For every image of the split its ReaL labels, by the number in its file name, or else by its place.
+    """Return the ReaL labels of every image of the split, by the number in its file name, or else by its index.
 
     Raises:
-        ValueError: there are as many labels as images neither way.
+        ValueError: file names have no numbers, and there are not as many labels as images.
     """
     numbers = _validation_numbers(split) if isinstance(split.samples, datasets.Dataset) else None
     if numbers is not None and max(numbers) <= len(real):
         return [real[number - 1] for number in numbers]
     if len(real) != len(split):
         raise ValueError(
-            f"there are ReaL labels of {len(real)} images, and the split has {len(split)}, "
-            "whose files are not called ILSVRC2012_val_00000001 and so on"
+            f"cannot match ReaL labels of {len(real)} images: the split has {len(split)}, whose files are not called "
+            "ILSVRC2012_val_00000001 and so on"
         )
     return real
 
 
 def _validation_numbers(split: Split) -> list[int] | None:
-    """The number of each image among ImageNet's validation images, or None when a file name does not say it."""
+    """Return the number of each image among ImageNet's validation images; None if a file name has none."""
     images = split.samples.select_columns(split.image_column)
     found = [_VALIDATION_FILE.search(Path(row[split.image_column]["path"] or "").name) for row in images]
     return [int(match.group(1)) for match in found if match] if found and all(found) else None
 
 
 def read_objectnet_classes(place: str | None) -> dict[str, list[int]]:
-    """Read ObjectNet's folder -> ImageNet's class numbers; by default the 113 folders of its authors."""
+    """Read the mapping from ObjectNet's folders to ImageNet's class numbers.
+
+    Args:
+        place: a YAML file; None: the 113 folders of ObjectNet's authors.
+
+    Raises:
+        ValueError: the file is not such a mapping.
+    """
     file = files("hf_vit.evaluation") / "objectnet.yaml" if place is None else Path(place).expanduser()
     classes = parse_yaml(file.read_text(encoding="utf-8"), str(file)) if place is None else read_yaml(str(file))
     if not isinstance(classes, dict) or not all(isinstance(folder, str) for folder in classes):
-        raise ValueError(f"{place} is no mapping of folders to lists of class numbers")
+        raise ValueError(f"{place} is not a mapping of folders to lists of class numbers")
     for folder, numbers in classes.items():
         _check_class_numbers(numbers, f"{shorten(folder)} in {place}")
     return classes
 
 
 def _choose_objectnet(split: Split, classes: dict[str, list[int]]) -> tuple[Split, list[list[int]]]:
-    """The images whose class ImageNet has too, and for each the class numbers that are right.
+    """Choose the images of ImageNet's classes, with the correct class numbers of each.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there are none.
     """
     names = split.label_names or []
     wanted = {number for number, name in enumerate(names) if name in classes}
     labels = list(split.samples[split.label_column]) if wanted else []
     chosen = [number for number, label in enumerate(labels) if label in wanted]
     if not chosen:
-        raise ValueError(
-            f"no image has a class that ImageNet has too; the classes are {', '.join(names[:5]) or 'none'}"
-        )
+        raise ValueError(f"no image has a class of ImageNet; the classes are {', '.join(names[:5]) or 'none'}")
     split.samples = split.samples.select(chosen)
     return split, [classes[names[labels[number]]] for number in chosen]
 
 
 def without_border(processor: Any, image: Image, **options: Any) -> Any:
-    """The processor's result for the image inside its red border."""
+    """Process an image without its red border."""
     width, height = image.size
     return processor(image.crop((_RED_BORDER, _RED_BORDER, width - _RED_BORDER, height - _RED_BORDER)), **options)
 
 
 def _score_objectnet(predictions: dict[str, Any], accepted: list[list[int]]) -> dict[str, Any]:
-    """Whether the first, or one of the first five predictions is right, over the images that could be read."""
+    """Return top-1 and top-5 accuracy over the readable images."""
     from ..training.metrics import SetTopKAccuracy  # importing evaluate takes seconds
 
     references = [accepted[index] for index in predictions["index"]]

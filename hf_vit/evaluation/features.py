@@ -1,7 +1,7 @@
-"""Features of images: computed once per image, and kept on disk where there is an output folder.
+"""Features of images, computed once per image and stored on disk if there is an output folder.
 
-`output_dir/features/<what they are of>/` holds them in pieces, so that a run that stops goes on from there, and another
-protocol on the same model and images computes nothing again.
+`output_dir/features/<digest>/` holds them in pieces. An interrupted run resumes from them, and another protocol on the
+same model and images reuses them.
 """
 
 import hashlib
@@ -33,24 +33,24 @@ _PIECE = 8192  # images between two writes
 
 @dataclass
 class Features:
-    """Features of the images that could be read, in the order of the data set."""
+    """Features of the readable images, in the order of the data set."""
 
     values: torch.Tensor  # (images, features) float32
     labels: torch.Tensor  # (images,) class numbers
-    index: np.ndarray  # (images,) their numbers in the split
-    skipped: int = 0  # images that could not be read
+    index: np.ndarray  # (images,) indices in the split
+    skipped: int = 0  # number of unreadable images
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def at(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values and labels of the images with these numbers in the split, where they could be read."""
+        """Return values and labels of the readable images with these indices in the split."""
         positions = np.searchsorted(self.index, np.intersect1d(index, self.index))
         return self.values[positions], self.labels[positions]
 
 
 class Extractor:
-    """A frozen model, and what is taken of it."""
+    """Frozen model that computes features of images."""
 
     def __init__(self, settings: EvaluateSettings, accelerator: Accelerator):
         assert settings.model
@@ -66,7 +66,12 @@ class Extractor:
         self.model = accelerator.prepare_model(model, evaluation_mode=True)
 
     def extract(self, split: Split, name: str, wanted: np.ndarray | None = None) -> Features:
-        """Features of the images of a split, which is called `name`, with the numbers `wanted`, or of all.
+        """Compute the features of a split, or load them if they are stored.
+
+        Args:
+            split: the images.
+            name: name of the split.
+            wanted: indices of images; None for all.
 
         Raises:
             ValueError: features are not finite, or no image can be read.
@@ -75,7 +80,7 @@ class Extractor:
         folder = self._folder_of(split, name)
         pieces = list(_read_pieces(folder, self.settings.overwrite))
         known = np.concatenate([piece["index"].numpy() for piece in pieces]) if pieces else np.array([], int)
-        self.accelerator.wait_for_everyone()  # before the first process writes more of them
+        self.accelerator.wait_for_everyone()  # before the main process writes more pieces
         missing = np.setdiff1d(wanted, known)
         for start in range(0, len(missing), _PIECE):
             piece = self.compute(split, missing[start : start + _PIECE])
@@ -96,7 +101,7 @@ class Extractor:
         return folder
 
     def _identity(self, split: Split, name: str) -> dict[str, Any]:
-        """Everything that features depend on."""
+        """Return everything that the features depend on."""
         chosen = ("dataset", "dataset_config", "image_column", "label_column", "image_size", "mixed_precision")
         chosen += ("features", "feature_layer", *(("patch_size",) if self.settings.patch_size else ()))
         return {
@@ -108,7 +113,7 @@ class Extractor:
         }
 
     def compute(self, split: Split, numbers: np.ndarray) -> dict[str, torch.Tensor]:
-        """Features of the images with these numbers; of those that cannot be read, the numbers alone."""
+        """Compute the features of the images with these indices; of unreadable images only the indices are returned."""
         part = replace(split, samples=split.samples.select(numbers))
         samples = EvalSamples(part, self.processor, as_pair(self.config.image_size), self.config.num_channels)
         loader, empty = evaluation_batches(self.settings, self.accelerator, samples)
@@ -116,7 +121,7 @@ class Extractor:
         good = numbers[columns["index"]]
         if not np.isfinite(columns["features"]).all():
             first = good[~np.isfinite(columns["features"]).all(axis=1)][0]
-            raise ValueError(f"{self.settings.model} computes features that are not finite, of image {first} first")
+            raise ValueError(f"{self.settings.model} computes features that are not finite, first for image {first}")
         unreadable = np.setdiff1d(numbers, good)
         labels = np.concatenate([columns["label"], np.full(len(unreadable), -1)])
         return {
@@ -126,14 +131,14 @@ class Extractor:
         }
 
     def _features_of(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """(batch, features) in float32"""
+        """Compute the features of a batch: (batch, features) in float32."""
         inputs = model_inputs(batch)
         chosen = _choose_features(self.model, inputs, self.settings.features, self.settings.feature_layer)
         return {"features": chosen.float()}
 
 
 def _check_choice(settings: EvaluateSettings, model: Any) -> None:
-    """Refuse features that a model does not have."""
+    """Raise ValueError for features that the model does not have."""
     config = model.config
     if settings.features != "pre_logits" and not hasattr(config, "num_hidden_layers"):
         raise ValueError(f"{settings.model} has no tokens; choose --features pre_logits")
@@ -143,15 +148,15 @@ def _check_choice(settings: EvaluateSettings, model: Any) -> None:
         raise ValueError(f"{settings.model} does not pool; choose --features class_token or patch_mean")
     layers = getattr(config, "num_hidden_layers", 0)
     if settings.feature_layer is not None and settings.feature_layer > layers:
-        raise ValueError(f"--feature-layer is {settings.feature_layer}, and {settings.model} has {layers} layers")
+        raise ValueError(f"--feature-layer is {settings.feature_layer}, but {settings.model} has {layers} layers")
 
 
 def _choose_features(model: Any, inputs: dict[str, torch.Tensor], which: str, layer: int | None) -> torch.Tensor:
-    """(batch, features) of one forward.
+    """Compute (batch, features) by one forward.
 
     Args:
-        which: "pre_logits", what the head sees; "class_token", or "patch_mean", the mean of the patches' tokens.
-        layer: take the tokens after so many layers instead of all, through the final LayerNorm.
+        which: "pre_logits" (the head's input), "class_token", or "patch_mean" (the mean of the patches' tokens).
+        layer: use the tokens after this number of layers, through the final LayerNorm; None: after all layers.
     """
     outputs = model(**inputs, output_hidden_states=layer is not None)
     if which == "pre_logits" and layer is None:
@@ -181,10 +186,10 @@ def _read_pieces(folder: Path | None, overwrite: bool) -> Iterator[dict[str, tor
 
 
 def _assemble(pieces: list[dict[str, torch.Tensor]], wanted: np.ndarray, name: str) -> Features:
-    """One table of all pieces, of the wanted images alone."""
+    """Join the pieces into one table of the wanted images."""
     if not pieces:
         raise ValueError(f"split {name} is empty")
-    read = [len(piece["features"]) for piece in pieces]  # then come the numbers of those that cannot be read
+    read = [len(piece["features"]) for piece in pieces]  # indices of unreadable images follow
     index = np.concatenate([piece["index"][:count].numpy() for piece, count in zip(pieces, read, strict=True)])
     labels = torch.cat([piece["label"][:count] for piece, count in zip(pieces, read, strict=True)])
     values = torch.cat([piece["features"] for piece in pieces])
@@ -196,10 +201,10 @@ def _assemble(pieces: list[dict[str, torch.Tensor]], wanted: np.ndarray, name: s
 
 
 def open_train_and_test(settings: EvaluateSettings) -> tuple[Split, Split]:
-    """The split to learn from and the one to measure on, with one label each, which means the same in both.
+    """Open the training split and the test split, with one label per image and the same classes.
 
     Raises:
-        ValueError: when they do not.
+        ValueError: images have several labels, or the classes differ.
     """
     train, test = (open_named(settings, name) for name in (settings.train_split, settings.split or "test"))
     if train.multi_label:
@@ -210,10 +215,10 @@ def open_train_and_test(settings: EvaluateSettings) -> tuple[Split, Split]:
 
 
 def labels_of(split: Split) -> np.ndarray:
-    """(images,) class numbers, without reading an image."""
+    """Return (images,) class numbers, without reading the images."""
     return np.asarray(split.samples.with_format("numpy")[split.label_column][:])
 
 
 def name_of_class(split: Split, number: int) -> str:
-    """The name of a class, or "class" and its number where it has none."""
+    """Return the name of a class, or "class" and its number if it has none."""
     return split.label_names[number] if split.label_names else f"class {number}"

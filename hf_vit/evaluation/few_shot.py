@@ -1,6 +1,6 @@
 """Few-shot linear evaluation: regularised least squares from frozen features to {-1, 1}, in closed form.
 
-Section 4.1 of arXiv 2010.11929; the details are those of big_vision's evaluators/fewshot_lsr.py, computed in float64.
+Section 4.1 of arXiv 2010.11929, with the details of big_vision's evaluators/fewshot_lsr.py, in float64.
 """
 
 import statistics
@@ -14,19 +14,20 @@ from ..training.data import Split
 from ..training.settings import EvaluateSettings
 from .features import Extractor, labels_of, name_of_class, open_train_and_test
 
-BIAS = 100.0  # a constant feature, so large that its weight is hardly regularised
+BIAS = 100.0  # a constant feature, so large that its weight is almost not regularised
 EPSILON = 1e-5  # added to a feature's standard deviation
 
 
 class LeastSquares:
-    """argmin |X W - Y|^2 + l2 |W|^2 for any l2 > 0, from one eigen-decomposition.
+    """Solution of argmin |X W - Y|^2 + l2 |W|^2 for any l2 > 0, from one eigendecomposition.
 
-    X are the features, shifted and scaled to mean 0 and deviation 1 with a constant 100 beside them; Y is 1 in the
-    column of an image's class and -1 elsewhere.
+    X has the features, scaled to mean 0 and standard deviation 1, and a constant column of 100. Y is 1 in the column of
+    an image's class and -1 elsewhere.
 
     Args:
         features: (images, features)
         labels: (images,) class numbers
+        num_classes: number of classes.
     """
 
     def __init__(self, features: torch.Tensor, labels: torch.Tensor, num_classes: int):
@@ -43,30 +44,33 @@ class LeastSquares:
             self.left, self.right = inputs.T @ vectors, vectors.T @ targets
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
-        """(images, features) -> (images, features + 1) in float64"""
+        """Scale the features and append the constant: (images, features) -> (images, features + 1) in float64"""
         whitened = (features.double() - self.mean) / self.std
         return torch.nn.functional.pad(whitened, (0, 1), value=BIAS)
 
     def weights(self, l2: float) -> torch.Tensor:
-        """(features + 1, classes)"""
+        """Return the weights W for one l2: (features + 1, classes)."""
         return (self.left / (self.eigenvalues + l2)) @ self.right
 
     def accuracy(self, features: torch.Tensor, labels: torch.Tensor, l2: float) -> float:
-        """Share of images whose highest output is that of their class."""
+        """Return the share of images with the highest output for their class."""
         predictions = (self.prepare(features) @ self.weights(l2)).argmax(dim=1)
         return (predictions == labels).double().mean().item()
 
 
 def draw(labels: np.ndarray, num_classes: int, seed: int) -> list[np.ndarray]:
-    """For each class the numbers of its images, shuffled; n shots are the first n. As big_vision draws them."""
+    """Shuffle the indices of each class's images, as big_vision does; n shots are the first n of each class."""
     rng = np.random.default_rng(seed)
     return [rng.permutation(np.where(labels == number)[0]) for number in range(num_classes)]
 
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
-    """Accuracy for each number of shots and each `l2_reg`, over several draws; see `_summarise`.
+    """Measure the accuracy for each number of shots and each `l2_reg`, over several draws.
 
-    Only the images that some draw needs are run through the model.
+    The model computes only images that a draw needs.
+
+    Raises:
+        ValueError: a class has fewer images than shots.
     """
     train, test = open_train_and_test(settings)
     labels = labels_of(train)
@@ -95,10 +99,10 @@ def _summarise(shots: int, l2: float, accuracies: list[float]) -> dict[str, Any]
 
 
 def _check_shots(split: Split, labels: np.ndarray, shots: int) -> None:
-    """Refuse to draw more images of a class than there are."""
+    """Raise ValueError if a class has fewer images than shots."""
     counts = np.bincount(labels, minlength=split.num_labels)
     if counts.min() < shots:
         name = name_of_class(split, int(counts.argmin()))
         raise ValueError(
-            f"{shots} shots need {shots} images of every class, and {name} has {counts.min()}; set --shots"
+            f"{shots} shots need {shots} images of every class, but {name} has {counts.min()}; set --shots"
         )

@@ -1,4 +1,4 @@
-"""Linear probe: multinomial logistic regression on frozen features, its regularisation chosen on held-out images."""
+"""Linear probe: multinomial logistic regression on frozen features, with regularisation chosen on held-out images."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ _TOLERANCE = 1e-6  # of the gradient's largest entry
 
 
 class LogisticRegression:
-    """argmin mean cross-entropy + l2 / 2 |W|^2 over weights W and biases, which are not regularised.
+    """Minimum of mean cross-entropy + l2 / 2 |W|^2 over weights W and biases, which are not regularised.
 
-    The same as scikit-learn's `LogisticRegression(C=1 / (images * l2))`, on features of mean 0 and deviation 1.
+    It equals scikit-learn's `LogisticRegression(C=1 / (images * l2))` on features of mean 0 and standard deviation 1.
     """
 
     def __init__(self, features: torch.Tensor, num_classes: int):
@@ -31,7 +31,7 @@ class LogisticRegression:
         return (features - self.mean) / self.std @ self.weights + self.biases
 
     def fit(self, features: torch.Tensor, labels: torch.Tensor, l2: float, max_steps: int = 1000) -> None:
-        """Go from the weights there are to the optimum, which is unique: the problem is convex."""
+        """Move from the current weights to the optimum, which is unique, since the problem is convex."""
         parameters = [self.weights.requires_grad_(), self.biases.requires_grad_()]
         optimizer = torch.optim.LBFGS(
             parameters,
@@ -53,14 +53,14 @@ class LogisticRegression:
 
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
-    """Metrics on the test split after fitting on all of the training split, and how `l2` was chosen."""
+    """Measure the test split after fitting on the whole training split; also return the choice of `l2`."""
     train, test = open_train_and_test(settings)
     extractor = Extractor(settings, accelerator)
     known = extractor.extract(train, settings.train_split)
     values, labels = known.values.to(accelerator.device), known.labels.to(accelerator.device)
     held_out = hold_out(len(known), settings.held_out, settings.seed).to(accelerator.device)
     accuracies = choose(values, labels, held_out, settings.probe_l2, train.num_labels)
-    best = max(accuracies, key=lambda l2: (accuracies[l2], l2))  # of equals the smoothest
+    best = max(accuracies, key=lambda l2: (accuracies[l2], l2))  # of equal ones the largest
     regression = LogisticRegression(values, train.num_labels)
     regression.fit(values, labels, best)
     unknown = extractor.extract(test, settings.split or "test")
@@ -70,9 +70,13 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
 
 
 def hold_out(count: int, share: float, seed: int) -> torch.Tensor:
-    """(count,) bool, True for a random `share` of the images; at least one stays on either side."""
+    """Choose a random `share` of the images to hold out: (count,) bool; at least one image is on either side.
+
+    Raises:
+        ValueError: there are fewer than 2 images.
+    """
     if count < 2:
-        raise ValueError(f"a linear probe needs 2 images or more to hold some out; there is {count}")
+        raise ValueError(f"cannot hold out images for a linear probe: there is {count} (expected 2 or more)")
     size = min(max(round(count * share), 1), count - 1)
     chosen = torch.zeros(count, dtype=torch.bool)
     chosen[torch.from_numpy(np.random.default_rng(seed).permutation(count)[:size])] = True
@@ -82,7 +86,7 @@ def hold_out(count: int, share: float, seed: int) -> torch.Tensor:
 def choose(
     values: torch.Tensor, labels: torch.Tensor, held_out: torch.Tensor, grid: list[float], num_classes: int
 ) -> dict[float, float]:
-    """Accuracy on the held-out images for each l2, from the strongest on, each starting where the last one ended."""
+    """Return the held-out accuracy for each l2; from the largest on, each fit starts from the one before."""
     regression = LogisticRegression(values[~held_out], num_classes)
     accuracies = {}
     for l2 in sorted(grid, reverse=True):
@@ -93,7 +97,7 @@ def choose(
 
 
 def _ranking(logits: torch.Tensor, features: Features) -> dict[str, Any]:
-    """Logits as what `score` takes."""
+    """Convert logits to the input of `score`."""
     losses = cross_entropy(logits, make_targets(features.labels, logits.shape[1]))
     ranked = logits.topk(min(TOP_K, logits.shape[1])).indices
     columns = {"ranked": ranked, "loss": losses, "label": features.labels}

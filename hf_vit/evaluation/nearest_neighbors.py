@@ -14,10 +14,14 @@ _QUERIES = 256  # compared with all training images at once
 
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
-    """Top-1 and top-5 accuracy for each number of neighbours."""
+    """Measure top-1 and top-5 accuracy for each number of neighbours.
+
+    Raises:
+        ValueError: there are fewer training images than neighbours.
+    """
     train, test = open_train_and_test(settings)
     if max(settings.neighbors) > len(train):
-        raise ValueError(f"neighbors is {max(settings.neighbors)}, and {settings.train_split} has {len(train)} images")
+        raise ValueError(f"neighbors is {max(settings.neighbors)}, but {settings.train_split} has {len(train)} images")
     extractor = Extractor(settings, accelerator)
     known = extractor.extract(train, settings.train_split)
     unknown = extractor.extract(test, settings.split or "test")
@@ -43,7 +47,7 @@ def _batches(values: torch.Tensor, labels: torch.Tensor) -> Iterator[tuple[torch
 def vote(
     queries: torch.Tensor, keys: torch.Tensor, labels: torch.Tensor, num_classes: int, count: int, temperature: float
 ) -> torch.Tensor:
-    """Votes of the `count` nearest keys for their classes, each exp(cosine / temperature).
+    """Sum the votes of the `count` nearest keys for their classes, each exp(cosine / temperature).
 
     Args:
         queries, keys: (queries, features) and (keys, features), of length 1

@@ -1,4 +1,4 @@
-"""The protocols of evaluation, by the names that `--protocol` takes."""
+"""Table of the protocols of evaluation, by their names for `--protocol`."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,8 @@
-"""VTAB-1k (arXiv 1910.04867): fine-tune on 1,000 examples of each of 19 tasks.
+"""VTAB-1k (arXiv 1910.04867): fine-tuning on 1,000 examples of each of 19 tasks.
 
-One setting for all tasks, but for the augmentation: random crop and flip only where the label survives (vtab.yaml).
+All tasks have the same settings except augmentation: random crop and flip only where they keep the label (vtab.yaml).
 
-Each task that is done leaves a file in `output_dir/results`; the same command goes on with the others.
+Each finished task leaves a file in `output_dir/results`; the same command continues with the others.
 """
 
 import json
@@ -31,7 +31,7 @@ from .vtab_report import summarise, write_figure, write_table
 
 _SHARED = ("num_workers", "eval_batch_size", "mixed_precision", "compile", "seed")  # of both kinds of settings
 
-_PARTS = {  # of what a result is made with
+_PARTS = {  # parts of `made_with`, in words
     "model": "another model or version of the code",
     "dataset": "another data set",
     "split": "another split",
@@ -47,7 +47,7 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
     With `--split validation`, models are trained on 800 examples and measured on 200.
 
     Raises:
-        ValueError: after all other tasks, for the tasks that could not be done.
+        ValueError: tasks failed; raised after all other tasks.
     """
     table = read_table()
     tasks = _choose_tasks(table["tasks"], settings.tasks)
@@ -60,7 +60,7 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
                 results[task.name] = runner.run(task)
             except (ValueError, OSError, TrainingStopped) as error:
                 failures.append(str(error))
-                accelerator.print(f"{error}; going on with the next task")
+                accelerator.print(f"{error}; continuing with the next task")
     report = runner.report(tasks, results, table["paper"])
     if failures:
         raise ValueError(f"{len(results)} of {len(tasks)} tasks are done, in {runner.output}; {'; '.join(failures)}")
@@ -68,20 +68,20 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
 
 
 def _choose_tasks(tasks: list[Task], names: list[str]) -> list[Task]:
-    """Tasks with these names, or folders; all of them for no name."""
+    """Choose the tasks with these names or folders; without names all."""
     known = {name for task in tasks for name in (task.name, task.folder)}
     if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"there is no task {unknown[0]}; there are {', '.join(task.name for task in tasks)}")
+        raise ValueError(f"unknown task {unknown[0]} (expected {', '.join(task.name for task in tasks)})")
     return [task for task in tasks if not names or task.name in names or task.folder in names]
 
 
 def _takes_presets(model: str) -> bool:
-    """Whether the image processor of a model is ours, rather than transformers'."""
+    """Tell whether the image processor of a model is an `HfViTImageProcessor`, which has presets."""
     return isinstance(AutoImageProcessor.from_pretrained(model), HfViTImageProcessor)
 
 
 def _refuse_differences(file: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Refuse a result that was not made with what is there now."""
+    """Raise ValueError for a result of another model, other data or other settings."""
     earlier = with_new_defaults(saved["finetune"], FinetuneSettings)
     saved = {**saved, "finetune": {name: earlier.get(name) for name in current["finetune"]}}
     if changed := [_PARTS[name] for name in current if saved.get(name) != current[name]]:
@@ -89,17 +89,17 @@ def _refuse_differences(file: Path, saved: dict[str, Any], current: dict[str, An
 
 
 class Runner:
-    """Runs tasks, each in a folder of its own, and keeps their results.
+    """Runner of tasks, each in its own folder, which keeps their results.
 
     Args:
-        table: what `read_table` returns.
+        table: the result of `read_table`.
     """
 
     def __init__(self, settings: EvaluateSettings, accelerator: Accelerator, table: dict[str, Any]):
         self.settings, self.accelerator = settings, accelerator
         self.common, self.augmentation = dict(table["setting"]), table["augmentation"]
         if not _takes_presets(str(settings.model)):
-            del self.common["preset"]  # it measures with the resize that it has
+            del self.common["preset"]  # its own resize is used
         self.output = Path(str(settings.output_dir))
         self.origin = {
             "model": identify_model(str(settings.model)),
@@ -108,7 +108,7 @@ class Runner:
         }
 
     def run(self, task: Task) -> dict[str, Any]:
-        """Fine-tune on a task and measure the model, which goes unless it is to be kept."""
+        """Fine-tune on a task and measure the model; delete it unless `keep_models` is set."""
         started = time.perf_counter()
         data = open_task(task, str(self.settings.dataset))
         train, test = self._splits_of(data)
@@ -130,7 +130,7 @@ class Runner:
         return result
 
     def settings_of(self, task: Task) -> FinetuneSettings:
-        """The paper's setting with the task's augmentation, and over both what the user changed."""
+        """Return the paper's settings with the task's augmentation and the user's changes."""
         folder = self.output / task.folder
         values = {**self.common, **self.augmentation[task.augmentation]}
         values |= {name: getattr(self.settings, name) for name in _SHARED}
@@ -147,13 +147,13 @@ class Runner:
         return build(FinetuneSettings, {**values, "resume": resume, "overwrite": not resume})
 
     def _splits_of(self, data: TaskData) -> tuple[Split, Split]:
-        """What is trained on, and what is measured on."""
+        """Return the splits for training and for measuring."""
         if self.settings.split == "validation":
             return data.train, data.validation
         return join(data.train, data.validation), data.test
 
     def made_with(self, task: Task, data: TaskData) -> dict[str, Any]:
-        """Return all that a result depends on."""
+        """Return everything that a result depends on."""
         free = {*FREE_ON_RESUME, "model"}
         values = {name: value for name, value in asdict(self.settings_of(task)).items() if name not in free}
         train, test = (identify_data(split) for split in self._splits_of(data))
@@ -176,21 +176,21 @@ class Runner:
         try:
             data = open_task(task, str(self.settings.dataset))
         except ValueError as error:
-            self.accelerator.print(f"{error}; the result in {file} is taken without a look at its data")
+            self.accelerator.print(f"{error}; the result in {file} is used without a check of its data")
             return result
         current = self.made_with(task, data)
         _refuse_differences(file, result["made_with"], json.loads(json.dumps(current)))
         return result
 
     def keep(self, task: Task, result: dict[str, Any]):
-        """Write a result; the checkpoints go."""
+        """Write a result and delete the checkpoints."""
         write_json(self.result_file(task), result)
         folder = self.output / task.folder
         for unneeded in (folder / "checkpoints", folder / "best") if self.settings.keep_models else (folder,):
             shutil.rmtree(unneeded)
 
     def report(self, tasks: list[Task], results: dict[str, dict[str, Any]], paper: dict) -> dict[str, Any]:
-        """Write vtab.json, vtab.md and vtab.png of the tasks that are done."""
+        """Write vtab.json, vtab.md and vtab.png of the finished tasks."""
         accuracies = {task.name: results[task.name]["accuracy"] for task in tasks if task.name in results}
         drawn = [name for name in accuracies if results[name]["examples"] == "drawn"]
         summary = {**summarise(tasks, accuracies), "drawn_examples": drawn}

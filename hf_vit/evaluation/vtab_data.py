@@ -1,9 +1,9 @@
-"""The data of a VTAB-1k task: 800 examples to train on, 200 to choose settings by, and the test split.
+"""Data of a VTAB-1k task: 800 training examples, 200 validation examples, and the test split.
 
 They are read from the Hub, or from a folder per task, which holds either
 
-* lists of files, as VTAB-1k is passed around: `train800.txt`, `val200.txt` and `test.txt`, whose lines are a path
-  and a class number; this is the official choice of examples; or
+* the usual lists of VTAB-1k with the official examples: `train800.txt`, `val200.txt` and `test.txt`, whose lines are a
+  path and a class number; or
 * the data set in any form that `sources.load_split` reads, from which 800 and 200 examples are drawn, always the same.
 """
 
@@ -23,13 +23,13 @@ from ..training.sources import load_split, slice_split
 from .vtab_targets import TARGETS
 
 TRAIN, VALIDATION = 800, 200  # examples
-_SEED = 0  # of the draw: always the same examples
+_SEED = 0  # of the draw
 _LISTS = {"train": "train800.txt", "validation": "val200.txt", "test": "test.txt"}
 
 
 @dataclass
 class Task:
-    """One row of vtab.yaml."""
+    """Row of vtab.yaml."""
 
     name: str
     group: str
@@ -50,25 +50,26 @@ class TaskData:
     train: Split
     validation: Split
     test: Split
-    listed: bool  # the official examples, rather than drawn ones
+    listed: bool  # the official examples, not drawn ones
 
 
 @dataclass
 class _TargetSplit(Split):
-    """A split whose labels are made from a column by a function."""
+    """Split whose labels are computed from a column by a function."""
 
     target: Callable[[Any], int] = int
 
     def label(self, sample: dict) -> int:
+        """Return the class number of a row."""
         return self.target(sample[self.label_column])
 
 
 def read_table() -> dict[str, Any]:
-    """Return vtab.yaml.
+    """Read vtab.yaml.
 
     Returns:
-        "tasks"; "setting", which they share; "augmentation", the settings of each level; and "paper", the accuracies
-        from 0 to 1 by model and task.
+        "tasks"; "setting", their common settings; "augmentation", the settings of each level; and "paper", the
+        accuracies from 0 to 1 by model and task.
     """
     table = yaml.safe_load((files("hf_vit.evaluation") / "vtab.yaml").read_text(encoding="utf-8"))
     tasks = [Task(**row) for row in table["tasks"]]
@@ -82,10 +83,11 @@ def open_task(task: Task, place: str) -> TaskData:
     """Open the data of a task.
 
     Args:
-        place: "hub", or the folder that has the folders of the tasks.
+        task: a row of the table.
+        place: "hub", or the folder with the folders of the tasks.
 
     Raises:
-        ValueError: naming the task, when its data are not there, too few, or have labels that it does not know.
+        ValueError: the data are missing, too few, or have unknown labels; the message names the task.
     """
     try:
         folder = Path(place).expanduser() / task.folder
@@ -99,7 +101,7 @@ def open_task(task: Task, place: str) -> TaskData:
 
 
 def _read_lists(task: Task, folder: Path) -> TaskData:
-    """Examples that the lists of VTAB-1k name."""
+    """Read the examples of VTAB-1k's lists."""
     features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("int64")})
     splits = {}
     for name, file in _LISTS.items():
@@ -107,7 +109,9 @@ def _read_lists(task: Task, folder: Path) -> TaskData:
             line.rsplit(maxsplit=1) for line in (folder / file).read_text(encoding="utf-8").splitlines() if line.strip()
         ]
         if wrong := [line for line in lines if len(line) != 2 or not line[1].isdigit()]:
-            raise ValueError(f"{folder / file} has the line {' '.join(wrong[0])!r}, which is no path and class number")
+            raise ValueError(
+                f"{folder / file} has the line {' '.join(wrong[0])!r} (expected a path and a class number)"
+            )
         columns = {"image": [str(folder / path) for path, _ in lines], "label": [int(number) for _, number in lines]}
         samples = datasets.Dataset.from_dict(columns, features=features)
         splits[name] = _TargetSplit(samples, "image", "label", None, task.classes)
@@ -115,7 +119,7 @@ def _read_lists(task: Task, folder: Path) -> TaskData:
 
 
 def _draw_examples(task: Task, place: str, folder: Path) -> TaskData:
-    """800 and 200 examples of the splits that the table names, the latter not among the former."""
+    """Draw 800 and 200 different examples of the splits that the table names."""
     specs = {"train": "train", "validation": "train", "test": "test"}
     specs |= task.splits if place != "hub" else {}
     name = task.hub if place == "hub" else str(folder)
@@ -126,7 +130,7 @@ def _draw_examples(task: Task, place: str, folder: Path) -> TaskData:
 
 
 def _load_shuffled(name: str, spec: str) -> datasets.Dataset:
-    """Shuffle a split, always in the same order, and take the slice of it that `spec` may name."""
+    """Shuffle a split with a fixed seed, and take the slice that `spec` may name."""
     base = spec.partition("[")[0]
     whole = cast(datasets.Dataset, load_split(name, base))  # it is not streamed
     shuffled = whole.select(np.random.default_rng(_SEED).permutation(len(whole)))
@@ -134,7 +138,7 @@ def _load_shuffled(name: str, spec: str) -> datasets.Dataset:
 
 
 def _describe(task: Task, samples: datasets.Dataset) -> Split:
-    """Find images and labels: in the column that the task's target is made from, or else in one of labels."""
+    """Find the columns of images and labels; labels are in the column of the task's target, else in a label column."""
     present = {theirs: ours for theirs, ours in task.hub_columns.items() if theirs in samples.column_names}
     samples = samples.rename_columns(present) if present else samples
     image_column = find_column(samples.features, None, is_image, "image", "a folder with one")
@@ -148,15 +152,15 @@ def _describe(task: Task, samples: datasets.Dataset) -> Split:
 
 def _take(split: Split, start: int, count: int, spec: str) -> Split:
     if start + count > len(split):
-        raise ValueError(f"{spec} has {len(split)} examples, and {start + count} are needed")
+        raise ValueError(f"{spec} has {len(split)} examples (expected at least {start + count})")
     return replace(split, samples=split.samples.select(range(start, start + count)))
 
 
 def _check_labels(task: Task, split: Split):
-    """Refuse labels that the task does not have, before any training."""
+    """Raise ValueError for unknown labels, before any training."""
     for number, label in enumerate(_labels_of_rows(split)):
         if not 0 <= label < task.classes:
-            raise ValueError(f"there are {task.classes} classes, and example {number} has the label {label}")
+            raise ValueError(f"there are {task.classes} classes, but example {number} has the label {label}")
 
 
 def _labels_of_rows(split: Split) -> Iterator[int]:
@@ -164,5 +168,5 @@ def _labels_of_rows(split: Split) -> Iterator[int]:
 
 
 def join(train: Split, validation: Split) -> Split:
-    """Join the 1,000 examples that the final model is trained on."""
+    """Join the training and validation examples, the 1,000 for the final model."""
     return replace(train, samples=datasets.concatenate_datasets([train.samples, validation.samples]))

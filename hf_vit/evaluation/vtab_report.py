@@ -1,4 +1,4 @@
-"""The table and the figure of VTAB-1k: tasks in the paper's order, means of the three groups, mean of all tasks."""
+"""Table and figure of VTAB-1k: tasks in the paper's order, means of the three groups, mean of all tasks."""
 
 import statistics
 from importlib.util import find_spec
@@ -12,9 +12,9 @@ _COLORS = {"natural": "tab:red", "specialized": "tab:green", "structured": "tab:
 
 
 def summarise(tasks: list[Task], accuracies: dict[str, float]) -> dict[str, Any]:
-    """Return accuracies by task, their means by group and over all tasks; of the tasks that are done.
+    """Return the accuracies of the finished tasks, their means by group and over all tasks.
 
-    The mean over all tasks is that of the tasks, not of the groups (Table 9 of arXiv 2010.11929).
+    The mean over all tasks is over the tasks, not over the groups (Table 9 of arXiv 2010.11929).
     """
     groups = {}
     for group in dict.fromkeys(task.group for task in tasks):
@@ -45,7 +45,7 @@ def _percent(accuracy: float | None) -> str:
 
 
 def write_figure(tasks: list[Task], summary: dict[str, Any], path: Path):
-    """Draw a bar for each task and a line for the mean of each group, where matplotlib is installed."""
+    """Draw a bar for each task and a line for the mean of each group, if matplotlib is installed."""
     accuracies = {name: 100 * value for name, value in summary["accuracy"].items()}
     shown = [task for task in tasks if task.name in accuracies]
     if not find_spec("matplotlib") or not shown:

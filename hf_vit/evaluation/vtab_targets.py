@@ -1,7 +1,7 @@
-"""Labels of the VTAB tasks that no data set comes with: made from the annotation of an image.
+"""Labels of VTAB tasks that are computed from the annotation of an image.
 
-The thresholds are those of google-research/task_adaptation, data/{clevr,dsprites,kitti,smallnorb}.py. Each function
-takes the columns that it is listed with in `TARGETS`; `objects` is a list of records, or a record of lists.
+The thresholds are those of google-research/task_adaptation, data/{clevr,dsprites,kitti,smallnorb}.py. `TARGETS` lists
+the column that each function takes; `objects` is a list of records, or a record of lists.
 """
 
 from bisect import bisect_left
@@ -15,14 +15,14 @@ _NO_VEHICLE = 1000.0
 
 
 def _records(objects: Any) -> list[dict[str, Any]]:
-    """Annotated objects as a list of records."""
+    """Convert annotated objects to a list of records."""
     if isinstance(objects, dict):
         return [dict(zip(objects, values, strict=True)) for values in zip(*objects.values(), strict=True)]
     return list(objects)
 
 
 def _class_of(value: float, thresholds: tuple[float, ...]) -> int:
-    """Number of thresholds that `value` is above."""
+    """Count the thresholds below `value`."""
     return bisect_left(thresholds, value)
 
 
@@ -32,33 +32,33 @@ def clevr_count(objects: Any) -> int:
 
 
 def clevr_distance(objects: Any) -> int:
-    """Distance of the closest object from the camera, the third of its `pixel_coords`, as classes 0 to 5."""
+    """Distance of the closest object from the camera (the third of `pixel_coords`), as classes 0 to 5."""
     return _class_of(min(entry["pixel_coords"][2] for entry in _records(objects)), _CLEVR_DISTANCES)
 
 
 def kitti_distance(objects: Any) -> int:
-    """Distance of the closest car, van or truck, the third of its `location`: up to 8 m, 20 m, further, or none."""
+    """Distance of the closest car, van or truck (the third of `location`): up to 8 m, 20 m, further, or none."""
     vehicles = [entry["location"][2] for entry in _records(objects) if entry["type"] in _KITTI_VEHICLES]
     return _class_of(min([*vehicles, _NO_VEHICLE]), _KITTI_DISTANCES)
 
 
 def dsprites_location(label_x_position: int) -> int:
-    """Horizontal position: 32 in 16 classes of two."""
+    """Horizontal position: 32 positions in 16 classes of two."""
     return label_x_position // 2
 
 
 def dsprites_orientation(label_orientation: int) -> int:
-    """Orientation: 40 in 16 classes of 40 / 16 = 2.5, so three and two in turn."""
+    """Orientation: 40 orientations in 16 classes of 40 / 16 = 2.5, that is three and two in turn."""
     return int(label_orientation // 2.5)
 
 
 def smallnorb_azimuth(azimuth: int) -> int:
-    """Azimuth, which the info files count 0, 2, 4 to 34 in units of 10 degrees: 18 classes."""
+    """Azimuth in 18 classes; the info files have 0, 2, 4 to 34, in units of 10 degrees."""
     return azimuth // 2
 
 
 def smallnorb_elevation(elevation: int) -> int:
-    """Elevation, which the info files count 0 to 8, from 30 to 70 degrees in steps of 5: 9 classes."""
+    """Elevation in 9 classes; the info files have 0 to 8, from 30 to 70 degrees in steps of 5."""
     return elevation
 
 

@@ -83,7 +83,7 @@ def test_real_labels_go_by_place_without_such_names(tiny, validation, tmp_path, 
     with pytest.raises(SystemExit):
         run_script(evaluate, arguments(**settings, protocol="real"))
     error = capsys.readouterr().err
-    assert "there are ReaL labels of 5 images, and the split has 7" in error
+    assert "cannot match ReaL labels of 5 images: the split has 7" in error
     (tmp_path / "real.json").write_text("[1, 2]")
     with pytest.raises(ValueError, match=r"entry 0 of .* is 1; it must be a list of class numbers"):
         evaluate(arguments(**settings, protocol="real"))
@@ -111,7 +111,7 @@ def test_real_labels_are_downloaded(tiny, validation, tmp_path, monkeypatch):
         thread.join()
         server.server_close()
     assert results["real_images"] == 6
-    with pytest.raises(ValueError, match=r"nothing\.json cannot be downloaded"):
+    with pytest.raises(ValueError, match=r"cannot download .*nothing\.json"):
         classification.read_real_labels(address.replace("real", "nothing"))
 
 
@@ -199,7 +199,7 @@ def test_the_red_border_is_cut_off():
 
 def test_objectnet_refuses(tiny, colors, tmp_path):
     settings = {"dataset": colors, "num_workers": 0, "protocol": "objectnet"}
-    with pytest.raises(ValueError, match=r"objectnet needs ImageNet's 1000 classes, and .* has 11"):
+    with pytest.raises(ValueError, match=r"objectnet needs ImageNet's 1000 classes, but .* has 11"):
         evaluate(arguments(**settings, model=tiny))
-    with pytest.raises(ValueError, match="no image has a class that ImageNet has too; the classes are blue, green"):
+    with pytest.raises(ValueError, match="no image has a class of ImageNet; the classes are blue, green"):
         evaluate(arguments(**settings, model=save_tiny(tmp_path / "model", num_labels=1000)))

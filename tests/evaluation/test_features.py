@@ -122,12 +122,12 @@ def test_not_finite_features_are_an_error(tiny, colors, tmp_path):
     torch.nn.init.constant_(model.vit.layers[1].mlp.fc1.bias, torch.nan)
     model.save_pretrained(tmp_path)
     HfViTImageProcessor.from_pretrained(tiny).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="computes features that are not finite, of image 0 first"):
+    with pytest.raises(ValueError, match="computes features that are not finite, first for image 0"):
         extract(extractor_of(tmp_path, colors))
 
 
 def test_what_a_model_does_not_have_is_refused(tiny, colors):
-    with pytest.raises(ValueError, match=r"--feature-layer is 4, and .* has 3 layers"):
+    with pytest.raises(ValueError, match=r"--feature-layer is 4, but .* has 3 layers"):
         extractor_of(tiny, colors, feature_layer=4)
     with pytest.raises(ValueError, match="knn chooses images, which streaming does not allow"):
         extractor_of(tiny, colors, streaming="true")

@@ -64,7 +64,10 @@ def test_the_protocol(tiny, colors, tmp_path):
 
 
 def test_too_few_images_are_one_sentence(tiny, colors, capsys):
-    for shots, sentence in (("[1, 8]", "8 shots need 8 images of every class, and blue has 7"), ("0", "shots is [0]")):
+    for shots, sentence in (
+        ("[1, 8]", "8 shots need 8 images of every class, but blue has 7"),
+        ("0", "--shots is [0]"),
+    ):
         with pytest.raises(SystemExit):
             run_script(evaluate, arguments(model=tiny, dataset=colors, protocol="few_shot", shots=shots, num_workers=0))
         error = capsys.readouterr().err
