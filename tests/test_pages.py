@@ -44,12 +44,10 @@ from .paths import ROOT
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
-# What is run in place of a line; None for what nobody can run here.
+# What is run in place of a line; None for what is not run here.
 INSTEAD = {
     "git clone <this repository> && cd hf_vit": None,
-    "hf-vit export ti16 ti16.pt2 --to aot-inductor": (
-        "hf-vit export ti16 ti16.pt2 --to aot-inductor" if shutil.which("g++") else None
-    ),
+    "hf-vit export ti16 ti16.pt2 --to aot-inductor": None,  # compiles for long; test_programs.py does
 }
 # Recipe or protocol -> settings that make its run short; each is also an option.
 FEW_STEPS = "--epochs null --steps 2 --warmup_steps 0 --batch_size 4 --num_workers 0 --report_to none"
