@@ -1,13 +1,13 @@
 """hf_vit: the original Vision Transformer family in the Hugging Face ecosystem, with the original's numbers.
 
-Importing it registers the classes with transformers' Auto classes.
+Importing the package registers its classes with transformers' Auto classes.
 """
 
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what an editor knows of the public names; the same as in `_HOME` and `_MODULES`
+if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from . import analysis as analysis
     from . import conversion as conversion
     from .backends.choosing import use_backend as use_backend
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # what an editor knows of the public names; the same as in `_
 
 __version__ = "0.1.0"
 
-# Public names and where they live; each is imported when it is first asked for.
+# Public names and their modules; each is imported at its first use.
 _CONFIGURATION, _MODELING = ".models.configuration_hf_vit", ".models.modeling_hf_vit"
 _BIT_MODELING = ".models.modeling_hf_bit"
 _HOME = {
@@ -80,6 +80,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# `models` registers the Auto classes. The command `hf-vit` answers --help without: its commands import what they need.
+# `models` registers the Auto classes. The command `hf-vit` skips this, so that --help is fast; commands import it.
 if not getattr(sys.modules.get("hf_vit_command"), "is_running", False):
     import_module(".models", __name__)

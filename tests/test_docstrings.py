@@ -11,7 +11,7 @@ from hf_vit.models.loading import build_processor, save_folder
 
 from .models import tiny
 
-PACKAGES = ("models", "analysis", "backends")
+PACKAGES = ("models", "analysis", "backends", "hub")
 
 
 def modules_of(package: str) -> list[str]:

@@ -28,7 +28,7 @@ STAY = {"models": {"auto", "loading", "prediction", "variants"}, "images": set()
 THIRD_PARTY = {"torch", "numpy", "PIL", "transformers", "huggingface_hub"}
 
 # Packages in which a docstring begins with an imperative or a noun phrase, never with a clause.
-PLAIN = ("catalog", "conversion", "files", "images")
+PLAIN = ("analysis", "backends", "catalog", "conversion", "evaluation", "files", "hub", "images", "models")
 CLAUSES = {"How", "Of", "That", "What", "When", "Where", "Whether", "Which", "Who"}
 
 FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}

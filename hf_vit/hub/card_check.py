@@ -1,4 +1,4 @@
-"""What is wrong with a model card: a licence that is missing, a number without a source, a data set nobody knows."""
+"""Check of a model card: missing licence, numbers without a source, unknown data sets."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?\s*%")
 
 
 def check_card(card: str) -> list[str]:
-    """The faults of a card, a sentence each; none for a good one."""
+    """Return the problems of a card, a sentence each; none for a good card."""
     metadata = split_readme(card)[0]
     problems = []
     if not metadata.get("license"):

@@ -1,4 +1,4 @@
-"""What a card is made of: the small files of a folder, and what the catalog knows of the checkpoint."""
+"""Sources of a card: the small files of a folder, and the catalog's entry of the checkpoint."""
 
 import json
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from ..catalog import Released, find_released
 
 
 class Sources:
-    """What the small files of a folder say, with the catalog's entry of the checkpoint it was converted from.
+    """Content of a folder's small files, with the catalog's entry of the checkpoint that it was converted from.
 
     Args:
-        texts: of config.json, and where there are any of preprocessor_config.json, conversion.json (written by
+        texts: texts of config.json and, if they exist, preprocessor_config.json, conversion.json (written by
             `convert`), card_data.json (written by training) and README.md.
     """
 
@@ -28,15 +28,16 @@ class Sources:
 
     @property
     def classifies(self) -> bool:
+        """Flag: the model is a classifier, not an encoder."""
         return "ForImageClassification" in (self.config.get("architectures") or [""])[0]
 
     @property
     def is_bit(self) -> bool:
-        """Whether it is a ResNet and not a Vision Transformer."""
+        """Flag: the model is a ResNet, not a Vision Transformer."""
         return self.config.get("model_type") == "hf_bit"
 
     @property
     def data_sets(self) -> list[str]:
-        """Keys of released.yaml, or what training was given."""
+        """Data sets that the model was trained on: keys of released.yaml, and that of our training."""
         trained_on = self.training.get("dataset")
         return [*self.facts.get("datasets", ()), *([trained_on] if trained_on else ())]

@@ -1,7 +1,7 @@
-"""Model cards: from what a folder says to the README of a repository.
+"""Model cards: the README of a repository, rendered from a folder.
 
-A card has a part that is ours, between two marks, and is rendered anew at every push; what stands around it is
-somebody's own text and stays.
+Our part of a card stands between two marks and is rendered again at every push. Text around it is the user's, and is
+kept.
 """
 
 import re
@@ -18,9 +18,9 @@ from .card_sources import Sources
 
 CARD_SOURCES = ("config.json", "preprocessor_config.json", "conversion.json", "card_data.json", "README.md")
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTALL)
-# What transformers writes where there is no card: nobody's own text.
+# Text that transformers writes where there is no card: not the user's own.
 _NOBODYS_TEXT = ("This model card has been automatically generated.", "[More Information Needed]")
-# And what Trainer's card has where somebody might write something.
+# Empty sections of Trainer's card.
 _EMPTY_SECTION = re.compile(r"^#+ [^\n]*\n+more information needed[ \t]*(?:\n+|\Z)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -28,9 +28,9 @@ def render_card(texts: Mapping[str, str], name: str, *, license: str | None = No
     """Render the card of a folder.
 
     Args:
-        texts: contents of the folder's small files, see `Sources`; a README.md's own text is kept.
-        name: of the repository or folder, for the title and the example.
-        license: such as "apache-2.0"; by default the README's, or the one of the known source.
+        texts: contents of the folder's small files, see `Sources`; the user's own text in README.md is kept.
+        name: name of the repository or folder, for the title and the example.
+        license: such as "apache-2.0"; None: that of the README, or of the known source.
         tags: more tags.
     """
     sources = Sources(texts)
@@ -45,7 +45,7 @@ def render_folder_card(folder: str | Path, *, name: str | None = None, license: 
     """Render the card of a folder of `save_pretrained`; see `render_card`.
 
     Raises:
-        ValueError: it holds no config.json.
+        ValueError: the folder holds no config.json.
     """
     folder = Path(folder)
     texts = {name: (folder / name).read_text(encoding="utf-8") for name in CARD_SOURCES if (folder / name).is_file()}
@@ -57,7 +57,7 @@ def render_folder_card(folder: str | Path, *, name: str | None = None, license: 
 
 
 def split_readme(text: str) -> tuple[dict[str, Any], str, str]:
-    """Front matter, and somebody's own text before and after our part."""
+    """Split a README into its front matter and the user's own text before and after our part."""
     match = _FRONT_MATTER.match(text)
     metadata = (yaml.safe_load(match[1]) if match else None) or {}
     body = text[match.end() :] if match else text

@@ -35,7 +35,7 @@ def _published_card(entry: Released) -> str:
 
 
 def folder_name(entry: Released) -> str:
-    """What to call the folder of a conversion, and a repository (at most 96 characters, no two hyphens in a row)."""
+    """Return the name of a conversion's folder or repository (at most 96 characters, no two hyphens in a row)."""
     name = f"{entry.name}-{entry.family}"
     if entry.variant in BIT_VARIANTS:
         kind = "teacher" if entry.family == "bit_teachers" else "distilled"
@@ -47,7 +47,7 @@ def folder_name(entry: Released) -> str:
 
 
 def _folder_texts(entry: Released) -> dict[str, str]:
-    """What the small files of the converted folder will say, as far as the catalog knows it."""
+    """Predict the small files of the converted folder from the catalog."""
     config = _configuration(entry)
     resolution = entry.facts.get("resolution")
     processor = build_processor(config, **(preprocessing_of_flexivit(entry.location) or {"preset": entry.preset}))

@@ -1,4 +1,4 @@
-"""Pushing to the Hub: weights, configuration, processor, card and results in one commit, or nothing."""
+"""Push to the Hub: weights, configuration, processor, card and results in one commit, or nothing."""
 
 import hashlib
 import json
@@ -37,8 +37,8 @@ from .remote_code import add_code
 _logger = logging.getLogger(__name__)
 
 _RESULTS, _OUR_RESULTS = ".eval_results/*.yaml", ".eval_results/hf_vit.yaml"
-_NOT_SAID = (MARK, MANIFEST, ".eval_results", ".gitattributes")  # of what is left out
-_NOT_LISTED = ("README.md", ".eval_results/*")  # in the manifest: people edit them on the Hub
+_NOT_SAID = (MARK, MANIFEST, ".eval_results", ".gitattributes")  # not pushed, without a message
+_NOT_LISTED = ("README.md", ".eval_results/*")  # not in the manifest, since people edit them on the Hub
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 _PROCESSOR = "preprocessor_config.json"
 _ATTEMPTS = 4
@@ -49,20 +49,15 @@ _Listed = dict[str, dict[str, Any]]  # name in the repository -> its entry in th
 
 
 class PushError(OSError):
-    """Why nothing was committed, in one sentence."""
+    """Failed push, with the reason in one sentence; nothing was committed."""
 
 
 class IncompleteCardError(PushError):
-    """The card lacks what whoever finds the model must know."""
+    """Push of a card with missing information, such as a licence."""
 
 
 class _Target(NamedTuple):
-    """Where to push, and how.
-
-    private: for a new repository; None leaves it to the owner's default.
-    revision: a branch, created where there is none.
-    create_pr: open a pull request instead of committing.
-    """
+    """Target and options of a push; see `push`."""
 
     repo_id: str
     private: bool | None = None
@@ -73,12 +68,13 @@ class _Target(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """What was pushed, or would be.
+    """Result of a push.
 
     commit: None for a dry run.
-    files, deleted: names in the repository; `files` with their sizes in bytes.
-    problems: what the card lacks, a sentence each.
-    left_out: what else the folder holds, which is no part of a model.
+    files: names in the repository -> size in bytes.
+    deleted: names of deleted files.
+    problems: problems of the card, a sentence each.
+    left_out: other files of the folder, which do not belong to a model.
     """
 
     commit: CommitInfo | None
@@ -89,7 +85,7 @@ class Pushed(NamedTuple):
 
 
 class _CardRequest(NamedTuple):
-    """What the card is to say that the folder does not, and whether it may lack something."""
+    """Additions to a card, and permission to push it with problems."""
 
     license: str | None
     tags: list[str]
@@ -97,7 +93,7 @@ class _CardRequest(NamedTuple):
 
 
 class _Remote(NamedTuple):
-    """A revision of the repository: its commit, None where it does not exist yet, and its files."""
+    """Revision of the repository: its commit (None if it does not exist yet) and its files."""
 
     sha: str | None
     names: list[str]
@@ -120,28 +116,33 @@ def push(
 ) -> Pushed:
     """Push a folder of `save_pretrained` to the Hub in one commit.
 
-    Of the folder goes what belongs to a model (weights, configuration, processor, README, results, code, ONNX), and
-    nothing else; with it a manifest of their hashes, which is checked when the model is loaded.
-    The card is rendered from what the folder says (see `hf_vit.hub.cards`); text that somebody wrote into the README of
-    the repository, or else of the folder, stays. Weights of an earlier push that this one replaces are deleted.
-    Whatever goes wrong, nothing was committed, and running it again goes on with what is not uploaded yet.
+    Only files that belong to a model are pushed (weights, configuration, processor, README, results, code, ONNX), with
+    a manifest of their hashes, which is checked when the model is loaded. The card is rendered from the folder (see
+    `hf_vit.hub.cards`); the user's own text in the README of the repository, or else of the folder, is kept. Weights of
+    an earlier push that this one replaces are deleted. If anything fails, nothing is committed; another run uploads
+    only what is missing.
 
     Args:
-        repo_id: "owner/name", or "name" for an own repository; created where there is none.
-        private: for a new repository; None leaves it to the owner's default.
-        revision: a branch, created where there is none.
+        folder: folder of `save_pretrained`, convert or training.
+        repo_id: "owner/name", or "name" for your own repository; created if it does not exist.
+        private: visibility of a new repository; None: the owner's default.
+        revision: a branch, created if it does not exist.
         create_pr: open a pull request instead of committing.
-        code: add the code, so that the model loads with `trust_remote_code=True` where hf_vit is not installed.
-        dry_run: only say what would be pushed.
-        license: such as "apache-2.0"; needed once, where the README does not name one and the source is not known.
+        code: add the code, so that the model loads with `trust_remote_code=True` without hf_vit.
+        dry_run: only return what would be pushed.
+        license: such as "apache-2.0"; needed once, if the README has none and the source is unknown.
         tags: more tags for the card.
-        allow_incomplete_card: push although `hf_vit.hub.card_check` finds something missing, such as a licence.
-        token: instead of the one of `hf auth login` or HF_TOKEN; False for none.
+        allow_incomplete_card: push even if `hf_vit.hub.card_check` finds problems, such as a missing licence.
+        message: message of the commit.
+        token: used instead of the token of `hf auth login` or HF_TOKEN; False for none.
+
+    Returns:
+        The commit, and the files that were pushed.
 
     Raises:
-        ValueError: the folder holds no model of hf_vit, or a symbolic link in its place; or the repository is not as
-            private as asked for.
-        PushError: the card is incomplete; the Hub cannot be reached, refuses, or breaks off; one sentence says why.
+        ValueError: the folder holds no model of hf_vit, or symbolic links; or the repository has another visibility
+            than `private`.
+        PushError: the card has problems, or the Hub cannot be reached or refuses; the message has the reason.
     """
     target = _Target(repo_id, private, revision, create_pr, message)
     files, left_out = _files_of(Path(folder))
@@ -153,10 +154,10 @@ def push(
 
 
 def _files_of(folder: Path) -> tuple[_Files, list[str]]:
-    """What of a folder goes to the Hub, and the names of what does not.
+    """Choose the files of a folder to push; also return the names of the others.
 
     Raises:
-        ValueError: the folder holds no configuration or no weights, or links to something in their place.
+        ValueError: the folder holds no configuration or no weights, or symbolic links.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; give one that save_pretrained, convert or training wrote")
@@ -179,7 +180,7 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
 
 
 def _with_code(files: _Files) -> _Files:
-    """The files and what `trust_remote_code=True` needs, see `add_code`."""
+    """Add the files for `trust_remote_code=True`, see `add_code`."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name in ("config.json", _PROCESSOR):
@@ -191,7 +192,7 @@ def _with_code(files: _Files) -> _Files:
 def _push_files(
     files: _Files, target: _Target, card: _CardRequest, *, token: str | bool | None = None, dry_run: bool = False
 ) -> Pushed:
-    """Commit files and their card; tries again where the Hub stumbles, or another pusher came in between."""
+    """Commit files and their card; retry if the Hub fails, or another commit came in between."""
     packages = versions_of(("hf_vit", "torch", "transformers"))
     api = HfApi(library_name="hf_vit", library_version=packages.pop("hf_vit"), token=token, user_agent=packages)
 
@@ -216,7 +217,7 @@ def _with_owner(api: HfApi, repo_id: str) -> str:
 
 
 def _check_repository(api: HfApi, target: _Target) -> bool:
-    """Whether it exists; an error if it does, but not as private as asked for."""
+    """Tell whether the repository exists; raise ValueError if it has another visibility than requested."""
     try:
         is_private = bool(api.model_info(target.repo_id).private)
     except RepositoryNotFoundError:
@@ -231,7 +232,7 @@ def _check_repository(api: HfApi, target: _Target) -> bool:
 
 
 def _make_place(api: HfApi, target: _Target, exists: bool) -> None:
-    """Create the repository and the branch; who suggests a change to another's need not have the right to."""
+    """Create the repository and the branch; a pull request needs no branch, nor the right to create one."""
     if not exists:
         api.create_repo(target.repo_id, private=target.private, exist_ok=True)
     if target.revision is not None and not target.create_pr and not target.revision.startswith("refs/pr/"):
@@ -257,7 +258,7 @@ def _commit(api: HfApi, files: _Files, listed: _Listed, target: _Target, card: _
         commit_description=target.description,
         revision=target.revision,
         create_pr=target.create_pr,
-        parent_commit=None if target.create_pr else remote.sha,  # or a card written meanwhile would be lost
+        parent_commit=None if target.create_pr else remote.sha,  # refuses to overwrite a later commit
     )
     return pushed._replace(commit=commit)
 
@@ -273,7 +274,7 @@ def _plan(
         files, problems = {**files, "README.md": text.encode()}, check_card(text)
         if (results := eval_results_file(texts, target.repo_id)) is not None:
             files = {_OUR_RESULTS: results.encode(), **files}
-    else:  # a processor comes before its model: there is nothing to say yet
+    else:  # a processor was pushed before its model: no card yet
         files = {name: content for name, content in files.items() if name != "README.md"}
     outdated = []
     if any(_WEIGHTS.fullmatch(name) for name in files):
@@ -287,7 +288,7 @@ def _plan(
 
 
 def _with_agreeing_processor(files: _Files, listed: _Listed, texts: dict[str, str]) -> tuple[_Files, _Listed]:
-    """The files, with an image processor that makes images of the model's size; `texts` is brought up to date."""
+    """Correct the image processor to the model's size, in the files and in `texts`."""
     if not {"config.json", _PROCESSOR} <= texts.keys():
         return files, listed
     config, stored = (parse_json(texts[name], name) for name in ("config.json", _PROCESSOR))
@@ -300,14 +301,14 @@ def _with_agreeing_processor(files: _Files, listed: _Listed, texts: dict[str, st
 
 
 def _entry_of(content: Path | bytes) -> dict[str, Any]:
-    """What the manifest says of a file."""
+    """Return the manifest's entry of a file."""
     if isinstance(content, bytes):
         return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     return {"size": content.stat().st_size, "sha256": sha256_of(content)}
 
 
 def _manifest(api: HfApi, listed: _Listed, remote: _Remote, target: _Target, outdated: list[str]) -> str | None:
-    """The manifest after a push: files that stay are listed as before; None where another program has that name."""
+    """Build the manifest after a push, with entries of unchanged files; None if another program's has this name."""
     earlier: _Listed = {}
     if (text := _text(api, {}, remote, target, MANIFEST)) is not None:
         found = read_manifest(text)
@@ -326,7 +327,7 @@ def _check_card(pushed: Pushed, target: _Target, card: _CardRequest) -> None:
 
 
 def _text(api: HfApi, files: _Files, remote: _Remote, target: _Target, name: str) -> str | None:
-    """A small file: the folder's, but for the README, which counts as the repository has it."""
+    """Return the text of a small file of the folder, else of the repository; for the README the other way round."""
     here, there = name in files, name in remote.names
     if there and (name == "README.md" or not here):
         return Path(api.hf_hub_download(target.repo_id, name, revision=remote.sha)).read_text(encoding="utf-8")
@@ -372,7 +373,7 @@ def _failures_explained(api: HfApi, target: _Target) -> Iterator[None]:
 
 @contextmanager
 def _uploads_unwrapped(target: _Target) -> Iterator[None]:
-    """huggingface_hub wraps what failed while a file was uploaded, after trying again by itself."""
+    """Unwrap errors of an upload, which huggingface_hub wraps after its own retries."""
     try:
         yield
     except RuntimeError as error:
@@ -422,13 +423,18 @@ def push_saved(
     code: bool = False,
     license: str | None = None,
 ) -> CommitInfo:
-    """`push_to_hub` of models and image processors: what `push` does, with the arguments of transformers.
+    """Push a model or an image processor as `push` does, with the arguments of transformers' `push_to_hub`.
 
-    What the card lacks is a warning, so that code written for any model works.
+    Problems of the card are warnings, so that code written for any model works.
 
     Args:
-        max_shard_size: of a weight file; a larger model is split.
-        code, license: as in `push`.
+        saved: an object with `save_pretrained`.
+        max_shard_size: largest size of a weight file; a larger model is split.
+        repo_id, private, token, revision, create_pr, tags, code, license: as in `push`.
+        commit_message, commit_description: texts of the commit.
+
+    Returns:
+        The commit.
     """
     message = commit_message or f"Upload {type(saved).__name__}"
     target = _Target(repo_id, private, revision, create_pr, message, commit_description)

@@ -1,4 +1,4 @@
-"""Remote code: the files that let a folder load where hf_vit is not installed, with `trust_remote_code=True`."""
+"""Remote code: files with which a folder loads without hf_vit, with `trust_remote_code=True`."""
 
 import inspect
 import json
@@ -17,15 +17,20 @@ _CONFIGURATION_OF = {config_class.model_type: config_class for config_class in C
 
 
 def add_code(folder: str | os.PathLike) -> list[str]:
-    """Copy the code into a folder of `save_pretrained`, and name its classes in `auto_map`.
+    """Copy the code into a folder of `save_pretrained`, and list its classes in `auto_map`.
 
-    Every Auto class finds its own there, so a classifier can be loaded as a bare model too.
+    All Auto classes are listed, so that a classifier can also be loaded as a bare model.
 
     Returns:
-        The names of the files that were written or changed.
+        Names of the files that were written or changed.
 
     Raises:
         ValueError: the folder holds no model of hf_vit.
+
+    Example:
+        >>> import hf_vit
+        >>> "modeling_hf_vit.py" in hf_vit.add_code("folder")
+        True
     """
     folder = Path(folder)
     config = _read_json(folder / "config.json")
@@ -46,12 +51,12 @@ def add_code(folder: str | os.PathLike) -> list[str]:
 
 
 def _auto_map(model_type: str) -> dict[str, str]:
-    """Of a configuration: Auto class -> file and class, such as "modeling_hf_vit.HfViTModel"."""
+    """Return Auto class -> file and class, such as "modeling_hf_vit.HfViTModel", for a model type."""
     return {name: _reference(its_class) for name, its_class in _classes(model_type).items()}
 
 
 def _code_files(model_type: str) -> list[Path]:
-    """The files that travel: those of the classes, and what they import from beside them."""
+    """List the files that travel: those of the classes, and the siblings that they import."""
     classes = (*_classes(model_type).values(), image_processing_hf_vit.HfViTImageProcessor)
     entries = [Path(inspect.getfile(cls)) for cls in classes]
     neighbours = [Path(file) for entry in entries for file in get_relative_import_files(entry)]
@@ -59,7 +64,7 @@ def _code_files(model_type: str) -> list[Path]:
 
 
 def _classes(model_type: str) -> dict[str, type]:
-    """Of a configuration: name of the Auto class -> class."""
+    """Return name of the Auto class -> class, for a model type."""
     config_class = _CONFIGURATION_OF[model_type]
     models = {
         auto.__name__: model_class for auto, model_class in AUTO_MODELS if model_class.config_class is config_class
