@@ -1,4 +1,4 @@
-"""What a run is going to do, said before it does it, and what came out."""
+"""Messages at the start and the end of a run: its plan and its results."""
 
 import math
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from .data import Split
 from .devices import describe_device
 from .settings import AUTO, TrainingSettings
 
-_LISTED = 4  # classes by name
+_LISTED = 4  # number of class names to list
 
 
 def announce(
     settings: TrainingSettings, accelerator: Accelerator, model: PreTrainedModel, split: Split, eval_split: Split | None
 ) -> None:
-    """Print what is trained, on what, how long, where, and where the result goes."""
+    """Print the plan of a run: model, data, length, device and output folder."""
     for name, text in _plan(settings, accelerator, model, split, eval_split):
         accelerator.print(f"{name:10}{text}")
 
@@ -48,7 +48,7 @@ def _plan(
 
 
 def _describe(split: Split) -> str:
-    """`244 images of 2 classes (ants, bees)`"""
+    """Summary of a split: `244 images of 2 classes (ants, bees)`."""
     images = f"{len(split):,} images"
     if split.label_column is None:
         return images
@@ -66,11 +66,11 @@ def _describe_evaluation(settings: TrainingSettings, split: Split | None) -> str
 
 
 def conclude(settings: TrainingSettings, accelerator: Accelerator, metrics: dict[str, Any]) -> None:
-    """Print what the model reached, where it is, and what to try next."""
+    """Print the results of a run, where they are saved, and the next commands to try."""
     output = settings.output_dir
     if "accuracy" in metrics:
         best = f"; best {metrics['best']:.2%} after step {metrics['best_step']:,}, in {Path(str(output), 'best')}"
         accelerator.print(f"accuracy {metrics['accuracy']:.2%} on {metrics['samples']:,} held-out images{best}")
     if Path(str(output), "report.html").exists():
-        accelerator.print(f"what it mistakes is shown in {Path(str(output), 'report.html')}")
+        accelerator.print(f"mistakes are shown in {Path(str(output), 'report.html')}")
     accelerator.print(f"saved in {output}; try: hf-vit predict {output} IMAGE, or hf-vit push {output} NAME")

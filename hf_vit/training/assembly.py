@@ -1,4 +1,4 @@
-"""The parts of a run, put together from its settings."""
+"""Build the parts of a run from its settings."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -47,7 +47,7 @@ def start(settings: DataSettings) -> Accelerator:
     """Start the accelerator.
 
     Raises:
-        SettingsError: other processes run than `num_processes` of the settings.
+        SettingsError: the number of processes is not `num_processes`.
     """
     keep_freed_memory()
     trackers = choose_trackers(settings.report_to) if isinstance(settings, TrainingSettings) else []
@@ -60,35 +60,35 @@ def start(settings: DataSettings) -> Accelerator:
     keep_float32_weights(accelerator)
     if settings.num_processes not in (None, accelerator.num_processes):
         raise SettingsError(
-            f"--num-processes is {settings.num_processes}, and {accelerator.num_processes} run; "
-            "`accelerate launch --cpu` starts one whatever it is told; "
-            "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu does not"
+            f"--num-processes is {settings.num_processes}, but {accelerator.num_processes} run. "
+            "`accelerate launch --cpu` always starts one; for several on CPUs use "
+            "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu"
         )
     start_server(settings.num_workers)
     return accelerator
 
 
 def output_of(settings: TrainingSettings) -> Path:
-    """The folder that a run writes to; the settings have been checked to name one."""
+    """Output folder of a run."""
     return Path(str(settings.output_dir))
 
 
 def checkpoints_of(settings: TrainingSettings) -> Path:
-    """The folder of a run's checkpoints."""
+    """Folder of a run's checkpoints."""
     return output_of(settings) / "checkpoints"
 
 
 def prepare_output(settings: TrainingSettings, accelerator: Accelerator) -> None:
-    """Make the folder of the run.
+    """Create the output folder of a run.
 
     Raises:
-        SettingsError: it holds another run, and the settings say neither `resume` nor `overwrite`.
-        FileExistsError: it is to be overwritten, and holds what is no part of a run.
+        SettingsError: it is not empty, and neither `resume` nor `overwrite` is set.
+        FileExistsError: `overwrite` is set, but the folder has files that no run wrote.
     """
     output = output_of(settings)
     if accelerator.is_main_process:
         if output.is_file():
-            raise SettingsError(f"--output-dir is {output}, which is a file; it must be a folder")
+            raise SettingsError(f"--output-dir is {output}, a file (expected a folder)")
         if output.exists() and any(output.iterdir()) and not settings.resume:
             if not settings.overwrite:
                 raise SettingsError(f"{output} is not empty: continue it with --resume, or delete it with --overwrite")
@@ -101,7 +101,7 @@ def prepare_output(settings: TrainingSettings, accelerator: Accelerator) -> None
 
 
 def write_recipe(settings: TrainingSettings) -> None:
-    """Write the settings of a run to its folder."""
+    """Write the settings of a run to its folder, as recipe.yaml."""
     write_text(output_of(settings) / "recipe.yaml", dump(settings))
 
 
@@ -144,19 +144,22 @@ def prepare_run(
     split: Split,
     shares: Shares,
 ) -> Run:
-    """Hand model and optimiser to the accelerator; what is random or scheduled stays a function of the step."""
+    """Prepare model and optimiser with the accelerator and collect the parts of the run.
+
+    Random numbers and learning rates do not come from Accelerate: they are functions of the step.
+    """
     num_steps = count_steps(settings, split)
     schedule = build_schedule(settings, num_steps)
     if settings.compile and is_xla(accelerator):
-        raise SettingsError("compile is true, and XLA compiles by itself: leave it false")
+        raise SettingsError("compile is true, but XLA always compiles: set compile to false")
     if settings.optimizer == "muon" and accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise SettingsError("optimizer is muon, which needs whole matrices, and DeepSpeed flattens them: use adamw")
+        raise SettingsError("optimizer is muon, but DeepSpeed flattens the matrices that it needs: use adamw")
     if settings.compile:
         compile_model(model, {*settings.patch_sizes, *settings.eval_patch_sizes})
     shard_by_layers(accelerator, model)
-    fused = accelerator.device.type in ("cpu", "cuda") and not is_sharded(accelerator)  # not every kernel takes shards
+    fused = accelerator.device.type in ("cpu", "cuda") and not is_sharded(accelerator)  # some kernels take no DTensors
     optimizer = build_optimizer(settings, model, fused)
-    prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding exchanges the parameters of both
+    prepared, optimizer = accelerator.prepare(model, optimizer)  # in one call: sharding replaces the parameters in both
     make_states(accelerator, optimizer.optimizer)
     normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)
     objective = _make_objective(settings, normalizer, model.config, split)
@@ -178,7 +181,7 @@ def _make_objective(settings: TrainingSettings, normalizer: Normalizer, config: 
 
 
 def count_steps(settings: TrainingSettings, split: Split) -> int:
-    """Optimiser steps of the run."""
+    """Number of optimiser steps of the run."""
     if settings.steps is not None:
         return settings.steps
     assert settings.epochs is not None
@@ -186,7 +189,7 @@ def count_steps(settings: TrainingSettings, split: Split) -> int:
 
 
 def train_transform(settings: TrainingSettings, config: Any) -> TrainTransform:
-    """The augmentation that the settings ask for, at the size and with the channels of a model's configuration."""
+    """Return the training augmentation for a model's image size and number of channels."""
     low, high = settings.crop_area
     return TrainTransform(
         as_pair(config.image_size),
@@ -205,7 +208,7 @@ def train_transform(settings: TrainingSettings, config: Any) -> TrainTransform:
 def training_batches(
     settings: TrainingSettings, split: Split, processor: Any, config: Any, shares: Shares, steps: range
 ) -> Iterable[dict[str, torch.Tensor]]:
-    """Batches for the steps in `steps`, one per forward of this process."""
+    """Return the training batches of this process for the steps in `steps`, one per forward."""
     transform = train_transform(settings, config)
     if settings.preset == "native":
         return native_loader(settings, split, transform, processor, shares, steps)
@@ -216,7 +219,7 @@ def training_batches(
 def evaluator(
     settings: TrainingSettings, accelerator: Accelerator, state: Run, split: Split | None, processor: Any, config: Any
 ) -> Callable[[], dict[str, float]]:
-    """A function that returns metrics of the model as it then is; without a split, none."""
+    """Return a function that evaluates the current model; without a split it returns no metrics."""
     if split is None:
         return dict
     samples = EvalSamples(split, processor, as_pair(config.image_size), config.num_channels)
@@ -238,16 +241,16 @@ def evaluator(
 def evaluation_batches(
     settings: DataSettings, accelerator: Accelerator, samples: EvalSamples
 ) -> tuple[DataLoader, dict[str, torch.Tensor]]:
-    """This process's batches, and a batch of padding."""
+    """Return the evaluation batches of this process, and one batch of padding."""
     size, workers = settings.eval_batch_size, settings.num_workers
     loader = eval_loader(samples, size, accelerator.num_processes, accelerator.process_index, workers)
     return loader, empty_batch(samples.padding(), size)
 
 
 def saver(accelerator: Accelerator, model: nn.Module, processor: Any, folder: Path) -> Callable[[], None]:
-    """A function that saves the model as it then is; every process must call it.
+    """Return a function that saves the current model; every process must call it.
 
-    It raises OSError when the model cannot be written; the one that was there still is.
+    It raises OSError if the model cannot be written; an older model in the folder is then unchanged.
     """
 
     def save() -> None:

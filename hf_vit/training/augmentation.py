@@ -1,7 +1,6 @@
 """Training augmentation of the original: inception crop, flip, RandAugment, on one PIL image.
 
-Everything random comes from the generator that the caller passes in, so that a sample looks the same however many
-worker processes there are.
+All randomness comes from the caller's generator, so that a sample does not depend on the number of worker processes.
 """
 
 import math
@@ -28,24 +27,24 @@ class Box(NamedTuple):
     width: int
 
     def scaled(self, down: float, across: float) -> "Box":
-        """The same part of the image at another size, of at least one pixel."""
+        """Return the same crop of an image whose height and width are scaled; each side is at least one pixel."""
         sides = max(round(self.height * down), 1), max(round(self.width * across), 1)
         return Box(int(self.top * down), int(self.left * across), *sides)
 
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """An image of any size and mode -> (height, width, channels) uint8.
+    """Training augmentation: an image of any size and mode -> (height, width, channels) uint8.
 
     Args:
         size: (height, width) of the result, in pixels.
         crop: "inception", "random" (a window of `size` from the image squashed to `resize`), "resmall" (a window of
             `size` from the image whose shorter side becomes `resize[0]`) or "none" (squash).
-        crop_area: smallest and largest share of the image that an inception crop keeps.
-        resize: (height, width) that a random crop is cut from; no less than `size` is taken.
-        antialias: whether shrinking averages pixels; the original does not.
-        reduced_decoding: whether a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size where the crop is still as large
-            as `size`; of inception crops and "none".
+        crop_area: smallest and largest area of an inception crop, as a share of the image's.
+        resize: (height, width) before a random crop; raised to `size` if it is smaller.
+        antialias: average pixels when shrinking; the original does not.
+        reduced_decoding: decode a JPEG at 1/2, 1/4 or 1/8 of its size if the crop is still as large as `size`; only
+            with crop "inception" or "none".
     """
 
     size: tuple[int, int]
@@ -60,7 +59,7 @@ class TrainTransform:
     reduced_decoding: bool = False
 
     def __call__(self, image: Image.Image, rng: np.random.Generator, box: Box | None = None) -> np.ndarray:
-        """Augment; `box` is the crop where it has been drawn, by `sample_box`."""
+        """Augment an image; `box` is a crop that `sample_box` has already drawn."""
         image = self.cut(to_mode(image, self.mode), rng, box)
         if self.flip and rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -69,13 +68,13 @@ class TrainTransform:
         return np.asarray(image).reshape(*self.size, -1)
 
     def sample_box(self, height: int, width: int, rng: np.random.Generator) -> Box:
-        """The part of an image of this size that an inception crop, or "none", keeps."""
+        """Draw the crop of an image of this size, for crop "inception" or "none"."""
         if self.crop == "inception":
             return sample_inception_box(height, width, self.crop_area, rng=rng)
         return Box(0, 0, height, width)
 
     def cut(self, image: Image.Image, rng: np.random.Generator, box: Box | None = None) -> Image.Image:
-        """The part of the image that is seen, at its final size."""
+        """Return the crop, resized to `size`."""
         if self.crop == "random":
             assert self.resize is not None
             height, width = (max(sides) for sides in zip(self.resize, self.size, strict=True))
@@ -93,20 +92,20 @@ class TrainTransform:
 
 
 def to_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Convert, with 16-bit grey scaled down to 8 bits, which PIL would cut off instead."""
+    """Convert an image to `mode`; 16-bit grey is scaled to 8 bits (PIL would clip it)."""
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image if image.mode == mode else image.convert(mode)
 
 
 def _random_corner(size: tuple[int, int], crop: tuple[int, int], rng: np.random.Generator) -> tuple[int, int]:
-    """(top, left) of a window of `crop` inside an image of `size`; any is as likely."""
+    """Draw (top, left) of a window of `crop` inside an image of `size`, uniformly."""
     top, left = (int(rng.integers(side - window + 1)) for side, window in zip(size, crop, strict=True))
     return top, left
 
 
 def _resize_and_crop(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
-    """The part in `box` of the image resized to `size`, (height, width), as big_vision's `resize_small` does it."""
+    """Resize to `size`, (height, width), as big_vision's `resize_small` does, and return the part in `box`."""
     levels = torch.from_numpy(np.array(image).reshape(image.height, image.width, -1)).permute(2, 0, 1)
     window = range(box.top, box.top + box.height), range(box.left, box.left + box.width)
     pixels = resize(levels, size, window, _RESIZE_SMALL)  # (channels, box.height, box.width)
@@ -137,14 +136,14 @@ def sample_inception_box(
     *,
     rng: np.random.Generator,
 ) -> Box:
-    """A random part of an image, as `tf.image.sample_distorted_bounding_box` draws it.
+    """Draw a random crop as `tf.image.sample_distorted_bounding_box` does.
 
-    The aspect ratio (width over height) is uniform; then the height is uniform among those whose area is allowed, which
-    is not what torchvision's RandomResizedCrop does (uniform area, log-uniform ratio).
+    The aspect ratio (width over height) is uniform. Then the height is uniform among those with an allowed area.
+    torchvision's RandomResizedCrop differs: its area is uniform and its ratio log-uniform.
 
     Args:
-        area: smallest and largest share of the image.
-        ratio: smallest and largest width over height; TensorFlow's default, which no original changes.
+        area: smallest and largest area, as a share of the image's.
+        ratio: smallest and largest width over height; TensorFlow's default, which all originals use.
     """
     for _ in range(_ATTEMPTS):
         size = _sample_crop_size(height, width, area, rng.uniform(*ratio), rng)
@@ -157,9 +156,9 @@ def sample_inception_box(
 def _sample_crop_size(
     height: int, width: int, area: tuple[float, float], ratio: float, rng: np.random.Generator
 ) -> tuple[int, int] | None:
-    """(height, width) of a crop with this ratio, or None when rounding leaves none that fits.
+    """Draw (height, width) of a crop with this ratio; None if no size fits after rounding.
 
-    `GenerateRandomCrop` of tensorflow/core/kernels/image/sample_distorted_bounding_box_op.cc.
+    Follows `GenerateRandomCrop` of tensorflow/core/kernels/image/sample_distorted_bounding_box_op.cc.
     """
     smallest, largest = (share * height * width for share in area)
     max_height = round(math.sqrt(largest / ratio))
@@ -179,5 +178,5 @@ def _sample_crop_size(
 
 
 def sample_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """The generator of one sample in one epoch."""
+    """Return the random generator of one sample in one epoch."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch, index))))

@@ -1,4 +1,4 @@
-"""Which positions of the endless sequence make a batch, on which process and in which worker."""
+"""Batch samplers: the sample positions of each batch, process and worker."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ import torch
 
 from .orders import LaneOrder
 
-_IMBALANCE = 4 / 3  # of the busiest worker's share over the mean: beyond, workers share lanes
+_IMBALANCE = 4 / 3  # largest ratio of the busiest worker's lanes to the mean; above it, workers share lanes
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How one optimiser step is divided: batch_size = per_device * processes * accumulation."""
+    """Division of an optimiser step: batch_size = per_device * processes * accumulation."""
 
     batch_size: int
     per_device: int
@@ -29,21 +29,21 @@ class Shares:
 
     @property
     def accumulation(self) -> int:
-        """Forwards of each process per optimiser step."""
+        """Number of forwards per process and optimiser step."""
         return self.batch_size // (self.per_device * self.processes)
 
     def micro_batch(self, forward: int) -> int:
-        """Number of the micro-batch within its step that this process sees in one forward."""
+        """Number, within the step, of this process's micro-batch in one forward."""
         return forward * self.processes + self.rank
 
     def positions(self, step: int, forward: int) -> range:
-        """What this process sees in one forward of one step."""
+        """Sample positions of this process in one forward of one step."""
         start = step * self.batch_size + self.micro_batch(forward) * self.per_device
         return range(start, start + self.per_device)
 
 
 class StepBatches:
-    """Batch sampler: the positions of this process, forward by forward, from one step to another."""
+    """Batch sampler: the positions of this process, one batch per forward, for a range of steps."""
 
     def __init__(self, shares: Shares, start_step: int, num_steps: int):
         self.shares, self.start_step, self.num_steps = shares, start_step, num_steps
@@ -58,12 +58,12 @@ class StepBatches:
 
 
 class LaneBatches:
-    """Batch sampler for shards that are read in blocks: for each forward as many lists as there are workers.
+    """Batch sampler for shards that are read in blocks: for each forward, one list of positions per worker.
 
-    Of the positions of a forward over all processes, which are as they are for any number of these, process r sees
-    those that leave r when divided by their number. So a lane is one process's where their number divides that of
-    the lanes, and one worker's where lanes can be dealt out to the workers evenly enough. Elsewhere its blocks are
-    read by several.
+    The positions of a forward over all processes do not depend on the number of processes. Process r takes every
+    position with position % processes == r. If the number of processes divides the number of lanes, each lane belongs
+    to one process. If the lanes can also be shared evenly among the workers, each lane belongs to one worker.
+    Otherwise several workers read the same blocks.
     """
 
     def __init__(self, shares: Shares, order: LaneOrder, steps: range, workers: int):
@@ -93,7 +93,7 @@ class LaneBatches:
 
 
 class JoinedBatches:
-    """The batches of a loader whose workers each make a part of them, in the order of their positions."""
+    """Batches joined from the parts of all workers, with samples in the order of their positions."""
 
     def __init__(self, loader: Iterable[dict[str, torch.Tensor]], workers: int, pins_memory: bool):
         self.loader, self.workers, self.pins_memory = loader, workers, pins_memory
@@ -111,9 +111,10 @@ class JoinedBatches:
 
 
 def runs_of_rows(length: int, processes: int, rank: int, workers: int, batch_size: int) -> list[list[int]]:
-    """Batches of rows, every row once over all processes; those of a process and of each of its workers are a run.
+    """Return batches of row numbers that cover every row once over all processes.
 
-    The batches of workers take turns, as a loader deals them out.
+    Each process, and each of its workers, reads consecutive rows. Batches of the workers alternate, because a
+    DataLoader gives batches to its workers in turn.
     """
     runs = [_cut(_cut(range(length), processes, rank), workers, worker) for worker in range(workers)]
     turns = range(0, len(runs[0]), batch_size)
@@ -121,7 +122,7 @@ def runs_of_rows(length: int, processes: int, rank: int, workers: int, batch_siz
 
 
 def _cut(rows: range, parts: int, number: int) -> range:
-    """One of some runs of nearly equal length, the longer ones first."""
+    """Return one of `parts` ranges of nearly equal length, the longer ones first."""
     length, longer = divmod(len(rows), parts)
     begin = number * length + min(number, longer)
     return rows[begin : begin + length + (number < longer)]

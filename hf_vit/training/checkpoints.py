@@ -1,10 +1,10 @@
-"""Checkpoints that survive a crash: whole or absent, checked when read, the newest few kept, written beside training.
+"""Checkpoints that survive a crash, written in the background.
 
 A checkpoint is a folder `step_00000120` of safetensors files, `state.json`, and `checksums.json` with the SHA-256 of
-each. `torch.distributed.checkpoint` writes and reads the tensors: every process its part, at the same time, and on any
-number of processes again. All is written under a hidden name, flushed to disk and renamed, so that a crash leaves the
-checkpoint before it. Nothing is pickled. What is random in training is a function of (seed, step, micro-batch): there
-are no generator states to keep.
+each file. `torch.distributed.checkpoint` writes and reads the tensors: each process writes its part, and any number of
+processes can read them. A checkpoint is written under a hidden name, flushed to disk and renamed; after a crash, the
+checkpoint before it is intact. Nothing is pickled. Random numbers in training are functions of (seed, step,
+micro-batch), so no generator state is saved.
 """
 
 import json
@@ -32,8 +32,8 @@ from ..files.download import sha256_of
 from ..files.output import flush_to_disk
 from .groups import cpu_group
 
-FORMAT = 2  # of a checkpoint; the first had whole tensors in one file for each group
-_FILE_BYTES = 2**30  # of one file: it is held in memory once more while it is written
+FORMAT = 2  # version of the format; version 1 had one file of whole tensors for each group
+_FILE_BYTES = 2**30  # size of one file; writing needs as much memory again
 
 Tensors = dict[str, torch.Tensor]
 
@@ -42,8 +42,8 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        folder: created with the first of them.
-        keep: how many of the newest stay.
+        folder: created with the first checkpoint.
+        keep: number of newest checkpoints to keep.
     """
 
     def __init__(self, folder: Path, keep: int):
@@ -52,12 +52,12 @@ class Checkpoints:
         self._saving: tuple[Future, _Writer] | None = None
 
     def save(self, step: int, tensors: Tensors, state: dict[str, Any]) -> None:
-        """Begin to save tensors and JSON-able state; every process must call it.
+        """Start saving tensors and a state of JSON values; every process must call it.
 
-        The tensors may change when it returns, and the checkpoint is there after `wait`.
+        The tensors may change after it returns. The checkpoint is complete after `wait`.
 
         Raises:
-            OSError: the checkpoint before could not be written; earlier ones are as they were.
+            OSError: the previous checkpoint could not be written; earlier ones are unchanged.
         """
         self.wait()
         content = json.dumps({**state, "format": FORMAT}) if _rank() == 0 else ""
@@ -68,10 +68,10 @@ class Checkpoints:
         )
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written, if there is one.
+        """Wait for the checkpoint that is being written, if any.
 
         Raises:
-            OSError: it could not be written; earlier ones are as they were.
+            OSError: it could not be written; earlier ones are unchanged.
         """
         if self._saving is None:
             return
@@ -84,17 +84,17 @@ class Checkpoints:
             if not isinstance(failure, OSError):
                 raise
             hint = "; all processes must see this folder" if isinstance(failure, FileNotFoundError) else ""
-            raise OSError(f"{writer.target} cannot be written: {failure.strerror or failure}{hint}") from error
+            raise OSError(f"cannot write {writer.target}: {failure.strerror or failure}{hint}") from error
         finally:
             self._saving = None
 
     def paths(self) -> list[Path]:
-        """The folders of the checkpoints, oldest first."""
+        """Folders of the checkpoints, oldest first."""
         return sorted(path for path in self.folder.glob("step_*") if re.fullmatch(r"step_\d{8}", path.name))
 
     def newest(self) -> tuple[Path | None, list[str]]:
-        """The newest whole checkpoint, and a sentence for each newer one that is damaged."""
-        with suppress(OSError):  # its sentence is not the one that is asked for
+        """Return the newest intact checkpoint, and a message for each newer one that is damaged."""
+        with suppress(OSError):  # a failed save is reported elsewhere
             self.wait()
         complaints = []
         for path in reversed(self.paths()):
@@ -106,12 +106,12 @@ class Checkpoints:
 
 
 class _Writer(HuggingFaceStorageWriter):
-    """Writes one checkpoint: this process's part, and on the first process what makes it whole.
+    """Writer of one checkpoint: each process writes its part, and the first one completes it.
 
     Args:
-        state: the content of state.json; only the first process needs it.
-        keep: how many checkpoints stay.
-        files: number of the file, from 1, of each tensor.
+        state: content of state.json; only the first process needs it.
+        keep: number of checkpoints to keep.
+        files: file number of each tensor, from 1.
     """
 
     def __init__(self, folder: Path, step: int, state: str, keep: int, files: dict[str, int]):
@@ -121,18 +121,18 @@ class _Writer(HuggingFaceStorageWriter):
         self.state, self.keep = state, keep
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Leave the folder to the first process."""
+        """Return the plan as it is; the first process creates the folder."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Make the folder, before any process writes; what a killed run left goes."""
+        """Create the folder before any process writes, and delete unfinished ones of a killed run."""
         for unfinished in self.target.parent.glob(".*"):
             shutil.rmtree(unfinished)
         Path(self.path).mkdir(parents=True)
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> WriteFuture:
-        """Write this process's files; the result is (name, SHA-256) of each."""
+        """Write this process's files; the result is (name, SHA-256) of each one."""
         written = super().write_data(plan, planner).value()
         names = sorted({result.storage_data.relative_path for result in written})
         hashed: WriteFuture = WriteFuture()
@@ -140,7 +140,7 @@ class _Writer(HuggingFaceStorageWriter):
         return hashed
 
     def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
-        """Complete the checkpoint and give it its name, on the first process when all have written."""
+        """Complete and rename the checkpoint, on the first process after all have written."""
         draft = Path(self.path)
         (draft / "state.json").write_bytes(self.state.encode())
         sums = dict(pair for share in results for pair in share)
@@ -148,7 +148,7 @@ class _Writer(HuggingFaceStorageWriter):
         (draft / "checksums.json").write_bytes(json.dumps(sums, indent=1).encode())
         for entry in (draft / "state.json", draft / "checksums.json", draft):
             flush_to_disk(entry)
-        if self.target.exists():  # a damaged one, or training would not have come here again
+        if self.target.exists():  # damaged: training never repeats the step of an intact one
             shutil.rmtree(self.target)
         os.rename(draft, self.target)
         flush_to_disk(self.target.parent)
@@ -157,9 +157,9 @@ class _Writer(HuggingFaceStorageWriter):
 
 
 def _exchange() -> dict[str, Any]:
-    """How processes talk about saving and loading; every process must call it."""
+    """Arguments of torch's `save` and `load` for communication; every process must call it."""
     if not dist.is_initialized():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as it is to be
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # intended
     return {"process_group": cpu_group("checkpoints"), "no_dist": not dist.is_initialized()}
 
 
@@ -169,10 +169,10 @@ def _rank() -> int:
 
 @torch.no_grad()
 def _copy_share(tensors: Tensors) -> dict[str, Any]:
-    """Copy what this process saves: its parts of sharded tensors, and its share of the others, so that one copies each.
+    """Copy the tensors that this process saves: its parts of sharded tensors, and its share of the others.
 
-    Every process must have the same tensors in the same order. (torch's `async_save` copies all of them, and those that
-    are sharded thrice.)
+    Every process must have the same tensors in the same order. torch's `async_save` is not used: it copies all tensors,
+    and sharded ones three times.
     """
     loads = [0] * (dist.get_world_size() if dist.is_initialized() else 1)
     share = {}
@@ -186,7 +186,7 @@ def _copy_share(tensors: Tensors) -> dict[str, Any]:
 
 
 def _distribute(tensors: Tensors) -> dict[str, int]:
-    """The number of the file of each tensor, so that none is much larger than 1 GiB."""
+    """Assign a file number to each tensor, so that no file is much larger than 1 GiB."""
     files, size = {}, 0
     for name, tensor in tensors.items():
         files[name] = 1 + size // _FILE_BYTES
@@ -195,12 +195,12 @@ def _distribute(tensors: Tensors) -> dict[str, int]:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What a checkpoint holds besides tensors."""
+    """Read the content of a checkpoint's state.json."""
     return json.loads((path / "state.json").read_text(encoding="utf-8"))
 
 
 def damage(path: Path) -> str | None:
-    """Say what is wrong with a checkpoint; None for an intact one."""
+    """Describe the damage of a checkpoint; None for an intact one."""
     try:
         sums = json.loads((path / "checksums.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -215,9 +215,10 @@ def damage(path: Path) -> str | None:
 
 
 def whole_model(model: torch.nn.Module, keep: bool) -> Tensors:
-    """The model's state dict, whole and on the CPU, where `keep` is set, and elsewhere nothing; each process calls it.
+    """Return the model's whole state dict on the CPU where `keep` is set, else an empty one.
 
-    One sharded tensor after the other is gathered, so that a process that does not keep them holds one at a time.
+    Every process must call it. Sharded tensors are gathered one by one, so that a process without `keep` holds one at a
+    time.
     """
     tensors = {}
     for name, tensor in model.state_dict().items():
@@ -228,7 +229,7 @@ def whole_model(model: torch.nn.Module, keep: bool) -> Tensors:
 
 
 def run_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Tensors | None = None) -> Tensors:
-    """The tensors of a run as they lie: `model/name`, `optimizer/name of the parameter/name` and `average/name`."""
+    """Return the tensors of a run by name: `model/NAME`, `optimizer/PARAMETER/NAME` and `average/NAME`."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -240,13 +241,15 @@ def run_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, averag
 def restore(
     path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Tensors | None = None
 ) -> None:
-    """Read a checkpoint into a run in place, each process what it holds; every process must call it.
+    """Restore the tensors of a run in place from a checkpoint; every process must call it.
 
     Raises:
-        ValueError: the tensors are those of another model, or of an earlier version.
+        ValueError: the tensors belong to another model, or an earlier version of hf_vit wrote them.
     """
     if read_state(path).get("format") != FORMAT:
-        raise ValueError(f"cannot resume from {path}: an earlier version wrote it; finish the run with that version")
+        raise ValueError(
+            f"cannot resume from {path}: an earlier version of hf_vit wrote it; finish the run with that version"
+        )
     saved: Any = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata  # name -> type and shape
     optimizer.state.clear()
     tensors = run_tensors(model, optimizer, average)
@@ -259,20 +262,21 @@ def restore(
     differing = tensors.keys() ^ saved.keys()
     differing |= {name for name in tensors.keys() & saved.keys() if tensors[name].shape != saved[name].size}
     if differing:
-        raise ValueError(f"the checkpoint has other tensors than the run: {sorted(differing)}")
+        raise ValueError(f"cannot resume from {path}: its tensors differ from the run's: {sorted(differing)}")
     read: Any = {
         name: torch.empty_like(t, device="cpu") if t.device.type == "xla" else t for name, t in tensors.items()
     }
     load_tensors(read, storage_reader=HuggingFaceStorageReader(str(path)), **_exchange())
     for name, tensor in tensors.items():
-        if read[name] is not tensor:  # its memory cannot be written to
+        if read[name] is not tensor:  # on XLA
             tensor.copy_(read[name])
 
 
 def _empty_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, saved: Any) -> torch.Tensor:
-    """Room for a tensor of the optimiser's state, of the type that was saved: a bfloat16 momentum stays one.
+    """Return an empty tensor for a saved tensor of the optimiser's state, with its dtype.
 
-    It lies as the parameter does; a count is on the CPU, unless the optimiser updates it on the device.
+    It has the device and sharding of the parameter. A step count is on the CPU unless the optimiser updates it on the
+    device.
     """
     dtype = saved.properties.dtype
     if saved.size == parameter.shape:

@@ -1,4 +1,4 @@
-"""The columns of images and of labels, found by their types."""
+"""Find the image column and the label column of a data set by their types."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,25 +7,26 @@ import datasets
 
 
 def is_image(feature: Any) -> bool:
-    """Whether a column has images."""
+    """Tell whether a column has images."""
     return isinstance(feature, datasets.Image)
 
 
 def is_list_of(feature: Any, kind: type) -> bool:
-    """Whether a column has lists of something."""
+    """Tell whether a column has lists of `kind`."""
     return isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, kind)
 
 
 def find_column(
     features: Mapping[str, Any], name: str | None, fits: Callable[[Any], bool], what: str, option: str
 ) -> str:
-    """The column called `name`, or else the one column that fits.
+    """Return the column called `name`; without a name, the only column that fits.
 
     Args:
-        what: the kind of column, and `option`, how to name one: for the message.
+        what: kind of the column, in the message.
+        option: command-line option that names the column, in the message.
 
     Raises:
-        ValueError: listing the columns, when there is no such column, or not exactly one that fits.
+        ValueError: there is no such column, or not exactly one fits; the message lists the columns.
     """
     if name is not None:
         if name not in features:
@@ -41,7 +42,7 @@ def find_column(
 
 
 def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
-    """The column called `name`, or else the one of class labels; else of lists of them; else of whole numbers."""
+    """Return the column called `name`; by default that of class labels, else of lists of them, else of integers."""
     kinds: tuple[Callable[[Any], bool], ...] = (
         lambda feature: isinstance(feature, datasets.ClassLabel),
         lambda feature: is_list_of(feature, datasets.ClassLabel),
@@ -54,7 +55,7 @@ def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
 
 
 def no_classes(features: Mapping[str, Any]) -> ValueError:
-    """The error for images without labels."""
+    """Return the error for images without labels."""
     columns = ", ".join(f"{column} ({_describe_feature(feature)})" for column, feature in features.items())
     return ValueError(
         f"the images have no classes (columns: {columns}); make a folder of images for each of two classes or more "

@@ -1,13 +1,13 @@
-"""The learning curve as lines and marks of an SVG picture."""
+"""Coordinates of the learning curve's SVG picture."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-WIDTH, HEIGHT = 460, 200  # of the frame, in units of the picture
+WIDTH, HEIGHT = 460, 200  # size of the frame, in SVG units
 PANELS = (("loss", "loss", "eval_loss"), ("accuracy", "accuracy", "eval_accuracy"))
-_MARKS = 4  # on an axis, about
+_MARKS = 4  # approximate number of marks on an axis
 
 
 class Line(NamedTuple):
@@ -25,7 +25,7 @@ class Mark(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One picture: y is 0 at the top."""
+    """One plot; y is 0 at the top."""
 
     title: str
     lines: list[Line]
@@ -34,7 +34,7 @@ class Panel(NamedTuple):
 
 
 def draw_panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
-    """Panels of loss and accuracy, of those that a run's history has."""
+    """Return the panels of loss and accuracy, as far as the history has them."""
     return [panel for names in PANELS if (panel := _draw(history, *names))]
 
 
@@ -67,7 +67,7 @@ def _draw(history: Sequence[dict[str, Any]], title: str, training: str, held_out
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two bounds: multiples of 1, 2 or 5 times a power of ten."""
+    """Return round numbers between two bounds: multiples of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / _MARKS
     power = 10.0 ** np.floor(np.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)

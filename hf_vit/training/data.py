@@ -1,8 +1,8 @@
-"""From a data set to batches: which sample is seen when, by which process, and what workers hand over.
+"""Data sets and loaders: samples of training and evaluation, and their batches.
 
-Training reads an endless sequence of positions: epoch after epoch, each in an order of its own. Optimiser step s takes
-positions s * batch_size and following; processes and accumulated forwards share them. So where training stands in
-the data is the number of the step, on any number of processes and workers.
+Training reads an endless sequence of positions: one epoch after another, each in its own order. Optimiser step s takes
+the positions from s * batch_size to (s + 1) * batch_size; processes and accumulated forwards share them. The number of
+the step alone determines the samples, on any number of processes and workers.
 """
 
 import io
@@ -28,12 +28,12 @@ from .shard_index import Columns, open_index
 from .shards import Shards
 from .workers import worker_options
 
-UNREADABLE = (OSError, ValueError, SyntaxError, TypeError, EOFError, Image.DecompressionBombError)  # of pictures
+UNREADABLE = (OSError, ValueError, SyntaxError, TypeError, EOFError, Image.DecompressionBombError)  # raised by PIL
 
 
 @dataclass
 class Split:
-    """A data set with undecoded images, and what its labels mean."""
+    """A split of a data set, with undecoded images, and the meaning of its labels."""
 
     samples: Any  # datasets.Dataset or Shards
     image_column: str
@@ -41,13 +41,13 @@ class Split:
     label_names: list[str] | None
     num_labels: int
     multi_label: bool = False
-    numbers: list[int] | None = None  # for each of the data's class numbers the one that counts; None: the same
+    numbers: list[int] | None = None  # the data's class number -> the one to use; None: the same
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def label(self, sample: dict) -> Any:
-        """A class number; for several labels, indicators (num_labels,); -1 without labels."""
+        """Return a sample's class number; -1 without a label; indicators (num_labels,) if it may have several."""
         if self.label_column is None:
             return -1
         label = sample[self.label_column]
@@ -58,18 +58,18 @@ class Split:
         return indicators
 
     def class_numbers(self, purpose: str = "it") -> np.ndarray:
-        """The class number of each image (images,), -1 where it has none.
+        """Return the class number of each image, (images,); -1 for no label.
 
         Args:
-            purpose: what needs them, for errors.
+            purpose: the setting that needs them, for errors.
 
         Raises:
-            ValueError: images have no labels, or several, or are in shards, whose labels are not all read beforehand.
+            ValueError: images have no labels, or several, or lie in shards, whose labels are not read in advance.
         """
         kind = "images with several labels" if self.multi_label else "images without labels"
         if self.multi_label or self.label_column is None or isinstance(self.samples, Shards):
             kind = "shards" if isinstance(self.samples, Shards) else kind
-            raise ValueError(f"{purpose}, which counts images of classes, not {kind}")
+            raise ValueError(f"{purpose}, which counts images per class: this does not work with {kind}")
         column = str(self.label_column)
         labels = self.samples.select_columns([column]).with_format("numpy")[column][:]
         return np.array([-1 if label is None else self._renumber(int(label)) for label in labels])
@@ -86,15 +86,15 @@ def open_split(
     counts_labels: bool = True,
     together: int | None = None,
 ) -> Split:
-    """Find images and labels by the types of the columns.
+    """Open a split: find the columns of images and labels, and read the class names.
 
     Args:
         samples: a `datasets.Dataset`, or the names of shards, which are indexed.
-        counts_labels: whether to look at all labels of shards, which may have no names, for how many there are.
-        together: rows of shards that are shuffled together.
+        counts_labels: count the classes of shards without class names by reading all labels.
+        together: number of rows of shards that are shuffled together.
 
     Raises:
-        ValueError: listing the columns, when there is not exactly one that fits.
+        ValueError: not exactly one column fits; the message lists the columns.
     """
     if isinstance(samples, list):
         return _open_shards(samples, Columns(image_column, label_column, needs_labels, counts_labels), together)
@@ -106,12 +106,12 @@ def open_split(
     label_column = find_label_column(features, label_column)
     feature = features[label_column]
     if needs_labels and samples.data.column(label_column).null_count == len(samples.data) > 0:
-        raise no_classes(features)  # as `datasets` reads folders of which one alone has images
+        raise no_classes(features)  # `datasets` reads a single folder of images so
     if isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string"):
         samples = samples.class_encode_column(label_column)
         feature = samples.features[label_column]
     multi_label = is_list_of(feature, datasets.ClassLabel)
-    class_label = getattr(feature, "feature", feature)  # of a list what it is of
+    class_label = getattr(feature, "feature", feature)  # the feature of a list's entries
     if isinstance(class_label, datasets.ClassLabel):
         names = class_label.names
         return Split(samples, image_column, label_column, names, len(names), multi_label)
@@ -130,16 +130,16 @@ def _open_shards(files: list[str], columns: Columns, together: int | None) -> Sp
 
 
 def _count_labels(samples: datasets.Dataset, column: str) -> int:
-    """Labels without names are class numbers from 0 on."""
+    """Number of classes of labels without names: class numbers from 0."""
     return int(max(samples.with_format("numpy")[column])) + 1
 
 
 def decode(sample: dict, reduce_to: Callable[[int, int], tuple[int, int]] | None = None) -> Image.Image | None:
-    """Read {"bytes": ..., "path": ...}; None for a picture that cannot be read.
+    """Decode an image given as {"bytes": ..., "path": ...}; None if it cannot be read.
 
     Args:
-        reduce_to: for the height and width of the picture, those that are enough; a JPEG is then decoded at 1/2, 1/4 or
-            1/8 of its size if that is at least as large.
+        reduce_to: (height, width) of the image -> (height, width) that are enough. A JPEG is decoded at 1/2, 1/4 or 1/8
+            of its size if that is at least as large.
     """
     try:
         content = sample["bytes"] if sample["bytes"] is not None else Path(sample["path"]).read_bytes()
@@ -155,7 +155,7 @@ def decode(sample: dict, reduce_to: Callable[[int, int], tuple[int, int]] | None
 
 
 class TrainSamples(Dataset):
-    """Position in the endless sequence -> an augmented sample; one after it stands in for a broken image."""
+    """Augmented samples by position in the endless sequence; a later sample replaces an unreadable image."""
 
     def __init__(self, split: Split, transform: TrainTransform, seed: int, class_sampling: str = "natural"):
         if len(split) == 0:
@@ -177,14 +177,14 @@ class TrainSamples(Dataset):
         raise ValueError(f"none of the {len(self.split)} images can be read")
 
     def augment(self, picture: dict, rng: np.random.Generator) -> dict[str, np.ndarray] | None:
-        """The entry "image" of a batch, and others; None for a picture that cannot be read."""
+        """Return the sample's "image" and other entries; None for an image that cannot be read."""
         if not self.transform.reduced_decoding:
             image = decode(picture)
             return None if image is None else {"image": self.transform(image, rng)}
         drawn: list[tuple[Box, int, int]] = []
 
         def reduce_to(height: int, width: int) -> tuple[int, int]:
-            """The size at which the crop has as many pixels as the result."""
+            """Return the image size at which the crop is as large as the result."""
             box = self.transform.sample_box(height, width, rng)
             drawn.append((box, height, width))
             rows, columns = self.transform.size
@@ -197,7 +197,7 @@ class TrainSamples(Dataset):
         return {"image": self.transform(image, rng, box.scaled(image.height / height, image.width / width))}
 
     def __getitems__(self, positions: list[int]) -> list[dict[str, Any]]:
-        """Samples of some positions; blocks of shards are fetched together, and those of the next ones meanwhile."""
+        """Return the samples of some positions; their blocks of shards, and those of the next ones, are prefetched."""
         if not (isinstance(self.order, LaneOrder) and self.split.samples.holds_blocks):
             return [self[position] for position in positions]
         self._prefetch(self.order, positions)
@@ -211,7 +211,7 @@ class TrainSamples(Dataset):
         self.split.samples.prefetch([order.place(*divmod(position, len(self.split))) for position in positions])
 
     def _read(self, epoch: int, place: int) -> tuple[int, int, dict[str, Any]]:
-        """How often the row at a place of an epoch has come before, its number, and the row."""
+        """Return (earlier visits, row number, row) at a place of an epoch."""
         if isinstance(self.order, LaneOrder):
             found = self.order.place(epoch, place)
             return epoch, found.row, self.split.samples.read(found)
@@ -219,7 +219,7 @@ class TrainSamples(Dataset):
         return visit, row, self.split.samples[row]
 
     def find(self, epoch: int, place: int) -> tuple[int, int]:
-        """How often the row at a place of an epoch has come before, and its number."""
+        """Return (number of earlier visits, row number) at a place of an epoch."""
         if isinstance(self.order, BalancedOrder):
             row, visit = self.order.draw(epoch, place)
             return visit, row
@@ -227,14 +227,14 @@ class TrainSamples(Dataset):
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Samples -> image (batch, height, width, channels) uint8, and label and the other entries as tensors."""
+    """Stack samples into tensors: "image" (batch, height, width, channels) uint8, "label" and the other entries."""
     if not samples:
         return {}
     return {name: torch.from_numpy(np.stack([sample[name] for sample in samples])) for name in samples[0]}
 
 
 class EvalSamples(Dataset):
-    """Index -> a sample as the image processor prepares it; `valid` is False for an image that cannot be read."""
+    """Evaluation samples by index, prepared by the image processor; `valid` is False for an unreadable image."""
 
     def __init__(self, split: Split, processor: Any, size: tuple[int, int], channels: int = 3):
         self.split, self.processor, self.size, self.channels = split, processor, size, channels
@@ -246,31 +246,31 @@ class EvalSamples(Dataset):
         return self.prepare(self.split.samples[index], index)
 
     def prepare(self, sample: dict, index: int) -> dict[str, Any]:
-        """One sample of the split, ready to be collated."""
+        """Return one sample, ready for `collate`."""
         image = decode(sample[self.split.image_column])
         if image is None:
             return {**self.padding(), "index": index}
         return {**self._pixels(image), "label": self.split.label(sample), "valid": True, "index": index}
 
     def _pixels(self, image: Image.Image) -> dict[str, Any]:
-        """What the processor makes of an image; with the preset "native", its patches and how they lie."""
+        """Run the processor on an image; with preset "native" the result is patches and their grid."""
         entries = {name: values[0] for name, values in self.processor(image, return_tensors="np").items()}
         return {"image": entries.pop("pixel_values"), **entries}
 
     def padding(self) -> dict[str, Any]:
-        """A sample that is none: its index is -1."""
+        """Return a padding sample, with index -1."""
         label = np.zeros(self.split.num_labels, np.float32) if self.split.multi_label else -1
         return {**self._nothing, "label": label, "valid": False, "index": -1}
 
     @cached_property
     def _nothing(self) -> dict[str, Any]:
-        """A black image."""
+        """Entries of a black image."""
         height, width = self.size
         return self._pixels(Image.new("RGB" if self.channels == 3 else "L", (width, height)))
 
 
 def _worker_options(split: Split, num_workers: int) -> dict[str, Any]:
-    """Arguments of a DataLoader; a forked worker would share, and break, connections that a thread of fsspec serves."""
+    """Arguments of a DataLoader; workers are spawned where a thread of fsspec has connections, which a fork breaks."""
     options = worker_options(num_workers)
     if num_workers and isinstance(split.samples, Shards) and split.samples.is_served_by_thread:
         options.setdefault("multiprocessing_context", "spawn")
@@ -286,7 +286,7 @@ def train_loader(
     num_workers: int,
     class_sampling: str = "natural",
 ) -> Iterable[dict[str, torch.Tensor]]:
-    """Batches for the steps in `steps`, one per forward; each process makes its own."""
+    """Return the training batches of this process for the steps in `steps`, one per forward."""
     samples = TrainSamples(split, transform, seed, class_sampling)
     if isinstance(samples.order, LaneOrder) and split.samples.holds_blocks:
         parts, pins = LaneBatches(shares, samples.order, steps, max(num_workers, 1)), torch.cuda.is_available()
@@ -297,11 +297,11 @@ def train_loader(
 def load_batches(
     samples: TrainSamples, batches: Any, collate_fn: Callable, num_workers: int, pins: bool | None = None
 ) -> DataLoader:
-    """A loader of training batches.
+    """Return a loader of training batches.
 
     Args:
-        batches: sampler of the positions of each.
-        pins: whether to put them into memory that a GPU can read; by default where there is one.
+        batches: batch sampler of positions.
+        pins: pin the memory of batches; by default if there is a GPU.
     """
     options = {**_worker_options(samples.split, num_workers), **({"prefetch_factor": 4} if num_workers else {})}
     pins = torch.cuda.is_available() if pins is None else pins
@@ -309,9 +309,10 @@ def load_batches(
 
 
 def eval_loader(samples: EvalSamples, batch_size: int, processes: int, rank: int, num_workers: int) -> DataLoader:
-    """Every sample once over all processes, in order; batches of one process may be fewer or smaller than another's.
+    """Return this process's loader; over all processes, every sample comes once.
 
-    Workers stay from one evaluation to the next: to start them takes time.
+    The processes may have different numbers and sizes of batches. Workers persist between evaluations, because starting
+    them takes time.
     """
     options = {**_worker_options(samples.split, num_workers), "persistent_workers": num_workers > 0}
     if isinstance(samples.split.samples, Shards):

@@ -1,9 +1,10 @@
-"""What XLA devices (TPUs by torch_xla) need beyond Accelerate; on all others these functions do nothing.
+"""Support for XLA devices (TPUs with torch_xla) beyond Accelerate's; on other devices these functions do nothing.
 
-XLA records operations and runs them as one compiled graph when the step is marked. A graph that is the same as an
-earlier one is not compiled again: shapes and Python numbers in it must not change, and nothing may read a result
-between two marks. A learning rate may change, as floats come as data; but equal ones come as one, and 0 and 1 do not,
-so that a long run compiles a step a few times more: when its rate is 0, or Adam's correction has become 1.
+XLA records operations and runs them as one compiled graph when the step is marked. An unchanged graph is not compiled
+again, so shapes and Python numbers in it must not change, and no result may be read between two marks. A learning rate
+may change, because floats are passed as data. Two exceptions compile a step again: equal floats share one input, and 0
+and 1 are constants of the graph. This happens a few times in a long run, e.g. when the learning rate is 0 or Adam's
+bias correction reaches 1.
 """
 
 import os
@@ -14,27 +15,27 @@ from accelerate import Accelerator
 
 
 def is_xla(accelerator: Accelerator) -> bool:
-    """Whether tensors are on an XLA device."""
+    """Tell whether tensors are on an XLA device."""
     return accelerator.device.type == "xla"
 
 
 def mark_step(accelerator: Accelerator) -> None:
-    """Run what was recorded since the last mark, without waiting for it."""
+    """Run the operations recorded since the last mark, without waiting for them."""
     if is_xla(accelerator):
-        import torch_xla  # pyright: ignore[reportMissingImports]  # of an environment of its own: constraints-xla.txt
+        import torch_xla  # pyright: ignore[reportMissingImports]  # installed by constraints-xla.txt only
 
         torch_xla.sync()
 
 
 def on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies on the CPU; XLA's tensors have no memory that could be written to a file."""
+    """Copy tensors to the CPU; the memory of XLA's tensors cannot be written to a file."""
     return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
 
 def keep_float32_weights(accelerator: Accelerator) -> None:
-    """Take bf16 to mean autocast, as on all other devices, before anything is on the XLA device.
+    """Make bf16 mean autocast, as on all other devices; call it before any tensor is on the XLA device.
 
-    On a TPU, Accelerate has torch_xla turn every float into bfloat16: the weights too, which then lose small updates.
+    On a TPU, Accelerate makes torch_xla convert every float to bfloat16. The weights would then lose small updates.
     """
     if is_xla(accelerator):
         os.environ.update(XLA_USE_BF16="0", XLA_DOWNCAST_BF16="0")
@@ -43,7 +44,7 @@ def keep_float32_weights(accelerator: Accelerator) -> None:
 
 @torch.no_grad()
 def make_states(accelerator: Accelerator, optimizer: torch.optim.Optimizer) -> None:
-    """Create an optimiser's state as zeros, so that its first step is the same graph as the others."""
+    """Create an optimiser's state as zeros, so that its first step has the same graph as the others."""
     if not is_xla(accelerator):
         return
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -62,6 +63,6 @@ def make_states(accelerator: Accelerator, optimizer: torch.optim.Optimizer) -> N
 
 
 def describe_device(device: torch.device) -> str:
-    """`cuda NVIDIA H100`, `cpu x86_64`"""
+    """Return type and name of a device: `cuda NVIDIA H100`, `cpu x86_64`."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     return f"{device.type} {name}".strip()

@@ -1,9 +1,9 @@
-"""Folders of images, CLASS/FILE or SPLIT/CLASS/FILE: listed once, into an index that later runs and workers map.
+"""Index of a folder of images, CLASS/FILE or SPLIT/CLASS/FILE; later runs and workers map it into memory.
 
 The index lies in the Hugging Face assets cache: `index.parquet` (split, path, label, size and time of every image),
-`directories.json` (when each directory last changed, which says whether the index still holds) and, for every split, an
-Arrow file that `datasets` maps into memory. Whatever `datasets` would read in another way (metadata, archives, other
-depths, split names in file names) is left to it.
+`directories.json` (last change of each directory, to see whether the index is still valid) and, for every split, an
+Arrow file that `datasets` maps into memory. `datasets` itself reads all other folders (with metadata, archives, other
+depths, or split names in file names).
 """
 
 import hashlib
@@ -29,10 +29,10 @@ from tqdm import tqdm
 
 from ..files.output import new_folder
 
-_THREADS = 16  # that list directories: most of their time is the disk's or the network's
-_BATCH = 10_000  # rows of an Arrow file that are written at once
+_THREADS = 16  # for listing directories, which mostly waits for the disk or the network
+_BATCH = 10_000  # rows per write to an Arrow file
 _EXTENSIONS = frozenset(ImageFolder.EXTENSIONS)
-_FOREIGN = (*ImageFolder.METADATA_FILENAMES, ".zip")  # ends of names of which `datasets` makes more than images
+_FOREIGN = (*ImageFolder.METADATA_FILENAMES, ".zip")  # suffixes of files that `datasets` reads besides images
 _SPLITS = {
     str(split): re.compile(rf"(?:^|[{NON_WORDS_CHARS}])(?:{'|'.join(words)})(?:[{NON_WORDS_CHARS}]|$)")
     for split, words in SPLIT_KEYWORDS.items()
@@ -44,7 +44,7 @@ class _Unsuitable(Exception):
 
 
 class _Listing(NamedTuple):
-    """The images in one directory, whose path is relative to the folder."""
+    """Images in one directory, whose path is relative to the folder."""
 
     directory: str
     changed: int  # nanoseconds
@@ -55,10 +55,11 @@ class _Listing(NamedTuple):
 
 
 def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
-    """The splits of a folder of images, from its index, which is made first where there is none that holds.
+    """Load the splits of a folder of images from its index; a missing or outdated index is made first.
 
     Returns:
-        Columns image (undecoded: a path) and label, rows sorted by path; None for a folder that has another layout.
+        For each split the columns image (an undecoded path) and label, with rows sorted by path; None for a folder with
+        another layout.
     """
     folder = Path(os.path.abspath(folder))
     place = cached_assets_path("hf_vit", "folders", hashlib.sha256(str(folder).encode()).hexdigest()[:16])
@@ -79,12 +80,12 @@ def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
 
 def _map(file: Path, fingerprint: str) -> datasets.Dataset:
     dataset = datasets.Dataset.from_file(str(file))
-    dataset._fingerprint = fingerprint  # of the images' names, sizes and times, and not of the index's
+    dataset._fingerprint = fingerprint  # from the images' names, sizes and times, not from the index file
     return dataset
 
 
 def _holds(index: Path, folder: Path) -> bool:
-    """Whether no directory has changed since the index was made."""
+    """Tell whether an index is valid: no directory has changed since it was made."""
     try:
         known = json.loads((index / "directories.json").read_text(encoding="utf-8"))["changed"]
     except (OSError, ValueError, KeyError):
@@ -101,7 +102,7 @@ def _changed(directory: Path) -> int:
 
 
 def _list_all(folder: Path, log: Path) -> list[_Listing]:
-    """List a folder level by level; what a killed process had listed is in the log, and is not listed again."""
+    """List a folder level by level; directories in the log of a killed process are not listed again."""
     done = {listing.directory: listing for listing in _read_log(log)}
     found: list[_Listing] = []
     with ThreadPoolExecutor(_THREADS) as pool, open(log, "a", buffering=1, encoding="utf-8") as lines:
@@ -123,7 +124,7 @@ def _list_all(folder: Path, log: Path) -> list[_Listing]:
 
 
 def _read_log(log: Path) -> Iterator[_Listing]:
-    """What is whole of a log; a line may be cut short."""
+    """Yield the listings in a log; incomplete lines are skipped."""
     if log.exists():
         with open(log, encoding="utf-8") as lines:
             for line in lines:
@@ -132,7 +133,7 @@ def _read_log(log: Path) -> Iterator[_Listing]:
 
 
 def _list(folder: Path, directory: str) -> _Listing:
-    """List one directory; hidden files, and directories that begin with two underscores, are no data."""
+    """List one directory, without hidden files and directories whose name begins with two underscores."""
     changed = _changed(folder / directory)
     directories, images = [], []
     with os.scandir(folder / directory) as entries:
@@ -152,7 +153,7 @@ def _list(folder: Path, directory: str) -> _Listing:
 
 
 def _splits_of(listings: list[_Listing]) -> dict[str, list[_Listing]]:
-    """Directories of classes by split, as `datasets` finds them where there is no doubt."""
+    """Class directories by split, as `datasets` finds them; raise _Unsuitable for any unclear layout."""
     classes = [listing for listing in listings if listing.names]
     depths = {listing.directory.count("/") for listing in classes}
     named = {listing.directory: _find_splits(listing.directory.split("/")[0]) for listing in classes}
@@ -179,7 +180,7 @@ def _find_splits(name: str) -> list[str]:
 
 
 def _write_index(index: Path, folder: Path, listings: list[_Listing]) -> None:
-    """Write the index of a folder; it is there as a whole or not at all."""
+    """Write the index of a folder atomically."""
     splits = _splits_of(listings)
     classes = sorted({_class_of(listing) for part in splits.values() for listing in part})
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=classes)})
@@ -215,7 +216,7 @@ def _class_of(listing: _Listing) -> str:
 
 
 def _rows(folder: Path, part: list[_Listing], numbers: dict[str, int]) -> Iterator[tuple[str, int, int, int]]:
-    """(path, label, size, time) of the images of a split, sorted by path."""
+    """Yield (path, label, size, time) of the images of a split, sorted by path."""
     for listing in sorted(part, key=lambda listing: listing.directory):
         number = numbers[_class_of(listing)]
         for name, size, time in zip(listing.names, listing.sizes, listing.times, strict=True):

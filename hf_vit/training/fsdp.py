@@ -1,4 +1,4 @@
-"""Weights that are spread over processes (FSDP2, launched by `training/accelerate/fsdp.yaml` or `hsdp.yaml`)."""
+"""Sharded weights (FSDP2, launched with `training/accelerate/fsdp.yaml` or `hsdp.yaml`)."""
 
 import os
 import warnings
@@ -11,20 +11,20 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
-    """Whether parameters become DTensors when the accelerator prepares them."""
+    """Tell whether the accelerator shards parameters, as DTensors."""
     return accelerator.distributed_type == DistributedType.FSDP
 
 
 def shard_by_layers(accelerator: Accelerator, model: Any) -> None:
-    """Have each layer of the model gathered by itself, unless the launch names the classes to wrap.
+    """Configure FSDP2 to shard the model layer by layer, unless the launch names the classes to wrap.
 
-    Accelerate takes all of `_no_split_modules`, fails for one that the model has no module of, and wraps the input
-    embeddings once more by themselves. At bf16 it would round what every layer returns, and the loss with it, and the
-    sum of the gradients; here autocast decides, as without sharding.
+    Accelerate's defaults are not used for two reasons. It takes all of `_no_split_modules`, fails if the model has no
+    module of a class, and wraps the input embeddings twice. With bf16 it rounds the output of every layer, the loss
+    and the sum of the gradients; here autocast decides, as without sharding.
     """
     if not is_sharded(accelerator):
         return
-    # no layer of a model changes in place what the one before it returns
+    # safe to ignore: no layer changes its input in place
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     plugin: Any = accelerator.state.fsdp_plugin
     if "FSDP_TRANSFORMER_CLS_TO_WRAP" not in os.environ:
@@ -37,7 +37,7 @@ def shard_by_layers(accelerator: Accelerator, model: Any) -> None:
 
 
 def _layer_classes(model: Any) -> list[str]:
-    """Those of `_no_split_modules` that occur in the model and do not hold its input embeddings."""
+    """Names in `_no_split_modules` that occur in the model and do not hold its input embeddings."""
     modules = {type(module).__name__: module for module in model.modules()}
     embeddings = set(model.get_input_embeddings().modules())
     return [

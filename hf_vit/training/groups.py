@@ -1,17 +1,17 @@
-"""Process groups beside the one that training uses."""
+"""Additional process groups, for communication beside training."""
 
 from typing import Any
 
 import torch.distributed as dist
 
-_GROUPS: dict[str, tuple[Any, Any]] = {}  # purpose -> the world it belongs to, and the group
+_GROUPS: dict[str, tuple[Any, Any]] = {}  # purpose -> (default group, this group)
 
 
 def cpu_group(purpose: str) -> Any:
-    """All processes over gloo, the same group whenever the purpose is the same; every process must call it.
+    """Return the gloo group of all processes for one purpose; every process must call it.
 
-    What is exchanged in the background, or with tensors on the CPU, so never meets what training exchanges. None where
-    there is no process group at all.
+    Communication in the background, or of CPU tensors, does not interfere with that of training. The result is None
+    without a default process group.
     """
     if not dist.is_initialized():
         return None

@@ -1,4 +1,4 @@
-"""Images to evaluate on where nobody said which: a split that there is, or a part of the training split."""
+"""Default evaluation images: an existing split, or a part of the training split."""
 
 import dataclasses
 
@@ -9,22 +9,22 @@ from .settings import AUTO
 from .shards import Shards
 from .sources import names_of_splits
 
-_NAMES = ("validation", "val", "valid", "dev", "test")  # the first that there is
-_SHARE = 0.1  # of each class, where there is none
-_FEWEST = 10  # images that such a part needs
+_NAMES = ("validation", "val", "valid", "dev", "test")  # the first existing one is used
+_SHARE = 0.1  # held-out share of each class, if there is none of these splits
+_FEWEST = 10  # smallest training split from which images are held out
 
 
 def find_eval_split(dataset: str, config: str | None, train_split: str) -> str:
-    """The name of the split to evaluate on: "auto" where a part of the training split has to do."""
+    """Return the name of the split to evaluate on; "auto" if only the training split exists."""
     names = names_of_splits(dataset, config)
     trained_on = train_split.split("[")[0]
     return next((name for name in _NAMES if name in names and name != trained_on), AUTO)
 
 
 def cut_off(split: Split) -> tuple[Split, Split | None]:
-    """Divide a split into what is trained on and a tenth of each class (drawn, with a fixed seed) to evaluate on.
+    """Divide a split into training images and a held-out tenth of each class, drawn with a fixed seed.
 
-    Of fewer than 10 images, and of shards, nothing is held out.
+    Nothing is held out of shards and of fewer than 10 images.
     """
     if isinstance(split.samples, Shards) or len(split) < _FEWEST:
         return split, None
@@ -37,14 +37,14 @@ def cut_off(split: Split) -> tuple[Split, Split | None]:
 
 
 def _classes_of(split: Split) -> np.ndarray:
-    """Class numbers (images,); all the same where an image has none, or several."""
+    """Class numbers (images,); all 0 if images have no label or may have several."""
     if split.label_column is None or split.multi_label:
         return np.zeros(len(split), np.int64)
     return split.class_numbers()
 
 
 def _is_held_out(classes: np.ndarray) -> np.ndarray:
-    """Mark the first tenth of each class, rounded; and one image at least."""
+    """Mark the first tenth of each class, rounded; at least one image in all."""
     marked = np.zeros(len(classes), bool)
     for number in np.unique(classes):
         rows = np.flatnonzero(classes == number)

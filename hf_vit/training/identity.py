@@ -1,4 +1,4 @@
-"""Identities of models and data: what cached features, results and checkpoints were made with."""
+"""Identities of models and data, saved with cached features, results and checkpoints."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from .data import Split
 from .settings import FinetuneSettings, TrainingSettings
 from .shards import Shards
 
-_MOST_BYTES = 2**30  # of images whose content is read for their identity: some seconds
+_MOST_BYTES = 2**30  # largest size of images whose content is hashed, which takes some seconds
 _MODEL_FILES = (
     "*.safetensors",
     "*.bin",
@@ -26,10 +26,10 @@ _MODEL_FILES = (
 
 
 def identify_model(name: str) -> dict[str, Any]:
-    """Identity of a model: the sha256 of its weights, configuration and processor, or its commit on the Hub; and code.
+    """Return the identity of a model: the SHA-256 of its files, or its commit on the Hub; and versions of the code.
 
     Raises:
-        ValueError: it is on the Hub, and its commit cannot be told.
+        ValueError: the model is on the Hub, and its commit is unknown.
     """
     code = versions_of(("hf_vit", "transformers"))
     folder = Path(name)
@@ -38,16 +38,16 @@ def identify_model(name: str) -> dict[str, Any]:
         return {"files": {file.name: sha256_of(file) for file in files}, "code": code}
     commit = extract_commit_hash(cached_file(name, "config.json"), None)
     if commit is None:
-        raise ValueError(f"cannot tell which commit of {name} is loaded; pass a folder of it")
+        raise ValueError(f"cannot tell which commit of {name} is loaded; download it and pass its folder")
     return {"name": name, "commit": commit, "code": code}
 
 
 def identify_data(split: Split) -> dict[str, Any]:
-    """Identity of images and labels: the sha256 of their content, or of what says that it has not changed.
+    """Return the identity of images and labels: a SHA-256 of their content, or of signs that it is unchanged.
 
-    Up to 1 GiB of images are read. Of more, the fingerprint of `datasets` counts, which follows the commit of a data
-    set on the Hub and the files of a local one, and size and time of change of every image file; of shards, the
-    size of each and its time of change or etag.
+    Up to 1 GiB of images are read. Larger data are identified by the fingerprint of `datasets` (which depends on the
+    commit on the Hub, or on the local files) and by size and modification time of every image file. Shards are
+    identified by their sizes and their modification times or etags.
     """
     meaning = {"names": split.label_names, "numbers": split.numbers, "labels": split.num_labels}
     meaning |= {"image_column": split.image_column, "label_column": split.label_column}
@@ -62,7 +62,7 @@ def identify_data(split: Split) -> dict[str, Any]:
 
 
 def identify_run(settings: TrainingSettings, split: Split) -> dict[str, Any]:
-    """What a run was made from and a resumed one must be made from too, whatever the version of the code."""
+    """Return the identity of a run's data and initial model, without versions; a resumed run must have the same."""
     identity = {"data": identify_data(split)}
     if isinstance(settings, FinetuneSettings):
         model = identify_model(str(settings.model))
@@ -71,13 +71,13 @@ def identify_run(settings: TrainingSettings, split: Split) -> dict[str, Any]:
 
 
 def describe(identity: dict[str, Any]) -> str:
-    """A few words for a message."""
+    """Short form of an identity for messages."""
     words = {name: _digest(value) if isinstance(value, dict) else str(value) for name, value in identity.items()}
     return ", ".join(f"{name} {word[:12]}" for name, word in words.items())
 
 
 def _hash_content(split: Split) -> str | None:
-    """sha256 over the bytes of every image and its label, in order; None when there are too many bytes."""
+    """SHA-256 of the bytes and labels of all images, in order; None for more than 1 GiB."""
     digest, size = hashlib.sha256(), 0
     columns = [column for column in (split.image_column, split.label_column) if column is not None]
     for batch in split.samples.select_columns(columns).iter(256):
@@ -93,7 +93,7 @@ def _hash_content(split: Split) -> str | None:
 
 
 def _hash_times(split: Split) -> str:
-    """sha256 over size and time of change of every image file; of nothing where images lie in tables."""
+    """SHA-256 of size and modification time of every image file; of nothing if the images lie in tables."""
     digest = hashlib.sha256()
     if split.samples[0][split.image_column]["bytes"] is None:
         for batch in split.samples.select_columns([split.image_column]).iter(4096):
@@ -103,14 +103,14 @@ def _hash_times(split: Split) -> str:
 
 
 def _size_of(image: dict[str, Any] | None) -> int:
-    """Bytes of an undecoded image; 0 where the file cannot be read."""
+    """Size of an undecoded image in bytes; 0 if the file cannot be read."""
     if image is None or image["bytes"] is not None:
         return len(image["bytes"]) if image else 0
     return _stat_of(image)[0]
 
 
 def _stat_of(image: dict[str, Any]) -> tuple[int, int]:
-    """Size and time of change of an image file; zeros where it cannot be read."""
+    """Size and modification time of an image file; zeros if it cannot be read."""
     try:
         found = os.stat(image["path"])
     except (OSError, TypeError, ValueError):
@@ -119,7 +119,7 @@ def _stat_of(image: dict[str, Any]) -> tuple[int, int]:
 
 
 def _content_of(image: dict[str, Any] | None) -> bytes:
-    """The file of an undecoded image, as `data.decode` finds it; empty where it cannot be read."""
+    """Bytes of an undecoded image, as `data.decode` reads them; empty if the file cannot be read."""
     if image is None or image["bytes"] is not None:
         return image["bytes"] if image else b""
     try:

@@ -1,4 +1,4 @@
-"""Class numbers of data, as a model or another split counts them: matched by name, or refused."""
+"""Match the class numbers of data with those of a model or another split, by class name."""
 
 import logging
 import os
@@ -14,36 +14,38 @@ from ..files.reading import read_text, read_yaml
 from .data import Split
 from .shards import Shards
 
-_SHOWN = 5  # names of each list in a message
-_LONGEST = 40  # characters of a name in a message
+_SHOWN = 5  # number of names of a list in a message
+_LONGEST = 40  # number of characters of a name in a message
 _logger = logging.getLogger(__name__)
 
 
 def match_to_model(split: Split, config: Any, model: str, label_map: str | None = None) -> Split:
-    """Number the labels of a split as a model's classes are, by name.
+    """Renumber the labels of a split with a model's class numbers, by class name.
 
-    Names that are equal belong together, in any order; so do ImageNet's wnids and its classes in words. Where the data
-    or the model have no names (LABEL_0 is none), and where the data's names are numerals, the numbers count, and a
-    message says so.
+    Classes with equal names match, in any order; ImageNet's wnids match its class names. If the data or the model have
+    no class names (LABEL_0 is not a name), or the data's names are numbers, class numbers are used as they are, with a
+    message.
 
     Args:
-        config: the model's configuration; `model`, its name in messages.
+        config: the model's configuration.
+        model: the model's name, for messages.
         label_map: YAML or JSON file, the data's name -> the model's name or number.
 
     Raises:
-        ValueError: the model does not have a class of the data; with both lists, shortened, and what nearly matches.
+        ValueError: a class of the data does not match one of the model; the message has both lists, shortened, and
+            names that nearly match.
     """
     theirs = names_of(config)
     given = {} if label_map is None else read_label_map(label_map)
-    numbers = _match(split, theirs, ("the data", model), given, "state which is which with --label-map FILE")
+    numbers = _match(split, theirs, ("the data", model), given, "match them with --label-map FILE")
     return replace(split, numbers=numbers, num_labels=len(theirs))
 
 
 def match_to_split(split: Split, other: Split, name: str, other_name: str) -> Split:
-    """Number the labels of `other` as those of `split`, by the rules of `match_to_model`.
+    """Renumber the labels of `other` with the class numbers of `split`, by the rules of `match_to_model`.
 
     Args:
-        name, other_name: of the splits, in messages.
+        name, other_name: names of the splits, for messages.
 
     Raises:
         ValueError: `other` has labels that `split` does not have.
@@ -59,20 +61,20 @@ def match_to_split(split: Split, other: Split, name: str, other_name: str) -> Sp
 
 
 def state_classes(split: Split, num_labels: int | None, names_file: str | None) -> Split:
-    """Give a split the classes that the user states.
+    """Set the classes of a split to those that the user states.
 
     Args:
-        num_labels: how many there are; the data may have fewer.
-        names_file: a text file with a name on each line, in the order of the class numbers.
+        num_labels: number of classes; the data may have fewer.
+        names_file: text file of class names, one per line, in the order of their numbers.
 
     Raises:
-        ValueError: the data have other classes or more, or the two numbers differ.
+        ValueError: the data have other classes or more, or the two arguments contradict each other.
     """
     names = None if names_file is None else read_text(Path(names_file).expanduser()).split("\n")
     if names is not None:
         names = [name.strip() for name in names if name.strip()]
         if num_labels not in (None, len(names)):
-            raise ValueError(f"--num-labels is {num_labels}, and {names_file} has {len(names)} names")
+            raise ValueError(f"--num-labels is {num_labels}, but {names_file} has {len(names)} names")
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"{names_file} has the name {_short(twice)} more than once")
@@ -82,28 +84,29 @@ def state_classes(split: Split, num_labels: int | None, names_file: str | None) 
     if names is not None and split.label_names not in (None, names):
         return _order_names(split, names, str(names_file))
     if split.num_labels > count:
-        raise ValueError(f"the data have {split.num_labels} classes, and {count} are stated")
+        raise ValueError(f"the data have {split.num_labels} classes, more than the {count} stated")
     return replace(split, label_names=names or split.label_names, num_labels=count)
 
 
 def _order_names(split: Split, names: list[str], file: str) -> Split:
-    """Number the classes of shards that have names in the order of a list, which may have more."""
+    """Renumber the named classes of shards in the order of a list, which may have more names."""
     ours = split.label_names or []
     missing = [name for name in ours if name not in names]
     if missing or split.multi_label or not isinstance(split.samples, Shards):
         raise ValueError(
             f"the classes of the data ({len(ours)}: {_listing(ours)}) are not those of {file} "
-            f"({len(names)}: {_listing(names)}), which lacks {_listing(missing) or 'their order'}"
+            f"({len(names)}: {_listing(names)}): "
+            + (f"it lacks {_listing(missing)}" if missing else "their order differs")
         )
     samples = split.samples.renumbered([names.index(name) for name in ours])
     return replace(split, samples=samples, label_names=names, num_labels=len(names))
 
 
 def read_label_map(place: str) -> dict[str, str | int]:
-    """Read a file that states which of a model's classes each of the data's is.
+    """Read a label map: the data's class names -> the model's class names or numbers.
 
     Raises:
-        ValueError: it is no mapping of names to names or class numbers.
+        ValueError: the file is not such a mapping.
     """
     content = read_yaml(Path(place).expanduser())
     if not isinstance(content, dict):
@@ -112,17 +115,19 @@ def read_label_map(place: str) -> dict[str, str | int]:
         if isinstance(key, bool) or isinstance(value, bool) or not isinstance(key, str | int):
             raise ValueError(f"{place}: {str(key)[:_LONGEST]!r} is read as a {type(key).__name__}; put names in quotes")
         if not isinstance(value, str | int):
-            raise ValueError(f"{place}: {key!r} leads to a {type(value).__name__} (expected a name or a class number)")
+            raise ValueError(f"{place}: {key!r} maps to a {type(value).__name__} (expected a name or a class number)")
     return {str(key): value for key, value in content.items()}
 
 
 def _match(
     split: Split, theirs: Sequence[str], who: tuple[str, str], given: dict[str, str | int], remedy: str
 ) -> list[int] | None:
-    """For each class of the split its number among `theirs`; None where the numbers are the same.
+    """Number among `theirs` of each class of the split; None if all numbers stay the same.
 
     Args:
-        who: the owners of the two lists; `given`, what the user says; `remedy`, what to do about a mismatch.
+        who: the owners of the two lists, for messages.
+        given: matches stated by the user.
+        remedy: advice in the message about a mismatch.
     """
     ours = split.label_names
     if ours is None or (_are_no_names(theirs) and not given):
@@ -142,21 +147,21 @@ def _match(
 
 
 def _by_number(split: Split, theirs: Sequence[str], who: tuple[str, str]) -> list[int] | None:
-    """Match where a side has no names."""
+    """Match classes if one side has no names."""
     ours = split.label_names
     if ours is not None and (numbers := _by_imagenet(ours, theirs) or _by_numerals(ours, theirs, who)) is not None:
         return numbers
     if split.num_labels > len(theirs):
-        raise ValueError(f"{who[0]} has {split.num_labels} labels and {who[1]} has {len(theirs)}")
+        raise ValueError(f"{who[0]} has {split.num_labels} labels, more than the {len(theirs)} of {who[1]}")
     if ours is not None and len(ours) > 1 and all(map(str.isdecimal, ours)):
-        raise ValueError(f"{who[0]} has the classes {_listing(ours)}, which are no numbers of {len(theirs)} classes")
+        raise ValueError(f"{who[0]} has the classes {_listing(ours)} (expected numbers from 0 to {len(theirs) - 1})")
     nameless = who[0] if ours is None else who[1]
-    _say(f"{nameless} does not name its classes: class numbers 0 to {split.num_labels - 1} are taken as they are")
+    _say(f"{nameless} has no class names: class numbers 0 to {split.num_labels - 1} are used as they are")
     return None
 
 
 def _by_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> list[int] | None:
-    """Match classes that both are ImageNet's, where their names differ; 1000 classes without names may be those."""
+    """Match ImageNet classes with different names on the two sides; 1000 classes without names may be ImageNet's."""
     numbers = imagenet_numbers(ours)
     if numbers is None:
         return None
@@ -167,17 +172,17 @@ def _by_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> list[int] | None
 
 
 def _by_numerals(ours: Sequence[str], theirs: Sequence[str], who: tuple[str, str]) -> list[int] | None:
-    """Match names that are class numbers: folders 0, 1, 10, 11, 2, which are sorted as text."""
+    """Match names that are class numbers, such as folders 0, 1, 10, 11, 2, which are sorted as text."""
     if not all(name.isdecimal() and int(name) < len(theirs) for name in ours) or len(set(map(int, ours))) < len(ours):
         return None
-    _say(f"{who[0]} names its classes by numbers: {_listing(ours)} are taken as class numbers of {who[1]}")
+    _say(f"the class names of {who[0]} are numbers: {_listing(ours)} are used as class numbers of {who[1]}")
     return [int(name) for name in ours]
 
 
 def _resolve(given: dict[str, str | int], ours: Sequence[str], theirs: Sequence[str]) -> dict[str, int]:
-    """What the user says, as class numbers."""
+    """Convert a label map to class numbers."""
     if unknown := [name for name in given if name not in ours]:
-        raise ValueError(f"the label map has {_listing(unknown)}, and the data have {_listing(ours)}")
+        raise ValueError(f"the label map has {_listing(unknown)}, but the data have {_listing(ours)}")
     numbers: dict[str, int] = {}
     for name, target in given.items():
         if isinstance(target, str) and theirs.count(target) == 1:
@@ -185,7 +190,7 @@ def _resolve(given: dict[str, str | int], ours: Sequence[str], theirs: Sequence[
         elif isinstance(target, int) and 0 <= target < len(theirs):
             numbers[name] = target
         else:
-            raise ValueError(f"the label map leads from {name!r} to {target!r}; the model has {_listing(theirs)}")
+            raise ValueError(f"the label map maps {name!r} to {target!r}, but the model has {_listing(theirs)}")
     return numbers
 
 
@@ -196,14 +201,14 @@ def _are_no_names(names: Sequence[str]) -> bool:
 def _describe_mismatch(
     ours: Sequence[str], theirs: Sequence[str], rest: Sequence[str], who: tuple[str, str], remedy: str
 ) -> str:
-    """One sentence: both lists, the names without a counterpart, and those that nearly have one."""
+    """Message about a mismatch: both lists, the names without a match, and near matches."""
     known: dict[str, str] = {_bare(name): name for name in theirs}
     missing = [name for name in rest if theirs.count(name) != 1]
     pairs = [f"{_short(name)} and {_short(known[_bare(name)])}" for name in missing if _bare(name) in known]
-    nearly = f"; nearly the same are {_join(pairs)}" if pairs else ""
+    nearly = f"; near matches: {_join(pairs)}" if pairs else ""
     return (
         f"the classes of {who[0]} ({len(ours)}: {_listing(ours)}) are not those of {who[1]} "
-        f"({len(theirs)}: {_listing(theirs)}), where no one class is called {_listing(missing)}{nearly}; {remedy}"
+        f"({len(theirs)}: {_listing(theirs)}), which has no single class called {_listing(missing)}{nearly}; {remedy}"
     )
 
 
@@ -226,17 +231,17 @@ def _short(name: str) -> str:
 
 
 def _say(text: str) -> None:
-    """Tell the user, once on each machine."""
+    """Warn the user, once per machine."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         _logger.warning(text)
 
 
 def names_of(config: Any) -> list[str]:
-    """The names of a model's classes, by number."""
+    """Return the names of a model's classes, by number."""
     return [str(config.id2label.get(number, f"LABEL_{number}")) for number in range(config.num_labels)]
 
 
 def distinguish(names: Sequence[str]) -> list[str]:
-    """Class names by number, with the number behind those that occur twice, such as "crane" of ImageNet."""
+    """Append the class number to names that occur twice, such as ImageNet's "crane"."""
     twice = {name for name, count in Counter(names).items() if count > 1}
     return [f"{name} ({number})" if name in twice else name for number, name in enumerate(names)]

@@ -1,4 +1,4 @@
-"""The training loop: optimiser steps, each of which is a function of its number and of the state before it."""
+"""Training loop; each optimiser step is a function of its number and the state before it."""
 
 import math
 import time
@@ -28,13 +28,13 @@ def train(
     """Take the remaining optimiser steps.
 
     Args:
-        batches: one per forward, from the step that `run` stands at.
-        evaluate: returns metrics of the model as it is, "accuracy" or "loss" among them; called by every process.
-        keep_best: saves the model as it is; called by every process when a better one is found.
+        batches: one per forward, from the current step of `run`.
+        evaluate: returns metrics of the current model, among them "accuracy" or "loss"; called by every process.
+        keep_best: saves the current model; called by every process when it is the best so far.
 
     Raises:
-        TrainingStopped: when a gradient is not finite.
-        Preempted: after SIGTERM or SIGUSR1, when a checkpoint of the step has been written.
+        TrainingStopped: a loss or a gradient is not finite, or a data worker died.
+        Preempted: SIGTERM or SIGUSR1 came, and a checkpoint of the step has been written.
     """
     settings = run.settings
     report = Report(run)
@@ -82,20 +82,21 @@ def _end_early(run: Run, preempted: str) -> None:
     run.checkpoints.wait()
     raise Preempted(
         f"{preempted}: training has saved step {run.step} of {run.num_steps} in {run.checkpoints.folder} and ends; "
-        "the same command with --resume goes on"
+        "run the same command with --resume to continue"
     )
 
 
 def optimizer_step(run: Run, step: int, batches: Iterator[dict], sums: torch.Tensor) -> torch.Tensor:
-    """One update from `accumulation` forwards of this process.
+    """Take one optimiser step, with `accumulation` forwards on this process.
 
-    All forwards are of one size, so the mean over them and over the processes is the mean over the whole batch.
+    All forwards have the same number of samples, so that the mean over forwards and processes is that over the batch.
 
     Args:
-        sums: (4,), to which is added over this process's samples: loss, correct, skipped; and 1 for an infinite norm.
+        sums: (4,), changed in place: loss, correct and skipped of this process's samples are added, and 1 for an
+            infinite norm.
 
     Returns:
-        The norm of the gradient.
+        The norm of the gradient, a scalar.
     """
     accelerator = run.accelerator
     set_learning_rate(run.optimizer, run.schedule(step))
@@ -121,7 +122,7 @@ def optimizer_step(run: Run, step: int, batches: Iterator[dict], sums: torch.Ten
 
 
 def _whole(norm: Any) -> torch.Tensor:
-    """A norm as a plain tensor; that of sharded gradients is a DTensor."""
+    """Convert a norm to a plain tensor; that of sharded gradients is a DTensor."""
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
@@ -136,7 +137,7 @@ def _next_batch(run: Run, batches: Iterator[dict]) -> dict[str, torch.Tensor]:
         newest, _ = run.checkpoints.newest()
         raise TrainingStopped(
             f"a data worker died at step {run.step}, often for lack of memory: {error}; "
-            f"the last good checkpoint is {newest or 'none'}; try fewer --num-workers, then --resume"
+            f"the last good checkpoint is {newest or 'none'}; set fewer --num-workers and --resume"
         ) from error
     finally:
         run.waited += time.perf_counter() - began
@@ -144,9 +145,9 @@ def _next_batch(run: Run, batches: Iterator[dict]) -> dict[str, torch.Tensor]:
 
 
 def _seed_forward(seed: int, step: int, micro_batch: int) -> np.random.Generator:
-    """Seed dropout and the like by the micro-batch; the generator returned is the same for all forwards of the step.
+    """Seed torch for one micro-batch (dropout etc.), and return a generator that is the same for the whole step.
 
-    So one mixing weight serves the whole batch, as in the original, and nothing depends on the number of processes.
+    With it, one mixing weight serves the whole batch, as in the original, on any number of processes.
     """
     words = np.random.SeedSequence((seed, step, micro_batch)).generate_state(1)
     set_seed(int(words[0]))
@@ -154,24 +155,24 @@ def _seed_forward(seed: int, step: int, micro_batch: int) -> np.random.Generator
 
 
 class _Window:
-    """Means over the steps since the last report; nothing waits for the device before `close`."""
+    """Means over the steps since the last report; only `close` waits for the device."""
 
     def __init__(self, run: Run):
         self.run = run
         self._begin()
 
     def _begin(self) -> None:
-        self.sums = torch.zeros(4).to(self.run.accelerator.device)  # what `optimizer_step` adds to
+        self.sums = torch.zeros(4).to(self.run.accelerator.device)  # for `optimizer_step`
         self.norms: list[tuple[int, torch.Tensor]] = []
 
     def add(self, step: int, norm: torch.Tensor) -> None:
-        """Note the norm of a step's gradient."""
+        """Record the gradient norm of a step."""
         self.norms.append((step, norm))
         if self.run.accelerator.device.type == "cpu":
             self._refuse_infinite(step, norm)
 
     def close(self) -> dict[str, float]:
-        """Return the means over all processes, and begin again; raise TrainingStopped if they are not finite."""
+        """Return the means over all processes, and reset them; raise TrainingStopped if they are not finite."""
         sums: Any = self.run.accelerator.reduce(self.sums, "sum")
         loss, correct, skipped, infinite = sums.tolist()
         for step, norm in self.norms if infinite else []:
@@ -185,7 +186,7 @@ class _Window:
         return {"loss": loss / samples, "accuracy": correct / samples, "gradient_norm": norm}
 
     def _refuse_infinite(self, step: int, norm: torch.Tensor) -> None:
-        """The norm is over all processes, so all of them stop. With fp16, infinite ones are skipped by the scaler."""
+        """Stop at an infinite norm, on all processes, as the norm is the same. With fp16 the scaler skips the step."""
         if self.run.accelerator.scaler is None and not math.isfinite(float(norm)):
             raise self._stopped(step, f"the gradient's norm is {float(norm)}")
 
@@ -200,7 +201,7 @@ class _Window:
 def _evaluate_and_keep(
     run: Run, report: Report, evaluate: Callable[[], dict[str, float]], keep_best: Callable[[], None]
 ) -> None:
-    """Evaluate, with the averaged weights if there are any, and keep the model if it is the best so far."""
+    """Evaluate, with the averaged weights if any, and keep the model if it is the best so far."""
     if run.average is not None:
         run.average.swap(run.parameters)
     metrics = run.metrics = evaluate()

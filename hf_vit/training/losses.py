@@ -1,7 +1,7 @@
 """Cross-entropies of the original recipes, per sample.
 
-Judged by values and gradients of big_vision's `softmax_xent` and `sigmoid_xent` and of `optax.smooth_labels`,
-tests/goldens/training/losses.npz. Smoothing of sigmoid targets is in no original.
+Tested against values and gradients of big_vision's `softmax_xent` and `sigmoid_xent` and of `optax.smooth_labels`
+(tests/goldens/training/losses.npz). No original smooths sigmoid targets.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 def make_targets(
     labels: torch.Tensor, num_labels: int, label_smoothing: float = 0.0, kind: str = "softmax"
 ) -> torch.Tensor:
-    """Class numbers (batch,), or indicators (batch, num_labels) for several labels, as float targets.
+    """Convert class numbers (batch,), or indicators of several labels (batch, num_labels), to float targets.
 
     Smoothing mixes a softmax target with the uniform distribution, and moves each sigmoid target towards 1/2.
 
@@ -27,12 +27,12 @@ def make_targets(
 def cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, kind: str = "softmax", weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """One loss per sample, in float32.
+    """Return the loss of each sample, in float32.
 
     Args:
         logits, targets: (batch, num_labels)
         kind: "softmax", or "sigmoid": binary cross-entropies summed over the labels, as `sigmoid_xent` of big_vision.
-        weights: (num_labels,), by which the term of each label counts; None: all 1.
+        weights: (num_labels,), the weight of each label's term; None: all 1.
 
     Returns:
         (batch,)
@@ -46,12 +46,12 @@ def cross_entropy(
 
 
 def balanced_weights(labels: np.ndarray, num_labels: int) -> torch.Tensor:
-    """Weights of classes (num_labels,): images / (classes that occur * images of the class).
+    """Return class weights (num_labels,): images / (classes with images * images of the class).
 
-    It is "balanced" of scikit-learn's `compute_class_weight`; a class without images has 1.
+    This is "balanced" of scikit-learn's `compute_class_weight`; a class without images has weight 1.
 
     Args:
-        labels: class numbers (images,); those below 0 are no labels.
+        labels: class numbers (images,); a number below 0 means no label.
     """
     counts = np.bincount(labels[labels >= 0], minlength=num_labels)
     weights = counts.sum() / ((counts > 0).sum() * np.maximum(counts, 1))
@@ -59,6 +59,6 @@ def balanced_weights(labels: np.ndarray, num_labels: int) -> torch.Tensor:
 
 
 def is_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Whether the highest logit is at one of the highest targets: (batch,) bool."""
+    """Tell for each sample whether the highest logit is at one of the highest targets: (batch,) bool."""
     top = targets.gather(1, logits.argmax(dim=1, keepdim=True))[:, 0]
     return top == targets.amax(dim=1)

@@ -1,4 +1,4 @@
-"""Evaluation in which every sample counts exactly once, on any number of processes."""
+"""Evaluation that counts every sample exactly once, on any number of processes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -17,15 +17,15 @@ _OF_PATCHES = ("pixel_attention_mask", "spatial_shapes", "kept_patches")
 
 
 def gather(accelerator: Accelerator, tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of all processes, without those that only pad the last batch."""
+    """Gather the rows of all processes, without those that only pad the last batch."""
     return cast(torch.Tensor, accelerator.gather_for_metrics(tensor))
 
 
 def padded(loader: Iterable[Batch], empty: Batch) -> Iterator[dict[str, torch.Tensor]]:
-    """The batches of a loader, each filled up to the length of `empty`, then `empty` without end: shapes never change.
+    """Yield the batches of a loader, padded to the length of `empty`, then `empty` forever; shapes never change.
 
     Args:
-        empty: a batch of padding, whose index is -1.
+        empty: a batch of padding, with index -1.
     """
     for batch in loader:
         yield {name: torch.cat([tensor, empty[name][len(tensor) :]]) for name, tensor in batch.items()}
@@ -34,7 +34,7 @@ def padded(loader: Iterable[Batch], empty: Batch) -> Iterator[dict[str, torch.Te
 
 
 def empty_batch(sample: dict[str, Any], batch_size: int) -> dict[str, torch.Tensor]:
-    """Padding in the shape of a batch of such samples."""
+    """Return a batch of `batch_size` copies of a padding sample."""
     return {name: torch.as_tensor(np.stack([value] * batch_size)) for name, value in sample.items()}
 
 
@@ -46,13 +46,13 @@ def predict(
     loss: str = "softmax",
     **sizes: Any,
 ) -> dict[str, Any]:
-    """Run a classifier over all samples of all processes.
+    """Run a classifier on all samples of all processes.
 
     Args:
-        sizes: of the forward, such as `patch_size`.
+        sizes: additional arguments of the forward, such as `patch_size`.
 
     Returns:
-        On every process, for the samples whose image could be read, in the order of the data set: "ranked" (number, 5)
+        On every process, for all samples with a readable image, in the order of the data set: "ranked" (number, 5)
         class numbers, best first, their "probabilities", "label", "loss" and "index"; and "skipped", the number of
         unreadable images.
     """
@@ -67,10 +67,13 @@ def collect(
     empty: Batch,
     compute: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
 ) -> dict[str, Any]:
-    """Run `compute` over all samples of all processes; return what it computes as `predict` does.
+    """Run `compute` on all samples of all processes; return its results in the form of `predict`.
 
     Args:
-        compute: batch -> named tensors, one row per sample; it runs under autocast, with `model` in evaluation mode.
+        compute: batch -> named tensors, one row per sample; called under autocast, with `model` in evaluation mode.
+
+    Raises:
+        ValueError: there are no samples.
     """
     was_training = model.training
     model.eval()
@@ -89,7 +92,7 @@ def collect(
 
 
 def _scores(model: torch.nn.Module, batch: dict[str, torch.Tensor], loss: str, sizes: dict) -> dict[str, torch.Tensor]:
-    """The best classes of each sample of one batch, and its loss."""
+    """Best classes and loss of each sample of one batch."""
     logits = model(**model_inputs(batch), **sizes).logits.float()
     targets = make_targets(batch["label"].clamp(min=0), logits.shape[1])
     ranked = logits.topk(min(TOP_K, logits.shape[1])).indices
@@ -98,13 +101,13 @@ def _scores(model: torch.nn.Module, batch: dict[str, torch.Tensor], loss: str, s
 
 
 def model_inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The arguments of a model's forward for a batch: the image and, where it came as patches, how they lie."""
+    """Return the arguments of a model's forward for a batch; for images as patches, also their grids and masks."""
     patches = {name: batch[name] for name in _OF_PATCHES if name in batch}
     return {"pixel_values": batch["image"], **patches}
 
 
 def _tidy(columns: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Drop padding and unreadable images, and sort by the order of the data set."""
+    """Drop padding and unreadable images, and sort the rest in the order of the data set."""
     if not columns:
         raise ValueError("the evaluation split is empty")
     real = columns["index"] >= 0
@@ -115,11 +118,11 @@ def _tidy(columns: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def score_classes(predictions: dict[str, Any], names: Sequence[str]) -> dict[str, float]:
-    """Accuracy of each class that has images, as "accuracy/<name>"; nothing where images have several labels.
+    """Return the accuracy of each class with images as "accuracy/NAME"; nothing if images may have several labels.
 
     Args:
-        predictions: of `predict`.
-        names: of the classes, by number, no two of them equal.
+        predictions: the result of `predict`.
+        names: unique class names, by number.
     """
     labels = predictions["label"]
     if labels.ndim == 2:
@@ -129,12 +132,12 @@ def score_classes(predictions: dict[str, Any], names: Sequence[str]) -> dict[str
 
 
 def score(predictions: dict[str, Any], real_labels: list[list[int]] | None = None) -> dict[str, float | int]:
-    """Metrics of `predict`'s result; see `hf_vit.training.metrics`."""
-    from .metrics import MeanPerClassAccuracy, RealAccuracy, TopKAccuracy  # importing evaluate takes seconds
+    """Return the metrics of `predict`'s result; see `hf_vit.training.metrics`."""
+    from .metrics import MeanPerClassAccuracy, RealAccuracy, TopKAccuracy  # here: importing evaluate takes seconds
 
     ranked, labels = predictions["ranked"], predictions["label"]
     results: dict[str, float | int] = {"loss": float(predictions["loss"].mean())}
-    if labels.ndim == 2:  # several labels: the first prediction is one of them
+    if labels.ndim == 2:  # several labels: the first prediction must be one of them
         results["accuracy"] = float(labels[np.arange(len(labels)), ranked[:, 0]].mean())
     else:
         results |= TopKAccuracy().compute(predictions=ranked, references=labels) or {}

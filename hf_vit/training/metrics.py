@@ -1,6 +1,6 @@
-"""Metrics as `evaluate.Metric` classes of this package: nothing is fetched.
+"""Metrics as `evaluate.Metric` classes, which work offline.
 
-Predictions are ranked class numbers, best first, so that no process has to send all its logits.
+Predictions are ranked class numbers, best first, so that processes do not exchange all logits.
 """
 
 import datasets
@@ -11,7 +11,7 @@ _CLASS = datasets.Value("int32")
 
 
 class _RankedMetric(evaluate.Metric):
-    """A metric of ranked predictions, and of the kind of reference that `reference` names."""
+    """Base of metrics of ranked predictions; `reference` is the type of their references."""
 
     reference: datasets.Value | datasets.List = _CLASS
 
@@ -41,7 +41,7 @@ def _name_of(k: int) -> str:
 
 
 class MeanPerClassAccuracy(_RankedMetric):
-    """The accuracy within each class, averaged over the classes that occur (Oxford Pets, Flowers, Caltech-101)."""
+    """Accuracy of each class, averaged over the classes that occur (Oxford Pets, Flowers, Caltech-101)."""
 
     def _compute(self, predictions, references):
         labels = np.asarray(references)
@@ -52,9 +52,9 @@ class MeanPerClassAccuracy(_RankedMetric):
 
 
 class SetTopKAccuracy(TopKAccuracy):
-    """Share of samples that have one of their labels among the first k predictions, for each k.
+    """Share of samples with one of their labels among the first k predictions, for each k.
 
-    Samples without any label do not count.
+    Samples without labels are not counted.
     """
 
     reference = datasets.List(_CLASS)
@@ -68,9 +68,9 @@ class SetTopKAccuracy(TopKAccuracy):
 
 
 class RealAccuracy(SetTopKAccuracy):
-    """ImageNet ReaL accuracy (arXiv 2006.07159): the first prediction is one of the image's labels.
+    """ImageNet ReaL accuracy (arXiv 2006.07159): share of images whose first prediction is one of their labels.
 
-    Images without any label do not count.
+    Images without labels are not counted.
     """
 
     def __init__(self, **kwargs):

@@ -1,18 +1,18 @@
-"""Mixup and cutmix on a batch, on the device."""
+"""Mixup and CutMix of a batch, on the device."""
 
 import numpy as np
 import torch
 
 
 class Mixer:
-    """Mix each image of a batch with its neighbour, and the targets alike.
+    """Mixup or CutMix of each image of a batch with its neighbour, and of the targets.
 
-    One mixing weight per batch and a partner rolled by one, as big_vision does (`get_mixup` in utils.py); the weight is
-    max(a, 1 - a) with a from Beta(alpha, alpha), so that an image stays mostly itself. With both alphas set, each batch
-    is mixed one way or the other with equal chances.
+    As in big_vision (`get_mixup` in utils.py), a batch has one mixing weight, and the partner of an image is the one
+    before it. The weight of mixup is max(a, 1 - a) with a from Beta(alpha, alpha), so that the image itself dominates.
+    With both alphas set, each batch is mixed by one of the two, with equal probability.
 
     Args:
-        mixup_alpha, cutmix_alpha: 0 turns one off.
+        mixup_alpha, cutmix_alpha: parameters of the Beta distributions; 0: off.
     """
 
     def __init__(self, mixup_alpha: float = 0.0, cutmix_alpha: float = 0.0):
@@ -22,7 +22,7 @@ class Mixer:
     def __call__(
         self, pixel_values: torch.Tensor, targets: torch.Tensor, rng: np.random.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(batch, channels, height, width) and (batch, num_labels) -> the same shapes, mixed."""
+        """Mix (batch, channels, height, width) and (batch, num_labels); the shapes stay the same."""
         if not self.mixup_alpha and not self.cutmix_alpha:
             return pixel_values, targets
         if not self.cutmix_alpha or (self.mixup_alpha and rng.random() < 0.5):
@@ -32,16 +32,16 @@ class Mixer:
 
 
 def mixup(pixel_values: torch.Tensor, targets: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Arxiv 1710.09412: `weight` of each image and the rest of the one before it."""
+    """Mixup (arXiv 1710.09412): `weight` of each image plus 1 - `weight` of the one before it."""
     return _mix(pixel_values, targets, weight, weight, (0, 0, 0, 0))
 
 
 def cutmix(
     pixel_values: torch.Tensor, targets: torch.Tensor, weight: float, rng: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Arxiv 1905.04899: a rectangle of 1 - `weight` of the area comes from the image before.
+    """CutMix (arXiv 1905.04899): a rectangle of 1 - `weight` of the area comes from the image before.
 
-    The rectangle is cut off at the borders; the targets follow the area that it has.
+    The rectangle is clipped at the borders; the targets are mixed by its clipped area.
     """
     height, width = pixel_values.shape[-2:]
     side = (1 - weight) ** 0.5
@@ -54,9 +54,9 @@ def cutmix(
 def _mix(
     pixel_values: torch.Tensor, targets: torch.Tensor, weight: float, target_weight: float, box: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keep `weight` of each pixel and `target_weight` of the targets, and nothing within the box.
+    """Keep `weight` of each pixel outside the box, 0 inside it, and `target_weight` of the targets.
 
-    One computation for every draw, whose numbers come to the device as data: a compiled graph serves them all.
+    Weights and box are tensors, so that one compiled graph serves every draw.
 
     Args:
         box: (top, bottom, left, right)

@@ -1,4 +1,4 @@
-"""The models that are trained: loaded with a new head, or built from a configuration; and their image processors."""
+"""Models to train, with their image processors: loaded with a new head, or built from a configuration."""
 
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,13 @@ _DROPOUT_FIELDS = {
 
 
 def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTrainedModel, Any]:
-    """Load a pretrained model, its whole head replaced by one zero linear layer, and its image processor.
+    """Load a pretrained model with a new head, a linear layer of zeros, and its image processor.
 
-    It has adapters and frozen parameters as the settings say. "The whole head" includes the pre-logits layer (section
-    3.2 of the paper), unless `keep_pre_logits`.
+    The new head also replaces the pre-logits layer (section 3.2 of the paper), unless `keep_pre_logits`. Adapters and
+    frozen parameters follow the settings.
 
     Raises:
-        ValueError: anything but the head would be random.
+        ValueError: weights other than the head's are missing.
     """
     assert settings.model
     config = _config_of(settings.model)
@@ -60,10 +60,10 @@ def _config_of(name: str) -> Any:
 def _load(
     auto_class: Any, name: str, image_size: Size | None, **settings: Any
 ) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
-    """A model, its image processor at the model's size, and what `from_pretrained` says about the loading."""
+    """Load a model, its image processor at the model's size, and the loading info of `from_pretrained`."""
     config = settings.get("config") or _config_of(name)
     if auto_class is AutoModelForImageClassification and type(config) not in auto_class._model_mapping:
-        raise ValueError(f"{name} holds a model of type {config.model_type}, which classifies no images")
+        raise ValueError(f"{name} has a model of type {config.model_type}, which cannot classify images")
     is_ours = auto_class is HfViTModel or isinstance(config, HfVisionConfig)
     size = {} if image_size is None or is_ours else {"image_size": image_size}
     pair: Any = auto_class.from_pretrained(name, output_loading_info=True, **size, **settings)
@@ -76,29 +76,29 @@ def _load(
 
 
 def _dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str, float]:
-    """The rates of dropout that are set, as fields of a configuration.
+    """Return the dropout rates that are set, as fields of a configuration.
 
     Raises:
-        ValueError: a ResNet is to have some.
+        ValueError: a rate is set for a ResNet.
     """
     rates = {field: getattr(settings, setting) for setting, field in _DROPOUT_FIELDS.items()}
     if config_class is not HfBiTConfig:
         return {field: rate for field, rate in rates.items() if rate is not None}
     if wrong := [setting for setting in _DROPOUT_FIELDS if getattr(settings, setting)]:
         option = f"--{wrong[0].replace('_', '-')}"
-        raise ValueError(f"{option} is {getattr(settings, wrong[0])}, and a BiT ResNet has no dropout")
+        raise ValueError(f"{option} is {getattr(settings, wrong[0])}, but a BiT ResNet has no dropout")
     return {}
 
 
 def _refuse_random_weights(info: dict[str, Any], name: str) -> None:
-    """The head is new anyway; nothing else may be."""
+    """Raise ValueError if weights other than the head's are missing or have another shape."""
     wrong = [str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]) if "classifier" not in str(key)]
     if wrong:
-        raise ValueError(f"{name} lacks weights of the model, or has them in other shapes: {', '.join(wrong)}")
+        raise ValueError(f"{name} has weights that are missing or have another shape: {', '.join(wrong)}")
 
 
 def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = False) -> None:
-    """One linear layer from the features, zero in every entry; no pre-logits layer, unless it is kept."""
+    """Replace the head by a linear layer of zeros; drop the pre-logits layer unless it is kept."""
     classifier: Any = model.classifier
     features = classifier.in_features
     pooler = None if keep_pre_logits else getattr(getattr(model, "vit", None), "pooler", None)
@@ -112,7 +112,7 @@ def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = 
 
 
 def _name_labels(config: Any, split: Split) -> None:
-    """Carry the label names of the data into the configuration."""
+    """Set the label names and the problem type of a configuration to the data's."""
     names = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
     config.id2label = dict(enumerate(names))
     config.label2id = {name: number for number, name in config.id2label.items()}
@@ -129,7 +129,7 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
     torch.manual_seed(settings.seed)
     if settings.objective == "masked_patch_prediction":
         if isinstance(config, HfBiTConfig):
-            raise ValueError(f"masked_patch_prediction needs patches, and {settings.variant or 'a ResNet'} has none")
+            raise ValueError(f"masked_patch_prediction needs patches, but {settings.variant or 'a ResNet'} has none")
         config.patch_target = settings.target
         model = HfViTForMaskedPatchPrediction(config)
     else:
@@ -140,10 +140,12 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
 
 
 def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
-    """The configuration of a variant, or of fields alone: with `stem_depths` a hybrid, with `depths` a BiT ResNet.
+    """Return the configuration of `variant`, changed by `config`; or of `config` alone.
+
+    Without a variant, `stem_depths` makes a hybrid, `depths` a BiT ResNet, and any other fields a ViT.
 
     Raises:
-        ValueError: a ResNet is to have dropout, or a head with a hidden layer.
+        ValueError: dropout or head mlp is set for a ResNet.
     """
     fields: dict[str, Any] = dict(settings.config)
     if settings.image_size is not None:
@@ -156,7 +158,7 @@ def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
         config = kind(**{**fields, **_dropout_fields(settings, kind)})
     if settings.head == "mlp":
         if isinstance(config, HfBiTConfig):
-            raise ValueError(f"head is mlp, and {settings.variant or 'a BiT ResNet'} has a linear one: set head linear")
+            raise ValueError(f"head is mlp, but {settings.variant or 'a BiT ResNet'} has a linear one: set head linear")
         config.representation_size = config.hidden_size
     return config
 
@@ -168,14 +170,14 @@ def _new_processor(config: HfViTConfig | HfBiTConfig, preset: str | None = None)
 
 
 def load_for_evaluation(name: str, image_size: Size | None = None) -> tuple[PreTrainedModel, Any]:
-    """Load a classifier as it was saved, and its image processor.
+    """Load a trained classifier and its image processor.
 
     Raises:
-        ValueError: anything would be random, the head too.
+        ValueError: weights are missing, e.g. those of the head.
     """
     model, processor, info = _load(AutoModelForImageClassification, name, image_size)
     if info["missing_keys"]:
-        raise ValueError(f"{name} is no trained classifier: it lacks {', '.join(map(str, info['missing_keys']))}")
+        raise ValueError(f"{name} is not a trained classifier: it lacks {', '.join(map(str, info['missing_keys']))}")
     return model, processor
 
 
@@ -183,18 +185,18 @@ def load_encoder(name: str, image_size: Size | None = None) -> tuple[PreTrainedM
     """Load a model without its head, and its image processor.
 
     Raises:
-        ValueError: anything would be random.
+        ValueError: weights are missing.
     """
-    theirs = _config_of(name).model_type in ("vit", "vit_mae")  # which lose their pooler in AutoModel
+    theirs = _config_of(name).model_type in ("vit", "vit_mae")  # AutoModel would drop their pooler
     model, processor, info = _load(HfViTModel if theirs else AutoModel, name, image_size)
     _refuse_random_weights(info, name)
     return model, processor
 
 
 def set_head_bias(model: PreTrainedModel, settings: TrainingSettings) -> None:
-    """Fill the bias of the head with `head_bias`, if that is set.
+    """Fill the bias of the head with `head_bias`, if it is set.
 
-    -10 with a sigmoid loss over 21,843 classes lets training start at "nothing is there" (big_vision).
+    With a sigmoid loss over 21,843 classes, -10 makes the initial probability of every class small (big_vision).
     """
     classifier = getattr(model, "classifier", None)
     if settings.head_bias is not None and isinstance(classifier, nn.Linear):
@@ -210,11 +212,11 @@ def _add_adapters(model: PreTrainedModel, settings: FinetuneSettings) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise ValueError(f"--lora-rank is {settings.lora_rank}, and PEFT is not installed: pip install peft") from None
+        raise ValueError(f"--lora-rank is {settings.lora_rank}, but PEFT is not installed: pip install peft") from None
     torch.manual_seed(settings.seed)  # the same adapters on all processes
     lora = LoraConfig(
         r=settings.lora_rank or 0,
-        lora_alpha=settings.lora_alpha,  # pyright: ignore[reportArgumentType] - any number will do, not whole ones alone
+        lora_alpha=settings.lora_alpha,  # pyright: ignore[reportArgumentType] - a float works too
         target_modules=list(settings.lora_target_modules),
         modules_to_save=["classifier"],
     )
@@ -222,10 +224,10 @@ def _add_adapters(model: PreTrainedModel, settings: FinetuneSettings) -> Any:
 
 
 def save_plain(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Save a model; PEFT's adapters become part of the weights.
+    """Save a model, with PEFT's adapters merged into the weights.
 
     Args:
-        tensors: its state dict, whole; the model's own weights may be spread over processes.
+        tensors: the whole state dict; the model's own weights may be sharded.
     """
     if not hasattr(model, "merge_and_unload"):
         model.save_pretrained(folder, state_dict=tensors)

@@ -1,9 +1,10 @@
-"""Muon for the matrices of the hidden layers, AdamW for the rest, as one optimiser.
+"""Muon for the matrices of the hidden layers and AdamW for the rest, as one optimiser.
 
-Muon makes the momentum of a matrix orthogonal before it takes a step (Keller Jordan, 2024,
-https://kellerjordan.github.io/posts/muon/); torch has it. Its author leaves embeddings, the head, norms and biases to
-AdamW. The step of a matrix of A x B is 0.2 sqrt(max(A, B)) times the learning rate, about as long as AdamW's, so that
-both share the rate and the decay ("Muon is scalable for LLM training", arXiv 2502.16982, section 2.2).
+Muon orthogonalises the momentum of a matrix before each step (Keller Jordan, 2024,
+https://kellerjordan.github.io/posts/muon/); this is torch's implementation. Its author trains embeddings, head, norms
+and biases with AdamW. The step of an A x B matrix is scaled by 0.2 sqrt(max(A, B)), which makes it about as long as
+AdamW's, so that both share the learning rate and the decay ("Muon is scalable for LLM training", arXiv 2502.16982,
+section 2.2).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +14,15 @@ import torch
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Two optimisers of torch that share one state and one list of groups.
+    """Muon and AdamW of torch, with one common state and list of groups.
 
-    A matrix that is spread over processes (a DTensor) is updated as a whole; the sums of its iteration in bfloat16 are
-    then rounded in another order.
+    The update of a sharded matrix (a DTensor) is that of the whole matrix, up to bfloat16 rounding in another order.
 
     Args:
         matrices: groups of two-dimensional parameters, for Muon.
         others: groups for AdamW.
-        momentum: of Muon.
-        betas, eps, fused: of AdamW.
+        momentum: momentum of Muon.
+        betas, eps, fused: arguments of AdamW.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has two overloads
-        """Take one step; `closure` is for torch's interface and is called first when given."""
+        """Take one step; `closure` (part of torch's interface) is called first if given."""
         loss = closure() if closure else None
-        for part in self._parts:  # loading and sharding replace state and groups, so they are handed on each time
+        for part in self._parts:  # each time, because loading and sharding replace state and groups
             part.state = self.state
             part.param_groups = [
                 group for group in self.param_groups if ("ns_steps" in group) == (part is self._parts[0])

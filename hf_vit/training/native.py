@@ -1,8 +1,8 @@
-"""Training at native aspect ratios: images of many shapes in one batch, as patches, padded to the longest image.
+"""Training at native aspect ratios: a batch has images of many shapes, as patches, padded to the longest sequence.
 
-NaViT (arXiv 2307.06304) trains so, and drops a share of each image's patches. There a sequence has several images, and
-masks tell them apart; here it has one, as in SigLIP 2 NaFlex (arXiv 2502.14786), and no more patches than an image of
-the model's size has. Images are bucketed by their number of patches, so that little is padded.
+NaViT (arXiv 2307.06304) trains in this way, and drops a share of each image's patches. NaViT packs several images into
+a sequence, with masks. Here a sequence has one image, as in SigLIP 2 NaFlex (arXiv 2502.14786), with at most as many
+patches as an image of the model's size. Images are bucketed by their number of patches to reduce padding.
 """
 
 import io
@@ -29,32 +29,32 @@ from .settings import TrainingSettings
 from .shards import Shards
 
 _WINDOW = 8  # optimiser steps whose images are bucketed together
-_RATIOS = 0.75, 1.33  # of a crop's aspect ratio over the image's
+_RATIOS = 0.75, 1.33  # range of a crop's aspect ratio divided by the image's
 
 
 def check_native(settings: TrainingSettings, accelerator: Accelerator, model: Any, split: Split) -> None:
-    """Raise ValueError where the preset "native" is asked for, and model, data or device cannot have it."""
+    """Raise ValueError if preset is "native" but model, data or device do not support it."""
     if settings.preset != "native":
         return
     if not isinstance(model.config, HfViTConfig):
         raise ValueError(
-            f"preset is native, and {type(model).__name__} takes images of one size: a ViT of hf_vit is needed"
+            f"preset is native, but {type(model).__name__} takes images of one size (expected a ViT of hf_vit)"
         )
     refuse_several_shapes(model.config)
     if isinstance(split.samples, Shards):
-        raise ValueError("preset is native, which reads the sizes of images first, and shards are read in order")
+        raise ValueError("preset is native, which does not work with shards: it needs all image sizes in advance")
     if is_xla(accelerator):
-        raise ValueError("preset is native, and XLA would compile every shape of a batch anew")
+        raise ValueError("preset is native, which does not work on XLA: it would compile every shape of a batch")
 
 
 class NativeSamples(TrainSamples):
-    """Position in the endless sequence -> the patches of an augmented image that keeps its aspect ratio.
+    """Patches of augmented images at their aspect ratios, by position in the endless sequence.
 
     Args:
-        transform: its `size` does not count: an image has as many pixels as its patches.
+        transform: the augmentation; its `size` is not used, as the number of patches sets the size.
         patch_size: (height, width) in pixels.
-        max_num_patches: of an image.
-        token_drop: share of an image's patches that are dropped.
+        max_num_patches: largest number of patches of an image.
+        token_drop: share of an image's patches to drop.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class NativeSamples(TrainSamples):
     ):
         super().__init__(split, transform, seed, class_sampling)
         self.patch_size, self.max_num_patches, self.token_drop = patch_size, max_num_patches, token_drop
-        self._sizes: dict[int, tuple[int, int]] = {}  # (height, width) of the images that were asked for
+        self._sizes: dict[int, tuple[int, int]] = {}  # row -> (height, width), a cache
 
     def count_patches(self, position: int) -> int:
-        """Patches of the image at a position, told from its size alone; 0 where that cannot be read."""
+        """Number of patches of the image at a position, from its size alone; 0 if the size cannot be read."""
         visit, row = self.find(*divmod(position, len(self.split)))
         if row not in self._sizes:
             self._sizes[row] = _read_size(self.split.samples[row][self.split.image_column])
@@ -80,7 +80,7 @@ class NativeSamples(TrainSamples):
         return int(np.prod(self._cut(height, width, sample_generator(self.seed, visit, row))[1])) if height else 0
 
     def _cut(self, height: int, width: int, rng: np.random.Generator) -> tuple[Box, tuple[int, int]]:
-        """What is seen of an image of this size, and the (rows, columns) of its patches."""
+        """Draw the crop of an image of this size, and return it with the (rows, columns) of its patches."""
         box = Box(0, 0, height, width)
         if self.transform.crop == "inception":
             ratios = (_RATIOS[0] * width / height, _RATIOS[1] * width / height)
@@ -103,7 +103,7 @@ class NativeSamples(TrainSamples):
 
 
 def _read_size(picture: dict) -> tuple[int, int]:
-    """(height, width) of an undecoded picture, upright; zeros where it cannot be read."""
+    """(height, width) of an undecoded image after its EXIF rotation; zeros if it cannot be read."""
     try:
         source = io.BytesIO(picture["bytes"]) if picture["bytes"] is not None else Path(picture["path"])
         with Image.open(source) as image:
@@ -114,10 +114,10 @@ def _read_size(picture: dict) -> tuple[int, int]:
 
 
 class BucketedBatches(Sampler[list[int]]):
-    """Batch sampler: as `StepBatches`, but images of 8 optimiser steps are shared out by their numbers of patches.
+    """Batch sampler like `StepBatches`, but with the images of 8 optimiser steps bucketed by number of patches.
 
-    They are sorted and cut into steps, whose order is drawn. A step is so a function of its number, and in it micro-
-    batches are cut from sorted images: neither depends on the number of processes.
+    The images are sorted, cut into steps, and the order of the steps is drawn at random. Within a step, micro-batches
+    are cut from the sorted images. The samples of a step depend on its number, not on the number of processes.
     """
 
     def __init__(self, samples: NativeSamples, shares: Shares, steps: range):
@@ -135,7 +135,7 @@ class BucketedBatches(Sampler[list[int]]):
         return len(self.steps) * self.shares.accumulation
 
     def positions(self, step: int) -> list[int]:
-        """The positions that an optimiser step takes, over all processes."""
+        """Return the positions of an optimiser step, over all processes."""
         number, place = divmod(step, _WINDOW)
         if self._window[0] != number:
             first = number * _WINDOW * self.shares.batch_size
@@ -148,9 +148,9 @@ class BucketedBatches(Sampler[list[int]]):
 
 
 def collate_patches(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Samples -> image (batch, patches of the longest, values) uint8, its mask and spatial_shapes, and the rest.
+    """Stack samples into "image" (batch, most patches, values) uint8, its mask, and the other entries.
 
-    `kept_patches` is padded with -1.
+    "image" is padded with 0 and "kept_patches" with -1.
     """
     padded = {"image": 0, "kept_patches": -1}
     batch = collate([{name: value for name, value in sample.items() if name not in padded} for sample in samples])
@@ -166,10 +166,10 @@ def collate_patches(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 def native_loader(
     settings: TrainingSettings, split: Split, transform: TrainTransform, processor: Any, shares: Shares, steps: range
 ) -> Iterable[dict[str, torch.Tensor]]:
-    """Batches of patches for the steps in `steps`, one per forward; each process makes its own.
+    """Return the training batches of this process as patches, for the steps in `steps`, one per forward.
 
     Args:
-        processor: the image processor that evaluates: its patches are those of training.
+        processor: the image processor of the evaluation; it sets patch size and number of patches.
     """
     patches = as_pair(processor.patch_size), processor.max_num_patches, settings.token_drop
     samples = NativeSamples(split, transform, settings.seed, settings.class_sampling, *patches)

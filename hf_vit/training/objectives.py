@@ -1,7 +1,7 @@
-"""What one forward of training computes: the loss of each sample, and whether it counts as right.
+"""Training objectives: classification and masked patch prediction.
 
-An objective takes the model, a batch and the generator of the step (that of labels: a `patch_size` too), and returns
-(loss, correct), each (batch,).
+An objective takes the model, a batch and the random generator of the step (classification also a `patch_size`), and
+returns (loss, correct), each (batch,).
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from .settings import PretrainSettings, TrainingSettings
 
 
 class Normalizer:
-    """uint8 pixels -> pixel values, on the device and in one step: (pixel / 255 - mean) / std."""
+    """Normalisation of uint8 pixels on the device, in one operation: (pixel / 255 - mean) / std."""
 
     def __init__(self, mean: Any, std: Any, device: torch.device):
         mean, std = (torch.tensor(np.atleast_1d(value), dtype=torch.float64).view(-1, 1, 1) for value in (mean, std))
@@ -27,7 +27,10 @@ class Normalizer:
         self.offset = (-mean / std).float().to(device)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, height, width, channels) uint8 -> (batch, channels, height, width) float32; patches stay patches."""
+        """Normalise (batch, height, width, channels) uint8 to (batch, channels, height, width) float32.
+
+        Patches (batch, patches, values) keep their shape.
+        """
         if images.ndim == 3:  # (batch, patches, patch height * patch width * channels)
             colours = images.unflatten(2, (-1, len(self.scale)))
             return torch.addcmul(self.offset.flatten(), colours, self.scale.flatten()).flatten(2)
@@ -35,7 +38,7 @@ class Normalizer:
 
 
 class Classification:
-    """Cross-entropy with label smoothing, mixup and cutmix; `weights` (num_labels,) are those of the classes."""
+    """Cross-entropy with label smoothing, mixup, CutMix and class weights (num_labels,)."""
 
     def __init__(
         self, settings: TrainingSettings, normalizer: Normalizer, num_labels: int, weights: torch.Tensor | None = None
@@ -64,10 +67,10 @@ class MaskedPatches:
         return outputs.loss_per_image, outputs.accuracy_per_image.detach()
 
     def _predict(self, model: Any, pixel_values: torch.Tensor, seeds: list[int] | None = None) -> Any:
-        """Corrupt on the CPU, whose generator is seeded with every forward, so that devices do not differ.
+        """Run the model with random corruption; it is drawn on the CPU, so that it is the same for all devices.
 
         Args:
-            seeds: one for each image, to corrupt it the same way in any batch.
+            seeds: one per image, so that its corruption does not depend on the batch.
         """
         rows, columns = getattr(model, "module", model).config.grid_of(*pixel_values.shape[-2:])
         patches = rows * columns
@@ -87,9 +90,9 @@ class MaskedPatches:
         loader: Iterable[Batch],
         empty: Batch,
     ) -> dict[str, float]:
-        """Loss and accuracy on a split each of whose images is corrupted the same way every time, by its index.
+        """Return loss and accuracy on a split; the corruption of an image depends on its index alone.
 
-        "histogram_entropy" is what a predictor scores that knows how often each colour occurs and no more.
+        "histogram_entropy" is the loss of a predictor that only knows how often each colour occurs.
         """
         config: Any = getattr(model, "module", model).config
         counts = torch.zeros(LEVELS**config.num_channels, dtype=torch.long, device=accelerator.device)

@@ -1,4 +1,4 @@
-"""Optimisers of the original recipes: which parameters they see, at what rate, and with what decay."""
+"""Optimisers of the original recipes, and their groups of parameters with learning rate and decay."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -10,16 +10,16 @@ from torch import nn
 from .muon import MuonWithAdamW
 from .settings import TrainingSettings
 
-_State = dict[str, Any]  # of a parameter, or of a group of them
+_State = dict[str, Any]  # state of a parameter, or settings of a group
 
 _IN_A_LAYER = r"(?:^|\.)layers?\.(\d+)\."
 _KERNELS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def kernel_names(model: nn.Module) -> set[str]:
-    """Names of the parameters that decay: weights of matmuls and convolutions.
+    """Return the names of the parameters with weight decay: kernels of matmuls and convolutions.
 
-    The module says what a parameter is. Its number of dimensions does not: class token, mask token and position
+    The type of the module decides. The number of dimensions would not do: class token, mask token and position
     embeddings have three, and the original does not decay them (big_vision masks `.*/kernel`).
     """
     return {
@@ -30,7 +30,7 @@ def kernel_names(model: nn.Module) -> set[str]:
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices that Muon trains: weights of linear layers within the encoder's layers.
+    """Return the matrices that Muon trains: weights of linear layers within the encoder's layers.
 
     Raises:
         ValueError: there are none.
@@ -39,12 +39,12 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     inside = [(name, p) for name, p in model.named_parameters() if re.search(_IN_A_LAYER, name) and p.requires_grad]
     matrices = [parameter for name, parameter in inside if name in kernels and parameter.ndim == 2]
     if not matrices:
-        raise ValueError("optimizer is muon, and no matrix of a hidden layer trains: use adamw or sgd")
+        raise ValueError("optimizer is muon, but no matrix of a hidden layer trains: use adamw or sgd")
     return matrices
 
 
 def split_groups(groups: Iterable[_State], chosen: Iterable[nn.Parameter]) -> tuple[list[_State], list[_State]]:
-    """The groups of the chosen parameters and those of the others; none is empty."""
+    """Split groups into those of the chosen parameters and those of the others, without empty groups."""
     ids = {id(parameter) for parameter in chosen}
     parts: tuple[list[_State], list[_State]] = ([], [])
     for group in groups:
@@ -55,20 +55,20 @@ def split_groups(groups: Iterable[_State], chosen: Iterable[nn.Parameter]) -> tu
 
 
 def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
-    """Stop training parameters; returns their names.
+    """Freeze parameters; return their names.
 
     Args:
         patterns: "encoder" (all but the head), "embeddings", "first N layers" (with the embeddings), or regular
-            expressions that are searched for in the names.
+            expressions to search in the names.
 
     Raises:
-        ValueError: for a pattern that no parameter matches, or when nothing is left to train.
+        ValueError: a pattern matches no parameter, or no parameter is left to train.
     """
     frozen = []
     for pattern in patterns:
         names = [name for name, _ in model.named_parameters() if re.search(_pattern_of(pattern), name)]
         if not names:
-            raise ValueError(f"freeze pattern {pattern!r} matches none of the model's parameters")
+            raise ValueError(f"freeze pattern {pattern!r} matches no parameter of the model")
         frozen += names
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
@@ -78,7 +78,7 @@ def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
 
 
 def _pattern_of(part: str) -> str:
-    """The regular expression of a part that goes by a name."""
+    """Return the regular expression of a named part; any other text is one itself."""
     if part == "encoder":
         return r"^(?!.*classifier\.)"
     if found := re.fullmatch(r"first (\d+) layers?", part):
@@ -87,7 +87,7 @@ def _pattern_of(part: str) -> str:
 
 
 def layer_of(name: str, num_layers: int) -> int:
-    """0 for the embeddings, i + 1 for encoder layer or ResNet stage i, num_layers + 1 for what follows them."""
+    """Layer number of a parameter: 0 for embeddings, i + 1 for layer or ResNet stage i, num_layers + 1 after them."""
     if "embeddings." in name or "resnet.convolution." in name or "resnet.norm." in name:
         return 0
     match = re.search(r"resnet\.stages\.(\d+)\.", name) or re.search(_IN_A_LAYER, name)
@@ -95,11 +95,11 @@ def layer_of(name: str, num_layers: int) -> int:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float = 0.0, layer_decay: float | None = None) -> list[_State]:
-    """Groups for an optimiser; `lr_scale` of each multiplies the schedule (see `set_learning_rate`).
+    """Return the groups for an optimiser; `lr_scale` of a group multiplies the schedule (see `set_learning_rate`).
 
     Args:
-        weight_decay: of `kernel_names(model)`; nothing else decays.
-        layer_decay: learning rate of each layer over that of the layer after it.
+        weight_decay: weight decay of `kernel_names(model)`; other parameters have none.
+        layer_decay: a layer's learning rate divided by the next layer's.
     """
     kernels = kernel_names(model)
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -114,22 +114,22 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.0, layer_decay: f
 
 
 def torch_weight_decay(weight_decay: float, convention: str, learning_rate: float) -> float:
-    """The `weight_decay` of torch's AdamW for one given in either convention.
+    """Convert a weight decay in either convention to torch's AdamW.
 
-    torch takes `lr(step) * weight_decay * weight` off each weight. optax's `add_decayed_weights` under big_vision's
-    schedule takes `lr(step) / learning_rate * weight_decay * weight`: 1e-4 there is 0.1 here at a peak of 1e-3.
+    torch subtracts `lr(step) * weight_decay * weight`. optax's `add_decayed_weights` under big_vision's schedule
+    subtracts `lr(step) / learning_rate * weight_decay * weight`: its 1e-4 is torch's 0.1 at a peak rate of 1e-3.
     """
     return weight_decay if convention == "torch" else weight_decay / learning_rate
 
 
 def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = False) -> torch.optim.Optimizer:
-    """The optimiser that the settings ask for, over the model's trainable parameters.
+    """Return the optimiser of the model's trainable parameters.
 
     Args:
-        fused: update all parameters in one kernel, which torch has for CPUs and NVIDIA's GPUs with float32 momentum.
+        fused: update all parameters in one kernel; torch has it for CPUs and NVIDIA GPUs with float32 momentum.
 
     Raises:
-        ValueError: Muon is asked for, and no hidden matrix trains.
+        ValueError: the optimiser is Muon, but no hidden matrix trains.
     """
     decay = torch_weight_decay(settings.weight_decay, settings.weight_decay_convention, settings.learning_rate)
     groups = parameter_groups(model, decay, settings.layer_decay)
@@ -149,23 +149,23 @@ def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the rate of the next step; each group takes its `lr_scale` of it."""
+    """Set the learning rate of the next step; that of each group is multiplied by its `lr_scale`."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
 
 
 class _CompactOptimizer(torch.optim.Optimizer):
-    """An optimiser that keeps its first moment in bfloat16, as optax does with `accumulator_dtype` or `mu_dtype`.
+    """Optimiser with its first moment in bfloat16, as in optax with `accumulator_dtype` or `mu_dtype`.
 
-    optax rounds the decay too: 0.9 becomes 0.8984375. It multiplies and adds in float32 and rounds what it stores; the
-    step uses the moment before it is rounded.
+    optax rounds the decay too: 0.9 becomes 0.8984375. It computes in float32 and rounds the stored moment; the step
+    uses the moment before rounding.
 
-    Judged by outputs of optax under `jax.jit`, tests/goldens/training/optimizers.npz.
+    Tested against outputs of optax under `jax.jit` (tests/goldens/training/optimizers.npz).
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has two overloads
-        """Take one step; `closure` is for torch's interface and is called first when given."""
+        """Take one step; `closure` (part of torch's interface) is called first if given."""
         loss = closure() if closure else None
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -174,7 +174,7 @@ class _CompactOptimizer(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state; torch casts all of it to the parameters' type, and what was bfloat16 is so again."""
+        """Restore the state; torch casts it to the parameters' dtype, so the first moment is cast back to bfloat16."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
             for name in _COMPACT_STATES & state.keys():
@@ -192,7 +192,7 @@ def _to_bfloat16(number: float) -> float:
 
 
 class CompactSGD(_CompactOptimizer):
-    """SGD with momentum kept in bfloat16, as the original fine-tunes (`optax.sgd(accumulator_dtype="bfloat16")`)."""
+    """SGD with bfloat16 momentum, as in the original's fine-tuning (`optax.sgd(accumulator_dtype="bfloat16")`)."""
 
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.9):
         super().__init__(params, {"lr": lr, "momentum": momentum})
@@ -207,9 +207,9 @@ class CompactSGD(_CompactOptimizer):
 
 
 class CompactAdamW(_CompactOptimizer):
-    """AdamW with its first moment kept in bfloat16, as big_vision pre-trains (`scale_by_adam(mu_dtype="bfloat16")`).
+    """AdamW with bfloat16 first moment, as in big_vision's pre-training (`scale_by_adam(mu_dtype="bfloat16")`).
 
-    The decay alone is rounded: a new gradient weighs 1 - beta1, and the bias is corrected with beta1 itself.
+    Only the decay is rounded: the weight of a new gradient (1 - beta1) and the bias correction use the exact beta1.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class CompactAdamW(_CompactOptimizer):
             state["step"] = torch.zeros(())
             state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
-        state["step"] = state["step"].cpu() + 1  # a restored one may be elsewhere, where reading it takes time
+        state["step"] = state["step"].cpu() + 1  # a restored one may be on the device, where reading it is slow
         count, (beta1, beta2) = int(state["step"]), group["betas"]
         mean = state["exp_avg"].to(parameter.dtype).mul_(_to_bfloat16(beta1)).add_(gradient, alpha=1 - beta1)
         state["exp_avg"].copy_(mean)
@@ -246,13 +246,13 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, parameters: dict[str, torch.Tensor]):
-        """Move towards the parameters by a share of 1 - decay."""
+        """Move the average towards the parameters by a share of 1 - decay."""
         latest = [parameters[name].detach() for name in self.parameters]
         torch._foreach_lerp_(list(self.parameters.values()), latest, 1 - self.decay)  # pyright: ignore
 
     @torch.no_grad()
     def swap(self, parameters: dict[str, torch.Tensor]):
-        """Exchange the average and the parameters; twice is no change."""
+        """Exchange the average and the parameters."""
         for name, average in self.parameters.items():
             average_before = average.clone()
             average.copy_(parameters[name])

@@ -1,4 +1,4 @@
-"""The command line of settings: one option for each field, with its help; a recipe stands behind it."""
+"""Command line of the settings: a recipe, and one option for each field."""
 
 import argparse
 import dataclasses
@@ -21,22 +21,22 @@ _METAVARS = {bool: "true|false", int: "INT", float: "FLOAT", str: "TEXT", dict[s
 
 
 def parse_settings(settings_class: type[_Settings], argv: list[str] | None = None, program: str = "") -> _Settings:
-    """Settings from `--recipe NAME`, `--select GROUP=LEVEL` and `--some-field VALUE`; the command line wins.
+    """Return the settings of `--recipe NAME`, `--select GROUP=LEVEL` and `--some-field VALUE`.
 
-    Values are read as YAML on both ways in: `--freeze '[embeddings, layers.0]'`.
+    An option overrides the recipe. Values on the command line are YAML too: `--freeze '[embeddings, layers.0]'`.
 
     Args:
-        program: what usage lines begin with; by default the script's name.
+        program: name of the program in usage lines; by default the script's name.
 
     Raises:
-        SettingsError: in one sentence, for whatever is unknown, ill-typed or contradictory.
+        SettingsError: a setting is unknown, of the wrong type, or contradicts another one.
         SystemExit: after --help.
     """
     parser = _OptionParser(
         prog=program or None,
         usage="%(prog)s [--recipe RECIPE] [--option VALUE ...]",
         description=settings_class.__doc__,
-        allow_abbrev=False,  # or `--learning-rat` would quietly work
+        allow_abbrev=False,  # otherwise argparse accepts `--learning-rat`
         argument_default=argparse.SUPPRESS,
     )
     add_options(parser, settings_class)
@@ -44,7 +44,7 @@ def parse_settings(settings_class: type[_Settings], argv: list[str] | None = Non
     recipe, select = arguments.pop("recipe", None), arguments.pop("select", [])
     values = read_recipe(recipe, _parse_selection(select)) if recipe else {}
     if select and not recipe:
-        raise SettingsError(f"--select {' '.join(select)} chooses from a recipe, and there is no --recipe")
+        raise SettingsError(f"--select {' '.join(select)} needs --recipe, a recipe to choose from")
     values = merge(values, {name: _parse_text(text) for name, text in arguments.items()})
     try:
         return build(settings_class, values)
@@ -53,9 +53,9 @@ def parse_settings(settings_class: type[_Settings], argv: list[str] | None = Non
 
 
 def add_options(parser: argparse.ArgumentParser, settings_class: Any) -> None:
-    """Add an option for each field, under the headings that the fields state, with its help and default."""
+    """Add an option for each field, with its heading, help and default."""
     parser.add_argument(
-        "--recipe", help="where to start from: a name (see `hf-vit recipes`), a YAML file or its address"
+        "--recipe", help="recipe to start from: a name (see `hf-vit recipes`), a YAML file or its address"
     )
     parser.add_argument("--select", nargs="+", metavar="GROUP=LEVEL", help="levels of the recipe's options")
     groups: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def _as_options(message: str, given: Iterable[str], settings_class: Any) -> str:
 
 
 def _metavar(kind: Any) -> str:
-    """What stands for a value in help: `int | None` -> "INT", choices as they are."""
+    """Placeholder for a value in the help: `int | None` -> "INT"; choices are listed."""
     return "|".join(
         "|".join(typing.get_args(option)) if typing.get_origin(option) is typing.Literal else _METAVARS[option]
         for option in alternatives(kind)
@@ -92,7 +92,7 @@ def _metavar(kind: Any) -> str:
 
 
 def _default_of(field: Any) -> str:
-    """The default as help states it; what is none by default has words of its own."""
+    """Default value for the help; empty for None and empty lists, which the help text itself describes."""
     value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if value is None or value in ([], {}):
         return ""
@@ -100,7 +100,7 @@ def _default_of(field: Any) -> str:
 
 
 class _OptionParser(argparse.ArgumentParser):
-    """argparse, but a mistake is an exception like any other, and an option may be written with underscores."""
+    """Argument parser that raises SettingsError for a mistake, and accepts options with underscores."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         given = sys.argv[1:] if args is None else args

@@ -1,23 +1,26 @@
-"""Orders of samples: permutations that are functions of a key and a place, whatever was asked before."""
+"""Orders of samples: random permutations, computed from a key and a place without any other state."""
 
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-_LARGEST_TABLE = 2**20  # longer permutations are computed place by place; of this one NumPy's takes 8 MB
+_LARGEST_TABLE = 2**20  # 8 MB; longer permutations are computed place by place
 _ROUNDS = 6
 
 
 def permute(places: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
-    """Images of some places under a random permutation of range(size); no table of `size` entries is made.
+    """Apply a random permutation of range(size) to some places, without a table of `size` entries.
 
-    A Feistel network permutes the next power of two; what falls outside of the range goes through it again until it
-    falls inside (cycle walking), at most twice on average.
+    A Feistel network permutes a range of a power of two. A value outside range(size) goes through it again until it is
+    inside (cycle walking), at most twice on average.
 
     Args:
-        places: (number,) whole numbers of range(size).
-        key: of the permutation, such as (seed, epoch).
+        places: (number,) integers in range(size).
+        key: key of the permutation, such as (seed, epoch).
+
+    Returns:
+        (number,) integers in range(size).
     """
     bits = max(int(size - 1).bit_length(), 2)
     round_keys = _round_keys(key)
@@ -33,7 +36,7 @@ def _round_keys(key: tuple[int, ...]) -> np.ndarray:
 
 
 def _mix_halves(values: np.ndarray, bits: int, round_keys: np.ndarray) -> np.ndarray:
-    """Permute numbers of `bits` bits: each half in turn is changed by a hash of the other one, which can be undone."""
+    """Permute numbers of `bits` bits: in each round, xor one half with a hash of the other half."""
     low_bits = bits // 2
     low_mask, high_mask = (np.uint64(2**width - 1) for width in (low_bits, bits - low_bits))
     high, low = values >> np.uint64(low_bits), values & low_mask
@@ -46,7 +49,7 @@ def _mix_halves(values: np.ndarray, bits: int, round_keys: np.ndarray) -> np.nda
 
 
 def _hash(values: np.ndarray, round_key: np.uint64) -> np.ndarray:
-    """64 well-mixed bits of each number: the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Hash each number to 64 bits with the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
     mixed = values + np.full_like(values, round_key)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -54,12 +57,9 @@ def _hash(values: np.ndarray, round_key: np.uint64) -> np.ndarray:
 
 
 class ShuffledOrder:
-    """A permutation of all rows for each epoch.
+    """Permutation of all rows for each epoch: NumPy's up to a million rows, else `permute`."""
 
-    Up to a million rows it is NumPy's, from a table of the current epoch; beyond, `permute`, without one.
-    """
-
-    stride = 1  # from the place of an unreadable image to that of the one which stands in for it
+    stride = 1  # distance from the place of an unreadable image to that of its replacement
 
     def __init__(self, size: int, seed: int):
         self.size, self.seed = size, seed
@@ -75,13 +75,13 @@ class ShuffledOrder:
 
 
 class BalancedOrder:
-    """An order in which each class comes as often as any other, whatever its number of images.
+    """Order in which each class comes equally often, whatever its number of images.
 
-    The endless sequence of draws is cut into turns, each of which has every class once, in an order of its own. A class
-    gives its images in rounds: every image once before any comes again. So draw d is a function of (seed, d).
+    The endless sequence of draws is cut into turns. A turn has every class once, in random order. A class gives its
+    images in rounds: every image once, then all again in another order. Draw d is a function of (seed, d).
 
     Args:
-        labels: (rows,) class numbers; rows with one below 0 are never drawn.
+        labels: (rows,) class numbers; rows with a number below 0 are never drawn.
 
     Raises:
         ValueError: no row has a label.
@@ -94,11 +94,11 @@ class BalancedOrder:
         self._rows = np.argsort(labels, kind="stable")[(labels < 0).sum() :]  # class by class
         classes, self._counts = np.unique(labels[self._rows], return_counts=True)
         if not len(classes):
-            raise ValueError(f"none of the {len(labels)} images has a label to balance")
+            raise ValueError(f"cannot balance classes: none of the {len(labels)} images has a label")
         self._first = np.cumsum(self._counts) - self._counts
 
     def draw(self, epoch: int, place: int) -> tuple[int, int]:
-        """The row at a place of an epoch, and how often that row has come before."""
+        """Return the row at a place of an epoch, and how often it has come before."""
         turn, slot = divmod(epoch * self.size + place, len(self._counts))
         chosen = int(permute(np.array([slot]), len(self._counts), (self.seed, 0, turn))[0])
         visit, number = divmod(turn, int(self._counts[chosen]))
@@ -107,30 +107,32 @@ class BalancedOrder:
 
 
 class Place(NamedTuple):
-    """One row at its place in an epoch, and what may be read with it."""
+    """Row at one place of an epoch, and the rows of its block to read with it."""
 
     row: int
     lane: int
-    window: tuple[int, int]  # (epoch, number within the lane): when it changes, what was read for the lane is used up
-    first: int  # the rows from here
-    end: int  # to here, exclusive, are needed in the same window; they lie in one block
+    window: tuple[int, int]  # (epoch, number within the lane); rows of an earlier window are no longer needed
+    first: int  # first row of the block that is needed in this window
+    end: int  # last such row, exclusive
 
 
 class LaneOrder:
-    """An order of rows that lie in blocks, each of which is read at once: a shuffle that reads every block once.
+    """Shuffled order of rows in blocks, which reads every block once per epoch.
 
-    The blocks are permuted for each epoch, and the rows of all of them, one block after another, are cut into lanes of
-    equal length. Place p of the epoch is place p // lanes of lane p % lanes. Within a lane, the rows of `window` blocks
-    in a row are permuted together; windows of different lanes begin at different times. So a reader that serves some
-    lanes holds `window` blocks for each. All of it is a function of (seed, epoch, place).
+    The blocks are permuted for each epoch. Their rows, one block after another, are cut into lanes of equal length.
+    Place p of the epoch is place p // lanes of lane p % lanes. Within a lane, the rows of `window` consecutive blocks
+    are permuted together; the windows of different lanes begin at different times. A reader holds `window` blocks for
+    each of its lanes. The order is a function of (seed, epoch, place).
 
     Args:
-        lengths: (blocks,) rows of each block; rows are numbered block by block.
+        lengths: (blocks,) number of rows of each block; rows are numbered block by block.
+        lanes: number of lanes.
+        window: number of blocks whose rows are shuffled together.
     """
 
     def __init__(self, lengths: np.ndarray, seed: int, lanes: int, window: int):
         self.size, self.seed, self.lanes, self.window = int(lengths.sum()), seed, lanes, window
-        self.stride = lanes  # a stand-in for an unreadable image comes from the same lane
+        self.stride = lanes  # the replacement of an unreadable image comes from the same lane
         self._lengths = lengths
         self._first_rows = np.cumsum(lengths) - lengths
         self._epoch: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
@@ -141,12 +143,12 @@ class LaneOrder:
         return np.array([self.place(epoch, int(place)).row for place in places], np.int64)
 
     def place(self, epoch: int, place: int) -> Place:
-        """The row at a place of an epoch, from 0 to size - 1."""
+        """Return the row at a place of an epoch; places are from 0 to size - 1."""
         blocks, starts = self._blocks_of(epoch)
         turn, lane = divmod(place, self.lanes)
         begin, end = self._bounds(lane), self._bounds(lane + 1)
         first_block = _block_at(starts, begin)
-        ahead = lane * self.window // self.lanes  # blocks by which its first window is shorter
+        ahead = lane * self.window // self.lanes  # number of blocks by which the first window is shorter
         number = (_block_at(starts, begin + turn) - first_block + ahead) // self.window
         block = first_block + number * self.window - ahead
         low = max(int(starts[max(block, first_block)]), begin)
@@ -158,12 +160,12 @@ class LaneOrder:
         return Place(chosen + shift, lane, (epoch, number), *together)
 
     def _bounds(self, lane: int) -> int:
-        """Where a lane begins; the first size % lanes of them are longer by one row."""
+        """First place of a lane; the first size % lanes of them are longer by one row."""
         length, longer = divmod(self.size, self.lanes)
         return lane * length + min(lane, longer)
 
     def _blocks_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The blocks in the order of an epoch, and where in it each begins, with its end."""
+        """Blocks in the order of an epoch, and the first place of each, followed by the end."""
         if self._epoch[0] != epoch:
             blocks = np.random.default_rng((self.seed, epoch)).permutation(len(self._lengths))
             starts = np.concatenate([[0], np.cumsum(self._lengths[blocks])])
@@ -171,7 +173,7 @@ class LaneOrder:
         return self._epoch[1:]
 
     def _table(self, lane: int, epoch: int, number: int, size: int) -> np.ndarray:
-        """The permutation of a window; of each lane the newest is kept."""
+        """Permutation of a window; the newest one of each lane is cached."""
         kept = self._tables.get(lane)
         if kept is None or kept[0] != (epoch, number):
             table = np.random.default_rng((self.seed, epoch, lane, number)).permutation(size).astype(np.int32)

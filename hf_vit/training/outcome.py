@@ -1,19 +1,19 @@
-"""Accuracy taken apart: by class, by pair of classes, and by how sure the model is."""
+"""Accuracy by class, by pair of classes, and by the model's confidence."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-_BINS = 15  # of Guo et al., "On calibration of modern neural networks", arXiv 1706.04599, section 4
-_Z = 1.96  # two-sided 95 % of the normal distribution
+_BINS = 15  # as in Guo et al., "On calibration of modern neural networks", arXiv 1706.04599, section 4
+_Z = 1.96  # two-sided 95 % quantile of the normal distribution
 
 
 class ClassScore(NamedTuple):
-    """How well one class is found."""
+    """Counts of one class, with its recall and precision."""
 
     number: int
-    images: int  # that have this label
+    images: int  # with this label
     predictions: int  # of this class
     right: int
 
@@ -29,7 +29,7 @@ class ClassScore(NamedTuple):
 
 
 def score_classes(labels: np.ndarray, predicted: np.ndarray) -> list[ClassScore]:
-    """The score of each class that occurs among labels or predictions, (number,) each; the worst recall first."""
+    """Return the score of each class that occurs in labels or predictions, (number,) each; the worst recall first."""
     numbers = np.union1d(labels, predicted)
     size = int(numbers[-1]) + 1 if len(numbers) else 0
     counts = [np.bincount(chosen, minlength=size) for chosen in (labels, predicted, labels[labels == predicted])]
@@ -38,14 +38,14 @@ def score_classes(labels: np.ndarray, predicted: np.ndarray) -> list[ClassScore]
 
 
 def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
-    """Images with each label (rows) and prediction (columns), of the classes in `numbers`, which is sorted."""
+    """Count the images of each label (rows) and prediction (columns), for the sorted classes in `numbers`."""
     matrix = np.zeros((len(numbers), len(numbers)), int)
     np.add.at(matrix, (np.searchsorted(numbers, labels), np.searchsorted(numbers, predicted)), 1)
     return matrix
 
 
 def mistaken_pairs(labels: np.ndarray, predicted: np.ndarray, most: int) -> list[tuple[int, int, int]]:
-    """(label, prediction, number of images) of the pairs that are mistaken most often."""
+    """Return (label, prediction, number of images) of the most frequent mistakes."""
     wrong = labels != predicted
     pairs, counts = np.unique(np.stack([labels[wrong], predicted[wrong]], axis=1), axis=0, return_counts=True)
     order = np.argsort(-counts, kind="stable")[:most]
@@ -53,7 +53,7 @@ def mistaken_pairs(labels: np.ndarray, predicted: np.ndarray, most: int) -> list
 
 
 class Bin(NamedTuple):
-    """The predictions whose probability is in (low, high]."""
+    """Predictions with a probability in (low, high]."""
 
     low: float
     high: float
@@ -63,13 +63,14 @@ class Bin(NamedTuple):
 
 
 def reliability(probability: np.ndarray, right: np.ndarray) -> tuple[list[Bin], float]:
-    """Accuracy beside the probability of the predicted class, in 15 bins of equal width; empty ones are left out.
+    """Compare accuracy and probability in 15 bins of equal width; empty bins are omitted.
 
     Args:
-        probability, right: (number,) of the predicted class, and whether it is the label.
+        probability: (number,) probability of the predicted class.
+        right: (number,) bool, True if the prediction is the label.
 
     Returns:
-        The bins, and the expected calibration error: the mean distance of the two over all images.
+        The bins, and the expected calibration error: the mean difference of the two over all images.
     """
     edges = np.linspace(0, 1, _BINS + 1)
     numbers = np.clip(np.searchsorted(edges, probability, side="left") - 1, 0, _BINS - 1)
@@ -83,7 +84,7 @@ def reliability(probability: np.ndarray, right: np.ndarray) -> tuple[list[Bin], 
 
 
 def wilson_interval(right: int, images: int) -> tuple[float, float]:
-    """Bounds of a share's 95 % confidence interval by Wilson's score (J. Am. Stat. Assoc. 22, 1927)."""
+    """Return the 95 % confidence interval of a share by Wilson's score (J. Am. Stat. Assoc. 22, 1927)."""
     share, square = right / images, _Z**2 / images
     middle = (share + square / 2) / (1 + square)
     half = _Z / (1 + square) * (share * (1 - share) / images + square / (4 * images)) ** 0.5

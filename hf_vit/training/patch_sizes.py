@@ -1,8 +1,8 @@
-"""Training with many patch sizes, FlexiViT (arXiv 2212.08013): one is drawn for each optimiser step.
+"""Training with several patch sizes, FlexiViT (arXiv 2212.08013): one is drawn for each optimiser step.
 
-The sequence is that of big_vision (trainers/proj/flexi/train.py and common.py): a generator of its own for each step,
-from the numbers of the experiment, the work unit and the step, counted from 1. Outside of Google the first two are 0;
-here the first is the seed, which is 0 by default. So the patch size of a step is the same on all processes, and after a
+The sequence is that of big_vision (trainers/proj/flexi/train.py and common.py). Each step has its own generator, seeded
+with the numbers of the experiment, the work unit and the step, counted from 1. Outside of Google the first two are 0;
+here the first is the seed, 0 by default. The patch size of a step is therefore the same on all processes and after a
 resume.
 """
 
@@ -15,11 +15,11 @@ import torch
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from .settings import TrainingSettings
 
-_GRAPHS = 8  # of one patch size; torch.compile's own default for a function
+_GRAPHS = 8  # allowed graphs per patch size: torch.compile's default for a function
 
 
 def draw_sizes(settings: TrainingSettings, step: int) -> dict[str, int]:
-    """The patch size of an optimiser step (from 0) as an argument of the forward; nothing for a model with one."""
+    """Return the patch size of an optimiser step (from 0) as an argument of the forward; {} for a fixed patch size."""
     if not settings.patch_sizes:
         return {}
     weights = np.array(settings.patch_size_weights or [1] * len(settings.patch_sizes))
@@ -28,10 +28,10 @@ def draw_sizes(settings: TrainingSettings, step: int) -> dict[str, int]:
 
 
 def prepare_patch_sizes(model: Any, patch_sizes: Sequence[int]) -> None:
-    """Make a model flexible, with positions that follow as FlexiViT's do, where it is to have several patch sizes.
+    """Make a model flexible for several patch sizes, with FlexiViT's resampling of position embeddings.
 
     Raises:
-        ValueError: it has no patches, or a size does not divide its images.
+        ValueError: the model has no patches, or a size does not divide its image size.
     """
     if not patch_sizes:
         return
@@ -45,10 +45,9 @@ def prepare_patch_sizes(model: Any, patch_sizes: Sequence[int]) -> None:
 
 
 def compile_model(model: Any, patch_sizes: Collection[int]) -> None:
-    """Compile the forward: with several patch sizes, each has graphs of its own (training, evaluation, a last batch).
+    """Compile the forward; each patch size has its own graphs (training, evaluation, a last batch).
 
-    torch.compile makes 8 graphs of a function, then computes without them, which only a warning says; so it is allowed
-    as many for each size.
+    By default torch.compile stops after 8 graphs of a function, with a warning. Here the limit is 8 per patch size.
     """
     model.compile()
     config = torch.compiler.config
@@ -56,10 +55,10 @@ def compile_model(model: Any, patch_sizes: Collection[int]) -> None:
 
 
 def set_patch_size(model: Any, patch_size: Size | None, image_size: Size | None) -> None:
-    """Set the patch size that an evaluation asks for; None leaves the model as it is.
+    """Set the patch size of an evaluation; None leaves the model unchanged.
 
     Raises:
-        ValueError: the model has no patches, or they do not divide its images.
+        ValueError: the model has no patches, or they do not divide its image size.
     """
     if patch_size is not None:
         _check_model(model, patch_size)
@@ -69,14 +68,16 @@ def set_patch_size(model: Any, patch_size: Size | None, image_size: Size | None)
 
 def _check_model(model: Any, patch_sizes: Any) -> None:
     if not isinstance(model.config, HfViTConfig):
-        raise ValueError(f"the patch size is to be {patch_sizes}, and {type(model).__name__} is no ViT of hf_vit")
+        raise ValueError(
+            f"cannot set the patch size of {type(model).__name__} to {patch_sizes}: expected a ViT of hf_vit"
+        )
 
 
 def over_patch_sizes(patch_sizes: Sequence[int], evaluate: Callable[..., dict[str, float]]) -> dict[str, float]:
-    """Mean metrics over patch sizes, and `accuracy_at_patch_8` and so on; without sizes those of `evaluate`.
+    """Return mean metrics over patch sizes, and `accuracy_at_patch_8` etc.; without sizes those of `evaluate`.
 
     Args:
-        evaluate: takes a `patch_size`, or nothing for the model's own.
+        evaluate: a function of `patch_size`, or of nothing for the model's own.
     """
     if not patch_sizes:
         return evaluate()

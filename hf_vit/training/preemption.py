@@ -1,4 +1,4 @@
-"""Signals that announce the end of the machine: training saves within one step, on all processes, and ends."""
+"""Preemption: after SIGTERM or SIGUSR1, training saves within one step, on all processes, and ends."""
 
 import os
 import signal
@@ -11,19 +11,19 @@ import torch.distributed as dist
 from .groups import cpu_group
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
-PREEMPTED = getattr(os, "EX_TEMPFAIL", 75)  # exit status: start the same command again
+PREEMPTED = getattr(os, "EX_TEMPFAIL", 75)  # exit status "temporary failure": the same command can continue
 
 
 class Preempted(Exception):
-    """Training was told to end; it has saved and said so, and the same command with `resume` goes on."""
+    """Training has saved and ended after a signal; the same command with `resume` continues."""
 
 
 class Preemption:
-    """Notices SIGTERM and SIGUSR1 while training runs, and has all processes notice them at the same step.
+    """Handler of SIGTERM and SIGUSR1 during training, which all processes obey at the same step.
 
-    Where there are several processes, what each has received is exchanged while a step is computed, over a process
-    group of its own on the CPU: the step does not wait. Nothing is noticed outside the main thread, or by several
-    processes without a process group (XLA).
+    Several processes exchange their signals while a step is computed, over a separate process group on the CPU, so that
+    the step does not wait. Signals are not handled outside the main thread, nor by several processes without a process
+    group (XLA).
     """
 
     def __init__(self, processes: int):
@@ -46,13 +46,13 @@ class Preemption:
         self._received = number
 
     def begin_step(self) -> None:
-        """Begin to tell the other processes what was received; every process must call it."""
+        """Start to exchange received signals with the other processes; every process must call it."""
         if self._group is not None:
             received = torch.tensor(self._received)
             self._exchange = dist.all_reduce(received, dist.ReduceOp.MAX, self._group, async_op=True), received
 
     def end_step(self) -> str | None:
-        """The name of a signal that any process had received when the step began; of one process alone, by now."""
+        """Return the name of a signal that any process received before `begin_step`; a single process: until now."""
         number = self._received
         if self._exchange is not None:
             work, received = self._exchange
@@ -62,6 +62,6 @@ class Preemption:
 
 
 def leave_process_group(worker: int) -> None:
-    """Take a data worker out of reach of signals to the group of its training process, which ends it itself."""
+    """Take a data worker out of its training process's group, so that signals to the group do not reach it."""
     if hasattr(os, "setsid"):
         os.setsid()

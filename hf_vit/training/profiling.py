@@ -1,4 +1,4 @@
-"""A trace of some optimiser steps, written by torch's profiler."""
+"""Trace of some optimiser steps, with torch's profiler."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,16 +8,17 @@ from torch.profiler import ProfilerActivity
 
 from ..files.output import new_file
 
-_WARM_UP = 5  # steps at most: the first ones compile, allocate and fill the loader
+_WARM_UP = 5  # largest number of steps before the trace: they compile, allocate and fill the loader
 
 
 class Profiler:
-    """Traces `steps` optimiser steps of the main process, fewer where the run has no more.
+    """Trace of optimiser steps on the main process.
 
     Args:
-        steps: none when None.
-        steps_left: of the run.
-        say: is told where the trace is.
+        steps: number of steps, at most `steps_left`; None: no trace.
+        steps_left: remaining steps of the run.
+        folder: folder of trace.json.
+        say: called with a message about the file.
     """
 
     def __init__(self, steps: int | None, steps_left: int, folder: Path, say: Callable[[str], None]):
@@ -36,12 +37,12 @@ class Profiler:
         self.profile.start()
 
     def step(self) -> None:
-        """Note that an optimiser step is done."""
+        """Record the end of an optimiser step."""
         if self.profile is not None:
             self.profile.step()
 
     def stop(self) -> None:
-        """Trace no more."""
+        """Stop the trace."""
         if self.profile is not None:
             self.profile.stop()
             self.profile = None

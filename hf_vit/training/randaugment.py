@@ -1,12 +1,16 @@
-"""RandAugment (arXiv 1909.13719) as the original recipes used it: the operations and ranges of TensorFlow's TPU models.
+"""RandAugment (arXiv 1909.13719) of the original recipes, with the operations and ranges of TensorFlow's TPU models.
 
-Facts from `distort_image_with_randaugment`, google-research/big_vision, pp/archive/autoaugment.py, which differs from
-PIL's operations and from timm's in ways that are kept here: one of 16 operations per layer with equal chances and no
-probability of its own; `Solarize`, `Posterize` and `SolarizeAdd` with ranges of their own; a `Contrast` whose grey is
-the number of pixels divided by 256; results truncated where PIL rounds; pixels moved in from outside are 128.
+It follows `distort_image_with_randaugment` of google-research/big_vision, pp/archive/autoaugment.py, where that differs
+from PIL and timm:
 
-Judged by the outputs of that code in TensorFlow, tests/goldens/training/randaugment.npz. Equal to them, except that
-`Sharpness` blends with a 3 x 3 mean whose float32 sum TensorFlow leaves below a whole number in 1 % of the places.
+* Each layer applies one of 16 operations, with equal probability; it is never skipped.
+* `Solarize`, `Posterize` and `SolarizeAdd` have their own ranges.
+* The grey of `Contrast` is the number of pixels divided by 256.
+* Results are truncated where PIL rounds.
+* Pixels moved in from outside are 128.
+
+Tested against outputs of that code in TensorFlow (tests/goldens/training/randaugment.npz). They are equal except in
+`Sharpness`, whose 3 x 3 mean in TensorFlow is rounded below an integer in 1 % of the places.
 """
 
 import math
@@ -26,7 +30,7 @@ _GREY_WEIGHTS = tuple(weight * 255.5 / 255 for weight in (0.2989, 0.5870, 0.1140
 
 
 def randaugment(image: Image.Image, layers: int, magnitude: float, rng: np.random.Generator) -> Image.Image:
-    """Apply `layers` operations drawn at random, each at strength `magnitude` (10 is the scale of the ranges).
+    """Apply `layers` random operations, each at strength `magnitude` (10 is the full range).
 
     Args:
         image: mode RGB or L.
@@ -43,7 +47,7 @@ def _autocontrast(image: Image.Image, level: float, rng: np.random.Generator) ->
 
 
 def _stretch(levels: np.ndarray) -> list[int]:
-    """The table that takes the lowest level to 0 and the highest to 255."""
+    """Table that maps the lowest level to 0 and the highest to 255."""
     low, high = int(levels.min()), int(levels.max())
     if high <= low:
         return list(range(256))
@@ -61,13 +65,13 @@ def _invert(image: Image.Image, level: float, rng: np.random.Generator) -> Image
 
 
 def _posterize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Keep the upper int(4 level) bits, all 8 at most; where that is none, TensorFlow's shift by 8 is one by 7."""
+    """Keep the upper int(4 * level) bits, at most 8; for 0 bits, TensorFlow shifts by 7 instead of 8."""
     shift = min(max(8 - int(level * 4), 0), 7)
     return _point(image, np.arange(256) >> shift << shift)
 
 
 def _solarize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Invert what is not below int(256 level) as a uint8: 256 and 512 wrap to 0, and everything is inverted."""
+    """Invert values of int(256 * level) and more; as a uint8, a threshold of 256 or 512 wraps to 0."""
     threshold, values = int(level * 256) % 256, np.arange(256)
     return _point(image, np.where(values < threshold, values, 255 - values))
 
@@ -86,7 +90,7 @@ def _color(image: Image.Image, level: float, rng: np.random.Generator) -> Image.
 
 
 def _contrast(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Blend with a grey that the original computes from the number of pixels: 196 at 224 x 224."""
+    """Blend with a grey that depends on the number of pixels, as in the original: 196 at 224 x 224."""
     grey = min(image.width * image.height // 256, 255)
     return Image.blend(_plain(image, grey), image, _enhancement(level))
 
@@ -100,7 +104,7 @@ def _sharpness(image: Image.Image, level: float, rng: np.random.Generator) -> Im
 
 
 def _smooth(image: Image.Image) -> Image.Image:
-    """Mean of 3 x 3 pixels, the middle one with weight 5, truncated; pixels at the border stay."""
+    """Mean of 3 x 3 pixels, truncated; the middle one has weight 5, and border pixels are unchanged."""
     bands = len(image.getbands())
     smooth = np.array(image).reshape(image.height, -1)  # (height, width * bands)
     levels = smooth.astype(np.uint16)
@@ -119,7 +123,7 @@ def _enhancement(level: float) -> float:
 
 
 def _rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """By 30 degrees times `level` either way, about the centre."""
+    """Rotate by 30 degrees times `level` in either direction, about the centre."""
     angle = np.float32(math.radians(_either_way(30 * level, rng)))
     cos, sin = np.cos(angle), np.sin(angle)
     right, bottom = np.float32(image.width - 1), np.float32(image.height - 1)
@@ -147,10 +151,13 @@ def _pixel_centres(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _take_nearest(image: Image.Image, from_x: np.ndarray, from_y: np.ndarray) -> Image.Image:
-    """The pixels nearest to float32 coordinates, which broadcast to (height, width) and are overwritten; grey outside.
+    """Take the pixels nearest to float32 coordinates, grey outside the image.
 
-    In the arithmetic of TensorFlow Addons' `transform`, since shears have whole rows in the middle between two pixels.
+    The arithmetic is that of TensorFlow Addons' `transform`, because shears have whole rows halfway between two pixels.
     PIL's fixed-point coordinates are off by up to 0.003 pixels.
+
+    Args:
+        from_x, from_y: coordinates that broadcast to (height, width); changed in place.
     """
     from_x += np.float32(0.5)
     from_y += np.float32(0.5)
@@ -175,7 +182,7 @@ def _whole_pixels(level: float, rng: np.random.Generator) -> int:
 
 
 def _shift(image: Image.Image, left: int, up: int) -> Image.Image:
-    """Move by whole pixels; grey comes in."""
+    """Shift by whole pixels, with grey at the free border."""
     shifted = _plain(image, _FILL)
     shifted.paste(image, (-left, -up))
     return shifted
@@ -193,7 +200,7 @@ def _cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image
     return image
 
 
-# By the names of the original, in the order in which it draws them
+# The original's names, in the order of its random numbers
 OPERATIONS: dict[str, _Operation] = {
     "AutoContrast": _autocontrast,
     "Equalize": _equalize,
@@ -220,10 +227,10 @@ def _either_way(amount: float, rng: np.random.Generator) -> float:
 
 
 def _plain(image: Image.Image, level: int) -> Image.Image:
-    """An image of the same size and mode, all of one level."""
+    """Image of the same size and mode with one level everywhere."""
     return Image.new(image.mode, image.size, (level,) * len(image.getbands()))
 
 
 def _point(image: Image.Image, table: np.ndarray) -> Image.Image:
-    """Map each of the 256 levels, the same way in every channel."""
+    """Map each of the 256 levels by a table, in every channel."""
     return image.point(table.astype(np.uint8).tolist() * len(image.getbands()))

@@ -1,12 +1,14 @@
 """Recipes: YAML files that set fields of a settings class.
 
-They lie beside the scripts and are installed with them. Three more keys make families of recipes short: `base` names a
-recipe that this one starts from, beside it or installed; `options` holds groups of named levels, each a set of fields;
-and `select` says which level of each group is on: `--select augmentation=strong1`. A level may `select` levels of other
-groups, for when the command line does not.
+They lie beside the scripts and are installed with them. Three more keys shorten families of recipes:
 
-Two keys set nothing: `cites` names the original configurations that a recipe follows, `differs` the fields in which it
-does not, each with its reason. tests/training/test_recipe_audit.py holds both against the originals.
+* `base` names a recipe to start from, in the same folder or installed.
+* `options` holds groups of named levels; each level is a set of fields.
+* `select` chooses the level of each group, like `--select augmentation=strong1`. A level may itself `select` levels of
+  other groups, which the command line overrides.
+
+Two keys are documentation: `cites` names the original configurations that a recipe follows, and `differs` the fields
+that differ from them, each with its reason. tests/training/test_recipe_audit.py compares both with the originals.
 """
 
 import dataclasses
@@ -28,15 +30,15 @@ from ..files.reading import read_text, read_yaml
 
 _Settings = TypeVar("_Settings")
 _STRUCTURE = ("base", "options", "select", "cites", "differs")
-_EXCLUSIVE = (("steps", "epochs"),)  # what is said later replaces the other one
+_EXCLUSIVE = (("steps", "epochs"),)  # setting one of these unsets the other
 
 
 class SettingsError(ValueError):
-    """A setting that is unknown, of the wrong type, or contradicts another one."""
+    """Error for a setting that is unknown, of the wrong type, or contradicts another one."""
 
 
 class About(NamedTuple):
-    """What the comments at the beginning of a recipe say."""
+    """Comments at the beginning of a recipe."""
 
     what: str
     hardware: str
@@ -44,20 +46,20 @@ class About(NamedTuple):
 
 
 def installed_recipes() -> dict[str, Path]:
-    """The recipes that come with the package, by name."""
+    """Return the files of the installed recipes by name."""
     folder = Path(str(resources.files("hf_vit.scripts"))) / "recipes"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_recipe(name: str | os.PathLike) -> Path:
-    """Find a recipe.
+    """Return the file of a recipe.
 
     Args:
-        name: a file; the address of one, which is downloaded; or the name of an installed recipe, such as "digits".
+        name: a file, the address of a file to download, or the name of an installed recipe, such as "digits".
 
     Raises:
-        SettingsError: there is none.
-        OSError: it cannot be downloaded.
+        SettingsError: the recipe does not exist.
+        OSError: the download failed.
     """
     text = os.fspath(name)
     if "://" in text:
@@ -71,7 +73,7 @@ def find_recipe(name: str | os.PathLike) -> Path:
 
 
 def about_recipe(path: Path) -> About:
-    """Read what the comments of a recipe say, each in one line."""
+    """Read the comments at the beginning of a recipe, each as one line."""
     comments = takewhile(lambda line: line.startswith("#"), read_text(path).splitlines())
     text = " ".join(line.removeprefix("#").strip() for line in comments)
     what, _, rest = text.partition(" Source: ")
@@ -81,12 +83,16 @@ def about_recipe(path: Path) -> About:
 
 
 def read_recipe(name: str | os.PathLike, select: dict[str, str] | None = None) -> dict[str, Any]:
-    """Read the fields that a recipe sets, its base and its selected options applied.
+    """Read the fields of a recipe, with its base and its selected options.
 
-    What a recipe says itself wins over its base and the options of its base; its options win over what it says.
+    Fields of a recipe override those of its base and of the base's options; its own options override its fields.
 
     Args:
         name: as in `find_recipe`.
+        select: group -> level, overriding the recipe's own selection.
+
+    Raises:
+        SettingsError: the recipe does not exist or is malformed, or has no such group or level.
     """
     path = find_recipe(name)
     layers = _read_layers(path, ())
@@ -105,12 +111,12 @@ def _fields_of(layer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _select_levels(layers: list[dict[str, Any]], select: dict[str, str], path: str | Path) -> dict[str, str]:
-    """The level of each group: as asked for; else as another level selects it; else as the recipe or its base does."""
+    """Level of each group: that of `select`, else that of another selected level, else the recipe's default."""
     defaults = {group: level for layer in layers for group, level in layer.get("select", {}).items()}
     selected, implied = defaults | select, {}
     groups = {group for layer in layers for group in layer.get("options", {})}
     if unknown := sorted(selected.keys() - groups):
-        raise SettingsError(f"{path} has no options called {shorten(unknown[0])}; it has {_listing(sorted(groups))}")
+        raise SettingsError(f"{path} has no option group {shorten(unknown[0])}; it has {_listing(sorted(groups))}")
     for layer in layers:
         for group, levels in layer.get("options", {}).items():
             if group in selected:
@@ -126,13 +132,13 @@ def _level_of(group: str, levels: dict, level: Any, path: str | Path) -> dict[st
 
 
 def _read_layers(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
-    """The recipe's base, the base of that, ...: the first to apply comes first.
+    """Read a recipe and its bases, the lowest base first.
 
     Args:
-        above: the recipes that it is the base of.
+        above: the recipes that have this one as their base.
     """
     if path.resolve() in above:
-        raise SettingsError(f"{path} is its own base, by way of {' and '.join(recipe.name for recipe in above)}")
+        raise SettingsError(f"{path} is its own base, through {' and '.join(recipe.name for recipe in above)}")
     try:
         layer = read_yaml(path) or {}
     except ValueError as error:
@@ -146,15 +152,15 @@ def _read_layers(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
 
 
 def _check_structure(layer: Any, path: Path) -> None:
-    """Check what makes a recipe one of a family: names of settings, `base`, `options` and `select`.
+    """Check the types of a recipe's keys, `base`, `options` and `select`.
 
     Raises:
-        SettingsError: names what is of another type.
+        SettingsError: the first entry of a wrong type.
     """
     if not isinstance(layer, dict):
-        raise SettingsError(f"{path} holds a {type(layer).__name__}, not settings with values")
+        raise SettingsError(f"{path} holds a {type(layer).__name__} (expected settings with values)")
     if odd := [name for name in layer if not isinstance(name, str)]:
-        raise SettingsError(f"{path} has a setting called {shorten(odd[0])}; names are text")
+        raise SettingsError(f"{path} has a setting called {shorten(odd[0])} (expected a text as its name)")
     if not isinstance(layer.get("base", ""), str):
         raise SettingsError(f"base in {path} is {shorten(layer['base'])}; it must be the name of a recipe")
     _check_selection(layer, str(path))
@@ -167,7 +173,7 @@ def _check_structure(layer: Any, path: Path) -> None:
             if not isinstance(group, str) or not isinstance(fields, dict):
                 raise SettingsError(f"{place} is {shorten(fields)}; it must be settings with values")
             if odd := [name for name in fields if not isinstance(name, str)]:
-                raise SettingsError(f"{place} has a setting called {shorten(odd[0])}; names are text")
+                raise SettingsError(f"{place} has a setting called {shorten(odd[0])} (expected a text as its name)")
             _check_selection(fields, place)
 
 
@@ -180,7 +186,7 @@ def _check_selection(fields: dict[str, Any], place: str) -> None:
 
 
 def merge(values: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """Put `later` on top of `values`; what is a table itself, such as `config`, is merged field by field."""
+    """Override `values` by `later`; tables, such as `config`, are merged field by field."""
     for pair in _EXCLUSIVE:
         if any(later.get(name) is not None for name in pair):
             values = {name: value for name, value in values.items() if name not in pair}
@@ -189,7 +195,7 @@ def merge(values: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
-    """Make settings of values, each converted to its field's type, and validate them together.
+    """Build settings from values, converted to the types of their fields, and validate them.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or contradicts another one.
@@ -208,8 +214,12 @@ def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
 
 
 def convert(name: str, value: Any, kind: Any) -> Any:
-    """`value` as `kind`, a type or a union of types; YAML 1.1 reads 1e-3 as text, so text may be a number."""
-    for option in sorted(alternatives(kind), key=lambda option: option is not type(None)):  # none is no text
+    """Convert `value` to `kind`, a type or a union; text may be a number, because YAML 1.1 reads 1e-3 as text.
+
+    Raises:
+        SettingsError: no type of `kind` fits.
+    """
+    for option in sorted(alternatives(kind), key=lambda option: option is not type(None)):  # None before text
         try:
             return _convert_to(value, option)
         except (TypeError, ValueError, OverflowError):
@@ -247,7 +257,7 @@ def _convert_to(value: Any, kind: Any) -> Any:
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:
-    """The types of a union; `Literal[...] | None` is one of another class than `int | None`."""
+    """Return the types of a union, of either class (`int | None` and `Literal[...] | None` differ); else the type."""
     return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
 
 
@@ -267,13 +277,13 @@ def _listing(names: Iterable[str]) -> str:
 
 
 def show(settings: Any) -> dict[str, Any]:
-    """Print the resolved settings as a recipe; there are no metrics."""
+    """Print the resolved settings as a recipe; return no metrics."""
     print(dump(settings), end="")
     return {}
 
 
 def dump(settings: Any) -> str:
-    """Write the resolved settings as a recipe."""
+    """Return the resolved settings as the text of a recipe."""
     hidden = {"print_config", "resume", "overwrite"}
     values = {name: value for name, value in dataclasses.asdict(settings).items() if name not in hidden}
     return yaml.safe_dump(values, sort_keys=False)

@@ -1,4 +1,4 @@
-"""What a run says about itself: the progress bar, trackers, the learning curve, metrics and facts for a model card."""
+"""Reports of a run: progress bar, trackers, learning curve, metrics, and facts for a model card."""
 
 import datetime
 import logging
@@ -24,13 +24,17 @@ from .settings import TrainingSettings
 from .speed import Speed
 
 logger = logging.getLogger(__name__)
-_SHOWN = {"images_per_second": "images/s", "memory_gib": "GiB"}  # in the progress line, by their names in the tracker
-_LOGGED_CLASSES = 20  # of more, curves would bury the others
+_SHOWN = {"images_per_second": "images/s", "memory_gib": "GiB"}  # tracker's name -> name in the progress line
+_LOGGED_CLASSES = 20  # with more classes, trackers get no metrics per class
 _PACKAGES = ("hf_vit", "torch", "transformers", "accelerate", "datasets")
 
 
 def choose_trackers(report_to: str) -> list[str]:
-    """The trackers of `accelerate` to log with: "auto" is TensorBoard where it is installed."""
+    """Return the names of Accelerate's trackers; "auto" is TensorBoard if it is installed.
+
+    Raises:
+        ValueError: a tracker is unknown or not installed.
+    """
     if report_to == "auto":
         return ["tensorboard"] if find_spec("tensorboard") or find_spec("tensorboardX") else []
     chosen = [name.strip() for name in report_to.split(",") if name.strip() != "none"]
@@ -38,12 +42,12 @@ def choose_trackers(report_to: str) -> list[str]:
         if name not in ("tensorboard", "trackio", "wandb"):
             raise ValueError(f"--report-to is {name!r}; it must be auto, tensorboard, trackio, wandb or none")
         if not find_spec(name):
-            raise ValueError(f"--report-to is {name}, which is not installed: pip install {name}")
+            raise ValueError(f"--report-to is {name}, but {name} is not installed: pip install {name}")
     return chosen
 
 
 class Report:
-    """Progress of one run, on the main process; the history survives in checkpoints."""
+    """Progress of one run, on the main process; checkpoints keep its history."""
 
     def __init__(self, run: Run):
         self.run, self.accelerator, self.settings = run, run.accelerator, run.settings
@@ -58,7 +62,7 @@ class Report:
             unit="step",
             disable=not is_main,
             dynamic_ncols=True,
-            mininterval=0.2 if sys.stderr.isatty() else 30,  # a log file needs no animation
+            mininterval=0.2 if sys.stderr.isatty() else 30,  # rarely in a log file
         )
         folder = Path(str(self.settings.output_dir)) / "profile"
         steps = self.settings.profile if is_main else None
@@ -67,23 +71,23 @@ class Report:
             self._safely(self.accelerator.init_trackers, "training", config=_loggable(self.settings))
 
     def advance(self) -> None:
-        """Note that an optimiser step is done."""
+        """Record the end of an optimiser step."""
         self.bar.update()
         self.profiler.step()
 
     def close(self) -> None:
-        """Note that there are no more steps."""
+        """Record the end of the last step."""
         self.profiler.stop()
         self.bar.close()
 
     def choose(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The metrics of an evaluation to log; those of more than 20 classes are in metrics.json alone."""
+        """Return the metrics of an evaluation to log; those of more than 20 classes are only in metrics.json."""
         few = sum("/" in name for name in metrics) <= _LOGGED_CLASSES
         best = self.settings.best_metric
         return {name: value for name, value in metrics.items() if few or "/" not in name or name == best}
 
     def log(self, values: dict[str, float]) -> None:
-        """Record values at the step that the run stands at."""
+        """Record values at the current step."""
         step = self.run.step
         self.run.history.append({"step": step, **values})
         measured = self.speed.close() if step > self.speed.step else {}  # an evaluation has no speed of its own
@@ -100,27 +104,27 @@ class Report:
         return time.perf_counter() - self.started
 
     def totals(self, skipped: int) -> dict[str, float]:
-        """What the run took, since it was started or resumed."""
+        """Return time, throughput and skipped images since the run was started or resumed."""
         seconds = self._seconds()
         images = (self.bar.n - self.start_step) * self.settings.batch_size
         return {"train_seconds": seconds, "train_images_per_second": images / seconds, "train_images_skipped": skipped}
 
     def _safely(self, function: Callable[..., object], *arguments: Any, **options: Any) -> None:
-        """A tracker that fails stops reporting, not the training."""
+        """Call a tracker; if it fails, stop reporting and continue training."""
         try:
             function(*arguments, **options)
         except Exception as error:
             self.tracking = False
-            logger.warning(f"The tracker failed ({error}); training goes on without it.")
+            logger.warning(f"The tracker failed ({error}); training continues without it.")
 
 
 def _loggable(settings: TrainingSettings) -> dict[str, int | float | str | bool]:
-    """TensorBoard takes nothing else."""
+    """Convert settings to the types that TensorBoard accepts."""
     return {k: v if isinstance(v, int | float | str) else str(v) for k, v in vars(settings).items()}
 
 
 def write_curve(history: list[dict], path: Path) -> None:
-    """Draw the learning curve, where matplotlib is installed."""
+    """Draw the learning curve, if matplotlib is installed."""
     if not find_spec("matplotlib"):
         return
     from matplotlib.figure import Figure
@@ -149,7 +153,7 @@ def write_curve(history: list[dict], path: Path) -> None:
 
 
 def card_data(settings: TrainingSettings, metrics: dict[str, Any], accelerator: Accelerator) -> dict[str, Any]:
-    """Facts about a run for a model card."""
+    """Return the facts about a run for its model card."""
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
@@ -158,7 +162,7 @@ def card_data(settings: TrainingSettings, metrics: dict[str, Any], accelerator: 
         "train_split": settings.train_split,
         "eval_split": settings.eval_split,
         "settings": {name: value for name, value in vars(settings).items() if name != "output_dir"},
-        "metrics": {name: value for name, value in metrics.items() if "/" not in name},  # not those of each class
+        "metrics": {name: value for name, value in metrics.items() if "/" not in name},  # not those of classes
         "processes": accelerator.num_processes,
         "device": describe_device(accelerator.device),
         "versions": versions_of(_PACKAGES),

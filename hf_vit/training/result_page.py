@@ -1,4 +1,4 @@
-"""Which images a classifier gets right, and which wrong: report.html, and predictions.csv beside it."""
+"""Result page of a classifier, report.html, and its predictions.csv."""
 
 import base64
 import csv
@@ -21,21 +21,21 @@ from .recipes import dump
 from .run import Run
 from .settings import AUTO
 
-_PICTURES = 24  # on each of the two contact sheets
+_PICTURES = 24  # number of images on each of the two contact sheets
 _PICTURE_SIZE = 128  # pixels of the longer side; shown at 96 or more
-_MATRIX_CLASSES = 12  # a larger matrix fits on no phone; then the mistaken pairs are listed
+_MATRIX_CLASSES = 12  # the largest matrix for a phone; with more classes, mistaken pairs are listed
 _LISTED_PAIRS, _LISTED_CLASSES = 25, 200
 _ROWS_AT_ONCE = 1000
 
 
 @dataclass
 class HeldOut:
-    """What a classifier says of the images of a split that could be read.
+    """Predictions of a classifier on the readable images of a split.
 
     Args:
-        predictions: of `measuring.predict`, whose labels are class numbers.
-        names: of the model's classes, by number.
-        folder: of the data set; files in it are named as they are called there.
+        predictions: the result of `measuring.predict`, with class numbers as labels.
+        names: class names of the model, by number.
+        folder: folder of the data set; names of its files are relative to it.
     """
 
     predictions: Mapping[str, Any]
@@ -48,21 +48,21 @@ class HeldOut:
 
     @property
     def is_single_label(self) -> bool:
-        """Whether each image has one label, or none: what the page is about."""
+        """Tell whether each image has one label or none, as the page requires."""
         return self.predictions["label"].ndim == 1
 
     def labelled(self, name: str) -> np.ndarray:
-        """One column of the predictions, of the images that have a label."""
+        """Return one column of the predictions, without images that have no label."""
         return self.predictions[name][self.predictions["label"] >= 0]
 
     def name_label(self, number: int) -> str:
-        """The name of a class; empty for no label."""
+        """Return the name of a class; empty for no label."""
         return self.names[number] if number >= 0 else ""
 
 
 @dataclass
 class About:
-    """What the page says besides the predictions."""
+    """Content of the page besides the predictions."""
 
     title: str
     facts: dict[str, str]  # device, throughput and the like
@@ -82,9 +82,9 @@ def write_run_results(output: Path, run: Run, split: Split, config: Any, facts: 
     """Write the result page of a training run, from the predictions of its last evaluation.
 
     Args:
-        split: what was evaluated on.
-        config: of the model.
-        facts: of `reporting.card_data`.
+        split: the split of the evaluation.
+        config: configuration of the model.
+        facts: the result of `reporting.card_data`.
     """
     settings, metrics = run.settings, facts["metrics"]
     base = facts["base_model"] or "a new model"
@@ -107,15 +107,15 @@ def write_run_results(output: Path, run: Run, split: Split, config: Any, facts: 
 
 
 def title_of(model: Any, dataset: Any) -> str:
-    """A heading for a model and a data set: names on the Hub, or what folders are called."""
+    """Return a heading for a model and a data set, from names on the Hub or names of folders."""
     names = (Path(str(place)).expanduser() for place in (model, dataset))
     return " on ".join(name.resolve().name if name.exists() else str(name) for name in names)
 
 
 def write_results(output: Path, held_out: HeldOut, about: About) -> None:
-    """Write predictions.csv and report.html; nothing where an image may have several labels.
+    """Write predictions.csv, and report.html if any image has a label.
 
-    The page is left out where no image has a label.
+    Nothing is written if images may have several labels.
     """
     if not held_out.is_single_label:
         return
@@ -127,7 +127,7 @@ def write_results(output: Path, held_out: HeldOut, about: About) -> None:
 
 
 def _name_files(split: Split, folder: Path) -> Iterator[str]:
-    """The name of each image's file, as far as the data set knows it."""
+    """Yield the file name of each image; empty if the data set does not know it."""
     if not isinstance(split.samples, datasets.Dataset):
         yield from [""] * len(split)
         return
@@ -140,7 +140,7 @@ def _name_files(split: Split, folder: Path) -> Iterator[str]:
 
 
 def _as_csv(held_out: HeldOut, files: Sequence[str]) -> str:
-    """A row for each image: its place in the split, file, label, and the most probable classes with probabilities."""
+    """Return CSV with a row per image: row in the split, file, label, and the top classes with probabilities."""
     found = held_out.predictions
     ranks = range(1, found["ranked"].shape[1] + 1)
     suffixes = ["", *(f"_{rank}" for rank in ranks[1:])]
@@ -188,7 +188,7 @@ def _render(held_out: HeldOut, files: Sequence[str], about: About) -> str:
 
 
 def _classes(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
-    """What the page shows by class: the whole matrix of a few classes, and of many the pairs mistaken most."""
+    """Content of the page by class: a confusion matrix for few classes, else the most frequent mistakes."""
     classes = outcome.score_classes(labels, predicted)
     numbers = sorted(one.number for one in classes)
     is_small = len(numbers) <= _MATRIX_CLASSES
@@ -202,7 +202,7 @@ def _classes(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
 
 
 def _pictures(held_out: HeldOut, files: Sequence[str], rows: Iterable[int]) -> Iterator[_Picture]:
-    """Thumbnails of some of the images that have labels; one that cannot be read any more is left out."""
+    """Yield thumbnails of some images with labels; an image that can no longer be read is omitted."""
     columns = [held_out.labelled(name) for name in ("index", "label", "ranked", "probabilities")]
     for row in rows:
         index, label, ranked, probabilities = (column[row] for column in columns)

@@ -1,4 +1,4 @@
-"""Saving a training run and going on from where it was saved."""
+"""Save and resume a training run."""
 
 from contextlib import suppress
 from dataclasses import asdict
@@ -17,7 +17,7 @@ from .run import Run
 from .schedules import build_schedule
 from .settings import TrainingSettings
 
-# Settings that a resumed run may change: they do not change the weights.
+# Settings that a resumed run may change, because they do not affect the weights.
 FREE_ON_RESUME = frozenset(
     "print_config resume overwrite output_dir num_workers num_processes log_every eval_every save_every "
     "keep_checkpoints report_to eval_batch_size per_device_batch_size find_batch_size profile stall_timeout "
@@ -26,13 +26,13 @@ FREE_ON_RESUME = frozenset(
 
 
 def save(run: Run) -> None:
-    """Begin to write a checkpoint; every process takes part, and training goes on meanwhile.
+    """Start writing a checkpoint in the background; every process must call it.
 
     Raises:
-        OSError: the checkpoint before this one could not be written.
+        OSError: the previous checkpoint could not be written.
     """
     tensors = checkpoints.run_tensors(*_holders(run))
-    if is_xla(run.accelerator):  # each process has all of them, and torch.distributed knows of none
+    if is_xla(run.accelerator):  # each process has all tensors, and torch.distributed is not initialised
         if run.accelerator.is_main_process:
             run.checkpoints.save(run.step, on_cpu(tensors), _state_of(run))
     else:
@@ -40,13 +40,13 @@ def save(run: Run) -> None:
 
 
 def _holders(run: Run) -> tuple[torch.nn.Module, torch.optim.Optimizer, dict[str, torch.Tensor] | None]:
-    """What has tensors that a checkpoint keeps: the model, the optimiser, and the averages if there are any."""
+    """Holders of a checkpoint's tensors: the model, the optimiser, and the averages if any."""
     average = run.average.parameters if run.average is not None else None
     return run.accelerator.unwrap_model(run.model), run.optimizer.optimizer, average
 
 
 def _state_of(run: Run) -> dict[str, Any]:
-    """What a checkpoint holds besides tensors."""
+    """Content of a checkpoint's state.json."""
     scaler = run.accelerator.scaler
     return {
         "step": run.step,
@@ -65,10 +65,10 @@ def resume(run: Run) -> bool:
     """Restore the run from its newest intact checkpoint; without one it starts from the beginning.
 
     Returns:
-        Whether there was one.
+        True if there was one.
 
     Raises:
-        ValueError: when settings, data or the model to begin from differ, naming each difference.
+        ValueError: settings, data or the initial model differ from the checkpoint's; the message lists the differences.
     """
     path, complaints = _newest(run)
     for complaint in complaints:
@@ -81,7 +81,7 @@ def resume(run: Run) -> bool:
     state = checkpoints.read_state(path)
     _refuse_differences(state, run)
     if "identity" not in state:
-        run.accelerator.print(f"{path} does not say which data it was trained on: they are taken to be the same.")
+        run.accelerator.print(f"{path} does not record its training data: they are assumed to be the same.")
     checkpoints.restore(path, *_holders(run))
     if run.accelerator.scaler is not None and state["scaler"]:
         run.accelerator.scaler.load_state_dict(state["scaler"])
@@ -91,7 +91,7 @@ def resume(run: Run) -> bool:
 
 
 def _newest(run: Run) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint and complaints about newer ones; the first process looks, and tells the others."""
+    """Newest intact checkpoint and messages about damaged ones; the first process looks and tells the others."""
     found: list[Any] = [None]
     if run.accelerator.is_main_process:
         path, complaints = run.checkpoints.newest()
@@ -101,13 +101,13 @@ def _newest(run: Run) -> tuple[Path | None, list[str]]:
 
 
 def with_new_defaults(saved: dict[str, Any], settings_class: type[TrainingSettings]) -> dict[str, Any]:
-    """Settings that were saved, with the defaults of those that did not exist then."""
+    """Add to saved settings the defaults of settings that did not exist yet."""
     defaults = settings_class()
     return {**{name: value for name, value in asdict(defaults).items() if name not in FREE_ON_RESUME}, **saved}
 
 
 def saved_per_device(folder: Path) -> int | None:
-    """Images per forward of the run whose checkpoints are in `folder`; None where there are none."""
+    """Return the images per forward of the run with checkpoints in `folder`; None without checkpoints."""
     for path in reversed(Checkpoints(folder, keep=1).paths()):
         with suppress(OSError, ValueError, KeyError):  # a damaged one
             return int(checkpoints.read_state(path)["shares"]["per_device_batch_size"])
@@ -115,7 +115,7 @@ def saved_per_device(folder: Path) -> int | None:
 
 
 def _refuse_differences(saved: dict[str, Any], run: Run) -> None:
-    """A run resumes with what decides its result, or not at all; the number of processes does not."""
+    """Raise ValueError if anything that affects the result differs from the checkpoint."""
     current = _state_of(run)
     before = _fixed({**saved, "settings": with_new_defaults(saved["settings"], type(run.settings))})
     differences = [
@@ -132,28 +132,28 @@ def _refuse_differences(saved: dict[str, Any], run: Run) -> None:
         if identity != current["identity"].get(what)
     ]
     if changed:
-        raise ValueError(f"cannot resume with what has changed: {'; '.join(changed)}")
+        raise ValueError(f"cannot resume with other data or another model: {'; '.join(changed)}")
 
 
 def _fixed(state: dict[str, Any]) -> dict[str, Any]:
-    """Settings that a checkpoint and the run that resumes it must agree on."""
+    """Settings that must be equal in a checkpoint and the resumed run."""
     free = {*FREE_ON_RESUME, "steps", "epochs"}
     return {name: value for name, value in state["settings"].items() if name not in free}
 
 
 def _differing_shares(before: dict[str, int], now: dict[str, int], run: Run) -> list[str]:
-    """How a step was divided and is now, where that changes the result."""
+    """Differences in the division of a step among processes, if they affect the result."""
     compared = set(now)
     draws = _draws_by_micro_batch(run)
     if not draws:
         compared.remove("per_device_batch_size")
-    if not (draws and run.settings.streaming):  # processes share out blocks of shards image by image
+    if not (draws and run.settings.streaming):  # images of shards are distributed over processes one by one
         compared.remove("processes")
     return [f"{name} was {before[name]} and is {now[name]}" for name in sorted(compared) if now[name] != before[name]]
 
 
 def _draws_by_micro_batch(run: Run) -> bool:
-    """Whether something random is drawn for each micro-batch, or images of one are mixed."""
+    """Tell whether random numbers are drawn per micro-batch, or images of a micro-batch are mixed."""
     config: Any = run.accelerator.unwrap_model(run.model).config
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate")
     dropout = any(getattr(config, name, 0) for name in rates)
@@ -162,14 +162,14 @@ def _draws_by_micro_batch(run: Run) -> bool:
 
 
 def _differing_length(saved: dict[str, Any], run: Run) -> list[str]:
-    """The number of steps, where a run of the new number would have taken other steps up to here."""
+    """Difference in the number of steps, if it changes the learning rates of the steps already taken."""
     before, now, done = saved["num_steps"], run.num_steps, saved["step"]
     if now == before:
         return []
     sentence = f"the number of steps was {before} and is {now}"
     if now < done:
-        return [f"{sentence}, and {done} are done"]
+        return [f"{sentence}, but {done} are already done"]
     earlier = build_schedule(run.settings, before)
     if all(earlier(step) == run.schedule(step) for step in range(done)):
         return []
-    return [f"{sentence}, on which learning rates of steps already taken depend (not with --decay-steps)"]
+    return [f"{sentence}, which changes the learning rates of steps already taken (except with --decay-steps)"]

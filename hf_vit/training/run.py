@@ -1,4 +1,4 @@
-"""All there is to a training run, and the error that ends one."""
+"""State of a training run, and the error that ends one."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ from .stalls import Place
 
 
 class TrainingStopped(RuntimeError):
-    """Training cannot go on; the last checkpoint is good."""
+    """Error after which training cannot continue; the last checkpoint is good."""
 
 
 @dataclass
 class Run:
-    """All there is to a training run."""
+    """Settings, parts and progress of a training run."""
 
     settings: TrainingSettings
     accelerator: Accelerator
@@ -35,24 +35,24 @@ class Run:
     checkpoints: Checkpoints
     average: MovingAverage | None = None
     step: int = 0  # optimiser steps done
-    best: float = -math.inf  # accuracy, or else -loss, of an evaluation
+    best: float = -math.inf  # quality of the best evaluation, see `quality_of`
     skipped: int = 0  # unreadable images on all processes
     history: list[dict[str, float]] = field(default_factory=list)
     place: Place = field(default_factory=Place)
-    waited: float = 0.0  # seconds, for the loader's batches
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    predictions: dict[str, Any] = field(default_factory=dict)  # of the last evaluation, see `measuring.predict`
-    identity: dict[str, Any] = field(default_factory=dict)  # of "data", and of the "model" that training began from
+    waited: float = 0.0  # seconds of waiting for the loader's batches
+    metrics: dict[str, float] = field(default_factory=dict)  # those of the last evaluation
+    predictions: dict[str, Any] = field(default_factory=dict)  # those of the last evaluation, see `measuring.predict`
+    identity: dict[str, Any] = field(default_factory=dict)  # that of the "data" and of the initial "model"
 
     @property
     def best_step(self) -> int | None:
-        """The step of the best evaluation; None before one."""
+        """Step of the best evaluation; None before the first one."""
         evaluations = self._evaluations()
         return int(max(evaluations, key=lambda pair: pair[0])[1]) if evaluations else None
 
     @property
     def is_stale(self) -> bool:
-        """Whether the last evaluations, as many as `early_stopping` says, were no better than one before them."""
+        """Tell whether the last `early_stopping` evaluations were no better than an earlier one."""
         patience, qualities = self.settings.early_stopping, [quality for quality, _ in self._evaluations()]
         if patience is None or not qualities:
             return False
@@ -68,10 +68,10 @@ class Run:
         return [(self.quality_of(metrics), step) for metrics, step in named]
 
     def quality_of(self, metrics: dict[str, float]) -> float:
-        """The number of an evaluation by which one is better than another, as `best_metric` says.
+        """Return the quality of an evaluation by `best_metric`; higher is better.
 
         Raises:
-            TrainingStopped: there is no such metric.
+            TrainingStopped: the evaluation has no such metric.
         """
         name = self.settings.best_metric
         if name == "auto":
@@ -79,10 +79,10 @@ class Run:
         if name not in metrics:
             known = [metric for metric in metrics if "/" not in metric]
             known += ["accuracy/CLASS"] if len(known) < len(metrics) else []
-            raise TrainingStopped(f"--best-metric is {name}, and an evaluation has {', '.join(known)}")
+            raise TrainingStopped(f"--best-metric is {name}, but an evaluation has {', '.join(known)}")
         return -metrics[name] if name == "loss" else metrics[name]
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
-        """The model's parameters by name, as they are without the accelerator's wrappers."""
+        """The model's parameters by name, without the accelerator's wrappers."""
         return dict(self.accelerator.unwrap_model(self.model).named_parameters())

@@ -1,4 +1,4 @@
-"""Training a model on opened data and saving it; and the frame of the scripts."""
+"""Train a model on opened splits and save it; error handling of the scripts."""
 
 import logging
 import sys
@@ -47,7 +47,10 @@ def train_and_save(
     split: Split,
     eval_split: Split | None,
 ) -> dict[str, Any]:
-    """Train a model and save it, with half the images per forward while they do not fit; return the metrics."""
+    """Train a model and save it; return the metrics.
+
+    With `find_batch_size`, the number of images per forward is halved until they fit into memory.
+    """
     check_native(settings, accelerator, model, split)
     set_head_bias(model, settings)
     prepare_patch_sizes(model, [*settings.patch_sizes, *settings.eval_patch_sizes])
@@ -78,7 +81,7 @@ def _train_at(
     eval_split: Split | None,
     per_device: int,
 ) -> dict[str, Any]:
-    """Train with `per_device` images per forward; save the model and what is known of the run; return the metrics."""
+    """Train with `per_device` images per forward; save the model and its reports; return the metrics."""
     output = output_of(settings)
     shares = Shares(settings.batch_size, per_device, accelerator.num_processes, accelerator.process_index)
     accelerator.gradient_accumulation_steps = shares.accumulation
@@ -110,9 +113,10 @@ def _train_at(
 
 
 def run_script(page: Callable[[list[str] | None], dict[str, Any]], argv: list[str] | None = None) -> None:
-    """Run a page of `training/`; an error that the user can mend is one sentence and exit status 2, Ctrl+C one and 130.
+    """Run a script of `training/`, with one sentence for each error.
 
-    The exit status of a run that was told to end by SIGTERM or SIGUSR1, and saved, is 75.
+    The exit status is 2 for an error of the user, 130 after Ctrl+C, and 75 for a run that saved and ended after SIGTERM
+    or SIGUSR1.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     silence_progress_bars()

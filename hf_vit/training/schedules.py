@@ -1,4 +1,4 @@
-"""Learning rates as closed-form functions of the optimiser step: the same on any number of processes."""
+"""Learning rate schedules as closed-form functions of the optimiser step."""
 
 import math
 from collections.abc import Callable
@@ -10,20 +10,20 @@ _Decay = Callable[[TrainingSettings, int, int], float]
 
 
 def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
-    """The learning rate of optimiser step 0, 1, ..., num_steps - 1.
+    """Return the learning rate as a function of the optimiser step: 0, 1, ..., num_steps - 1.
 
-    A decay that starts when the warm-up ends, times a linear warm-up from 0, times a linear cool-down to 0:
-    `create_learning_rate_schedule` of google-research/vision_transformer (vit_jax/utils.py) and of big_vision
-    (utils.py), and `get_lr` of big_transfer (bit_hyperrule.py). The linear decay of vit_jax ends at 1e-5, cosines at 0;
-    here both end at `final_learning_rate`.
+    It is a decay that starts when the warm-up ends, times a linear warm-up from 0, times a linear cool-down to 0. It
+    follows `create_learning_rate_schedule` of google-research/vision_transformer (vit_jax/utils.py) and of big_vision
+    (utils.py), and `get_lr` of big_transfer (bit_hyperrule.py). vit_jax's linear decay ends at 1e-5 and its cosine at
+    0; here both end at `final_learning_rate`.
 
-    Judged by the rates that those functions return, tests/goldens/training/schedules.npz; wsd by transformers.
+    Tested against values of those functions (tests/goldens/training/schedules.npz), and wsd against transformers.
 
     Args:
-        num_steps: the step at which the decay would reach its end, unless `decay_steps` says another.
+        num_steps: the step at which the decay ends, unless `decay_steps` sets another.
 
     Raises:
-        ValueError: for a warm-up that fills the run.
+        ValueError: the warm-up fills the run.
     """
     warmup_steps, cooldown_steps, decay = settings.warmup_steps, settings.cooldown_steps, _DECAYS[settings.schedule]
     if warmup_steps >= num_steps:
@@ -54,26 +54,26 @@ def _constant(settings: TrainingSettings, step: int, num_steps: int) -> float:
 
 
 def _wsd(settings: TrainingSettings, step: int, num_steps: int) -> float:
-    """Constant, then down as 1 - sqrt(progress): Hägele et al., arXiv 2405.18392, section 4, who decay for a fifth."""
+    """Constant, then 1 - sqrt(progress) over the last fifth (Hägele et al., arXiv 2405.18392, section 4)."""
     length = settings.cooldown_steps or max(num_steps // 5, 1)
     return _towards_final(settings, 1.0 - math.sqrt(max(step - num_steps + length, 0) / length))
 
 
 def _rsqrt(settings: TrainingSettings, step: int, num_steps: int) -> float:
-    """One over the square root of the steps since the warm-up, in units of `timescale`."""
+    """Inverse square root of the steps since the warm-up, in units of `timescale`."""
     steps = max(step - settings.warmup_steps, 0) + settings.timescale_shift
     return settings.learning_rate / math.sqrt(1 + steps / settings.timescale)
 
 
 def _staircase(settings: TrainingSettings, step: int, num_steps: int) -> float:
-    """Another share of the rate after each of the `decay_steps`; by default a tenth, a hundredth, ..."""
+    """A lower share of the rate after each of `decay_steps`; by default a tenth, a hundredth, ..."""
     stair = sum(step > decay for decay in settings.decay_steps)
     factors = settings.decay_factors or [0.1**number for number in range(1, stair + 1)]
     return settings.learning_rate * (factors[stair - 1] if stair else 1.0)
 
 
 def _progress(settings: TrainingSettings, step: int, num_steps: int) -> float:
-    """From 0 at the end of the warm-up to 1."""
+    """Progress of the decay, from 0 at the end of the warm-up to 1."""
     end = settings.decay_steps[0] if settings.decay_steps else num_steps
     return min(max((step - settings.warmup_steps) / (end - settings.warmup_steps), 0.0), 1.0)
 

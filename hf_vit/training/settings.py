@@ -1,4 +1,4 @@
-"""Every setting of training and evaluation, declared once, with its help; `options.parse_settings` fills them."""
+"""All settings of training and evaluation, each declared once with its help text."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 
 def setting(default: Any, about: str, group: str) -> Any:
-    """A field of a settings class.
+    """Declare a field of a settings class.
 
     Args:
-        default: a value, or for lists and tables a function that makes one.
-        about: what `--help`, the documentation and errors say of it.
-        group: the heading in `--help` that it stands under.
+        default: the value; for lists and tables a function that returns it.
+        about: help text, in `--help` and in the documentation.
+        group: heading in `--help`.
     """
     metadata = {"about": about, "group": group}
     return (
@@ -22,7 +22,7 @@ def setting(default: Any, about: str, group: str) -> Any:
     )
 
 
-AUTO = "auto"  # of eval_split
+AUTO = "auto"  # a value of eval_split
 
 _data = partial(setting, group="data")
 _run = partial(setting, group="run")
@@ -38,31 +38,42 @@ _protocol = partial(setting, group="protocol")
 
 @dataclass
 class DataSettings:
-    """Where images and labels come from, and on what they are run."""
+    """Data, device and output of a run."""
 
-    dataset: str | None = _data(None, "name on the Hub, folder, parquet or tar file(s), or digits (scikit-learn's)")
-    dataset_config: str | None = _data(None, "configuration of a data set on the Hub that has several")
-    image_column: str | None = _data(None, "column of the images; by default the only one")
-    label_column: str | None = _data(None, "column of the labels; by default the only one")
-    streaming: bool = _data(False, "read parquet and tar files where they are; addresses such as s3://... always are")
-    num_labels: int | None = _data(None, "classes of labels without names; by default one more than the highest label")
-    label_names: str | None = _data(None, "file of the class names, one a line, in the order of their numbers")
-    num_workers: int = _data(2, "processes that decode and augment, for each training process")
-    image_size: int | list[int] | None = _data(None, "pixels, or [height, width]; by default the model's")
+    dataset: str | None = _data(
+        None, "data set: name on the Hub, folder, parquet or tar file(s), or digits (from scikit-learn)"
+    )
+    dataset_config: str | None = _data(None, "configuration of a Hub data set that has several")
+    image_column: str | None = _data(None, "name of the image column; by default the only column of images")
+    label_column: str | None = _data(None, "name of the label column; by default the only column of labels")
+    streaming: bool = _data(
+        False, "read parquet and tar files in place, without a copy; always so for addresses such as s3://..."
+    )
+    num_labels: int | None = _data(
+        None, "number of classes, for labels without names; by default the highest label plus one"
+    )
+    label_names: str | None = _data(None, "text file of the class names in the order of their numbers, one per line")
+    num_workers: int = _data(2, "data worker processes (decoding and augmentation) per training process")
+    image_size: int | list[int] | None = _data(
+        None, "image size in pixels, a number or [height, width]; by default the model's"
+    )
     preset: str | None = _data(
         None,
-        "preset of the image processor that evaluates; by default the model's own; native: training keeps shapes too",
+        "preprocessing preset of the evaluation; by default the model's own; native also keeps the aspect ratios in "
+        "training",
     )
-    eval_batch_size: int = _run(64, "images of a forward in evaluation, for each process")
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = _run(None, "by default what `accelerate launch` says")
+    eval_batch_size: int = _run(64, "images per forward and process in evaluation")
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = _run(
+        None, "mixed precision; by default that of `accelerate launch`"
+    )
     compile: bool = _run(False, "compile the model with torch.compile")
-    seed: int = _run(0, "of weights, order and augmentation")
-    num_processes: int | None = _run(None, "refuse to run on another number of processes")
+    seed: int = _run(0, "random seed of weights, sample order and augmentation")
+    num_processes: int | None = _run(None, "required number of processes; any other number is an error")
     output_dir: str | None = _run(None, "folder of the results")
-    print_config: bool = _run(False, "print the resolved settings as a recipe, and end")
+    print_config: bool = _run(False, "print the resolved settings as a recipe, then exit")
 
     def validate(self) -> None:
-        """Raise ValueError for settings that contradict each other or that no value can satisfy."""
+        """Raise ValueError for a setting that is out of range or contradicts another one."""
         if not self.dataset and not self.print_config:
             raise ValueError("no data: set --dataset to a Hub name, a folder, a file or digits")
         if "://" in (self.dataset or ""):
@@ -73,128 +84,159 @@ class DataSettings:
 
 @dataclass
 class TrainingSettings(DataSettings):
-    """What fine-tuning and pre-training share."""
+    """Settings of both fine-tuning and pre-training."""
 
     train_split: str = _data("train", "split to train on, such as train or train[:98%]")
-    eval_split: str | None = _data(None, "split to evaluate on, such as test or train[98%:]; auto: see finetune")
-    steps: int | None = _length(None, "optimiser steps; or state epochs")
-    epochs: float | None = _length(None, "passes over the training images; or state steps")
-    batch_size: int = _length(512, "images of an optimiser step, over all processes and accumulated forwards")
-    per_device_batch_size: int | None = _length(None, "images of a forward; by default batch_size / processes")
+    eval_split: str | None = _data(
+        None,
+        "split to evaluate on, such as test or train[98%:]; auto: a held-out split, or a tenth of train_split",
+    )
+    steps: int | None = _length(None, "length of the run in optimiser steps; set this or epochs")
+    epochs: float | None = _length(None, "length of the run in passes over the training images; set this or steps")
+    batch_size: int = _length(512, "images per optimiser step, over all processes and accumulated forwards")
+    per_device_batch_size: int | None = _length(
+        None, "images per forward and process; by default batch_size / processes"
+    )
     find_batch_size: bool = _length(False, "halve per_device_batch_size until a forward fits into memory")
     class_sampling: Literal["natural", "balanced"] = _length(
-        "natural", "balanced: each class as often as any other; all images of a class come before one comes again"
+        "natural", "balanced: draw each class equally often; every image of a class is drawn before one repeats"
     )
     shuffle_buffer: int | None = _length(
-        None, "images of shards that are shuffled together; by default 250,000, or 4 GiB where they are held"
+        None, "images from shards that are shuffled together; by default 250,000, or fewer if they exceed 4 GiB"
     )
 
     optimizer: Literal["sgd", "adamw", "muon"] = _optimizer(
-        "sgd", "sgd has momentum; muon: for the matrices of hidden layers, with adamw for the rest"
+        "sgd", "optimiser; sgd has momentum; muon trains the matrices of hidden layers, and adamw the rest"
     )
-    learning_rate: float = _optimizer(0.03, "its highest value, after the warm-up")
-    momentum: float = _optimizer(0.9, "of sgd, and of muon, whose author takes 0.95")
+    learning_rate: float = _optimizer(0.03, "peak learning rate, reached after the warm-up")
+    momentum: float = _optimizer(0.9, "momentum of sgd and of muon (0.95 is usual for muon)")
     momentum_dtype: Literal["float32", "bfloat16"] = _optimizer(
-        "float32", "of the momentum of sgd and the first moment of adamw"
+        "float32", "data type of the momentum of sgd and the first moment of adamw"
     )
     adam_beta1: float = _optimizer(0.9, "decay of the first moment of adamw")
     adam_beta2: float = _optimizer(0.999, "decay of the second moment of adamw")
-    adam_epsilon: float = _optimizer(1e-8, "added to the root of the second moment of adamw")
-    weight_decay: float = _optimizer(0.0, "of matmul and convolution kernels only; sgd adds it to the gradient (L2)")
+    adam_epsilon: float = _optimizer(1e-8, "epsilon of adamw, added to the root of the second moment")
+    weight_decay: float = _optimizer(
+        0.0, "weight decay, of matmul and convolution kernels only; sgd adds it to the gradient (L2)"
+    )
     weight_decay_convention: Literal["torch", "jax"] = _optimizer(
-        "torch", "torch multiplies the weight decay of adamw by the learning rate, jax does not"
+        "torch", "weight decay of adamw: torch multiplies it by the learning rate, jax does not"
     )
-    max_grad_norm: float | None = _optimizer(1.0, "longest gradient, over all parameters; none: any")
-    layer_decay: float | None = _optimizer(None, "learning rate of a layer over that of the next one; by default 1")
+    max_grad_norm: float | None = _optimizer(
+        1.0, "gradient clipping: the largest norm, over all parameters; none: no clipping"
+    )
+    layer_decay: float | None = _optimizer(
+        None, "layer-wise decay: a layer's learning rate divided by the next layer's; by default 1"
+    )
     freeze: list[str] = _optimizer(
-        list, "what does not train: encoder, embeddings, 'first 6 layers', or regular expressions of parameter names"
+        list, "parameters to freeze: encoder, embeddings, 'first 6 layers', or regular expressions of their names"
     )
-    ema_decay: float | None = _optimizer(None, "decay of a moving average of the weights, evaluated and saved")
+    ema_decay: float | None = _optimizer(
+        None, "decay of an exponential moving average of the weights, which is then evaluated and saved"
+    )
 
     schedule: Literal["linear", "cosine", "polynomial", "constant", "rsqrt", "staircase", "wsd"] = _schedule(
-        "cosine", "shape after the warm-up; wsd (warm-up, stable, decay): constant, then down in the cooldown_steps"
+        "cosine", "learning rate after the warm-up; wsd (warm-up, stable, decay): constant until the cooldown_steps"
     )
-    warmup_steps: int = _schedule(0, "optimiser steps from 0 to learning_rate")
+    warmup_steps: int = _schedule(0, "optimiser steps of the linear warm-up from 0 to learning_rate")
     decay_steps: list[int] = _schedule(
         list,
-        "steps after each of which staircase divides by 10; the step at which linear, cosine and polynomial end, by "
-        "default the last",
+        "staircase: steps at which the rate is divided by 10; linear, cosine and polynomial: the step at which the "
+        "decay ends, by default the last one",
     )
-    decay_factors: list[float] = _schedule(list, "shares of learning_rate that staircase takes at decay_steps instead")
-    decay_power: float = _schedule(2.0, "exponent of polynomial")
-    timescale: float = _schedule(10_000, "of rsqrt: steps after which the rate is 1 / sqrt(2)")
-    timescale_shift: float = _schedule(0, "steps that rsqrt is ahead")
+    decay_factors: list[float] = _schedule(
+        list, "staircase: the rate after each of decay_steps, as a share of learning_rate, instead of the tenths"
+    )
+    decay_power: float = _schedule(2.0, "exponent of the polynomial schedule")
+    timescale: float = _schedule(10_000, "rsqrt: number of steps after which the rate has fallen to 1 / sqrt(2)")
+    timescale_shift: float = _schedule(0, "rsqrt: number of steps to start ahead on the curve")
     cooldown_steps: int = _schedule(
-        0, "last steps of the run, down to 0, whatever the schedule; of wsd by default a fifth of the run"
+        0, "length of the linear cool-down to 0 at the end, in steps; for wsd its decay, by default a fifth of the run"
     )
-    final_learning_rate: float = _schedule(0.0, "at the end of linear, cosine, polynomial and wsd")
+    final_learning_rate: float = _schedule(0.0, "last learning rate of linear, cosine, polynomial and wsd")
 
-    dropout: float | None = _model(None, "rate of dropout; by default what the model's configuration says")
-    attention_dropout: float | None = _model(None, "rate of dropout of attention; by default the configuration's")
-    drop_path: float | None = _model(None, "rate of stochastic depth in the last layer; by default the configuration's")
-    gradient_checkpointing: bool = _model(False, "compute activations again in the backward instead of storing them")
-    patch_sizes: list[int] = _model(list, "patch sizes of which one is drawn for each step (FlexiViT)")
+    dropout: float | None = _model(None, "dropout rate; by default that of the model's configuration")
+    attention_dropout: float | None = _model(
+        None, "dropout rate of the attention probabilities; by default that of the model's configuration"
+    )
+    drop_path: float | None = _model(
+        None, "stochastic depth rate of the last layer; by default that of the model's configuration"
+    )
+    gradient_checkpointing: bool = _model(False, "recompute activations in the backward pass to save memory")
+    patch_sizes: list[int] = _model(list, "train at several patch sizes: one of these is drawn per step (FlexiViT)")
     eval_patch_sizes: list[int] = _model(list, "patch sizes to evaluate at; by default patch_sizes")
-    patch_size_weights: list[float] = _model(list, "how often each patch size is drawn; by default equally")
+    patch_size_weights: list[float] = _model(list, "relative frequency of each of patch_sizes; by default equal")
 
     crop: Literal["inception", "random", "resmall", "none"] = _augmentation(
         "inception",
-        "inception: of random area and shape; random: after a resize to a rectangle; resmall: after a "
-        "resize of the shorter side",
+        "training crop; inception: random area and shape; random: after a resize to a fixed rectangle; resmall: after "
+        "a resize of the shorter side; none: resize the whole image",
     )
-    crop_area: list[float] = _augmentation(lambda: [0.05, 1.0], "least and largest share of the area of crop inception")
+    crop_area: list[float] = _augmentation(
+        lambda: [0.05, 1.0], "crop inception: smallest and largest share of the image's area"
+    )
     resize: int | list[int] | None = _augmentation(
-        None, "pixels before a crop: [height, width]; of resmall the shorter side"
+        None, "size before the crop in pixels; random: [height, width]; resmall: the shorter side"
     )
     flip: bool = _augmentation(True, "mirror half of the images")
-    randaugment_layers: int = _augmentation(0, "operations of RandAugment on an image")
-    randaugment_magnitude: float = _augmentation(0, "strength of RandAugment, of 10")
-    mixup_alpha: float = _augmentation(0.0, "parameter of the Beta distribution of mixup; 0: none")
-    cutmix_alpha: float = _augmentation(0.0, "parameter of the Beta distribution of CutMix; 0: none")
-    antialias: bool = _augmentation(False, "average over pixels where a crop is made smaller; the original does not")
+    randaugment_layers: int = _augmentation(0, "RandAugment: number of operations per image; 0: off")
+    randaugment_magnitude: float = _augmentation(0, "RandAugment: strength of the operations, from 0 to 10")
+    mixup_alpha: float = _augmentation(0.0, "mixup: parameter of its Beta distribution; 0: off")
+    cutmix_alpha: float = _augmentation(0.0, "CutMix: parameter of its Beta distribution; 0: off")
+    antialias: bool = _augmentation(False, "antialias when a crop is made smaller; the original does not")
     reduced_decoding: bool = _augmentation(
-        False, "decode large JPEGs at 1/2, 1/4 or 1/8 where the crop stays as large as the result"
+        False, "decode large JPEGs at 1/2, 1/4 or 1/8 of their size, where the crop stays large enough"
     )
 
-    token_drop: float = _augmentation(0.0, "share of an image's patches that training drops (NaViT), of preset native")
+    token_drop: float = _augmentation(
+        0.0, "share of each image's patches to drop in training (NaViT); needs preset native"
+    )
 
-    loss: Literal["softmax", "sigmoid"] = _loss("softmax", "cross-entropy over classes, or of each class by itself")
+    loss: Literal["softmax", "sigmoid"] = _loss(
+        "softmax", "loss: cross-entropy over all classes, or binary cross-entropy of each class"
+    )
     class_weights: Literal["none", "balanced"] = _loss(
-        "none", "balanced: a class counts by the inverse of its share of the training images, 1 on average over them"
+        "none", "balanced: weight each class by the inverse of its frequency in the training split, 1 on average"
     )
-    label_smoothing: float = _loss(0.0, "share of the target that is spread over all classes")
-    head_bias: float | None = _loss(None, "first value of the biases of the head; by default 0")
+    label_smoothing: float = _loss(0.0, "label smoothing: share of the target that is spread over all classes")
+    head_bias: float | None = _loss(None, "initial value of the head's biases; by default 0")
 
-    log_every: int = _report(10, "optimiser steps between two entries of the log")
+    log_every: int = _report(10, "optimiser steps between two log entries")
     eval_every: int | None = _report(None, "optimiser steps between two evaluations; by default a tenth of the run")
-    save_every: int | None = _report(None, "optimiser steps between two checkpoints; by default with every evaluation")
+    save_every: int | None = _report(None, "optimiser steps between two checkpoints; by default eval_every")
     best_metric: str = _report(
-        "auto", "metric of the best evaluation, such as loss or accuracy/cat; auto: accuracy, else loss"
+        "auto", "metric that chooses the best model, such as loss or accuracy/cat; auto: accuracy, else loss"
     )
-    early_stopping: int | None = _report(None, "end after so many evaluations in a row without a better one")
-    keep_checkpoints: int = _report(2, "newest checkpoints that stay")
-    resume: bool = _report(False, "go on from the newest checkpoint in output_dir")
+    early_stopping: int | None = _report(
+        None, "stop after this number of evaluations in a row without improvement; by default never"
+    )
+    keep_checkpoints: int = _report(2, "number of newest checkpoints to keep")
+    resume: bool = _report(False, "continue from the newest checkpoint in output_dir")
     overwrite: bool = _report(False, "delete the run in output_dir first")
-    report_to: str = _report("auto", "tensorboard, trackio, wandb or none; auto: tensorboard where it is installed")
-    profile: int | None = _report(None, "optimiser steps to trace into output_dir/profile, after a few to warm up")
+    report_to: str = _report(
+        "auto", "experiment tracker: tensorboard, trackio, wandb or none; auto: tensorboard if it is installed"
+    )
+    profile: int | None = _report(
+        None, "number of optimiser steps to trace into output_dir/profile, after a few warm-up steps"
+    )
     stall_timeout: float = _report(
-        480, "seconds without progress after which a run ends and names the missing process; 0: never"
+        480, "seconds without progress after which the run ends and names the missing process; 0: never"
     )
 
     def validate(self) -> None:
         super().validate()
         if not self.print_config and not self.output_dir:
-            raise ValueError("no place for the result: set --output-dir, a folder")
+            raise ValueError("no folder for the result: set --output-dir")
         if (self.steps is None) == (self.epochs is None):
             given = "none is" if self.steps is None else f"both are ({self.steps} and {self.epochs})"
-            raise ValueError(f"set one of steps and epochs; {given} set. --epochs 10 is a beginning")
+            raise ValueError(f"set one of steps and epochs; {given} set. Try --epochs 10")
         _require_positive(self, "batch_size", "learning_rate", "log_every", "keep_checkpoints", "shuffle_buffer")
         _require_positive(self, "steps", "epochs", "per_device_batch_size", "max_grad_norm", "eval_every", "save_every")
         _require_positive(self, "profile", "early_stopping")
         if self.class_sampling == self.class_weights == "balanced":
-            raise ValueError("class_sampling and class_weights both balance, so rare classes count twice: choose one")
+            raise ValueError("class_sampling and class_weights both balance the classes: choose one")
         if self.early_stopping and not self.eval_split:
-            raise ValueError(f"early_stopping ({self.early_stopping}) counts evaluations, and eval_split is none")
+            raise ValueError(f"early_stopping ({self.early_stopping}) needs evaluations, but eval_split is none")
         _require_between(self, 0, 1, "label_smoothing", "ema_decay", "momentum", "dropout", "attention_dropout")
         _require_between(self, 0, 1, "drop_path", "layer_decay", "adam_beta1", "adam_beta2", "final_learning_rate")
         _require_between(self, 0, None, "warmup_steps", "weight_decay", "mixup_alpha", "cutmix_alpha")
@@ -205,12 +247,12 @@ class TrainingSettings(DataSettings):
         self._validate_schedule()
         if self.optimizer == "sgd" and self.weight_decay and self.momentum_dtype == "bfloat16":
             raise ValueError(
-                f"weight_decay ({self.weight_decay}) of sgd needs momentum_dtype float32: BiT's, not ViT's"
+                f"momentum_dtype is bfloat16, but sgd with weight_decay ({self.weight_decay}) needs float32"
             )
         if self.optimizer == "muon" and self.momentum_dtype == "bfloat16":
-            raise ValueError("momentum_dtype is bfloat16, and muon keeps its momentum in float32")
+            raise ValueError("momentum_dtype is bfloat16, but muon keeps its momentum in float32")
         if self.crop in ("random", "resmall") and self.resize is None:
-            raise ValueError(f"crop {self.crop} cuts from a resized image: set resize")
+            raise ValueError(f"crop {self.crop} needs resize, the size before the crop")
         if self.reduced_decoding and self.crop in ("random", "resmall"):
             raise ValueError(f"crop is {self.crop}; reduced_decoding needs crop inception or none")
         if self.crop == "resmall" and isinstance(self.resize, list):
@@ -218,7 +260,7 @@ class TrainingSettings(DataSettings):
         self._validate_patch_sizes()
         self._validate_native()
         if self.resume and self.overwrite:
-            raise ValueError("resume continues a run and overwrite deletes it: choose one")
+            raise ValueError("resume continues the run and overwrite deletes it: choose one")
 
     def _validate_patch_sizes(self) -> None:
         for name in ("patch_sizes", "eval_patch_sizes"):
@@ -228,14 +270,14 @@ class TrainingSettings(DataSettings):
         if weights and (len(weights) != len(self.patch_sizes) or min(weights) < 0 or not sum(weights)):
             raise ValueError(
                 f"patch_size_weights is {weights}; it must have {len(self.patch_sizes)} numbers, one for each of "
-                "patch_sizes, none below 0 and one above"
+                "patch_sizes, none below 0 and at least one above"
             )
 
     def _validate_native(self) -> None:
         _require_between(self, 0, 0.95, "token_drop")
         if self.preset != "native":
             if self.token_drop:
-                raise ValueError(f"token_drop is {self.token_drop}, which needs preset native; preset is {self.preset}")
+                raise ValueError(f"token_drop ({self.token_drop}) needs preset native; preset is {self.preset}")
             return
         wrong = ["mixup_alpha", "cutmix_alpha", "patch_sizes", "eval_patch_sizes", "compile", "reduced_decoding"]
         wrong = [name for name in wrong if getattr(self, name)]
@@ -243,7 +285,7 @@ class TrainingSettings(DataSettings):
             wrong.append("crop")
         if wrong:
             name = wrong[0]
-            raise ValueError(f"{name} is {getattr(self, name)}, which needs images of one size; preset native has many")
+            raise ValueError(f"{name} ({getattr(self, name)}) needs images of one size; preset native has many")
 
     def _validate_schedule(self) -> None:
         _require_positive(self, "decay_power", "timescale")
@@ -251,17 +293,19 @@ class TrainingSettings(DataSettings):
         fewest, most = {"staircase": (1, math.inf), **none}.get(self.schedule, (0, 1))
         if not fewest <= len(self.decay_steps) <= most:
             raise ValueError(
-                f"schedule is {self.schedule} and decay_steps {self.decay_steps}: staircase needs steps, "
-                "linear, cosine and polynomial take one, constant, rsqrt and wsd none"
+                f"schedule is {self.schedule} and decay_steps {self.decay_steps}: staircase needs one step or more, "
+                "linear, cosine and polynomial take at most one, constant, rsqrt and wsd none"
             )
         if self.decay_steps and min(self.decay_steps) <= self.warmup_steps and self.schedule != "staircase":
             raise ValueError(f"decay_steps {self.decay_steps} must be above warmup_steps ({self.warmup_steps})")
         if self.decay_factors and len(self.decay_factors) != len(self.decay_steps):
-            raise ValueError(f"decay_factors {self.decay_factors} must be as many as decay_steps {self.decay_steps}")
+            raise ValueError(
+                f"decay_factors {self.decay_factors} must have as many entries as decay_steps {self.decay_steps}"
+            )
         if self.final_learning_rate and self.schedule not in ("linear", "cosine", "polynomial", "wsd"):
             raise ValueError(
-                f"final_learning_rate ({self.final_learning_rate}) is for linear, cosine, polynomial and wsd, "
-                f"and schedule is {self.schedule}"
+                f"final_learning_rate ({self.final_learning_rate}) needs schedule linear, cosine, polynomial or wsd; "
+                f"schedule is {self.schedule}"
             )
         if self.final_learning_rate > self.learning_rate:
             raise ValueError(
@@ -275,24 +319,26 @@ class FinetuneSettings(TrainingSettings):
 
     eval_split: str | None = _data(
         AUTO,
-        "split to evaluate on; auto: validation, val, valid, dev or test, or a tenth of each class of the training "
-        "images, which are then not trained on; none: no evaluation",
+        "split to evaluate on; auto: the validation, val, valid, dev or test split, else a tenth of each class of the "
+        "training images, which is then not trained on; none: no evaluation",
     )
-    model: str | None = _model(None, "name on the Hub, or folder of a saved model")
-    keep_pre_logits: bool = _model(False, "replace only the last layer of the head")
-    linear_probe: bool = _model(False, "train the head alone")
-    lora_rank: int | None = _model(None, "rank of low-rank adapters (PEFT), which train with the head alone")
-    lora_alpha: float = _model(16, "scale of the adapters, over their rank")
-    lora_target_modules: list[str] = _model(lambda: ["q_proj", "v_proj"], "modules that get adapters")
+    model: str | None = _model(None, "model to fine-tune: name on the Hub, or folder")
+    keep_pre_logits: bool = _model(False, "keep the head's pre-logits layer and replace only its last layer")
+    linear_probe: bool = _model(False, "train only the head")
+    lora_rank: int | None = _model(None, "LoRA (PEFT): rank of the adapters; only they and the head are trained")
+    lora_alpha: float = _model(16, "LoRA: alpha; the adapters are scaled by alpha / rank")
+    lora_target_modules: list[str] = _model(
+        lambda: ["q_proj", "v_proj"], "LoRA: names of the modules that get adapters"
+    )
 
     def validate(self) -> None:
         super().validate()
         if not self.model and not self.print_config:
             raise ValueError("no model: set --model to a Hub name or a folder")
         if self.linear_probe and self.lora_rank:
-            raise ValueError(f"linear_probe freezes what lora_rank ({self.lora_rank}) would adapt: choose one")
+            raise ValueError(f"linear_probe freezes the layers that lora_rank ({self.lora_rank}) adapts: choose one")
         if self.lora_rank and self.optimizer == "muon":
-            raise ValueError(f"lora_rank is {self.lora_rank}, and muon is for whole matrices, not adapters: use adamw")
+            raise ValueError(f"lora_rank is {self.lora_rank}, but muon does not train adapters: use adamw")
         _require_positive(self, "lora_rank", "lora_alpha")
 
 
@@ -300,34 +346,40 @@ class FinetuneSettings(TrainingSettings):
 class PretrainSettings(TrainingSettings):
     """Training from random weights, with labels or by masked patch prediction."""
 
-    objective: Literal["supervised", "masked_patch_prediction"] = _loss("supervised", "what is learnt")
-    variant: str | None = _model(None, "released architecture, such as B/16 or R50x1; config says what differs from it")
+    objective: Literal["supervised", "masked_patch_prediction"] = _loss(
+        "supervised", "training objective: labels, or masked patches (no labels needed)"
+    )
+    variant: str | None = _model(None, "architecture, such as B/16 or R50x1; config changes single fields of it")
     config: dict[str, Any] = _model(dict, "fields of HfViTConfig or HfBiTConfig, as a YAML table")
-    head: Literal["linear", "mlp"] = _model("linear", "mlp: a tanh layer as wide as the model before the linear one")
-    corruption: float = _loss(0.5, "share of the patches that are corrupted, in masked patch prediction")
-    mask_share: float = _loss(0.8, "share of the corrupted patches that become the mask token")
-    random_patch_share: float = _loss(0.1, "share of the corrupted patches that become another patch of the image")
-    target: Literal["mean_color", "downsized", "pixels"] = _loss("mean_color", "what is predicted of a corrupted patch")
+    head: Literal["linear", "mlp"] = _model("linear", "head; mlp has a tanh layer before the linear one")
+    corruption: float = _loss(0.5, "masked patch prediction: share of the patches to corrupt")
+    mask_share: float = _loss(0.8, "masked patch prediction: share of the corrupted patches that become the mask token")
+    random_patch_share: float = _loss(
+        0.1, "masked patch prediction: share of the corrupted patches that become another patch of the image"
+    )
+    target: Literal["mean_color", "downsized", "pixels"] = _loss(
+        "mean_color", "masked patch prediction: property of a corrupted patch to predict"
+    )
 
     def validate(self) -> None:
         super().validate()
         if not self.variant and not self.config and not self.print_config:
             raise ValueError("no architecture: set variant (such as B/16), or config, or both")
         if self.head == "mlp" and self.config.get("representation_size"):
-            raise ValueError("head mlp and representation_size of config both make a tanh layer: choose one")
+            raise ValueError("head mlp and config's representation_size both make a tanh layer: choose one")
         _require_between(self, 0, 1, "corruption", "mask_share", "random_patch_share")
         if self.mask_share + self.random_patch_share > 1:
             raise ValueError(
-                f"mask_share ({self.mask_share}) and random_patch_share ({self.random_patch_share}) exceed 1 together"
+                f"mask_share ({self.mask_share}) plus random_patch_share ({self.random_patch_share}) is above 1"
             )
         if self.objective == "masked_patch_prediction" and self.preset == "native":
-            raise ValueError("preset is native, and masked_patch_prediction needs images of one size")
+            raise ValueError("preset is native, but masked_patch_prediction needs images of one size")
         if self.objective == "masked_patch_prediction" and (sizes := self.patch_sizes or self.eval_patch_sizes):
-            raise ValueError(f"patch_sizes is {sizes}, and masked_patch_prediction has one patch size")
+            raise ValueError(f"patch_sizes is {sizes}, but masked_patch_prediction has one patch size")
         if self.objective == "masked_patch_prediction" and self.head == "mlp":
-            raise ValueError("head is mlp, and masked_patch_prediction has no head")
+            raise ValueError("head is mlp, but masked_patch_prediction has no head")
         if self.objective == "masked_patch_prediction" and (self.mixup_alpha or self.cutmix_alpha):
-            raise ValueError("mixup_alpha and cutmix_alpha mix labels, which masked_patch_prediction does not use")
+            raise ValueError("mixup_alpha or cutmix_alpha is set, but masked_patch_prediction has no labels to mix")
 
 
 Protocol = Literal["accuracy", "real", "objectnet", "few_shot", "linear_probe", "knn", "vtab"]
@@ -335,40 +387,48 @@ Protocol = Literal["accuracy", "real", "objectnet", "few_shot", "linear_probe", 
 
 @dataclass
 class EvaluateSettings(DataSettings):
-    """Evaluation of a saved model; `protocol` says how."""
+    """Evaluation of a saved model by one of several protocols."""
 
-    model: str | None = _model(None, "name on the Hub, or folder of a saved model")
-    protocol: Protocol = _protocol("accuracy", "how the model is measured")
-    split: str | None = _data(None, "split to measure on; by default test, of real validation, of objectnet train")
-    patch_size: int | list[int] | None = _model(None, "pixels, or [height, width]; by default the model's")
-    overwrite: bool = _report(False, "do not take up features and results that output_dir has")
+    model: str | None = _model(None, "model to evaluate: name on the Hub, or folder")
+    protocol: Protocol = _protocol("accuracy", "way to evaluate the model")
+    split: str | None = _data(
+        None, "split to evaluate on; by default test; for protocol real validation, for objectnet train"
+    )
+    patch_size: int | list[int] | None = _model(
+        None, "patch size in pixels, a number or [height, width]; by default the model's"
+    )
+    overwrite: bool = _report(False, "ignore the cached features and results in output_dir")
 
-    label_map: str | None = _data(None, "YAML or JSON: the data's name of a class -> the model's name or number of it")
+    label_map: str | None = _data(
+        None, "YAML or JSON file that maps the data's class names to the model's class names or numbers"
+    )
     real_labels: str | None = _protocol(
-        None, 'of real: JSON list of lists of class numbers, one for each image ("Are we done with ImageNet?")'
+        None, 'real: JSON file, a list with a list of class numbers per image ("Are we done with ImageNet?")'
     )
     objectnet_classes: str | None = _protocol(
-        None, "of objectnet: YAML or JSON: folder -> class numbers; by default the 113 published ones"
+        None, "objectnet: YAML or JSON file that maps folders to class numbers; by default the 113 published classes"
     )
 
-    train_split: str = _data("train", "split of few_shot, linear_probe and knn that features are learnt from")
+    train_split: str = _data("train", "few_shot, linear_probe, knn: split with the training features")
     features: Literal["pre_logits", "class_token", "patch_mean"] = _protocol(
-        "pre_logits", "what the head sees, or tokens of the last layer"
+        "pre_logits", "few_shot, linear_probe, knn: features to use: the head's input, or tokens of the last layer"
     )
-    feature_layer: int | None = _protocol(None, "take features after so many layers; by default after all of them")
-    shots: list[int] = _protocol(lambda: [1, 5, 10, 25], "of few_shot: images of each class")
-    seeds: int = _protocol(3, "of few_shot: draws of the images")
-    l2_reg: list[float] = _protocol(lambda: [1024.0], "of few_shot: L2 regularisation")
+    feature_layer: int | None = _protocol(
+        None, "number of encoder layers before the features are taken; by default all of them"
+    )
+    shots: list[int] = _protocol(lambda: [1, 5, 10, 25], "few_shot: images per class")
+    seeds: int = _protocol(3, "few_shot: number of random draws of these images")
+    l2_reg: list[float] = _protocol(lambda: [1024.0], "few_shot: L2 regularisation")
     probe_l2: list[float] = _protocol(
-        lambda: [10.0**power for power in range(-6, 2)], "of linear_probe: L2 regularisations to choose from"
+        lambda: [10.0**power for power in range(-6, 2)], "linear_probe: L2 regularisations to choose from"
     )
-    held_out: float = _protocol(0.2, "of linear_probe: share of the training split that chooses among probe_l2")
-    neighbors: list[int] = _protocol(lambda: [10, 20], "of knn: how many neighbours vote")
-    temperature: float = _protocol(0.07, "of knn: of the neighbours' votes")
+    held_out: float = _protocol(0.2, "linear_probe: share of the training split that is held out to choose probe_l2")
+    neighbors: list[int] = _protocol(lambda: [10, 20], "knn: number of neighbours that vote")
+    temperature: float = _protocol(0.07, "knn: temperature of the neighbours' votes")
 
-    tasks: list[str] = _protocol(list, "of vtab: names of tasks; by default all 19")
-    finetune: dict[str, Any] = _protocol(dict, "of vtab: settings of fine-tuning, over those of the paper")
-    keep_models: bool = _protocol(False, "of vtab: keep the models that are fine-tuned")
+    tasks: list[str] = _protocol(list, "vtab: names of the tasks; by default all 19")
+    finetune: dict[str, Any] = _protocol(dict, "vtab: settings of fine-tuning that differ from the paper's")
+    keep_models: bool = _protocol(False, "vtab: keep the fine-tuned models")
 
     def validate(self) -> None:
         if self.protocol == "vtab" and self.dataset is None:
@@ -377,13 +437,13 @@ class EvaluateSettings(DataSettings):
         if not self.model and not self.print_config:
             raise ValueError("no model: set --model to a Hub name or a folder")
         if self.protocol == "vtab" and not self.output_dir and not self.print_config:
-            raise ValueError("no place for the results of the tasks: set --output-dir, a folder")
+            raise ValueError("no folder for the results of the tasks: set --output-dir")
         if self.patch_size is not None and self.protocol == "vtab":
-            raise ValueError(f"patch_size is {self.patch_size}, and vtab fine-tunes models at the size they have")
+            raise ValueError(f"patch_size is {self.patch_size}, but vtab fine-tunes models at their own patch size")
         if self.label_map and self.protocol not in ("accuracy", "real"):
-            raise ValueError(f"label_map is for a classifier's own classes, which protocol {self.protocol} lacks")
+            raise ValueError(f"label_map needs protocol accuracy or real; protocol is {self.protocol}")
         if self.protocol in ("few_shot", "linear_probe", "knn", "objectnet") and self.streaming:
-            raise ValueError(f"{self.protocol} chooses images, which streaming does not allow")
+            raise ValueError(f"protocol {self.protocol} selects single images: leave streaming off")
         for name in ("shots", "l2_reg", "probe_l2", "neighbors"):
             _require_all_positive(self, name)
         _require_positive(self, "seeds", "temperature", "feature_layer", "held_out")
@@ -391,14 +451,14 @@ class EvaluateSettings(DataSettings):
 
 
 def _require_all_positive(settings: DataSettings, name: str) -> None:
-    """Raise ValueError when a list is empty or has an entry that is not above zero."""
+    """Raise ValueError if a list is empty or has an entry that is not above 0."""
     values = getattr(settings, name)
     if not values or min(values) <= 0:
-        raise ValueError(f"{name} is {values}; it must have entries, all above 0")
+        raise ValueError(f"{name} is {values}; it must have one entry or more, all above 0")
 
 
 def _require_positive(settings: DataSettings, *names: str) -> None:
-    """Raise ValueError naming the first of these settings that is set and not above zero."""
+    """Raise ValueError for the first of these settings that is set and not above 0."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and value <= 0:
@@ -406,7 +466,7 @@ def _require_positive(settings: DataSettings, *names: str) -> None:
 
 
 def _require_between(settings: DataSettings, low: float, high: float | None, *names: str) -> None:
-    """Raise ValueError naming the first of these settings that is set and outside [low, high]."""
+    """Raise ValueError for the first of these settings that is set and outside [low, high]."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and (value < low or (high is not None and value > high)):

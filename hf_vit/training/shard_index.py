@@ -1,7 +1,7 @@
-"""The index of shards: made once, with a progress bar, beside them where that can be written, or else in the cache.
+"""Index of shards, made once and kept beside them, or in the cache if their folder is read-only.
 
-It is an Arrow file with a row for each image of a tar and each row group of a parquet file, and a JSON text with the
-names of the shards, what tells whether they have changed, and their columns and classes.
+It is an Arrow file with a row for each image of a tar and each row group of a parquet file. Its metadata are a JSON
+text with the names of the shards, stamps to detect changes, and their columns and classes.
 """
 
 import hashlib
@@ -32,23 +32,23 @@ from .columns import find_column, find_label_column, is_image
 from .shards import HEADER, ShardIndex, map_table, open_file
 
 _VERSION = 1
-_THREADS = 8  # that read shards
+_THREADS = 8  # for reading shards
 _SCHEMA = pa.schema({"position": pa.int64(), "size": pa.int64(), "rows": pa.int32(), "label": pa.int32()})
-_STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "last_modified")  # of fsspec's file systems
+_STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "last_modified")  # keys of fsspec's file systems
 _IMAGES = frozenset(extension[1:] for extension in ImageFolder.EXTENSIONS)
 
 
 class Columns(NamedTuple):
-    """What of the shards is wanted."""
+    """Columns to read from the shards."""
 
-    image: str | None = None  # by default the one of images
-    label: str | None = None  # by default of tars "cls", of parquet files the one of class labels
+    image: str | None = None  # by default the only image column
+    label: str | None = None  # by default "cls" in tars, the column of class labels in parquet files
     needs_labels: bool = True
-    counts_labels: bool = True  # of labels without names; False where somebody says how many there are
+    counts_labels: bool = True  # count classes without names; False if their number is known
 
 
 def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
-    """The index of some shards, made where there is none that holds.
+    """Return the index of some shards; a missing or outdated one is made first.
 
     Raises:
         ValueError: a shard is damaged, or has no images or labels.
@@ -62,13 +62,13 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
     if index.is_tar and (missing := int((index.units["label"] < 0).sum())):
         raise ValueError(
             f"{missing} of {len(index.units['label'])} images in {len(files)} shards such as {files[0]} have no "
-            f"{index.label_column}; name the labels with --label-column"
+            f"{index.label_column}; name the column of labels with --label-column"
         )
     return index
 
 
 def _find_or_make(files: Sequence[str], stamps: list, columns: Columns) -> ShardIndex:
-    """An index beside the shards or in the cache; a new one where neither holds, made by one process of a machine."""
+    """Return the index beside the shards or in the cache; if neither is valid, one process per machine makes it."""
     cached = _cache() / _index_name(files, columns)
     places = [f"{files[0].rpartition('/')[0] or '.'}/{cached.name}", str(cached)]
     with FileLock(f"{cached}.lock"):
@@ -85,17 +85,17 @@ def _find_or_make(files: Sequence[str], stamps: list, columns: Columns) -> Shard
 
 
 def _key_of(files: Sequence[str], columns: Columns) -> Columns:
-    """Columns as an index is named by; that of tars always has the labels."""
+    """Columns in the name of an index; the index of tars always has the labels."""
     if files[0].endswith(".tar"):
         return Columns(columns.image, columns.label or "cls")
     return columns
 
 
 def index_shards(files: Sequence[str], names: list[str] | None) -> ShardIndex:
-    """Write the index of tars beside them, which holds wherever they are moved together.
+    """Write the index of tars beside them; it stays valid when all are moved together.
 
     Args:
-        names: of the class numbers in the tars.
+        names: class names by number, if any.
     """
     stamps, columns = [[os.stat(file).st_size, None] for file in files], _key_of(files, Columns())
     place = Path(files[0]).with_name(_index_name(files, columns))
@@ -109,13 +109,13 @@ def index_shards(files: Sequence[str], names: list[str] | None) -> ShardIndex:
 
 
 def _write_index(place: Path, table: pa.Table) -> None:
-    """Write an index as a whole or not at all."""
+    """Write an index atomically."""
     with new_file(place, overwrite=True) as file, pa.ipc.new_file(str(file), table.schema) as writer:
         writer.write_table(table.combine_chunks())
 
 
 def _index_name(files: Sequence[str], columns: Columns) -> str:
-    """The name of the index beside shards."""
+    """File name of the index of some shards."""
     return f"hf_vit_index-{_digest([[_name(file) for file in files], _key_of(files, columns)])}.arrow"
 
 
@@ -132,7 +132,7 @@ def _cache() -> Path:
 
 
 def _stamp(file: str) -> list:
-    """Size of a file, and its time or etag where its file system tells."""
+    """Size of a file, and its modification time or etag if known."""
     if "://" not in file:
         status = os.stat(file)
         return [status.st_size, str(status.st_mtime_ns)]
@@ -143,7 +143,7 @@ def _stamp(file: str) -> list:
 
 
 def _load(place: str, cached: Path, files: Sequence[str], stamps: list) -> ShardIndex | None:
-    """Read an index if it is there and holds; one that lies elsewhere is kept in the cache."""
+    """Read an index if it exists and is valid; a remote one is copied to the cache."""
     try:
         if "://" in place:
             with open_file(place) as source, new_file(cached, overwrite=True) as copy:
@@ -170,7 +170,7 @@ def _from_table(place: str, files: Sequence[str], stamps: list) -> ShardIndex:
 
 
 def _build(files: Sequence[str], stamps: list, columns: Columns, folder: Path) -> pa.Table:
-    """Read every shard, or what a killed process wrote down of it in `folder`."""
+    """Make the index by reading every shard; results of a killed process are reused from `folder`."""
     folder.mkdir(exist_ok=True)
 
     def scan(number: int) -> dict[str, Any]:
@@ -194,17 +194,19 @@ def _build(files: Sequence[str], stamps: list, columns: Columns, folder: Path) -
 
 
 def _join(files: Sequence[str], stamps: list, parts: list[dict]) -> pa.Table:
-    """One index from those of the shards: one kind of labels, one numbering of their names."""
+    """Join the parts of all shards into one index, with a common numbering of class names."""
     full = [part for part in parts if len(part["rows"])]
     if not full:
         raise ValueError(f"there is no image in {files[0]}" + (f" and {len(files) - 1} more" if files[1:] else ""))
     for file, part in zip(files, parts, strict=True):
         if len(part["rows"]) and part["kind"] != full[0]["kind"]:
-            raise ValueError(f"{file} has labels of another kind: {part['kind']} (expected {full[0]['kind']})")
+            raise ValueError(f"{file} has labels of type {part['kind']} (expected {full[0]['kind']}, as before)")
     names = sorted({name for part in parts for name in part["names"]})
     numbers = {name: number for number, name in enumerate(names)}
     for part in parts:
-        own = np.array([numbers[name] for name in part["names"]] + [-1], np.int64)  # its own numbers -> all shards'
+        own = np.array(
+            [numbers[name] for name in part["names"]] + [-1], np.int64
+        )  # the shard's numbers -> common numbers
         part["label"] = own[part["label"]] if names else part["label"]
     units = pa.table({name: np.concatenate([part[name] for part in parts]) for name in _SCHEMA.names}).cast(_SCHEMA)
     image, label = full[0]["image_column"], full[0]["label_column"]
@@ -228,17 +230,17 @@ def _label_feature(part: dict, names: list[str]) -> dict[str, Any]:
 
 
 def _scan_tar(file: str, columns: Columns) -> dict[str, Any]:
-    """Where the images of a tar lie, and their labels, -1 where there is none.
+    """Positions of the images in a tar, and their labels; -1 for no label.
 
     Raises:
-        ValueError: it is cut short, or no tar.
+        ValueError: the file is truncated, or not a tar.
     """
     positions, sizes, texts, column = [], [], [], columns.image
     for sample in _samples_of(file, columns.label):
         found = [name for name in sample if name.rsplit(".", 1)[-1].lower() in _IMAGES]
         found = [name for name in found if columns.image in (None, name)]
         if len(found) > 1:
-            raise ValueError(f"{file} has {' and '.join(found)} of one sample; choose with --image-column")
+            raise ValueError(f"{file} has {' and '.join(found)} in one sample; choose one with --image-column")
         if found:
             column = column or found[0]
             positions.append(sample[found[0]][0])
@@ -258,14 +260,14 @@ def _scan_tar(file: str, columns: Columns) -> dict[str, Any]:
 
 
 def _samples_of(file: str, field: str | None) -> Iterator[dict[str, tuple]]:
-    """{extension: (position, size, text of the label)} of members that share a name up to its first dot."""
+    """Yield {extension: (position, size, text of the label)} for members with the same name before the first dot."""
     key, sample = None, {}
     with _open_buffered(file) as source:
         try:
             end = 0
             with tarfile.open(fileobj=source, mode="r:") as archive:
                 for member in archive:
-                    archive.members = []  # pyright: ignore[reportAttributeAccessIssue] - it would remember all
+                    archive.members = []  # pyright: ignore[reportAttributeAccessIssue] - otherwise it keeps all members
                     end = member.offset_data + -(-member.size // HEADER) * HEADER
                     folder, _, name = member.name.rpartition("/")
                     stem, dot, extension = name.partition(".")
@@ -282,21 +284,21 @@ def _samples_of(file: str, field: str | None) -> Iterator[dict[str, tuple]]:
             source.seek(end)
             whole = whole and not any(source.read(HEADER))
         except (tarfile.TarError, EOFError) as error:
-            raise ValueError(f"{file} is damaged, or no uncompressed tar: {error}") from error
+            raise ValueError(f"{file} is damaged, or not an uncompressed tar: {error}") from error
     if not whole:
-        raise ValueError(f"{file} is damaged: after {end} bytes it is no tar any more")
+        raise ValueError(f"{file} is damaged: it is not a tar after byte {end}")
     if sample:
         yield sample
 
 
 def _text_of(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
-    """The text of a small member."""
+    """Text of a small member."""
     content = archive.extractfile(member)
     return content.read(4096).decode("utf-8", "replace").strip() if content else ""
 
 
 def _open_buffered(file: str) -> Any:
-    """A file that is read from its beginning to its end."""
+    """Open a file for reading from beginning to end."""
     if "://" not in file:
         return open(file, "rb")
     filesystem, path = fsspec.core.url_to_fs(file)
@@ -304,10 +306,10 @@ def _open_buffered(file: str) -> Any:
 
 
 def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
-    """The row groups of a parquet file, and how many classes its labels have.
+    """Row groups of a parquet file, and the number of classes of its labels.
 
     Raises:
-        ValueError: it is damaged, or has no such columns.
+        ValueError: the file is damaged, or lacks the columns.
     """
     try:
         with open_file(file) as source:
@@ -322,7 +324,7 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
             is_text = isinstance(feature, datasets.Value) and "string" in feature.dtype
             values = reader.read([label])[label].to_pylist() if is_text or (plain and columns.counts_labels) else []
     except (pa.ArrowInvalid, pa.ArrowKeyError, EOFError) as error:
-        raise ValueError(f"{file} is damaged, or no parquet file: {error}") from error
+        raise ValueError(f"{file} is damaged, or not a parquet file: {error}") from error
     kept = {} if label is None or plain else dict(datasets.Features({label: feature}).to_dict())
     return {
         "position": list(range(len(groups))),
@@ -338,7 +340,7 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
 
 
 def _mark_images(schema: pa.Schema) -> datasets.Features:
-    """Columns of a parquet file; those of bytes, and of bytes with a path, are images whoever wrote it."""
+    """Features of a parquet file; columns of bytes, or of bytes with a path, are images."""
     features = datasets.Features.from_arrow_schema(schema)
     for name, feature in features.items():
         if feature == datasets.Value("binary") or (isinstance(feature, dict) and set(feature) == {"bytes", "path"}):

@@ -1,4 +1,4 @@
-"""`hf-vit shard`: a data set as WebDataset tars with an index, in a shuffled order, resized where that is asked for."""
+"""Write a data set as WebDataset tars (`hf-vit shard`): shuffled, with an index, and resized on request."""
 
 import io
 import json
@@ -30,13 +30,14 @@ _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What is written, which is kept beside it: a second run with the same plan goes on where the first one was.
+    """Plan of the shards; it is saved beside them, so that a second run with the same plan continues the first.
 
     Args:
-        source: what `sources.load_split` opens.
-        size: of the shorter side in pixels, for images that are larger; None leaves the files as they are.
-        quality: of the JPEGs that resized images become.
-        images: of a shard.
+        source: data set, as for `sources.load_split`.
+        config: configuration of a Hub data set.
+        size: shorter side in pixels to which larger images are resized; None keeps the files unchanged.
+        quality: JPEG quality of resized images.
+        images: number of images per shard.
     """
 
     source: str
@@ -55,21 +56,21 @@ class ShardPlan:
 
 
 def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int) -> dict[str, int]:
-    """Write the shards of some splits, `train-00000.tar` and so on, and their index.
+    """Write the shards of some splits (`train-00000.tar`, ...) and their index.
 
     Args:
-        splits: names; none of them for all that there are.
-        workers: processes that read, resize and write.
+        splits: names of the splits; an empty list means all.
+        workers: number of processes that read, resize and write.
 
     Returns:
-        How many images were written of each split.
+        The number of images written, by split.
 
     Raises:
         ValueError: the folder has shards of another plan or of other images, or there are no images.
-        OSError: something cannot be read or written; what is finished stays, and the same call goes on.
+        OSError: a file cannot be read or written; finished shards stay, and the same call continues.
     """
     if Path(plan.source).is_dir() and output.resolve().is_relative_to(Path(plan.source).resolve()):
-        raise ValueError(f"cannot write {output} inside {plan.source}, where its images are; name another folder")
+        raise ValueError(f"cannot write {output} inside {plan.source}, the folder of the images; name another folder")
     opened = {name: _open(plan, name) for name in splits or _splits_of(plan)}
     _claim(plan, {name: identify_data(split) for name, split in opened.items()}, output)
     written = {}
@@ -85,21 +86,27 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
         index = index_shards([file.as_posix() for file in files], split.label_names)
         written[split_name] = len(index.units["rows"])
         if missing := len(split) - written[split_name]:
-            tqdm.write(f"{missing} of {len(split)} images of {split_name} cannot be read and were left out")
+            tqdm.write(f"{missing} of {len(split)} images of {split_name} cannot be read and were omitted")
     return written
 
 
 def _claim(plan: ShardPlan, data: dict[str, Any], output: Path) -> None:
-    """Note in a folder what its shards are made from, or find that it is the same.
+    """Save the plan and the data's identity in the output folder.
 
     Args:
-        data: identity of the images and labels of each split.
+        data: identity of images and labels, by split.
+
+    Raises:
+        ValueError: the folder has shards of another plan or of other images.
     """
     noted: dict[str, Any] = {"plan": asdict(plan), "data": {}}
     if (output / _PLAN).exists():
         noted = {"plan": None, "data": {}, **read_json_object(output / _PLAN)}
         if noted["plan"] != asdict(plan):
-            raise ValueError(f"{output} has shards of {json.dumps(noted['plan'])}, not of {json.dumps(asdict(plan))}")
+            raise ValueError(
+                f"{output} has shards of {json.dumps(noted['plan'])} (expected {json.dumps(asdict(plan))}); "
+                "name another folder"
+            )
         for split in data.keys() & noted["data"].keys():
             before, now = noted["data"][split], data[split]
             if before != now:
@@ -121,7 +128,7 @@ def _splits_of(plan: ShardPlan) -> list[str]:
 
 
 def _run_all(todo: list[tuple], workers: int) -> Iterator[None]:
-    """Write shards, several at a time; a worker that fails ends all of them."""
+    """Write shards in parallel; an error in one worker ends all of them."""
     if workers < 2 or len(todo) < 2:
         for arguments in todo:
             yield _write_shard(*arguments)
@@ -144,12 +151,12 @@ def _open(plan: ShardPlan, split_name: str) -> Split:
     except ValueError:  # images without labels
         return open_split(samples, needs_labels=False)
     if split.multi_label:
-        raise ValueError(f"{plan.source} has several labels per image, and shards have one")
+        raise ValueError(f"{plan.source} has several labels per image, but shards have one")
     return split
 
 
 def _write_shard(plan: ShardPlan, split_name: str, number: int, file: Path) -> None:
-    """Write one shard; it is there as a whole or not at all."""
+    """Write one shard atomically."""
     split = _open(plan, split_name)
     places = np.arange(number * plan.images, min((number + 1) * plan.images, len(split)))
     rows = ShuffledOrder(len(split), seed=0).rows(0, places)
@@ -165,7 +172,7 @@ def _write_shard(plan: ShardPlan, split_name: str, number: int, file: Path) -> N
 
 
 def _encode(image: dict, plan: ShardPlan) -> tuple[str, bytes] | None:
-    """(extension, bytes) of an image; None where it is to be resized and cannot be read."""
+    """Return (extension, bytes) of an image; None if it must be resized but cannot be read."""
     if plan.size is None:
         content = image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes()
         kinds = (kind for magic, kind in _MAGIC.items() if content.startswith(magic))
@@ -183,7 +190,7 @@ def _encode(image: dict, plan: ShardPlan) -> tuple[str, bytes] | None:
 
 
 def _plain(picture: Image.Image) -> Image.Image:
-    """With levels that a JPEG has."""
+    """Convert an image to a mode that JPEG supports."""
     return picture if picture.mode in ("RGB", "L") else picture.convert("RGB")
 
 

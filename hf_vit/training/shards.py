@@ -1,8 +1,8 @@
-"""Rows of shards, WebDataset tars or parquet files on any file system of fsspec, read by their numbers.
+"""Random access to rows of shards: WebDataset tars or parquet files on any file system of fsspec.
 
-What can be read alone is a unit: an image in a tar, a row group of a parquet file. The index says where each lies. Of a
-tar on this machine, images are read one by one. Everything else comes in blocks, runs of units, which are held until
-their rows have been seen; `orders.LaneOrder` is an order in which every block is read once.
+The smallest part that can be read is a unit: an image in a tar, or a row group of a parquet file. The index has the
+position of each unit. Images in a local tar are read one by one. Everything else is read in blocks, which are
+consecutive units and are held until their rows have been used. `orders.LaneOrder` reads every block once.
 """
 
 import copy
@@ -22,23 +22,23 @@ import pyarrow.parquet as pq
 
 from .orders import LaneOrder, Place
 
-HEADER = 512  # bytes before the content of a member of a tar
-_LANES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 480, 960)  # each divides the next but one: on 2, 3, 4, 6, 8, ... processes
-_ROWS_TOGETHER = 250_000  # that are shuffled together, as in big_vision
-_BYTES_TOGETHER = 2**32  # of images that are held for it at most, over all processes
-_LARGEST_BLOCK = 64  # images of a tar elsewhere that are fetched at once
-_LEAST_BLOCKS = 16  # row groups of a lane: one of them is read twice
-_THREADS = 8  # that fetch blocks
+HEADER = 512  # bytes before the content of a tar's member
+_LANES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 480, 960)  # divisible by 2, 3, 4, 6, 8, ... processes
+_ROWS_TOGETHER = 250_000  # rows that are shuffled together, as in big_vision
+_BYTES_TOGETHER = 2**32  # limit of the bytes held for this, over all processes
+_LARGEST_BLOCK = 64  # images per request from a remote tar
+_LEAST_BLOCKS = 16  # row groups per lane; two lanes may both read a row group at their border
+_THREADS = 8  # for fetching blocks
 _OPEN_FILES = 64
 
 
 @dataclass
 class ShardIndex:
-    """Where the rows of shards lie; the arrays are mapped from a file, and shared by all processes."""
+    """Positions of the rows of shards; the arrays are mapped from a file and shared by all processes."""
 
-    place: str  # of the file
+    place: str  # path of the index file
     files: list[str]  # paths or addresses
-    stamps: list[list]  # size and what else tells a file from a changed one
+    stamps: list[list]  # size, and modification time or etag, of each file
     ends: np.ndarray  # (files,) number of the unit after the last one of each file
     features: datasets.Features
     image_column: str
@@ -47,7 +47,7 @@ class ShardIndex:
 
     @cached_property
     def units(self) -> dict[str, np.ndarray]:
-        """For each unit position (in bytes; the number of a row group), size (in bytes), rows and label."""
+        """Arrays over units: position (in bytes, or the number of a row group), size (in bytes), rows and label."""
         table = map_table(self.place)
         return {name: table[name].chunk(0).to_numpy() for name in table.column_names}
 
@@ -56,17 +56,17 @@ class ShardIndex:
 
     @property
     def is_tar(self) -> bool:
-        """Whether units are images."""
+        """Tell whether the shards are tars, whose units are images."""
         return self.files[0].endswith(".tar")
 
 
 def map_table(place: str) -> pa.Table:
-    """The table in an Arrow file, which is not read into memory."""
+    """Map the table of an Arrow file without reading it into memory."""
     return pa.ipc.open_file(pa.memory_map(place)).read_all()
 
 
 class Shards:
-    """The rows of shards: a sequence of {image column: {"bytes", "path"}, label column: label}."""
+    """Rows of shards, a sequence of {image column: {"bytes", "path"}, label column: label}."""
 
     def __init__(self, index: ShardIndex, together: int | None = None):
         self.index, self.features = index, index.features
@@ -81,7 +81,7 @@ class Shards:
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     def _divide(self, together: int | None) -> None:
-        """Choose lanes, blocks and windows: functions of the index alone."""
+        """Choose lanes, blocks and windows from the index."""
         units, rows = self.index.units, self._length
         if together is None:
             mean_bytes = max(int(units["size"].sum()) // max(rows, 1), 1)
@@ -104,25 +104,25 @@ class Shards:
         self.window = max(together // max(int(self.lanes * self.block_lengths.mean()), 1), 1)
 
     def renumbered(self, numbers: list[int]) -> "Shards":
-        """The same rows, with another class number for each of the index."""
+        """Return the same rows, with class number c of the index replaced by numbers[c]."""
         other = copy.copy(self)
         other.__dict__ |= self.__getstate__() | {"_numbers": numbers}
         return other
 
     def order(self, seed: int) -> LaneOrder:
-        """The order of training."""
+        """Return the order of rows for training."""
         return LaneOrder(self.block_lengths, seed, self.lanes, self.window)
 
     @property
     def is_served_by_thread(self) -> bool:
-        """Whether the file system of the shards has an event loop, as those of http and s3 have."""
+        """Tell whether the file system of the shards has an event loop, like those of http and s3."""
         return not self.is_local and fsspec.core.url_to_fs(self.index.files[0])[0].async_impl
 
     def __len__(self) -> int:
         return self._length
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to a process."""
+        """State for pickling, without open files and threads of this process."""
         return {**self.__dict__, "_held": {}, "_descriptors": {}, "_footers": {}, "_pool": None}
 
     def __getitem__(self, row: int) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Shards:
         return self.read(Place(row, -1, (0, block), first, first + int(self.block_lengths[block])))
 
     def read(self, place: Place) -> dict[str, Any]:
-        """One row.
+        """Read one row.
 
         Raises:
             ValueError: the shard is damaged or has changed.
@@ -148,13 +148,13 @@ class Shards:
         return self._row_of_table(content, place.row)
 
     def prefetch(self, places: Sequence[Place]) -> None:
-        """Begin to fetch what the first of these places in each lane needs, before any of them is read."""
+        """Start fetching the blocks of the first of these places in each lane."""
         if self.holds_blocks:
             for place in {place.lane: place for place in reversed(places)}.values():  # the first of each lane
                 self._request(place)
 
     def _request(self, place: Place) -> Future:
-        """The block of a place, read or being read; those of earlier windows of its lane are given up."""
+        """Return the block of a place, read or being read; drop the blocks of earlier windows of its lane."""
         window, blocks = self._held.get(place.lane, (None, {}))
         if window != place.window:
             window, blocks = self._held[place.lane] = (place.window, {})
@@ -165,13 +165,13 @@ class Shards:
     def _start(self, place: Place) -> Future:
         if not self.is_local:
             return self._threads.submit(self._fetch, place)
-        done: Future = Future()  # a disk is no slower at once
+        done: Future = Future()  # a local file is read at once: a thread would not be faster
         done.set_result(self._fetch(place))
         return done
 
     @property
     def _threads(self) -> ThreadPoolExecutor:
-        """Threads of this process; those of its parent do not run in it."""
+        """Thread pool of this process; that of the parent does not survive a fork."""
         if self._pool is None or self._pool[0] != os.getpid():
             self._pool = (os.getpid(), ThreadPoolExecutor(_THREADS))
         return self._pool[1]
@@ -194,7 +194,7 @@ class Shards:
         return int(self.index.units["position"][row]), int(self.index.units["size"][row])
 
     def _read_local(self, file: int, position: int, size: int) -> bytes:
-        """A member of a tar with its header."""
+        """Read a member of a tar with its header."""
         if file not in self._descriptors:
             if len(self._descriptors) >= _OPEN_FILES:
                 os.close(self._descriptors.pop(next(iter(self._descriptors))))
@@ -202,7 +202,7 @@ class Shards:
         return os.pread(self._descriptors[file], HEADER + size, position - HEADER)
 
     def _sample(self, row: int, member: bytes, file: int) -> dict[str, Any]:
-        """A row of a tar from the bytes of its image and the header before them, which says how many there are."""
+        """Return a row of a tar from its member's bytes, with the header, whose size is checked."""
         _, size = self._extent(row)
         try:
             stated = tarfile.TarInfo.frombuf(member[:HEADER], "utf-8", "surrogateescape").size
@@ -211,7 +211,7 @@ class Shards:
         if stated != size or len(member) != HEADER + size:
             raise ValueError(
                 f"{self.index.files[file]} is damaged, or has changed since it was indexed: "
-                f"there is no image of {size} bytes at byte {self._extent(row)[0]}"
+                f"it has no image of {size} bytes at byte {self._extent(row)[0]}"
             )
         sample: dict[str, Any] = {self.index.image_column: {"bytes": member[HEADER:], "path": None}}
         if self.index.label_column is not None:
@@ -219,7 +219,7 @@ class Shards:
         return sample
 
     def _number(self, label: Any) -> Any:
-        """The class number of a label: a number of the index, or a name."""
+        """Return the class number of a label, which is a number of the index or a name."""
         if isinstance(label, str):
             label = self._names.get(label, -1)
         is_number = isinstance(label, int) and label >= 0
@@ -246,7 +246,7 @@ class Shards:
 
     @cached_property
     def _names(self) -> dict[str, int]:
-        """Class numbers of labels that are text."""
+        """Class numbers by name, for labels that are text."""
         names = self.index.features[str(self.index.label_column)].names
         return {name: number for number, name in enumerate(names)}
 
@@ -256,7 +256,7 @@ def _most_lanes(limit: int) -> int:
 
 
 def open_file(name: str) -> Any:
-    """A binary file on this machine or elsewhere, of which nothing is read that is not asked for."""
+    """Open a local or remote binary file, without reading ahead."""
     if "://" not in name:
         return open(name, "rb")
     filesystem, path = fsspec.core.url_to_fs(name)
@@ -264,7 +264,7 @@ def open_file(name: str) -> Any:
 
 
 def read_range(name: str, begin: int, end: int) -> bytes:
-    """Bytes of a file elsewhere, in one request."""
+    """Read bytes `begin` to `end` of a remote file, in one request."""
     filesystem, path = fsspec.core.url_to_fs(name)
     if filesystem.async_impl:
         return filesystem.cat_file(path, start=begin, end=end)

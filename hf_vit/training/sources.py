@@ -1,4 +1,4 @@
-"""Where a data set comes from: a Hub name, a folder or files, IDX files, or the digits that scikit-learn carries."""
+"""Sources of data sets: a Hub name, a folder or files, IDX files, or scikit-learn's digits."""
 
 import gzip
 import re
@@ -23,11 +23,13 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
     Args:
         name: a Hub name, a folder of images / parquet / tars, a file, a glob, a folder of IDX files, "digits", or the
             address of shards with a glob or a range in it, such as "s3://bucket/train-{0000..0146}.tar".
-        split: a name, or a slice of one such as "train[:98%]" (not of shards). "val", "valid" and "dev" are
-            "validation" where the data set has no split of that name.
+        split: a name, or a slice such as "train[:98%]" (not of shards). "val", "valid" and "dev" mean "validation" if
+            the data set has no split of that name.
+        config: configuration of a Hub data set.
+        streaming: read parquet and tar files in place; always so for addresses.
 
     Raises:
-        ValueError: in one sentence, when there is no such data or split.
+        ValueError: there is no such data set or split; the message is one sentence.
     """
     if found := _VALIDATION.search(split):
         names = names_of_splits(name, config)
@@ -53,10 +55,10 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
 
 
 def names_of_splits(name: str, config: str | None = None) -> list[str]:
-    """The splits of a data set, of those that `load_split` opens.
+    """Return the names of the splits of a data set that `load_split` can open.
 
     Raises:
-        ValueError: in one sentence, when there is no such data.
+        ValueError: there is no such data set; the message is one sentence.
     """
     if name == "digits":
         return ["train", "test"]
@@ -79,7 +81,7 @@ def names_of_splits(name: str, config: str | None = None) -> list[str]:
 def _shards_of(files: Mapping[str, Sequence[str]], name: str, split: str) -> list[str]:
     """The shards of one split."""
     if "[" in split:
-        raise ValueError("it is a slice, which shards do not have; name a whole split")
+        raise ValueError("shards have no slices; name a whole split")
     shards = [str(file) for file in {str(key): places for key, places in files.items()}.get(split, [])]
     if not shards:
         raise ValueError(f"there is {', '.join(map(str, files)) or 'nothing'}")
@@ -92,7 +94,7 @@ def _shards_of(files: Mapping[str, Sequence[str]], name: str, split: str) -> lis
 
 
 def _find_remote(name: str) -> dict[str, list[str]]:
-    """Shards elsewhere by split: of an address with ranges and stars, each alternative in turn, or of a folder."""
+    """Remote shards by split, of an address with ranges and stars, or of a folder."""
     found: list[str] = []
     for address in _expand(name):
         if not address.endswith((".tar", ".parquet")):
@@ -107,7 +109,7 @@ def _find_remote(name: str) -> dict[str, list[str]]:
 
 
 def _expand(address: str) -> list[str]:
-    """Addresses for each number of a range in braces, {000..146}, as the shell has it."""
+    """Return an address for each number of a range in braces, {000..146}, as in a shell."""
     match = re.search(r"\{(\d+)\.\.(\d+)\}", address)
     if match is None:
         return [address]
@@ -117,7 +119,7 @@ def _expand(address: str) -> list[str]:
 
 
 def _reader_of(name: str) -> dict[str, Any]:
-    """Arguments of `datasets.load_dataset` for a name, by what is there and by its suffix."""
+    """Return the arguments of `datasets.load_dataset` for a folder, a file or a Hub name."""
     path = Path(name).expanduser()
     if path.is_dir():
         for suffix, builder in (("parquet", "parquet"), ("tar", "webdataset")):
@@ -138,7 +140,7 @@ def _reader_of(name: str) -> dict[str, Any]:
 
 
 def _files_by_split(files: Sequence[str]) -> dict[str, list[str]]:
-    """Files sorted into splits by the names the Hub goes by; a file that names no split is training data."""
+    """Sort files into splits by their names, as the Hub does; other files are training data."""
     splits: dict[str, list[str]] = {}
     for file in files:
         *_, folder, name = ["", *file.split("/")]
@@ -148,26 +150,30 @@ def _files_by_split(files: Sequence[str]) -> dict[str, list[str]]:
 
 
 def slice_split(splits: dict[str, datasets.Dataset], split: str) -> datasets.Dataset:
-    """`train`, `train[:98%]` or `train[10:20]+test` of data sets in memory."""
+    """Return `train`, `train[:98%]` or `train[10:20]+test` of opened data sets.
+
+    Raises:
+        ValueError: there is no such split.
+    """
     lengths = {name: len(dataset) for name, dataset in splits.items()}
     try:
         parts = datasets.ReadInstruction.from_spec(split).to_absolute(lengths)
     except (ValueError, AssertionError) as error:
-        raise ValueError(f"no split {split!r}; there is {', '.join(lengths)} ({error})") from None
+        raise ValueError(f"there is no split {split!r}, only {', '.join(lengths)} ({error})") from None
     pieces = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts]
     return pieces[0] if len(pieces) == 1 else datasets.concatenate_datasets(pieces)
 
 
 def _from_arrays(images: np.ndarray, labels: np.ndarray, names: list[str]) -> datasets.Dataset:
-    """(number, height, width) uint8 images and their class numbers as a data set of PNGs."""
+    """Convert (number, height, width) uint8 images and their class numbers to a data set of PNGs."""
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
     return datasets.Dataset.from_dict({"image": list(images), "label": labels.tolist()}, features=features)
 
 
 def load_digits() -> dict[str, datasets.Dataset]:
-    """The 1,797 handwritten digits of scikit-learn, 8 x 8 grey, a fixed random 80 % of them for training.
+    """Load the 1,797 handwritten digits of scikit-learn, 8 x 8 grey; a fixed random 80 % are for training.
 
-    The file is ordered by writer: on its last fifth as it stands, writers are new and every method does worse.
+    The original order is by writer. Its last fifth has other writers, which is a harder test.
     """
     from sklearn.datasets import load_digits as read_digits
 
@@ -180,13 +186,13 @@ def load_digits() -> dict[str, datasets.Dataset]:
 
 
 def split_digits(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers of the training 80 % and of the held-out 20 %."""
+    """Return the row numbers of the 80 % for training and of the other 20 %."""
     order = np.random.default_rng(0).permutation(count)
     return order[: count * 4 // 5], order[count * 4 // 5 :]
 
 
 def _load_idx_folder(folder: Path) -> dict[str, datasets.Dataset]:
-    """The splits of a folder in MNIST's format: `train-images-idx3-ubyte.gz`, `train-labels-idx1-ubyte.gz`, ..."""
+    """Load the splits of a folder in MNIST's format: `train-images-idx3-ubyte.gz`, `train-labels-idx1-ubyte.gz`, ..."""
     splits = {}
     for file in sorted(folder.glob("*-images-idx3-ubyte*")):
         images = read_idx(file)
@@ -204,7 +210,11 @@ def _split_of_idx(file: Path) -> str:
 
 
 def read_idx(file: Path) -> np.ndarray:
-    """An IDX file: a big-endian magic whose last byte is the number of dimensions, their sizes, then bytes."""
+    """Read an IDX file: a big-endian magic number whose last byte is the number of dimensions, their sizes, then bytes.
+
+    Raises:
+        ValueError: the file cannot be read, or is not a whole IDX file.
+    """
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except (OSError, EOFError) as error:
@@ -212,5 +222,5 @@ def read_idx(file: Path) -> np.ndarray:
     (magic,) = struct.unpack(">I", content[:4])
     shape = struct.unpack(f">{magic & 0xFF}I", content[4 : 4 + 4 * (magic & 0xFF)])
     if magic >> 8 != 8 or len(content) != 4 + 4 * len(shape) + int(np.prod(shape)):
-        raise ValueError(f"{file} is not an IDX file of bytes, or is cut short")
+        raise ValueError(f"{file} is not an IDX file of bytes, or is truncated")
     return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)

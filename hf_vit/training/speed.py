@@ -1,4 +1,4 @@
-"""How fast a run is: images a second, the share of the device's peak, the wait for data, memory and the time left."""
+"""Speed of a run: images a second, share of the device's peak, wait for data, and memory."""
 
 import re
 import sys
@@ -19,8 +19,8 @@ try:
 except ImportError:  # Windows
     resource = None
 
-_FORWARDS_PER_STEP = 3  # one, and a backward of twice its cost
-# 1e12 dense bfloat16 operations a second, by NVIDIA's data sheets; the first name that torch's name of the device has
+_FORWARDS_PER_STEP = 3  # a forward, and a backward of twice its cost
+# Peak in 1e12 dense bfloat16 operations a second (NVIDIA's data sheets); the first key in torch's device name counts
 _PEAKS = {
     **{"B200": 2250, "H200": 989, "GH200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312},
     **{"L40S": 362, "L40": 181, "L4": 121, "A40": 150, "A10": 125, "RTX A6000": 155, "RTX 4090": 165, "RTX 3090": 71},
@@ -28,14 +28,14 @@ _PEAKS = {
 
 
 def peak_of(device: str) -> float | None:
-    """Dense bfloat16 operations a second of a GPU by its name; None where we do not know."""
+    """Return a GPU's peak in dense bfloat16 operations a second, by its name; None if unknown."""
     found = [peak for name, peak in _PEAKS.items() if re.search(rf"\b{name}\b", device)]
     return found[0] * 1e12 if found else None
 
 
 def count_flops(config: Any) -> int:
-    """Floating-point operations of one image's forward, 2 per multiply-add; nothing is computed."""
-    config = type(config).from_dict(config.to_dict(), attn_implementation="eager")  # whose products are all counted
+    """Count the floating-point operations of one image's forward, 2 per multiply-add, without computing it."""
+    config = type(config).from_dict(config.to_dict(), attn_implementation="eager")  # the counter sees all its products
     with FakeTensorMode(), no_init_weights(), FlopCounterMode(display=False) as counter:
         model = AutoModelForImageClassification.from_config(config)
         model(torch.empty(1, config.num_channels, *as_pair(config.image_size)))
@@ -43,7 +43,7 @@ def count_flops(config: Any) -> int:
 
 
 class Speed:
-    """Measures one process between two reports; of several, the main one speaks for all."""
+    """Speed between two reports, measured on the main process."""
 
     def __init__(self, run: Run):
         self.run, self.device = run, run.accelerator.device
@@ -51,11 +51,11 @@ class Speed:
         self.begin()
 
     def begin(self) -> None:
-        """Measure from here on."""
+        """Start a new measurement."""
         self.step, self.since, self.waited = self.run.step, time.perf_counter(), self.run.waited
 
     def close(self) -> dict[str, float]:
-        """What was measured since `begin`: images a second, the wait for data as a share of the time, memory in GiB."""
+        """Return the speed since `begin`: images a second, wait for data as a share of the time, memory in GiB."""
         seconds = time.perf_counter() - self.since
         images = (self.run.step - self.step) * self.run.shares.batch_size / seconds
         measured = {"images_per_second": images, "data_wait": (self.run.waited - self.waited) / seconds}
@@ -65,10 +65,7 @@ class Speed:
 
 
 def _images_at_peak(run: Run) -> float | None:
-    """Images a second that the GPUs would train on if they did nothing but the model's products.
-
-    None where that is not known: the peak of the device, or the products where patches are dropped.
-    """
+    """Images a second at the peak of the GPUs; None if the peak or the number of products is unknown."""
     accelerator = run.accelerator
     if (
         run.settings.token_drop
@@ -84,7 +81,7 @@ def _images_at_peak(run: Run) -> float | None:
 
 
 def memory_in_use(device: torch.device) -> dict[str, float]:
-    """The most memory that was taken so far, in GiB: on a GPU there, otherwise of this process."""
+    """Return the peak memory so far in GiB: of the GPU if there is one, else of this process."""
     if device.type == "cuda":
         return {"memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
     if resource is None:

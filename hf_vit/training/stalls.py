@@ -1,8 +1,8 @@
-"""A process that stops is named by the others, which would wait for it at a collective without end.
+"""Detection of stalled processes: the others would wait for them at a collective forever.
 
-Each process publishes how far it is to the store that its process group met at, from a thread of its own. A process
-that has not moved for `timeout` seconds looks up the others: those whose thread is silent are stopped or dead, those
-that are less far do not reach the collective.
+A thread of each process publishes its progress in the store of the process group. A process without progress for
+`timeout` seconds reads the others' entries. A process whose entry no longer changes is stopped or dead; one with less
+progress has not reached the collective.
 """
 
 import json
@@ -22,31 +22,31 @@ import torch.distributed as dist
 from ..files.messages import FAILED
 
 logger = logging.getLogger(__name__)
-_ANSWER = timedelta(seconds=10)  # the store is given this long
-_NAMED = 8  # processes at most
+_ANSWER = timedelta(seconds=10)  # timeout of the store
+_NAMED = 8  # largest number of processes in a message
 
 
 @dataclass
 class Place:
-    """Where a process is in its run."""
+    """Progress of a process in its run."""
 
     step: int = 0
     phase: str = "before the first step"
-    passed: int = 0  # phases so far: the same on all processes where they are equally far
-    since: float = 0.0  # seconds of `time.monotonic`: when it last moved
+    passed: int = 0  # number of phases so far; equal on processes with equal progress
+    since: float = 0.0  # time of the last progress, in seconds of `time.monotonic`
 
     def enter(self, phase: str, step: int) -> None:
-        """Begin another phase; every process begins the same ones, in the same order."""
+        """Enter the next phase; every process enters the same phases in the same order."""
         self.step, self.phase, self.passed = step, phase, self.passed + 1
         self.touch()
 
     def touch(self) -> None:
-        """Say that the phase goes on."""
+        """Record progress within the phase."""
         self.since = time.monotonic()
 
 
 class Watched:
-    """Batches, each of which shows that the phase goes on."""
+    """Batches that record progress in `place`."""
 
     def __init__(self, batches: Iterable[dict], place: Place):
         self.batches, self.place = batches, place
@@ -59,9 +59,9 @@ class Watched:
 
 @contextmanager
 def named_when_missing(place: Place, rank: int, processes: int, timeout: float) -> Iterator[None]:
-    """End this process with a sentence that names the others it waits for, when none moves for `timeout` seconds.
+    """End this process with a message that names the missing ones, after `timeout` seconds without progress.
 
-    Nothing is watched in one process, with a timeout of 0, or where processes meet by other means than a TCP store.
+    Nothing is watched in a single process, with a timeout of 0, or without a TCP store.
     """
     if processes == 1 or not timeout or not dist.is_initialized() or "MASTER_PORT" not in os.environ:
         yield
@@ -70,7 +70,7 @@ def named_when_missing(place: Place, rank: int, processes: int, timeout: float) 
     try:
         watcher = _Watcher(place, rank, processes, timeout)
     except (RuntimeError, OSError) as error:
-        logger.warning(f"A process that stops will not be named: the store of the processes does not answer ({error})")
+        logger.warning(f"Stalled processes cannot be named: the store of the processes does not answer ({error})")
         yield
         return
     watcher.start()
@@ -82,7 +82,7 @@ def named_when_missing(place: Place, rank: int, processes: int, timeout: float) 
 
 
 class _Watcher(threading.Thread):
-    """The thread; it runs while the process's main thread waits in a collective."""
+    """Thread that watches the other processes while the main thread waits in a collective."""
 
     def __init__(self, place: Place, rank: int, processes: int, timeout: float):
         super().__init__(name="stalls", daemon=True)
@@ -101,12 +101,12 @@ class _Watcher(threading.Thread):
                 self._publish()
                 if time.monotonic() - self.place.since > self.timeout:
                     self._look()
-            except (RuntimeError, OSError):  # torch's errors of the store are of the first kind
+            except (RuntimeError, OSError):  # torch's store raises RuntimeError
                 if time.monotonic() - self.place.since > self.timeout:
-                    self._end("the store that the processes met at does not answer: its process or machine is stopped")
+                    self._end("the store of the processes does not answer: its process or machine is stopped")
 
     def _publish(self) -> None:
-        """Tell the others that this process lives, and how far it is."""
+        """Publish that this process is alive, and its progress."""
         self.signs += 1
         place = self.place
         sign = [self.signs, place.passed, place.step, place.phase, self.name_of_host, os.getpid()]
@@ -116,7 +116,7 @@ class _Watcher(threading.Thread):
         return f"hf_vit/stalls/{self.attempt}/{rank}"
 
     def _look(self) -> None:
-        """Find who is missing; all that are equally far and alive are left to go on."""
+        """Find the missing processes; if all are alive with equal progress, do nothing."""
         before = self._signs()
         if self.over.wait(3 * self.interval) or time.monotonic() - self.place.since <= self.timeout:
             return
@@ -135,7 +135,7 @@ class _Watcher(threading.Thread):
                   f"({self.place.phase})", file=sys.stderr, flush=True)  # fmt: skip
 
     def _signs(self) -> dict[int, list]:
-        """What each process last published; one that never did is at the beginning."""
+        """Return the last entry of each process; without an entry, it is before the first step."""
         signs = {}
         for rank in range(self.processes):
             try:
@@ -146,8 +146,8 @@ class _Watcher(threading.Thread):
 
     def _end(self, why: str) -> None:
         print(
-            f"error: no progress for {self.timeout:g} s (--stall-timeout): {why}. Training goes on from the newest "
-            "checkpoint with --resume",
+            f"error: no progress for {self.timeout:g} s (--stall-timeout): {why}. Continue from the newest checkpoint "
+            "with --resume",
             file=sys.stderr,
             flush=True,
         )
@@ -155,7 +155,7 @@ class _Watcher(threading.Thread):
 
 
 def _in_words(signs: dict[int, list]) -> str:
-    """The ranks that are missing, and where each was last."""
+    """Describe the missing ranks and their last progress."""
     named = [
         f"rank {rank} (process {process} on {host}) at step {step} ({phase})"
         for rank, (_, _, step, phase, host, process) in list(signs.items())[:_NAMED]

@@ -1,6 +1,6 @@
-"""What the server of data workers imports, and nobody else: see `workers`.
+"""Module that only the server of data workers imports; see `workers`.
 
-It leaves the process group, as workers do, so that a signal to the group reaches the training process alone.
+The server leaves the process group, as workers do, so that a signal to the group reaches only the training process.
 """
 
 from . import data as data

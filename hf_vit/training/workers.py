@@ -1,7 +1,7 @@
-"""Processes that decode and augment, and how they begin.
+"""Start of data workers, the processes that decode and augment.
 
-Forked beside the threads of a process group (gloo's, NCCL's), a worker can wait for ever for a lock that one of them
-held: where there is a group, workers come from a server without threads, which has imported everything once.
+A process group (gloo, NCCL) has threads. A worker forked beside them can wait forever for a lock that a thread held.
+With a process group, workers are therefore forked from a server without threads, which has imported everything once.
 """
 
 import multiprocessing
@@ -20,14 +20,14 @@ def _in_group() -> bool:
 
 
 def start_server(num_workers: int) -> None:
-    """Begin the imports of the server, where workers will come from one: they take seconds, of another core."""
+    """Start the server of workers, if there will be one; its imports take seconds, on another core."""
     if num_workers and _in_group():
         forkserver.set_forkserver_preload(["__main__", f"{__package__}.worker_server"])
         forkserver.ensure_running()
 
 
 def worker_options(num_workers: int) -> dict[str, Any]:
-    """Arguments of a DataLoader."""
+    """Return the arguments of a DataLoader with workers."""
     options: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": leave_process_group}
     if num_workers and _in_group():
         options |= {"multiprocessing_context": "forkserver", "worker_init_fn": _begin}
@@ -35,7 +35,7 @@ def worker_options(num_workers: int) -> dict[str, Any]:
 
 
 def _begin(worker: int) -> None:
-    """Leave the process group, and end with the training process: the server lives for as long as its workers do."""
+    """Leave the process group, and end with the training process; the server lives as long as its workers."""
     leave_process_group(worker)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

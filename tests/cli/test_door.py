@@ -126,7 +126,7 @@ RECIPES_OF_WRONG_VALUES = [
     ("options: 3\n", "options in .* are 3; they must be groups of levels"),
     ("options: {a: {b: 3}}\n", "level 'b' of 'a' in .* is 3; it must be settings"),
     ("select: [a]\n", "select in .* is \\['a'\\]; it must be groups"),
-    ("1: 2\n", "has a setting called 1; names are text"),
+    ("1: 2\n", r"has a setting called 1 \(expected a text as its name\)"),
     (ALIASES + "learning_rate: *g\n", "is not YAML: it has an alias"),
     ("[" * 5_000, "is not YAML"),
     ("batch_size: " + "9" * 5_000, "is not YAML"),
@@ -153,7 +153,7 @@ def test_a_recipe_of_wrong_values(tmp_path, capfd, text, message):
 def test_bases_that_name_each_other(tmp_path):
     (tmp_path / "a.yaml").write_text("base: b.yaml\n")
     (tmp_path / "b.yaml").write_text("base: a.yaml\n")
-    with pytest.raises(ValueError, match=r"a\.yaml is its own base, by way of a\.yaml and b\.yaml"):
+    with pytest.raises(ValueError, match=r"a\.yaml is its own base, through a\.yaml and b\.yaml"):
         pretrain(["--recipe", str(tmp_path / "a.yaml"), "--print_config"])
 
 

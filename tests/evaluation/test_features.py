@@ -129,7 +129,7 @@ def test_not_finite_features_are_an_error(tiny, colors, tmp_path):
 def test_what_a_model_does_not_have_is_refused(tiny, colors):
     with pytest.raises(ValueError, match=r"--feature-layer is 4, but .* has 3 layers"):
         extractor_of(tiny, colors, feature_layer=4)
-    with pytest.raises(ValueError, match="knn chooses images, which streaming does not allow"):
+    with pytest.raises(ValueError, match="protocol knn selects single images: leave streaming off"):
         extractor_of(tiny, colors, streaming="true")
 
 

@@ -75,7 +75,7 @@ def test_a_full_disk_is_said_and_leaves_the_last_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoints, "flush_to_disk", full)
     store.save(2, {"model/weight": torch.zeros(3)}, {})
-    with pytest.raises(OSError, match=r"step_00000002 cannot be written: No space left on device$"):
+    with pytest.raises(OSError, match=r"cannot write .*step_00000002: No space left on device$"):
         store.save(3, {"model/weight": torch.zeros(3)}, {})
     assert store.newest() == (first, [])
     assert list(tmp_path.iterdir()) == [first]
@@ -160,8 +160,8 @@ def test_a_checkpoint_of_another_model_or_an_earlier_version_is_refused(tmp_path
     store.save(1, run_tensors(model, optimizer), {})
     store.wait()
     other = torch.nn.Sequential(*model, torch.nn.Linear(5, 2, bias=False))
-    with pytest.raises(ValueError, match=r"other tensors than the run: \['model/2.weight'\]"):
+    with pytest.raises(ValueError, match=r"its tensors differ from the run's: \['model/2.weight'\]"):
         restore(store.paths()[-1], other, optimizer)
     (store.paths()[-1] / "state.json").write_text(json.dumps({"step": 1}))
-    with pytest.raises(ValueError, match="an earlier version wrote it"):
+    with pytest.raises(ValueError, match="an earlier version of hf_vit wrote it"):
         restore(store.paths()[-1], model, optimizer)

@@ -157,7 +157,7 @@ def test_a_lost_tracker_is_said_and_training_goes_on(tmp_path, monkeypatch, capl
     monkeypatch.setattr(TensorBoardTracker, "log", lose_connection)
     pretrain(arguments(**{**SHORT, "report_to": "tensorboard"}, output_dir=tmp_path / "out"))
     warnings = [record.getMessage() for record in caplog.records if record.name.startswith("hf_vit")]
-    assert warnings == ["The tracker failed (the disk of the logs is gone); training goes on without it."]
+    assert warnings == ["The tracker failed (the disk of the logs is gone); training continues without it."]
     assert len([entry for entry in history(tmp_path / "out") if "loss" in entry]) == SHORT["steps"]
 
 
@@ -341,6 +341,6 @@ def test_mistakes_end_with_status_2_and_one_sentence(capsys, tmp_path):
         run_script(pretrain, arguments(**{**DIGITS, "eval_split": "validation", "output_dir": tmp_path / "out"}))
     assert raised.value.code == 2
     message = capsys.readouterr().err
-    assert message.startswith("error: no split 'validation'; there is train, test")
+    assert message.startswith("error: there is no split 'validation', only train, test")
     assert message.count("\n") == 1
     assert not (tmp_path / "out").exists()

@@ -91,5 +91,5 @@ def test_a_run_that_gains_nothing_more_ends_early(tmp_path, capsys, monkeypatch)
     again = pretrain(arguments(**settings, resume="true"))  # nothing more to do, and 0.5 is what the model has
     assert again["best_step"] == 4
     settings |= {"best_metric": "top9", "overwrite": "true"}
-    with pytest.raises(TrainingStopped, match="--best-metric is top9, and an evaluation has loss, accuracy, samples"):
+    with pytest.raises(TrainingStopped, match="--best-metric is top9, but an evaluation has loss, accuracy, samples"):
         pretrain(arguments(**settings))

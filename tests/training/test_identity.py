@@ -142,9 +142,7 @@ def test_a_run_whose_data_changed_is_not_resumed(tiny, colors, tmp_path):
     finetune_colors(colors, tiny, tmp_path / "out")
     finetune_colors(colors, tiny, tmp_path / "out", resume="true")
     replace_in_silence(colors / "train" / "red", colors / "train" / "green")
-    sentence = (
-        r"cannot resume with what has changed: the data was content \w{12}, images 24 and is content \w{12}, .* 24$"
-    )
+    sentence = r"or another model: the data was content \w{12}, images 24 and is content \w{12}, .* 24$"
     with pytest.raises(ValueError, match=sentence):
         finetune_colors(colors, tiny, tmp_path / "out", resume="true")
 
@@ -153,7 +151,8 @@ def test_a_run_whose_model_changed_is_not_resumed(tiny, colors, tmp_path):
     finetune_colors(colors, tiny, tmp_path / "out")
     edit_config(tiny, hidden_act="relu")
     with pytest.raises(
-        ValueError, match=r"cannot resume with what has changed: the model was files \w{12} and is files \w{12}$"
+        ValueError,
+        match=r"cannot resume with other data or another model: the model was files \w{12} and is files \w{12}$",
     ):
         finetune_colors(colors, tiny, tmp_path / "out", resume="true")
 
@@ -181,7 +180,7 @@ def test_a_run_of_an_earlier_version_is_resumed(tmp_path, capsys):
 
     edit_state(tmp_path, age)
     pretrain(arguments(**settings, resume="true"))
-    assert "does not say which data it was trained on: they are taken to be the same" in capsys.readouterr().out
+    assert "does not record its training data: they are assumed to be the same" in capsys.readouterr().out
     with pytest.raises(ValueError, match="cooldown_steps was 0 and is 1"):
         pretrain(arguments(**settings, resume="true", cooldown_steps=1))
 

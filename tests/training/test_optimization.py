@@ -78,7 +78,7 @@ def test_freezing(model):
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     assert freeze_parameters(model, ["encoder"]) == frozen
-    with pytest.raises(ValueError, match="'nothing_like_it' matches none"):
+    with pytest.raises(ValueError, match="'nothing_like_it' matches no parameter"):
         freeze_parameters(model, ["nothing_like_it"])
     with pytest.raises(ValueError, match="leaves no parameter"):
         freeze_parameters(model, [""])
@@ -152,7 +152,7 @@ def test_muon_is_that_of_its_paper_for_hidden_matrices_alone(model):
             torch.testing.assert_close(parameter, copy)
     optimizer.load_state_dict(optimizer.state_dict())  # as Accelerate does
     optimizer.step()
-    with pytest.raises(ValueError, match="optimizer is muon, and no matrix of a hidden layer trains"):
+    with pytest.raises(ValueError, match="optimizer is muon, but no matrix of a hidden layer trains"):
         build_optimizer(settings, torch.nn.Linear(3, 5))
 
 

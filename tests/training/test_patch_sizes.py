@@ -71,10 +71,13 @@ def test_a_run_draws_and_evaluates_patch_sizes(tmp_path):
     ("changes", "message"),
     [
         ({"patch_sizes": "4,3"}, r"image height 8 is not a multiple of 3"),
-        ({"patch_sizes": "4,0"}, r"--patch-sizes is \[4, 0\]; it must have entries, all above 0"),
+        ({"patch_sizes": "4,0"}, r"--patch-sizes is \[4, 0\]; it must have one entry or more, all above 0"),
         ({"patch_size_weights": "1,2"}, r"--patch-size-weights is \[1.0, 2.0\]; it must have 3 numbers"),
         ({"objective": "masked_patch_prediction"}, r"masked_patch_prediction has one patch size"),
-        ({"config": json.dumps({"depths": [1], "image_size": 8})}, r"HfBiTForImageClassification is no ViT of hf_vit"),
+        (
+            {"config": json.dumps({"depths": [1], "image_size": 8})},
+            r"cannot set the patch size of HfBiTForImageClassification",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, changes, message):
