@@ -1,1 +1,1 @@
-"""Scripts that read as a page, their recipes and launch templates; installed as `hf_vit.scripts`."""
+"""Training scripts, recipes and launch templates; installed as `hf_vit.scripts`."""

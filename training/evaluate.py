@@ -1,10 +1,10 @@
-"""Measure a saved model: its accuracy, or by one of the protocols of the paper and its successors.
+"""Evaluate a saved model: its accuracy, or another protocol of the paper and its successors.
 
     hf-vit evaluate --model out --dataset FOLDER --split test
     hf-vit evaluate --model out --dataset FOLDER --protocol few_shot --output-dir results
     accelerate launch training/evaluate.py --model out --dataset FOLDER
 
-All of them run this page. `--help` explains every setting.
+All three run this script. `--help` explains every setting.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
-    sys.path.pop(0)  # or evaluate.py in this folder would hide the package of that name
+    sys.path.pop(0)  # otherwise evaluate.py in this folder hides the package of that name
 
 try:
     import json
@@ -24,18 +24,18 @@ try:
     from hf_vit.training.recipes import show
     from hf_vit.training.running import run_script
     from hf_vit.training.settings import EvaluateSettings
-except KeyboardInterrupt:  # they take seconds to import
+except KeyboardInterrupt:  # the imports take seconds
     print("error: interrupted", file=sys.stderr)
     sys.exit(130)
 
 
 def evaluate(argv: list[str] | None = None) -> dict[str, Any]:
-    """Measure a model by the protocol that the settings name; return the metrics and print them as JSON."""
-    # The settings: training/settings.py declares them.
+    """Evaluate a model by the chosen protocol; return the metrics and print them as JSON."""
+    # The settings: declared in training/settings.py.
     settings = parse_settings(EvaluateSettings, argv, "hf-vit evaluate")
     if settings.print_config:
         return show(settings)
-    # The accelerator: processes, device and precision as `accelerate launch` says.
+    # The accelerator: processes, device and precision of `accelerate launch`.
     accelerator = start(settings)
     # The protocol: accuracy, real and objectnet (evaluation/classification.py), few_shot, linear_probe, knn, vtab.
     metrics = PROTOCOLS[settings.protocol](settings, accelerator)
@@ -48,7 +48,7 @@ def evaluate(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the page; `accelerate launch --tpu` calls it in each process."""
+    """Run the script; `accelerate launch --tpu` calls this function in each process."""
     run_script(evaluate, argv)
 
 

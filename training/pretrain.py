@@ -4,7 +4,7 @@
     accelerate launch -m hf_vit.scripts.pretrain --recipe digits --output-dir out
     accelerate launch training/pretrain.py --recipe digits --output-dir out
 
-The three run this page. `--help` explains every setting.
+All three run this script. `--help` explains every setting.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
-    sys.path.pop(0)  # or evaluate.py in this folder would hide the package of that name
+    sys.path.pop(0)  # otherwise evaluate.py in this folder hides the package of that name
 
 try:
     from hf_vit.training.announcing import announce, conclude
@@ -22,27 +22,27 @@ try:
     from hf_vit.training.recipes import show
     from hf_vit.training.running import run_script, train_and_save
     from hf_vit.training.settings import PretrainSettings
-except KeyboardInterrupt:  # they take seconds to import
+except KeyboardInterrupt:  # the imports take seconds
     print("error: interrupted", file=sys.stderr)
     sys.exit(130)
 
 
 def pretrain(argv: list[str] | None = None) -> dict[str, Any]:
-    """Train a model; return the metrics that `output_dir` gets."""
-    # The settings: training/settings.py declares them, recipes/*.yaml and the command line fill them.
+    """Train a model; return the metrics, which are also saved in `output_dir`."""
+    # The settings: declared in training/settings.py, set by recipes/*.yaml and the command line.
     settings = parse_settings(PretrainSettings, argv, "hf-vit pretrain")
     if settings.print_config:
         return show(settings)
-    # The accelerator: processes, device and precision as `accelerate launch` says.
+    # The accelerator: processes, device and precision of `accelerate launch`.
     accelerator = start(settings)
-    # The data: training/sources.py finds them; masked patch prediction needs no labels.
+    # The data: opened by training/sources.py; masked patch prediction needs no labels.
     split, eval_split = open_splits(settings, needs_labels=settings.objective == "supervised")
     # The model: `variant` and `config`, with the original's initialisation (training/models.py).
     model, processor = build_for_pretraining(settings, split)
-    # What is going to happen, in words.
+    # The plan of the run, printed.
     announce(settings, accelerator, model, split, eval_split)
-    # Optimiser, schedule and augmentation (training/assembly.py); the loop (training/loop.py) with its checkpoints and
-    # evaluations; the model, its processor, metrics and the learning curve are saved.
+    # The training: optimiser, schedule and augmentation (training/assembly.py); the loop with its checkpoints and
+    # evaluations (training/loop.py); then the model, its processor, metrics and the learning curve are saved.
     metrics = train_and_save(settings, accelerator, model, processor, split, eval_split)
     conclude(settings, accelerator, metrics)
     accelerator.end_training()
@@ -50,7 +50,7 @@ def pretrain(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the page; `accelerate launch --tpu` calls it in each process."""
+    """Run the script; `accelerate launch --tpu` calls this function in each process."""
     run_script(pretrain, argv)
 
 
