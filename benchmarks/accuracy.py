@@ -47,7 +47,7 @@ def _read_labels(images: Path, labels: Path) -> tuple[list[str], torch.Tensor]:
 def measure(
     folder: Path, paths: list[str], labels: torch.Tensor, preset: str, size: tuple[int, int]
 ) -> tuple[float, float]:
-    """(top-1, top-5) in percent."""
+    """Return (top-1, top-5) in percent."""
     model, processor = hf_vit.load(folder, size, preset)
     ranked = []
     for start in range(0, len(paths), 8):

@@ -15,12 +15,12 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, analysis
 
 
 def memory() -> float:
-    """What this process has now, in GB; on Linux."""
+    """Return the resident memory of this process in GB, on Linux."""
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
 
 
 def _most_memory() -> float:
-    """The most that it has had, in GB; Linux counts it in KiB."""
+    """Peak resident memory in GB; Linux counts it in KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 

@@ -1,4 +1,4 @@
-"""Attention alone in float32 on a CPU: what it can be computed with, in turns, in GFLOP/s.
+"""Speed of attention alone in float32 on a CPU, in GFLOP/s: several ways to compute it, measured in turns.
 
     python benchmarks/attention.py [--threads 2] [--batch_sizes 1 8] [--heads 6 12] [--tokens 197 577] [--seconds 0.4]
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=(1, 8))
     parser.add_argument("--heads", type=int, nargs="+", default=(6, 12))
     parser.add_argument("--tokens", type=int, nargs="+", default=(197, 577))
-    parser.add_argument("--seconds", type=float, default=0.4, help="for each way and shape")
+    parser.add_argument("--seconds", type=float, default=0.4, help="measuring time for each way and shape")
     parser.add_argument("--only", nargs="+", choices=list(WAYS), default=list(WAYS))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(batch: int, heads: int, tokens: int, ways: Sequence[str], seconds: float) -> list[float]:
-    """GFLOP/s of each way, by the median of its time; the ways take turns."""
+    """Return the GFLOP/s of each way, by the median of its times; the ways take turns."""
     states = [torch.randn(batch, tokens, heads * _HEAD_DIM) for _ in range(3)]
     query, key, value = (x.unflatten(2, (heads, _HEAD_DIM)).transpose(1, 2) for x in states)
     logits = query.double() @ key.double().transpose(2, 3) * _SCALING
@@ -90,7 +90,7 @@ def batched_products(query, key, value):
 
 
 def products_in_place(query, key, value, normalise: Callable | None = None):
-    """`torch.baddbmm` and `bmm` on blocks of heads, into one buffer that stays in the cache."""
+    """Attention by `torch.baddbmm` and `bmm` on blocks of heads, with one buffer that stays in the cache."""
     batch, heads, tokens, _ = query.shape
     size = min(torch.get_num_threads() * max(_LOGITS // tokens**2, 1), batch * heads)
     attended, buffer = query.new_empty(batch * heads, tokens, _HEAD_DIM), query.new_empty(size, tokens, tokens)
@@ -107,12 +107,12 @@ def products_in_place(query, key, value, normalise: Callable | None = None):
 
 
 def normalised_last(query, key, value):
-    """The same; what is divided by the sums is not the probabilities but their product with the values."""
+    """The same, but the product with the values is divided by the sums, instead of the probabilities."""
     return products_in_place(query, key, value, torch.Tensor.div_)
 
 
 def product_for_each_head(query, key, value):
-    """oneDNN's linear layer, with the keys, and then the values, of a head as its weights."""
+    """Attention by oneDNN's linear layer, with a head's keys, then its values, as weights."""
     multiply, plain = torch.ops.mkldnn._linear_pointwise, (None, "none", [], "")
     heads = zip(*(x.contiguous().flatten(0, 1) for x in (query * _SCALING, key, value.transpose(2, 3))), strict=True)
     attended = [multiply(multiply(q, k, *plain).softmax(dim=-1), v, *plain) for q, k, v in heads]
@@ -120,7 +120,7 @@ def product_for_each_head(query, key, value):
 
 
 def grouped_convolutions(query, key, value):
-    """oneDNN's 1 x 1 convolutions with a group for each head, whose pixels are the queries."""
+    """Attention by oneDNN's 1 x 1 convolutions, with a group for each head and queries as pixels."""
     batch, heads, tokens, _ = query.shape
     groups = batch * heads
     pixels = query.transpose(2, 3).reshape(1, groups * _HEAD_DIM, 1, tokens)

@@ -1,4 +1,4 @@
-"""How long training stands still for a checkpoint, beside one that the first process writes whole while all wait.
+"""Time that training waits for a checkpoint, compared with one that the first process writes while all wait.
 
     python benchmarks/checkpoints.py [--variant S/16] [--processes 2] [--sharded] [--rounds 7]
 
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
+    parser.add_argument("--folder", type=Path, help="folder to write to (default: the system's temporary folder)")
     parser.add_argument("--started", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.started:
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Write in turn, both ways, and print the medians."""
+    """Write both ways in turn and print the medians."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as training does
     dist.init_process_group("gloo")
@@ -77,7 +77,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def build(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model, and an optimiser that has its state."""
+    """Build a model, and an optimiser with its state."""
     config: Any = config_of_variant(options.variant, num_labels=1000)
     model = HfViTForImageClassification(config)
     if options.sharded:
@@ -94,7 +94,7 @@ def build(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Opt
 
 
 def write_whole(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Gather every tensor on every process, and have the first one write them while all wait."""
+    """Gather every tensor on every process; the first one writes them while all wait."""
     wholes = {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
     if dist.get_rank() == 0:
         with new_folder(folder, flush=True) as draft:
@@ -107,7 +107,7 @@ def write_whole(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def longest(action) -> float:
-    """Seconds that an action takes, on the process where it takes longest."""
+    """Return the seconds of an action on the slowest process."""
     dist.barrier()
     start = time.perf_counter()
     action()

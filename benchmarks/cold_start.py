@@ -1,4 +1,4 @@
-"""One picture classified from cold: `hf-vit predict` beside transformers' pipeline and a script for ONNX Runtime.
+"""Time from the start of a program to one classified image: `hf-vit predict`, transformers' pipeline, ONNX Runtime.
 
     python benchmarks/cold_start.py FOLDER IMAGE [--rounds 7] [--write]
 
@@ -56,7 +56,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = common.parser_of(__doc__)
-    parser.add_argument("folder", type=Path, help="of a classifier of hf_vit with square images and pixels in [-1, 1]")
+    parser.add_argument(
+        "folder", type=Path, help="folder of a classifier of hf_vit with square images and pixels in [-1, 1]"
+    )
     parser.add_argument("image", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
@@ -81,7 +83,7 @@ def measure(directory: Path, options: argparse.Namespace) -> dict:
 
 
 def run(program: str, *arguments: object) -> str:
-    """Run a Python program to its end; return what it prints."""
+    """Run a Python program to its end; return its output."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=environment)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: taking turns, processes of their own, what the figures were measured on, where they go.
+"""Shared parts of the benchmarks: turns, separate processes, description of the machine, and result files.
 
 A benchmark is a program that starts itself again, in a process of its own, for everything it measures. That process
 prints its result as one line of JSON; the first one, which loads nothing, gathers the lines.
@@ -40,7 +40,7 @@ def take_turns(
     most: int = 200,
     warm_up: int = 2,
 ) -> _Turns:
-    """Call the contestants in turn, so that whatever else the machine does hits all of them alike.
+    """Call the contestants in turn, so that other load on the machine affects all of them equally.
 
     Each round has an order of its own: what one leaves in the caches, or running, is not always the same one's to bear.
 
@@ -73,25 +73,25 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def quartiles(values: list[float]) -> list[float]:
-    """The first, the median and the third."""
+    """Return the first quartile, the median and the third quartile."""
     return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
 
 
 def speed_up(turns: _Turns, ours: str, theirs: str) -> dict:
-    """How many times as fast `ours` is: the ratio of the medians, and the quartiles of the ratios within each round."""
+    """Return the speed-up of `ours`: the ratio of the medians, and the quartiles of the ratios of each round."""
     pairs = [their / our for our, their in zip(turns[ours], turns[theirs], strict=True)]
     ratio = statistics.median(turns[theirs]) / statistics.median(turns[ours])
     return {"against": theirs, "ratio": ratio, "pair_quartiles": quartiles(pairs)}
 
 
 def fastest(turns: _Turns, among: Iterable[str]) -> str | None:
-    """The one of them with the lowest median; None where none of them took part."""
+    """Return the contestant with the lowest median; None if none of them took part."""
     present = [name for name in among if name in turns]
     return min(present, key=lambda name: statistics.median(turns[name]), default=None)
 
 
 class Aim(NamedTuple):
-    """`ours`, or the fastest of them, is to be `ratio` times as fast as the fastest of `against`."""
+    """Aim: the fastest of `ours` is `ratio` times as fast as the fastest of `against`."""
 
     ours: str | tuple[str, ...]
     against: tuple[str, ...]
@@ -99,7 +99,7 @@ class Aim(NamedTuple):
 
 
 def aims_table(measured: Iterable[tuple[str, _Turns, list[Aim]]]) -> str:
-    """Markdown, of (name of the work, turns, aims); an aim whose contestants did not take part is left out."""
+    """Return Markdown for (name of the work, turns, aims), without aims whose contestants did not take part."""
     rows = []
     for name, turns, aims in measured:
         for entry, against, ratio in aims:
@@ -123,8 +123,10 @@ def milliseconds_text(seconds: list[float]) -> str:
 
 
 def peak_mib() -> float:
-    """The most memory that this process has had resident so far. Not `ru_maxrss` where there is better: on Linux, that
-    of a new process begins with the memory of the one that started it."""
+    """Return the peak resident memory of this process in MiB.
+
+    On Linux it is not `ru_maxrss`, which in a new process starts with the memory of its parent.
+    """
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
@@ -133,18 +135,18 @@ def peak_mib() -> float:
 
 
 def memory_text(measured: dict | None) -> str:
-    """Of what a process has measured: the peak, and how much of it came after the imports."""
+    """Describe the memory of a process: the peak, and its part after the imports."""
     if measured is None:
         return ""
     return f"{measured['peak_mib']:.0f} ({measured['peak_mib'] - measured['imports_mib']:.0f})"
 
 
 class Failed(Exception):
-    """A process ended without a result; the message is the last line that it wrote."""
+    """Error of a process that ended without a result; the message is its last line of output."""
 
 
 def run_apart(program: str | Path, *arguments: object) -> dict:
-    """Run a Python program, and read the last line that it prints as JSON."""
+    """Run a Python program; return the last line of its output, parsed as JSON."""
     command = [sys.executable, str(program), *map(str, arguments)]
     done = subprocess.run(
         command, capture_output=True, text=True, encoding="utf-8", env={**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -162,7 +164,7 @@ def report_progress(text: str) -> None:
 
 
 def use_threads(count: int) -> None:
-    """As many threads and processors for everybody: JAX takes all processors that its process may use.
+    """Limit threads and processors equally for all contestants; JAX uses all processors of its process.
 
     Call it before torch and JAX are imported.
     """
@@ -176,7 +178,7 @@ def processors() -> int:
 
 
 def silence_torchvision() -> None:
-    """A torchvision built for CUDA imports beside a CPU torch without its registrations of compiled operators.
+    """Let a torchvision built for CUDA be imported beside a CPU torch, without its compiled operators.
 
     Call it before transformers is imported, which takes a torchvision that is installed for one that works.
     """
@@ -185,7 +187,7 @@ def silence_torchvision() -> None:
 
 
 def _describe_machine() -> dict:
-    """What a figure depends on: figures with another of these are not put beside each other."""
+    """Describe the machine and the versions; only figures with the same description are compared."""
     import torch
 
     name, flags = _processor()
@@ -216,12 +218,12 @@ def _version(package: str) -> str | None:
 
 
 def stamp() -> dict:
-    """When and on what: part of every result."""
+    """Return date, machine and versions, a part of every result."""
     return {"date": date.today().isoformat(), "load": os.getloadavg()[0], "machine": _describe_machine()}
 
 
 def machine_as_markdown(results: dict[str, dict]) -> str:
-    """One paragraph about what all results were measured on."""
+    """Return a paragraph about the machine of the results."""
     machine = next(iter(results.values()))["machine"]
     dates = sorted({result["date"] for result in results.values()})
     loads = [result["load"] for result in results.values()]
@@ -237,11 +239,13 @@ def machine_as_markdown(results: dict[str, dict]) -> str:
 
 
 def parser_of(description: str | None, **defaults: object) -> argparse.ArgumentParser:
-    """With the arguments that every benchmark has."""
+    """Return a parser with the arguments of every benchmark."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--threads", type=int, default=processors(), help="and processors (default: all)")
+    parser.add_argument(
+        "--threads", type=int, default=processors(), help="number of threads and processors (default: all)"
+    )
     parser.add_argument("--write", action="store_true", help="keep the figures in benchmarks/results and RESULTS.md")
     parser.set_defaults(**defaults)
     return parser
@@ -254,11 +258,10 @@ def publish(
     write: bool,
     page: Path = _RESULTS_PAGE,
 ) -> None:
-    """Print results, when all are measured; with `write`, put each beside those already kept as soon as it is there,
-    and update the section of the page at the end.
+    """Print all results at the end; with `write`, save each one at once, and update the section of the page.
 
     Args:
-        measured: (name of the work, result) as they come.
+        measured: iterator of (name of the work, result).
     """
     results: dict[str, dict] = {}
     for work, result in measured:
@@ -272,7 +275,7 @@ def publish(
 
 
 def keep(path: Path, results: dict[str, dict]) -> dict[str, dict]:
-    """Add results to a file; those measured on another machine, or with other versions, go."""
+    """Add results to a file, and delete those of another machine or other versions."""
     machine = next(iter(results.values()))["machine"]
     kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     kept = {name: result for name, result in kept.items() if result["machine"] == machine} | results
@@ -282,7 +285,7 @@ def keep(path: Path, results: dict[str, dict]) -> dict[str, dict]:
 
 
 def update_section(page: Path, name: str, text: str) -> None:
-    """Replace what stands between the two marks of a section, which a person has put where it belongs."""
+    """Replace the text between the two marks of a section; the marks must exist in the page."""
     begin, end = f"<!-- {name}: made by the benchmark -->", f"<!-- end of {name} -->"
     before, begins, rest = page.read_text(encoding="utf-8").partition(begin)
     _, ends, after = rest.partition(end)
@@ -292,6 +295,6 @@ def update_section(page: Path, name: str, text: str) -> None:
 
 
 def table(columns: list[str], rows: list[list[str]]) -> str:
-    """Markdown; all columns but the first are aligned to the right."""
+    """Return a Markdown table; all columns but the first are aligned to the right."""
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,4 +1,4 @@
-"""How long the conversion of a large checkpoint takes against copying its file, and how much memory.
+"""Time and memory of the conversion of a large checkpoint, compared with copying its file.
 
     python benchmarks/convert.py [--directory FOLDER] [--pairs 3]
 
@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DEPTH, WIDTH, MLP, HEADS, PATCH, TOKENS, CLASSES = 24, 1024, 4096, 16, 16, 14 * 14 + 1, 1000  # ViT-L/16 at 224 pixels
-_MAX_TIME_RATIO = 3.0  # of the conversion to the copy
-_MAX_MEMORY_RATIO = 1.25  # of the peak, less that of the imports, to the size of the file
+_MAX_TIME_RATIO = 3.0  # time of the conversion / time of the copy
+_MAX_MEMORY_RATIO = 1.25  # peak memory without that of the imports / size of the file
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,8 +37,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="time and memory of a conversion against cp", allow_abbrev=False)
-    parser.add_argument("--directory", type=Path, help="on the disk to measure (default: a temporary folder)")
-    parser.add_argument("--pairs", type=int, default=3, help="how often both are timed (default 3)")
+    parser.add_argument("--directory", type=Path, help="folder on the disk to measure (default: a temporary folder)")
+    parser.add_argument("--pairs", type=int, default=3, help="number of timings of both (default 3)")
     return parser.parse_args(argv)
 
 
@@ -69,7 +69,7 @@ def measure(directory: Path, pairs: int) -> dict:
 
 
 def run(command: str) -> tuple[float, int]:
-    """Seconds that a shell command takes, and the peak memory in bytes of the largest process in it."""
+    """Run a shell command; return its seconds, and the peak memory in bytes of its largest process."""
     os.sync()
     start = time.perf_counter()
     with subprocess.Popen(command, shell=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
@@ -106,7 +106,7 @@ def _seconds_row(name: str, seconds: list[float]) -> str:
 
 
 def _make_in_other_process(path: Path) -> None:
-    """Apart from this process, whose memory a child would be charged with when it starts."""
+    """Make the file in another process, because a child's peak memory starts with that of its parent."""
     process = multiprocessing.get_context("spawn").Process(target=make_checkpoint, args=(path,))
     process.start()
     process.join()
@@ -124,7 +124,7 @@ def make_checkpoint(path: Path) -> None:
 
 
 def array_shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The names and shapes of a released file with a class token and no pre-logits layer."""
+    """Return names and shapes of the arrays of a released file with a class token and no pre-logits layer."""
     yield "cls", (1, 1, WIDTH)
     yield from layer("embedding", (PATCH, PATCH, 3, WIDTH), (WIDTH,))
     yield "Transformer/posembed_input/pos_embedding", (1, TOKENS, WIDTH)

@@ -1,4 +1,4 @@
-"""What a forward costs on paper: multiply-adds and weights as they are counted, activations from the sizes."""
+"""Computed cost of a forward: multiply-adds, weights and activations."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from hf_vit import HfViTConfig, HfViTHybridConfig
 from hf_vit.analysis.compute import parts_of_logits
 from hf_vit.models.configuration_hf_vit import as_pair
 
-# The part that a module belongs to: the first pattern that its name has.
+# The part of a module is that of the first pattern in its name.
 _PATTERNS = {
     r"embeddings\.stem": "stem",
     r"embeddings": "patches",
@@ -25,7 +25,7 @@ _PATTERNS = {
 
 
 class Part(NamedTuple):
-    """What a part costs.
+    """Cost of a part of the model.
 
     multiply_adds: for one image.
     weights: numbers, read once for a batch.
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 def cost(config: HfViTConfig) -> list[Part]:
-    """The parts of a classifier of the original family, with as much of the last layer as the logits need."""
+    """Return the parts of a classifier of the original family; the last layer only as far as the logits need it."""
     activations: dict[str, int] = {}
     for name, numbers in (*_stem(config), *_patches(config), *_encoder(config)):
         activations[name] = activations.get(name, 0) + numbers
@@ -56,7 +56,7 @@ def _part_of(module: str) -> str:
 
 
 def _stem(config: HfViTConfig) -> Iterator[tuple[str, int]]:
-    """The ResNet of a hybrid: convolutions, each with a GroupNorm that reads and writes what it wrote."""
+    """ResNet of a hybrid: convolutions, each with a GroupNorm that reads and writes its output."""
     if not isinstance(config, HfViTHybridConfig):
         return
     before = math.prod(as_pair(config.image_size))
@@ -105,7 +105,7 @@ def _encoder(config: HfViTConfig) -> Iterator[tuple[str, int]]:
 
 
 def _layer(hidden: int, mlp: int, tokens: int, queries: int) -> Iterator[tuple[str, int]]:
-    """One encoder layer that computes the first `queries` tokens."""
+    """Encoder layer that computes the first `queries` tokens."""
     yield "norms", 2 * (tokens + queries) * hidden
     yield "q, k, v", (queries + 3 * tokens) * hidden
     yield "attention", 2 * (queries + tokens) * hidden
@@ -114,7 +114,7 @@ def _layer(hidden: int, mlp: int, tokens: int, queries: int) -> Iterator[tuple[s
 
 
 def cost_as_markdown(variants: tuple[str, ...], sizes: tuple[int, ...]) -> str:
-    """Two tables, of multiply-adds and of megabytes, with a row for each variant and image size."""
+    """Return two tables, of multiply-adds and of megabytes, with a row for each variant and image size."""
     names = ("stem", "patches", "q, k, v", "attention", "projection", "MLP", "norms", "head")
     multiply_adds, megabytes = [], []
     for variant in variants:

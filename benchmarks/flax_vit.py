@@ -61,7 +61,7 @@ class VisionTransformer(nn.Module):
 
     @nn.compact
     def __call__(self, images):
-        """(batch, height, width, channels) -> (batch, classes)"""
+        """Compute logits (batch, classes) of images (batch, height, width, channels)."""
         patch = (self.patch, self.patch)
         tokens = nn.Conv(self.hidden, patch, strides=patch, padding="VALID", dtype=self.dtype, name="embedding")(images)
         tokens = tokens.reshape(tokens.shape[0], -1, self.hidden)
@@ -72,7 +72,7 @@ class VisionTransformer(nn.Module):
 
 
 def load(path, sizes: dict, dtype: str):
-    """A compiled function from images (batch, height, width, channels) to logits, with the weights of an .npz.
+    """Return a compiled function from images (batch, height, width, channels) to logits, with the weights of an .npz.
 
     Args:
         sizes: the fields of the config.json.

@@ -1,4 +1,4 @@
-"""What a forward must cost at least, on paper and on this machine, and how far the models are from it.
+"""Lower bound of the time of a forward, computed and measured on this machine, and the models' distance from it.
 
     python benchmarks/floor.py [--paper] [--variants B/16 ...] [--sizes 224 ...] [--dtypes float32 ...] [--write]
 
@@ -80,8 +80,7 @@ def measure_all(options: argparse.Namespace) -> Iterator[tuple[str, dict]]:
 
 
 def measure_rates(options: argparse.Namespace) -> dict:
-    """The best of all rounds: multiply-adds per second of each product, and bytes per second of a copy, there and
-    back."""
+    """Measure the best of all rounds: multiply-adds per second of each product, and bytes per second of a copy."""
     import torch
 
     products = {}
@@ -98,7 +97,7 @@ def measure_rates(options: argparse.Namespace) -> dict:
 
 
 def _products_of(rows: int, inputs: int, outputs: int, dtype) -> dict:
-    """The same product through whatever torch chooses, and through oneDNN with a weight packed for it."""
+    """Return the same product as torch computes it, and by oneDNN with a packed weight."""
     import torch
     from torch import nn
 

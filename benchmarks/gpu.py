@@ -1,4 +1,4 @@
-"""Everything worth knowing about one GPU in one lease of it: speed, memory, losses, images, and a row of the paper.
+"""Benchmarks of one GPU within a limited time: speed, memory, losses, images, and a row of the paper.
 
     python benchmarks/gpu.py [--minutes 40] [--resume] [--weights FOLDER --cifar10 FOLDER]
     python benchmarks/gpu.py --device cpu --toy
@@ -35,11 +35,11 @@ _WORK = {
 
 
 class _Told(BaseException):
-    """SIGTERM or Ctrl+C."""
+    """Exception for SIGTERM or Ctrl+C."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure; the exit status is 0, 2 for what cannot be begun, or 128 and the signal's number."""
+    """Measure; the exit status is 0, 2 if it cannot start, or 128 plus the number of a signal."""
     options = parse_arguments(argv)
     sys.path[:0] = [str(ROOT)]
     os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -121,8 +121,10 @@ def _tell(number: int, frame: object) -> None:
 
 
 def _set_up(options: argparse.Namespace, results, make) -> tuple:
-    """Processes that can use the device, or None and why there are none. A device that cannot be used after a fork gets
-    processes that import everything for themselves."""
+    """Return processes that can use the device; or None and the reason.
+
+    If a device cannot be used after a fork, each process imports everything itself.
+    """
     log, outcome = options.output / "log.txt", None
     for method in dict.fromkeys((options.start, "spawn")):
         processes = make(_PRELOAD, method, log)
@@ -140,7 +142,7 @@ def _set_up(options: argparse.Namespace, results, make) -> tuple:
 
 
 def _message(options: argparse.Namespace, row: dict) -> dict:
-    """What a process is told."""
+    """Message to a process."""
     shared = {"device": options.device, "toy": options.toy, "output": str(options.output.resolve())}
     shared["inductor"] = options.inductor or not options.toy
     paths = {name: path and str(path) for name, path in (("weights", options.weights), ("cifar10", options.cifar10))}
@@ -152,7 +154,7 @@ def _parts_of(outcome) -> dict:
 
 
 def _measure_row(options: argparse.Namespace, row, results, processes, end: float) -> None:
-    """Measure a row, unless it is known or there is not enough time."""
+    """Measure a row, unless it is already measured or there is not enough time."""
     left = end - time.monotonic() - row.grace
     if results.has(row.name) or left < row.least:
         return

@@ -1,4 +1,4 @@
-"""What `gpu.py` measures of images: decoding JPEGs, and augmentation and normalisation as tensor operations."""
+"""Image rows of `gpu.py`: decoding JPEGs, and augmentation and normalisation as tensor operations."""
 
 import io
 import os
@@ -20,7 +20,7 @@ from hf_vit.training.objectives import Normalizer
 
 
 def measure(message: dict, report: Callable[[dict], None]) -> dict:
-    """Images a second of every step from a JPEG to pixel values."""
+    """Measure the images a second of every step from a JPEG to pixel values."""
     plan, device = gpu_steps.Plan(message["toy"]), torch.device(message["device"])
     count, size = (4, 16) if plan.toy else (256, 224)
     height, width = (24, 32) if plan.toy else (375, 500)
@@ -40,7 +40,7 @@ def measure(message: dict, report: Callable[[dict], None]) -> dict:
 
 
 def make_jpegs(count: int, height: int, width: int) -> list[bytes]:
-    """Pictures as smooth as photographs, so that they take as long to decode; 500 x 375 is ImageNet's mean size."""
+    """Make JPEGs as smooth as photographs, which take as long to decode; 500 x 375 is ImageNet's mean size."""
     generator, jpegs = np.random.default_rng(0), []
     for _ in range(count):
         coarse = generator.integers(0, 256, (max(height // 8, 2), max(width // 8, 2), 3), np.uint8)
@@ -51,7 +51,7 @@ def make_jpegs(count: int, height: int, width: int) -> list[bytes]:
 
 
 def _steps(jpegs: list[bytes], images: torch.Tensor, size: int, device: torch.device) -> dict[str, Any]:
-    """For each name a function that returns the work to time, and how many images it is of."""
+    """Return for each name a function that returns the work to time, and its number of images."""
     normalizer = Normalizer([0.5] * 3, [0.5] * 3, device)
     processor = HfViTImageProcessor(size=size)
     generator, rng = torch.Generator(device).manual_seed(0), np.random.default_rng(0)
@@ -110,7 +110,7 @@ def sample_boxes(
     area: tuple[float, float] = (0.05, 1.0),
     ratio: tuple[float, float] = (0.75, 1.33),
 ) -> torch.Tensor:
-    """Random parts of images, drawn where the generator is: (count, 4) of top, left, height, width in pixels.
+    """Draw random crops on the generator's device: (count, 4) of top, left, height, width in pixels.
 
     As `hf_vit.training.augmentation.sample_inception_box`: a uniform width over height, then a uniform height among
     those that fit, but without its rounding to whole pixels and second tries.

@@ -1,4 +1,4 @@
-"""The paper's row of `gpu.py`: fine-tuning on CIFAR-10 at 384 pixels, by the package's own training command.
+"""Row of `gpu.py` from the paper: fine-tuning on CIFAR-10 at 384 pixels, by the package's own training command.
 
 The original repository reports 98.59 % for ViT-B/16 from ImageNet-21k after 500 steps of 512, 50 of them warm-up.
 At toy size it is the model and the digits of `python -m hf_vit.demo`.
@@ -25,7 +25,7 @@ _NEEDED = ("accelerate", "datasets", "evaluate", "matplotlib")
 
 
 def finetune(message: dict, report: Callable[[dict], None]) -> dict:
-    """Fine-tune, or continue what was cut off; the run has its own folder beside the results.
+    """Fine-tune, or continue an interrupted run; it has its own folder beside the results.
 
     Raises:
         LeftOut: there are no weights, no images, or not all packages that training needs.
@@ -74,7 +74,7 @@ def _as_folder(weights: Path, folder: Path) -> Path:
 
 
 def _settings(device: str) -> dict[str, object]:
-    """The original's short schedule, in bfloat16 and compiled."""
+    """Settings of the original's short schedule, in bfloat16 and compiled."""
     workers = max(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 2) - 1
     return {
         "recipe": _ROOT / "training" / "recipes" / "finetune_cifar10.yaml",
@@ -109,7 +109,7 @@ def _toy_settings() -> dict[str, object]:
 
 
 def _run_command(settings: dict[str, object]) -> dict:
-    """The metrics of `hf-vit finetune`, here in this process."""
+    """Run `hf-vit finetune` in this process; return its metrics."""
     spec: Any = importlib.util.spec_from_file_location("finetune", _ROOT / "training" / "finetune.py")
     script = importlib.util.module_from_spec(spec)  # hf_vit.scripts, which only an installed package has
     spec.loader.exec_module(script)

@@ -1,4 +1,4 @@
-"""A function in a process of its own, which a crash or a hang ends without harm to the caller.
+"""Run a function in a separate process, so that a crash or a hang does not affect the caller.
 
 The processes are forked from a server that has imported what they need, so that they begin at once. Imports take ten
 seconds, and there are a hundred rows.
@@ -20,11 +20,11 @@ _STOP_SECONDS = 5  # for a killed process to be gone
 
 
 class LeftOut(Exception):
-    """A row that this machine cannot measure; the message says why."""
+    """Error for a row that this machine cannot measure; the message has the reason."""
 
 
 class Outcome(NamedTuple):
-    """What became of a process.
+    """Outcome of a process.
 
     status: "done", "left out", "failed", "timed out", or "cut off" (by the caller's own end).
     result: what it returned, or the last of what it sent on the way.
@@ -39,7 +39,7 @@ Work = Callable[[dict, Callable[[dict], None]], dict]
 
 
 class Processes:
-    """Starts processes, one at a time.
+    """Runner of processes, one at a time.
 
     Args:
         preload: modules that the server imports.
@@ -82,7 +82,7 @@ class Processes:
 
 
 def _listen(ours: Any, process: Any, end: float, latest: dict) -> Outcome:
-    """Collect messages until the process has ended or the time is over."""
+    """Collect messages until the process ends or the time is over."""
     while True:
         ready = connection.wait([ours, process.sentinel], max(end - time.monotonic(), 0))
         if not ready:
@@ -110,13 +110,13 @@ def _died(process: Any, latest: dict) -> Outcome:
 
 
 def _end(process: Any, ours: Any, outcome: Outcome, grace: float) -> Outcome:
-    """Tell a process to end, and take what it still says."""
+    """Tell a process to end, and collect its last messages."""
     process.terminate()
     return _listen(ours, process, time.monotonic() + grace, outcome.result)
 
 
 def _kill(process: Any) -> None:
-    """End a process and all that it has started."""
+    """Kill a process and all that it has started."""
     if process.pid is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -125,7 +125,7 @@ def _kill(process: Any) -> None:
 
 
 def _run(work: str, message: dict, theirs: Any, log: str) -> None:
-    """What the process does: its own group of processes, its output in a file, its result through the pipe."""
+    """Body of the process: in its own process group, with its output in a file and its result in the pipe."""
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

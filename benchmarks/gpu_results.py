@@ -1,4 +1,4 @@
-"""The results of `gpu.py`: a file of JSON lines, of which each is there as soon as it is measured, and its tables."""
+"""Results of `gpu.py`: a file of JSON lines, each written as soon as it is measured, and its tables."""
 
 import json
 import os
@@ -13,7 +13,7 @@ _OWN_PEAK = {"float32": "float32", "tf32": "tf32"}  # other precisions are compa
 
 
 class Results:
-    """Rows by name, in the order in which they were measured; the last one of a name counts.
+    """Rows by name, in the order of measurement; the last one of a name counts.
 
     A line that a killed process has left incomplete is cut off.
     """
@@ -35,20 +35,20 @@ class Results:
             os.fsync(file.fileno())
 
     def has(self, name: str) -> bool:
-        """Whether a row is measured, or will never be."""
+        """Tell whether a row is measured, or cannot be measured."""
         return self.rows.get(name, {}).get("status") in _MEASURED_FOR_GOOD
 
     def result(self, name: str) -> dict[str, Any]:
         return self.rows.get(name, {}).get("result") or {}
 
     def best_batch(self, kind: str, variant: str) -> int | None:
-        """The batch at which the eager model was fastest."""
+        """Return the batch size at which the eager model was fastest."""
         base = {"train": BASE, "infer": "pure bf16"}[kind]
         return self.result(f"{kind} {variant} {base}").get("batch")
 
 
 def as_markdown(results: Results) -> str:
-    """All tables, and what was left out."""
+    """Return all tables, and the list of omitted rows."""
     sections = [_machine(results), _peaks(results)]
     for kind, title in (("train", "Training step"), ("infer", "Inference")):
         rows = [row for row in results.rows.values() if row["kind"] == kind]
@@ -74,7 +74,7 @@ def _peaks(results: Results) -> str:
 
 
 def share_of_peak(results: Results, row: dict[str, Any]) -> float | None:
-    """What a row makes of the measured peak: of bfloat16's, for fp8 too, or of that of its own float32 kind."""
+    """Return a row's share of the measured peak: that of bfloat16 (for fp8 too), or of its float32 kind."""
     peaks = results.result("peak").get("peaks", {})
     peak = peaks.get(_OWN_PEAK.get(row["setting"]["precision"], "bfloat16"))
     rate = row["result"].get("images_per_second")
@@ -101,7 +101,7 @@ def _speed_table(results: Results, kind: str, rows: list[dict]) -> str:
 
 
 def _loss_cell(results: Results, row: dict) -> str:
-    """The loss after the same steps on the same data, beside float32's; "!" where it is further off than seeds are."""
+    """Loss after the same steps on the same data, with float32's; "!" if they differ more than seeds do."""
     loss = row["result"].get("loss")
     reference = results.result(f"train {row['variant']} {REFERENCE}").get("losses")
     if loss is None or not reference:
@@ -132,7 +132,7 @@ def _paper(results: Results) -> str:
 
 
 def _notes(results: Results) -> str:
-    """What has no figure, or not all of them, and why."""
+    """Rows without some of their figures, with reasons."""
     notes = [f"* {row['name']}: {row['status']}, {row['reason']}" for row in results.rows.values() if row["reason"]]
     notes += [f"* {name}: {why}" for name, why in results.result("images").get("left_out", {}).items()]
     return "\n".join(notes)

@@ -1,4 +1,4 @@
-"""The ladder of `gpu.py`: what is measured, in the order of its use to someone whose lease is cut off."""
+"""Rows of `gpu.py`, the most useful first, because the time may end early."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -35,7 +35,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Row:
-    """Something to measure, in a process of its own.
+    """Measurement in a separate process.
 
     kind: "peak", "train", "infer", "images" or "paper".
     limit: seconds until the process is ended.
@@ -97,7 +97,7 @@ _INFERENCE_EXTRA = (
 
 
 def ladder(toy: bool, inductor: bool = False) -> list[Row]:
-    """All rows, the most useful first; the toy's have every code path once."""
+    """Return all rows, the most useful first; those of the toy model have every code path once."""
     return list(_toy_rows(inductor) if toy else _rows())
 
 
@@ -118,7 +118,7 @@ def _rows() -> Iterator[Row]:
 
 
 def _toy_rows(inductor: bool) -> Iterator[Row]:
-    """Without inductor one setting is compiled, for the graphs alone; all others are eager, and each is there once."""
+    """Rows of the toy model; without inductor one setting is compiled (for its graphs), and all others are eager."""
     yield Row("peak", limit=_TOY_LIMIT, least=1)
     seen = set()
     for kind, settings in (("train", (*_CORE, *_EXTRA, _FP8)), ("infer", (*_INFERENCE, *_INFERENCE_EXTRA))):
@@ -133,7 +133,7 @@ def _toy_rows(inductor: bool) -> Iterator[Row]:
 
 
 def _timed(kind: str, variant: str, settings: Sequence[Setting]) -> Iterator[Row]:
-    """Rows with the seconds that a setting may take; the large models take longer."""
+    """Rows with a time limit for each setting; large models have more time."""
     slower = {"L/16": 1.5, "H/14": 2}.get(variant, 1)
     for setting in settings:
         limit, least = (300, 150) if setting.compile == _AUTOTUNE else (180, 60) if setting.compile else (100, 30)

@@ -1,4 +1,4 @@
-"""What `gpu.py` measures of a model: matrix products, training steps, losses, inference.
+"""Model rows of `gpu.py`: matrix products, training steps, losses, inference.
 
 Everything that trains is the package's own: objective, normalisation on the device, optimiser, compilation.
 """
@@ -45,7 +45,7 @@ _LEARNING_RATE, _WARMUP = 1e-3, 10
 
 
 class Plan:
-    """How long to measure: on a GPU, or at toy sizes."""
+    """Lengths of the measurements, on a GPU or at toy sizes."""
 
     def __init__(self, toy: bool):
         self.toy = toy
@@ -55,7 +55,7 @@ class Plan:
 
 
 def setup(message: dict, report: Report) -> dict:
-    """The device and the versions of what runs on it.
+    """Return the device and the versions of its software.
 
     Raises:
         LeftOut: there is no such device.
@@ -82,7 +82,7 @@ def _version(package: str) -> str | None:
 
 
 def measure_peaks(message: dict, report: Report) -> dict:
-    """Operations a second of the best matrix product, for each precision."""
+    """Measure the operations a second of the best matrix product, for each precision."""
     plan, device = Plan(message["toy"]), torch.device(message["device"])
     sides = (64, 128) if plan.toy else (4096, 8192, 16384)
     peaks: dict[str, float] = {}
@@ -97,7 +97,7 @@ def measure_peaks(message: dict, report: Report) -> dict:
 
 
 def _product(name: str, side: int, device: torch.device) -> Callable[[], Any]:
-    """A product of two square matrices of random numbers: those of zeros need less power, and so run faster."""
+    """Product of two square random matrices; matrices of zeros would need less power and be faster."""
     a, b = (torch.randn(side, side, device=device) for _ in range(2))
     if name == "float8":
         _require_fp8(device)
@@ -150,7 +150,7 @@ def _wait(device: torch.device) -> None:
 
 
 def build(message: dict, seed: int = 0, num_labels: int = 1000) -> Any:
-    """The model of a row on its device, with random weights; not compiled.
+    """Build the model of a row on its device, with random weights, not compiled.
 
     Raises:
         LeftOut: this machine lacks what the setting needs.
@@ -202,7 +202,7 @@ def _compiles() -> bool:
 
 
 def _use_fp8(model: Any, kind: str, device: torch.device) -> None:
-    """Linear layers of the encoder in fp8 by torchao; on a CPU, which only trains, with products that imitate it."""
+    """Replace the encoder's linear layers by torchao's fp8 ones; on a CPU (training only) fp8 is emulated."""
     if device.type == "cuda":
         _require_fp8(device)
 
@@ -234,7 +234,7 @@ def _use_fp8(model: Any, kind: str, device: torch.device) -> None:
 
 
 def pad_tokens(model: Any, multiple: int) -> None:
-    """Have the layers of a classifier compute a multiple of tokens; none looks at those that are added.
+    """Pad the tokens in a classifier's layers to a multiple; no token attends to the padding.
 
     Shapes of 8 numbers or more that products and attention kernels like, for the price of the work on them.
     """
@@ -253,7 +253,7 @@ def pad_tokens(model: Any, multiple: int) -> None:
 
 
 def compile_model(model: Any, message: dict) -> None:
-    """Compile as the setting says; shapes are fixed, so each batch has graphs of its own.
+    """Compile as the setting says; shapes are fixed, so each batch size has its own graphs.
 
     At toy size the graphs are made and not compiled: on a CPU that takes minutes for each.
     """
@@ -267,7 +267,7 @@ def compile_model(model: Any, message: dict) -> None:
 
 @contextlib.contextmanager
 def computing(setting: dict, device: torch.device, trains: bool = True) -> Iterator[None]:
-    """Autocast, in training, and kernels of a setting."""
+    """Context with the autocast (in training) and the kernels of a setting."""
     with contextlib.ExitStack() as stack:
         if trains and setting["precision"] in ("autocast", "fp8"):
             stack.enter_context(torch.autocast(device.type, torch.bfloat16))
@@ -282,7 +282,7 @@ def computing(setting: dict, device: torch.device, trains: bool = True) -> Itera
 
 
 def train(message: dict, report: Report) -> dict:
-    """Images a second at the best batch that fits, then the loss after some steps on data that all settings share."""
+    """Measure images a second at the best batch size, then the loss after some steps on the same data."""
     plan = Plan(message["toy"])
     result = _time_steps(message, plan, report)
     _free(torch.device(message["device"]))
@@ -311,8 +311,10 @@ def _time_steps(message: dict, plan: Plan, report: Report) -> dict:
 
 
 def make_step(model: Any, setting: dict, device: torch.device) -> Callable[..., torch.Tensor]:
-    """A function of uint8 images and labels that takes one optimiser step as the training loop does, and returns the
-    loss, without waiting for it."""
+    """Return a function of uint8 images and labels that takes one optimiser step of the training loop.
+
+    It returns the loss, without waiting for it.
+    """
     settings = TrainingSettings(optimizer="adamw", learning_rate=_LEARNING_RATE, weight_decay=0.1)
     optimizer = build_optimizer(settings, model, setting["fused"])
     objective = Classification(settings, Normalizer([0.5] * 3, [0.5] * 3, device), model.config.num_labels)
@@ -334,7 +336,7 @@ def make_step(model: Any, setting: dict, device: torch.device) -> Callable[..., 
 
 
 def loss_after_steps(message: dict, plan: Plan, seed: int) -> float:
-    """Mean loss of the last tenth of the steps, from the same weights on the same images for all settings.
+    """Return the mean loss of the last tenth of the steps, with the same weights and images for all settings.
 
     Another seed means other weights and another order: how much the loss differs between seeds is its noise.
     """
@@ -352,7 +354,7 @@ def loss_after_steps(message: dict, plan: Plan, seed: int) -> float:
 def _synthetic_images(
     shape: tuple[int, int, int], classes: int, batch: int, seed: int, device: torch.device
 ) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-    """A function of the step that draws images: one of some coarse pictures under noise, and its number."""
+    """Return a function of the step that draws images, each a coarse picture under noise, and its number."""
     height, width, channels = shape
     coarse = torch.rand(classes, channels, 8, 8, generator=torch.Generator().manual_seed(0)).to(device) * 255
 
@@ -372,7 +374,7 @@ def _synthetic_images(
 
 @torch.no_grad()
 def infer(message: dict, report: Report) -> dict:
-    """Images a second at the best batch, and milliseconds at batch 1; pixel values are on the device."""
+    """Measure images a second at the best batch size, and milliseconds at batch size 1, with images on the device."""
     plan, device, setting = Plan(message["toy"]), torch.device(message["device"]), message["setting"]
     model = build(message).eval()
     compile_model(model, message)
@@ -402,7 +404,7 @@ def infer(message: dict, report: Report) -> dict:
 
 
 def _forward_flops(config: HfViTConfig) -> int:
-    """Of one image: what the logits need, which is what a forward computes, without padding."""
+    """Floating-point operations of one image's forward, without padding."""
     return FLOPS_PER_MULTIPLY_ADD * count_compute(config).logits_multiply_adds
 
 
@@ -414,7 +416,7 @@ def _image_shape(config: Any) -> tuple[int, int, int]:
 def _search_batch(
     message: dict, plan: Plan, device: torch.device, work_of: Callable[[int], Any], fixed: dict, report: Report
 ) -> dict:
-    """Double the batch for as long as it fits and is faster; what is known so far is reported each time.
+    """Double the batch size while it fits and is faster; report the best result each time.
 
     A compiled model begins with the batch that was best for the eager one: each compilation takes up to minutes.
     """
@@ -453,5 +455,5 @@ def _free(device: torch.device) -> None:
 
 
 def _memory(device: torch.device) -> float:
-    """The most memory that was taken, in GiB: on a GPU there, otherwise of this process."""
+    """Peak memory in GiB: of the GPU if there is one, else of this process."""
     return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else common.peak_mib() / 2**10

@@ -1,4 +1,4 @@
-"""How long an image takes to become pixel values, side by side with other libraries.
+"""Time from an image to pixel values, compared with other libraries.
 
     python benchmarks/image_processing.py [--rounds 30] [--threads 1] [--photograph FILE.jpg] [--json FILE]
 
@@ -72,8 +72,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def make_photograph(path: Path | None) -> Image.Image:
-    """A photograph of 4000 x 3000, or noise with the spectrum of one: amplitudes that fall with the inverse of the
-    frequency, and further where a lens blurs. As a JPEG it has the size of one, about 2 bits for each pixel."""
+    """Return a photograph of 4000 x 3000, or noise with the spectrum of a photograph.
+
+    Its amplitudes fall with the inverse of the frequency, and more at the blur of a lens. As a JPEG it has the size of
+    a photograph, about 2 bits per pixel.
+    """
     if path:
         return Image.open(path).convert("RGB").resize((4000, 3000), Image.Resampling.LANCZOS)
     frequency = np.hypot(np.fft.fftfreq(3000)[:, None], np.fft.rfftfreq(4000)).astype(np.float32)
@@ -95,7 +98,7 @@ def _as_jpeg(image: Image.Image, width: int, height: int) -> bytes:
 
 
 def _reduced_difference(jpeg: bytes) -> dict[str, float]:
-    """Levels between the pixels of exact and of reduced decoding."""
+    """Difference of the pixels of exact and reduced decoding, in levels."""
     differences = {}
     for preset in ("vit_jax", "timm", "transformers"):
         exact, reduced = (ours(preset, reduced_decoding=value)(jpeg) for value in (False, True))
@@ -107,7 +110,7 @@ def _reduced_difference(jpeg: bytes) -> dict[str, float]:
 
 
 def _import_torchvision():
-    """torchvision.transforms.v2 or None."""
+    """Import torchvision.transforms.v2; None if it is not installed."""
     silence_torchvision()
     try:
         from torchvision.transforms import v2  # pyright: ignore[reportMissingImports] - a peer
@@ -121,7 +124,7 @@ def skip(name: str) -> None:
 
 
 def _load_peers(transforms) -> dict[str, Callable[[Image.Image], object]]:
-    """What turns a PIL image into a batch of one."""
+    """Functions of the other libraries from a PIL image to a batch of one."""
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
     peers: dict[str, Callable[[Image.Image], object]] = {
@@ -192,7 +195,7 @@ def _decode_and_resize(jpeg: bytes) -> Image.Image:
 
 
 def measure(contenders: _Contenders, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each; the contenders take turns."""
+    """Return the median milliseconds of each contestant; they take turns."""
 
     def to_the_end(contender):
         contender()

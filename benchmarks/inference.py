@@ -1,4 +1,4 @@
-"""Speed and memory of a forward beside transformers, timm, torchvision, vit-pytorch, JAX, OpenVINO and ONNX Runtime.
+"""Speed and memory of a forward, with transformers, timm, torchvision, vit-pytorch, JAX, OpenVINO and ONNX Runtime.
 
     python benchmarks/inference.py [--lines NAME ...] [--seconds 60] [--threads 2] [--write]
 
@@ -60,7 +60,7 @@ class Line:
 
 
 def aims(ratio: float, jax: float | None = None, runtimes: float | None = None) -> list[Aim]:
-    """What our torch backend is to be over PEERS, JAX, and the fastest of all; the best of ours at least the last."""
+    """Return the aims: of our torch backend against PEERS, JAX and the fastest; of our best at least the last."""
     found = [Aim(OPTIMISED, PEERS, ratio), Aim(PLAIN, PEERS, 1.05)]
     if jax is not None:
         found.append(Aim(OPTIMISED, (JAX,), jax))
@@ -170,7 +170,7 @@ def time_line(options: argparse.Namespace) -> dict:
 
 
 def time_contest(line: Line, names: list[str], folder: Path, seconds: float, least: int) -> dict:
-    """Load, compare, and only then time."""
+    """Load the contestants, compare their outputs, then time them."""
     from contestants import VIT_PYTORCH_NOTE
 
     ready, left_out = enter(line, names, folder)
@@ -181,7 +181,7 @@ def time_contest(line: Line, names: list[str], folder: Path, seconds: float, lea
 
 
 def measure_memory(options: argparse.Namespace) -> dict:
-    """Of one contestant alone, in MiB: the peak, and how much of it was there before the model."""
+    """Return the memory of one contestant alone in MiB: the peak, and its part before the model was loaded."""
     line, name = lines_of(options)[0], options.contestants[0]
     import_libraries(name)
     before = peak_mib()
@@ -192,7 +192,7 @@ def measure_memory(options: argparse.Namespace) -> dict:
 
 
 def import_libraries(name: str) -> None:
-    """What the contestant needs, torch and transformers for ours; so that the rest of the memory is the model's."""
+    """Import the libraries of a contestant, so that the remaining memory is that of its model."""
     if name == JAX:
         import flax_vit  # noqa: F401
         import torch  # noqa: F401 - makes the images
@@ -217,7 +217,7 @@ class Contestant(NamedTuple):
 
 
 def enter(line: Line, names: list[str], folder: Path) -> tuple[dict[str, Contestant], dict[str, str]]:
-    """The contestants that can take part, and why the others cannot."""
+    """Return the contestants that can take part, and the reasons of the others."""
     from contestants import NotThere
 
     ready, left_out = {}, {}
@@ -294,7 +294,7 @@ def _build_jax(line: Line, folder: Path) -> Contestant:
 
 
 def images(line: Line):
-    """The same for everybody: in [-1, 1), in memory."""
+    """Return the images for all contestants, with values in [-1, 1)."""
     import torch
 
     torch.manual_seed(1)
@@ -312,7 +312,7 @@ def _compile_model(model, mode: str):
 
 
 def compare(line: Line, ready: dict[str, Contestant]) -> dict[str, float]:
-    """The largest difference of each from the first, over the largest output, where the weights are the same.
+    """Return the largest difference of each from the first, relative to the largest output, for equal weights.
 
     Raises:
         SystemExit: one is beyond the tolerance of the dtype; what computes something else is not to be timed.

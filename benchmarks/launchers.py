@@ -1,4 +1,4 @@
-"""Five optimiser steps through every launch template, on CPU processes over gloo, against the same in one process.
+"""Five optimiser steps with every launch template, on CPU processes over gloo, compared with one process.
 
     python benchmarks/launchers.py --write
 
@@ -52,12 +52,12 @@ _LIMIT = 900  # seconds of a launch
 
 
 def output_of(work: Path, template: str, precision: str, feature: str) -> Path:
-    """The folder of a run."""
+    """Return the folder of a run."""
     return work / f"{template}-{precision}" / feature.replace(" ", "-")
 
 
 def settings_of(feature: str, output: Path, plain: Path) -> list[str]:
-    """A command, `pretrain` or `finetune`, and its arguments."""
+    """Return a command, `pretrain` or `finetune`, and its arguments."""
     settings = {**_SETTINGS, **FEATURES[feature], "output_dir": output}
     settings |= {"model": plain} if feature == "LoRA" else {"config": json.dumps(_MODEL)}
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
@@ -65,7 +65,7 @@ def settings_of(feature: str, output: Path, plain: Path) -> list[str]:
 
 
 def run_here(file: Path) -> None:
-    """Train with each command line of a file; what a run was refused with stands beside its output."""
+    """Train with each command line of a file; write the error of a refused run beside its output."""
     sys.path.insert(0, str(ROOT))
     from accelerate import Accelerator
 
@@ -83,7 +83,7 @@ def run_here(file: Path) -> None:
 
 
 def launch(launcher: str, precision: str, features: list[str], work: Path) -> dict[str, dict[str, Any]]:
-    """Run features through a launcher; return for each its distance, or the sentence that it was refused with."""
+    """Run features with a launcher; return the difference of each, or its error message."""
     template, processes, options = LAUNCHERS[launcher]
     folder = work / f"{template}-{precision}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,12 +116,12 @@ def launch(launcher: str, precision: str, features: list[str], work: Path) -> di
 
 
 def reference_of(launcher: str, feature: str) -> str:
-    """The feature in one process that must give the same weights; some features do not change them at all."""
+    """Return the feature that must give the same weights in one process; some features do not change the weights."""
     return "plain" if launcher == "one process" and feature in _SAME_WEIGHTS else feature
 
 
 def judge(output: Path, reference: Path) -> dict[str, Any]:
-    """The largest difference of two runs' final weights over the largest weight; or why there are none."""
+    """Return the largest difference of two runs' final weights, relative to the largest weight; or an error message."""
     refusal = Path(f"{output}.refused")
     if output == reference:
         return {"reference": True}
@@ -135,7 +135,7 @@ def judge(output: Path, reference: Path) -> dict[str, Any]:
 
 
 def measure(work: Path, again: bool) -> dict[str, dict[str, Any]]:
-    """All results, those of one process first; each launch's are kept as soon as they are there."""
+    """Measure all results, those of one process first; the results of each launch are saved at once."""
     results = {} if again or not RESULTS.exists() else json.loads(RESULTS.read_text(encoding="utf-8"))
     quick = [name for name in FEATURES if name != "compile"]
     works = [(launcher, precision, quick) for precision in PRECISIONS for launcher in LAUNCHERS]
@@ -152,7 +152,7 @@ def measure(work: Path, again: bool) -> dict[str, dict[str, Any]]:
 
 
 def as_markdown(results: dict[str, dict[str, Any]]) -> str:
-    """The table, and below it each sentence that something was refused with."""
+    """Return the table, with the error messages below it."""
     refusals: list[str] = []
     rows = []
     for key, features in results.items():

@@ -1,4 +1,4 @@
-"""From the start of a Python process to the first logits of a saved model, beside transformers and timm.
+"""Time from the start of a Python process to the first logits of a saved model, with transformers and timm.
 
     python benchmarks/loading.py [--variant B/16] [--rounds 7] [--write]
 
@@ -75,7 +75,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Write the weights, and say what they were written with."""
+    """Write the weights; return the versions that wrote them."""
     common.silence_torchvision()
     from contestants import config_of, make_checkpoints
 
@@ -103,7 +103,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
 
 
 def start(name: str, folder: Path, image_size: int) -> dict:
-    """Run the program of one contestant to its end."""
+    """Run the program of one contestant."""
     imports, model = _LOADING[name]
     program = _PROGRAM.format(imports=imports, model=model)
     command = [sys.executable, "-c", program, str(common.HERE), str(folder / name), str(image_size)]

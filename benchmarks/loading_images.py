@@ -1,4 +1,4 @@
-"""Training images from disk to a batch, beside timm's pipeline: images per second of one core, and bytes read.
+"""Speed of training images from disk to a batch, compared with timm: images per second of one core, and bytes read.
 
     python benchmarks/loading_images.py FOLDER [--size 224] [--batch_size 64] [--rounds 15] [--write]
 
@@ -67,7 +67,7 @@ def measure(options: argparse.Namespace) -> dict:
 
 
 def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Iterator[Any]]:
-    """Endless batches of everybody."""
+    """Return endless batches of each contestant."""
     import datasets
 
     from hf_vit.training.shard_writing import ShardPlan, write_shards
@@ -126,7 +126,7 @@ def _timm(options: argparse.Namespace) -> Iterator[Any]:
 
 
 def _bytes_read() -> int:
-    """What this process has asked the system for so far."""
+    """Bytes that this process has read so far."""
     return int(Path("/proc/self/io").read_text(encoding="ascii").split("rchar:")[1].split()[0])
 
 

@@ -1,4 +1,4 @@
-"""What it costs that packed weights cannot be stale: forwards of a ViT, in processor time, that take turns.
+"""Cost of the check that packed weights are up to date: processor time of forwards of a ViT, measured in turns.
 
     python benchmarks/packed_weights.py [--variants Ti/16 ...] [--batch_size 1] [--rounds 30] [--earlier FILE]
     python benchmarks/packed_weights.py --choices 10 [--calls 5] [--load 12] [--variants Ti/16 ...]
@@ -78,7 +78,7 @@ def _load(count: int) -> Iterator[None]:
 
 
 def _choose(variants: list[str]) -> dict[str, list[str]]:
-    """How many layers of new models are packed, by their names without those of their parents."""
+    """Choose the number of packed layers of new models, by the last part of their names."""
     choices = {}
     for variant in variants:
         for dtype in (torch.float32, torch.bfloat16):
@@ -118,7 +118,7 @@ def _import_beside(file: Path) -> ModuleType:
 def _time(
     variant: str, dtype: torch.dtype, batch_size: int, rounds: int, earlier: ModuleType | None
 ) -> dict[str, list[float]]:
-    """Seconds of every forward, by contestant."""
+    """Return the seconds of every forward, by contestant."""
     config = HfViTConfig.from_variant(variant, num_labels=1000)
     plain: Any = HfViTForImageClassification(config).eval()
     plain.to(dtype)
@@ -139,7 +139,7 @@ def _time(
 
 
 def _optimized(plain: HfViTForImageClassification, code: Any, *rows: int) -> HfViTForImageClassification:
-    """Earlier code takes the rows of the products, and held a race."""
+    """Optimise a model; earlier versions need the rows of the products, and timed several ways."""
     code.gains_from_packing = code.wins_race = lambda *arguments: True
     model = copy.deepcopy(plain)
     code.optimize(model, *rows)
@@ -148,7 +148,7 @@ def _optimized(plain: HfViTForImageClassification, code: Any, *rows: int) -> HfV
 
 @torch.no_grad()
 def _skip_checks(model: HfViTForImageClassification, packed: bool, inputs: torch.Tensor) -> None:
-    """Have each layer multiply with the weight that it has now, packed or as it is."""
+    """Make each layer use its current weight, packed or not, without a check."""
     model(inputs)
     module: Any
     for module in model.modules():

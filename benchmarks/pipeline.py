@@ -1,4 +1,4 @@
-"""From JPEG files to classes, beside transformers, timm and OpenVINO: images per second of the whole machine.
+"""Speed from JPEG files to classes, compared with transformers, timm and OpenVINO: images per second of the machine.
 
     python benchmarks/pipeline.py [FOLDER] [--weights FILE.npz] [--lines NAME ...] [--images 48] [--write]
 
@@ -79,7 +79,7 @@ def _measure(line: str, options: argparse.Namespace, folder: Path) -> dict:
 
 
 def prepare(options: argparse.Namespace) -> dict:
-    """Write the JPEGs, and the weights as everybody reads them."""
+    """Write the JPEGs, and the weights in the format of each contestant."""
     from contestants import config_of, make_checkpoints
 
     from hf_vit import HfViTImageProcessor
@@ -116,7 +116,7 @@ def _photographs(options: argparse.Namespace) -> list[Any]:
 
 
 def time_line(options: argparse.Namespace) -> dict:
-    """Load, compare, and only then time."""
+    """Load the contestants, compare their outputs, then time them."""
     files = sorted(str(file) for file in (options.folder / "images").iterdir())
     dtype = options.lines[0].split()[1]
     ready: dict[str, _Contestant] = {}
@@ -272,7 +272,7 @@ def _openvino_asynchronous(options: argparse.Namespace, files: list[str], dtype:
 
 
 def _decode(file: str) -> Any:
-    """(1, height, width, 3) uint8"""
+    """Decode an image to (1, height, width, 3) uint8."""
     import numpy as np
     from PIL import Image
 

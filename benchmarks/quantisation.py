@@ -1,4 +1,4 @@
-"""A ViT in int8 by `hf-vit quantize`: accuracy and agreement with float32, then speed beside bfloat16.
+"""Quantisation of a ViT to int8 (`hf-vit quantize`): accuracy, agreement with float32, and speed beside bfloat16.
 
     python benchmarks/quantisation.py FOLDER CALIBRATION_IMAGES IMAGES.zip LABELS.csv
 

@@ -1,4 +1,4 @@
-"""What following the resolution costs: a forward with resampled position embeddings against one with stored ones.
+"""Cost of resampled position embeddings: a forward with them, compared with one with stored embeddings.
 
     python benchmarks/resampling.py [--variant S/16] [--rounds 30]
 

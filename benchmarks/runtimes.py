@@ -1,4 +1,4 @@
-"""The runtimes that compete: OpenVINO and ONNX Runtime as they are used alone, on the ONNX export of the same weights.
+"""Runtimes of the benchmarks: OpenVINO and ONNX Runtime without hf_vit, on the ONNX export of the same weights.
 
 Not through `hf_vit.backends`: what that adds, or loses, shows in the comparison. Each gets the latency setting, the
 shape of the images and the number of threads beforehand, and inputs without a copy.
@@ -17,7 +17,7 @@ _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def load(name: str, folder: Path, dtype: str, shape: tuple[int, ...]) -> Callable[[Any], Any]:
-    """A function of images (batch, 3, height, width) in float32, as an array, that returns the logits."""
+    """Return a function from images, an array (batch, 3, height, width) of float32, to logits."""
     if name == "ONNX Runtime" and dtype != "float32":
         raise NotThere(f"no kernels for {dtype} on a CPU")
     return (_load_openvino if name == "OpenVINO" else _load_onnxruntime)(_export(folder), dtype, shape)

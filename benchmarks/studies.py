@@ -1,4 +1,4 @@
-"""The paper's studies in small, each with one command, a table and pictures.
+"""Small versions of the paper's studies, each with one command, a table and pictures.
 
     python benchmarks/studies.py figure3 --output_dir out       # weight decay, dropout, label smoothing
     python benchmarks/studies.py figure4 --output_dir out       # images of pre-training against few-shot transfer
@@ -42,7 +42,7 @@ NAMES = {"vit": "ViT", "resnet": "ResNet", "adam": "Adam", "sgd": "SGD", "class_
 
 
 class Study(NamedTuple):
-    """What is trained, and how it is drawn.
+    """Study: its recipe, and the drawing of its results.
 
     groups: of the recipe's options, whose levels are combined.
     measured: columns of `measure` -> their heads in the table.
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run(name: str, setup: Setup, only: Sequence[str]) -> None:
-    """Train what the study asks for; write the table and the pictures of the runs so far after each."""
+    """Train the models of a study; after each run, write the table and the pictures of the runs so far."""
     study, rows = STUDIES[name], []
     trials = trials_of(name, setup.dataset)
     if only:
@@ -100,7 +100,7 @@ def _save(text: str, figures: "Mapping[str, Figure]", output: Path) -> None:
 
 
 def trials_of(name: str, dataset: str) -> list[Trial]:
-    """Every combination of a study's levels; of Figure 4, with every number of images."""
+    """Return every combination of a study's levels; for Figure 4, with every number of images."""
     study = STUDIES[name]
     levels = [levels_of(study.recipe, group) for group in study.groups]
     selections = [dict(zip(study.groups, combination, strict=True)) for combination in product(*levels)]
@@ -115,12 +115,12 @@ def trials_of(name: str, dataset: str) -> list[Trial]:
 
 
 def levels_of(recipe: str, group: str) -> list[str]:
-    """The levels of one group of a recipe's options."""
+    """Return the levels of one group of a recipe's options."""
     return list(map(str, yaml.safe_load((RECIPES / recipe).read_text(encoding="utf-8"))["options"][group]))
 
 
 def few_shot(folder: Path, setup: Setup) -> dict[str, float]:
-    """5-shot accuracy (percent) of the frozen features: on digits for MNIST, else on the data themselves."""
+    """Return the 5-shot accuracy of the frozen features in percent: on digits for MNIST, else on the same data."""
     dataset = "digits" if setup.dataset in ("digits", "mnist") else str(setup.data)
     arguments = ["--model", str(folder), "--protocol", "few_shot", "--dataset", dataset, "--shots", str(SHOTS)]
     with redirect_stdout(sys.stderr):
@@ -134,7 +134,7 @@ def few_shot(folder: Path, setup: Setup) -> dict[str, float]:
 def lines_of(
     rows: Sequence[Row], line: Callable[[Row], str], x: Callable[[Row], float], y: str = "accuracy"
 ) -> dict[str, list[tuple[float, float]]]:
-    """Points of each line by x, the mean over seeds."""
+    """Return the points of each line by x, as means over seeds."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for (name, place), value in means(rows, lambda row: (line(row), x(row)), y).items():
         lines.setdefault(name, []).append((place, value))
@@ -171,7 +171,7 @@ def draw_optimisers(rows: Sequence[Row]) -> "Mapping[str, Figure]":
 
 
 def draw_dimensions(rows: Sequence[Row]) -> "Mapping[str, Figure]":
-    """Every line goes through the base; without that there is nothing to be relative to."""
+    """Draw the lines of all dimensions, relative to the base model, through which all of them go."""
     base = [row for row in rows if row["change"] == "none"]
     changed = [row for row in rows if row["change"] != "none"]
     if not base:
@@ -201,7 +201,7 @@ def draw_positions(rows: Sequence[Row]) -> "Mapping[str, Figure]":
 
 
 def draw_compute(rows: Sequence[Row]) -> "Mapping[str, Figure]":
-    """Each seed is a point; a model named R+... is a hybrid."""
+    """Draw accuracy against compute, with a point for each seed; a model named R+... is a hybrid."""
     runs = [
         Run(name, "Hybrid" if name.startswith("R+") else "ViT", row["exaflops"], row["accuracy"])
         for row in rows

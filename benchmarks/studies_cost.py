@@ -26,7 +26,7 @@ Result = tuple[str, "Mapping[str, Figure]"]
 
 
 def speed_and_batch(models: Sequence[str] = MODELS, sizes: Sequence[int] = SIZES, rounds: int = 7) -> Result:
-    """Images a second of inference on this machine, and on paper the largest batch of training in 16 GiB.
+    """Measure images a second of inference on this machine, and compute the largest training batch in 16 GiB.
 
     Models take turns, and the fastest of the rounds counts, whatever else the machine does.
     """
@@ -54,12 +54,12 @@ def speed_and_batch(models: Sequence[str] = MODELS, sizes: Sequence[int] = SIZES
 
 
 def largest_batch(compute: Compute, memory: float) -> int:
-    """Images that one training step holds in so many bytes: what is left of weights and Adam, by one image's share."""
+    """Return the largest batch of a training step in so many bytes, after those of the weights and of Adam."""
     return max(int((memory - BYTES_PER_PARAMETER * compute.parameters) // compute.activation_bytes), 0)
 
 
 def forward_of(config: Any, size: int) -> Callable[[], object]:
-    """A forward of `BATCH` images without gradients, of a model with random weights."""
+    """Return a forward of `BATCH` images without gradients, of a model with random weights."""
     model = AutoModelForImageClassification.from_config(config).eval()
     pixels = torch.randn(BATCH, config.num_channels, size, size)
 
@@ -71,7 +71,7 @@ def forward_of(config: Any, size: int) -> Callable[[], object]:
 
 
 def images_per_second_of(folder: Path, _: object) -> dict[str, float]:
-    """Of inference with the model in a folder, 64 images at a time: the fastest of 30 times, whatever else runs."""
+    """Measure inference with the model in a folder, with 64 images at a time; the fastest of 30 times counts."""
     model: Any = AutoModelForImageClassification.from_pretrained(folder).eval()
     pixels = torch.randn(64, 3, model.config.image_size, model.config.image_size)
 
@@ -83,7 +83,7 @@ def images_per_second_of(folder: Path, _: object) -> dict[str, float]:
 
 
 def axial_compute() -> Result:
-    """One block of each at width 768: of plain attention a layer, of axial attention two. In billions."""
+    """Return billions of multiply-adds of a block at width 768: one layer of plain attention, or two axial ones."""
     rows, lines = [], {"ViT": [], "Axial-ViT": []}
     for grid in GRIDS:
         plain, axial = multiply_adds(grid, "all", 1), multiply_adds(grid, "axial", 2)
@@ -97,7 +97,7 @@ def axial_compute() -> Result:
 
 
 def multiply_adds(grid: tuple[int, int], attention_axes: Literal["all", "axial"], layers: int) -> dict[str, int]:
-    """Of queries with keys and probabilities with values ("attention"), and of everything in the layers ("block")."""
+    """Count the multiply-adds of the attention products ("attention") and of whole layers ("block")."""
     size = [16 * length for length in grid]
     config = HfViTConfig(attention_axes=attention_axes, num_hidden_layers=layers, pooling="mean", image_size=size)
     parts = {part.name: part.multiply_adds for part in count_compute(config).parts}

@@ -31,7 +31,7 @@ Measure = Callable[[Path, "Setup"], Mapping[str, float]]
 
 
 class Setup(NamedTuple):
-    """What the user asks for, whatever the study."""
+    """Options of the user for any study."""
 
     output: Path
     dataset: str = "digits"
@@ -40,7 +40,7 @@ class Setup(NamedTuple):
     settings: Sequence[str] = ()  # of training, over the recipe's: ["--steps", "2"]
 
     def arguments(self) -> list[str]:
-        """Settings of training for the data."""
+        """Training settings for the data."""
         return [*(["--dataset", self.data] if self.data else []), "--num_workers", "0", *self.settings]
 
 
@@ -58,7 +58,7 @@ class Trial(NamedTuple):
 
 
 def run_trials(recipe: str, trials: Sequence[Trial], setup: Setup, measure: Measure | None = None) -> Iterator[Row]:
-    """Train each with every seed; yield a row of each run as it ends.
+    """Train each trial with every seed; yield the row of each run when it ends.
 
     A row has the columns of its trial, `seed`, `accuracy` (percent), `multiply_adds` (of an image), `exaflops` (of the
     training), `cpu_seconds` (of the training), and what `measure` returns for the folder of the model.
@@ -80,7 +80,7 @@ def run_trials(recipe: str, trials: Sequence[Trial], setup: Setup, measure: Meas
 
 
 def _train(arguments: Sequence[str], folder: Path, file: Path) -> dict[str, Any]:
-    """The result of an earlier run with the same settings, of one that goes on, or of a new one; `file` keeps it."""
+    """Return the result of an earlier, continued or new run with these settings, and save it to `file`."""
     settings, recipe = parse_settings(PretrainSettings, list(arguments)), folder / "recipe.yaml"
     is_same = recipe.exists() and recipe.read_text(encoding="utf-8") == dump(settings)
     if is_same and file.exists():
@@ -112,7 +112,7 @@ def _numbers(arguments: Sequence[str], result: Mapping[str, Any]) -> dict[str, f
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
-    """A CSV file of all rows."""
+    """Write all rows to a CSV file."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
@@ -120,7 +120,7 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
 
 
 def means(rows: Sequence[Row], key: Callable[[Row], Any], value: str) -> dict[Any, float]:
-    """The mean of a column over the rows of each key, in the order of the rows."""
+    """Return the mean of a column over the rows of each key, in the order of the rows."""
     groups: dict[Any, list[float]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(float(row[value]))
@@ -128,7 +128,7 @@ def means(rows: Sequence[Row], key: Callable[[Row], Any], value: str) -> dict[An
 
 
 def as_markdown(rows: Sequence[Row], measured: Mapping[str, str]) -> str:
-    """A line for each trial: its columns, accuracy of every seed and their mean, then the cost.
+    """Return a table with a line per trial: its columns, accuracy of every seed and their mean, then the cost.
 
     Args:
         measured: columns of the rows that `run_trials` did not bring -> their heads.

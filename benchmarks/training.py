@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, variant: str) -> None:
-    """Let the sides take turns and print a line for each."""
+    """Run the contestants in turn and print a line for each."""
     results: dict[str, list[dict]] = {side: [] for side in _SIDES}
     for _ in range(options.rounds):
         for side in _SIDES:
@@ -74,7 +74,7 @@ def _run_side(options: argparse.Namespace, variant: str, side: str) -> dict | No
 
 
 class _Clock:
-    """Wall time per step, and CPU time of the training process alone, after two steps of warming up."""
+    """Clock of wall time per step and CPU time of the training process, after two warm-up steps."""
 
     def __init__(self, options: argparse.Namespace):
         self.steps = options.steps
@@ -178,7 +178,7 @@ def _train_with_transformers(options: argparse.Namespace) -> dict:
 
 
 def _usual_transform():
-    """torchvision's, where it can be imported; otherwise the same with Pillow."""
+    """Return torchvision's transform; if it cannot be imported, the same with Pillow."""
     try:
         from torchvision import transforms  # pyright: ignore[reportMissingImports] - a peer
 

@@ -104,7 +104,7 @@ def time_steps(options: argparse.Namespace) -> dict:
 
 
 def measure_memory(options: argparse.Namespace) -> dict:
-    """In MiB: the peak of three steps, and how much of it was there before the model."""
+    """Return the peak memory of three steps in MiB, and its part before the model was loaded."""
     (name,) = options.contestants
     import_libraries(name)
     before = peak_mib()
@@ -135,7 +135,7 @@ def load(name: str, folder: Path) -> Any:
 
 
 def _make_step(model, options: argparse.Namespace) -> Callable[[], Any]:
-    """A function that makes one step and returns the loss."""
+    """Return a function that takes one step and returns the loss."""
     import torch
     from contestants import logits_of
 
@@ -163,7 +163,7 @@ def _first_step(step: Callable[[], Any], model) -> dict[str, float]:
 
 
 def compare(first_steps: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Refuse to time what does not compute the same."""
+    """Raise an error if the contestants do not compute the same."""
     expected, *_ = first_steps.values()
     for name, found in first_steps.items():
         for what, value in found.items():
