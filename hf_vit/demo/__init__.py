@@ -1,1 +1,1 @@
-"""`python -m hf_vit.demo`: the main job on real input, with no network; and the page of `hf-vit demo FOLDER`."""
+"""Offline demo `python -m hf_vit.demo` (convert, classify, fine-tune), and the page of `hf-vit demo FOLDER`."""

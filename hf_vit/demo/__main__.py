@@ -20,9 +20,11 @@ from .finetuning import IMAGE_SIZE, finetune_at_higher_resolution
 
 
 def main() -> None:
-    """Run the demo; models, pictures and metrics are in `--output`."""
+    """Run the demo; models, pictures and metrics are saved in `--output`."""
     parser = argparse.ArgumentParser(prog="python -m hf_vit.demo", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--output", type=Path, default=Path("demo_output"), help="the folder for model and pictures")
+    parser.add_argument(
+        "--output", type=Path, default=Path("demo_output"), help="folder for models and pictures (default demo_output)"
+    )
     output = parser.parse_args().output
     silence_progress_bars()
 
@@ -49,7 +51,7 @@ def _convert_embedded_checkpoint(folder: Path) -> Path:
 
 
 def _classify(folder: Path, images: list) -> np.ndarray:
-    """Load a folder with the Auto classes and return the predicted classes, (number of images,)."""
+    """Load a model with the Auto classes and return the predicted classes, (number of images,)."""
     model = AutoModelForImageClassification.from_pretrained(folder).eval()
     processor = AutoImageProcessor.from_pretrained(folder)
     with torch.inference_mode():

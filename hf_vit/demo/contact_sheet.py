@@ -1,4 +1,4 @@
-"""Pages of images, each with a line about it."""
+"""Contact sheets: pages of images with captions."""
 
 import math
 from collections.abc import Sequence
@@ -12,11 +12,16 @@ from ..files.output import new_file
 from ..images.image_reading import ImageReadingError, read_image
 
 COLUMNS, ROWS = 12, 8
-_THUMBNAIL = 320  # pixels of the longer side, at most
+_THUMBNAIL = 320  # largest number of pixels of the longer side, approximately
 
 
 def draw_contact_sheet(images: list, labels: np.ndarray, predictions: np.ndarray, path: Path) -> Path:
-    """Draw every wrong image, framed in red with the right label, then right ones while there is room."""
+    """Draw the wrong images, framed in red with the right label, then right ones, up to a full page.
+
+    Args:
+        images: PIL images or arrays, (number,).
+        labels, predictions: class numbers, (number,).
+    """
     order = np.argsort(labels == predictions, kind="stable")[: COLUMNS * ROWS]
     wrong = labels[order] != predictions[order]
     titles = [f"{predictions[index]}, is {labels[index]}" if bad else str(predictions[index])
@@ -28,11 +33,12 @@ def draw_contact_sheet(images: list, labels: np.ndarray, predictions: np.ndarray
 
 
 def draw_neighbors(query: Any, found: Sequence[tuple[Any, str, float]], path: Path) -> Path:
-    """Draw an image, framed, and after it those that are like it, with their cosines.
+    """Draw a query image, framed, and the similar images with their cosines.
 
     Args:
-        query: whatever `read_image` takes.
-        found: images, their names and cosines, most similar first; what cannot be read is an empty place.
+        query: an input of `read_image`.
+        found: (image, name, cosine), most similar first; an unreadable image leaves an empty place.
+        path: file to write.
     """
     shown = found[: COLUMNS * ROWS - 1]
     titles = ["query", *(f"{cosine:.3f}\n{Path(name).name[-24:]}" for _, name, cosine in shown)]
@@ -45,7 +51,7 @@ def draw_neighbors(query: Any, found: Sequence[tuple[Any, str, float]], path: Pa
 
 
 def _thumbnail(image: Any) -> np.ndarray | None:
-    """(height, width, 3) uint8; None for what cannot be read."""
+    """Read an image as a small (height, width, 3) uint8; None if it cannot be read."""
     with suppress(ImageReadingError):
         levels = read_image(image).byte()
         step = max(1, max(levels.shape[-2:]) // _THUMBNAIL)

@@ -1,4 +1,4 @@
-"""The facts of a model's card, as HTML in which nothing of the card is markup."""
+"""Facts of a model's card as HTML, with all text of the card escaped."""
 
 import json
 import re
@@ -14,19 +14,19 @@ from ..models.loading import find_file
 
 _ROW = re.compile(r"^\| (.+?) \| (.+?) \|$", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-_LONGEST = 400  # characters of a fact
+_LONGEST = 400  # largest number of characters of a fact
 
 
 def describe(folder: str | Path, name: str, model: Any) -> str:
-    """HTML of what a model is, what it was trained on and what was measured: plain text, without links or images.
+    """Return HTML about a model, its training data and its metrics: plain text, without links or images.
 
-    The card is rendered anew, from the small files of the folder and the facts in its README's front matter; prose that
-    somebody wrote into the README is left out.
+    The card is rendered again, from the small files of the folder and the front matter of its README. Other text of the
+    README is not used.
 
     Args:
-        folder: of `save_pretrained`, or a name on the Hub.
-        name: how the page calls it.
-        model: of that folder.
+        folder: a folder of `save_pretrained`, or a name on the Hub.
+        name: name of the model on the page.
+        model: the loaded model.
     """
     texts = {file: _read(folder, file) for file in CARD_SOURCES}
     config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
@@ -45,7 +45,7 @@ def _read(folder: str | Path, name: str) -> str:
 
 
 def _sound(readme: str) -> str:
-    """A README whose front matter can be read; else nothing."""
+    """Return a README with readable front matter; any other as ""."""
     try:
         return readme if isinstance(split_readme(readme)[0], dict) else ""
     except yaml.YAMLError:
@@ -53,7 +53,7 @@ def _sound(readme: str) -> str:
 
 
 def _facts(head: str, metadata: dict[str, Any]) -> list[tuple[str, str]]:
-    """The card's table of the architecture, and what its front matter says."""
+    """Facts of the card: its table of the architecture, and its front matter."""
     facts = [row for row in _ROW.findall(head) if set(row[0]) - set(" -|")]
     for field, label in (("datasets", "trained on"), ("base_model", "fine-tuned from"), ("license", "licence")):
         if value := metadata.get(field):
@@ -66,6 +66,6 @@ def _facts(head: str, metadata: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _plain(text: str) -> str:
-    """Markdown as plain text, escaped and cut where it is long; of a link what it is called."""
+    """Convert Markdown to plain text, escaped and cut at a limit; a link becomes its text."""
     text = _LINK.sub(r"\1", text).replace("`", "")
     return escape(text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ...")

@@ -1,4 +1,4 @@
-"""The example pictures of the page: drawn ones, or those of a folder."""
+"""Example pictures of the page: built-in drawings, or those of a folder."""
 
 import math
 import random
@@ -17,10 +17,10 @@ _CENTRE = _SIZE / 2
 
 
 def copy_examples(source: Path, folder: Path) -> list[Path]:
-    """Copy the first images of a folder that can be read, `MOST_EXAMPLES` at most.
+    """Copy the first readable images of a folder, at most `MOST_EXAMPLES`; return their files.
 
     Raises:
-        ValueError: there are none.
+        ValueError: no image can be read.
     """
     found: list[Path] = []
     for file in images_below(source):
@@ -33,15 +33,19 @@ def copy_examples(source: Path, folder: Path) -> list[Path]:
         if len(found) == MOST_EXAMPLES:
             break
     if not found:
-        raise ValueError(f"{source} holds no image that can be read")
+        raise ValueError(f"none of the images in {source} can be read")
     return found
 
 
 def draw_examples(folder: Path, labels: list[str]) -> list[Path]:
-    """Draw things that are among ImageNet's classes; for a classifier of digits write scikit-learn's held-out ones.
+    """Draw objects of ImageNet classes; for a classifier of digits, write held-out digits of scikit-learn.
 
     Args:
-        labels: of the classifier.
+        folder: folder to write to.
+        labels: class names of the classifier.
+
+    Returns:
+        The files of the pictures.
     """
     if labels and set(labels) <= set("0123456789"):
         from ..training.sources import load_digits
@@ -56,14 +60,14 @@ def draw_examples(folder: Path, labels: list[str]) -> list[Path]:
 
 
 def _ground(top: str, bottom: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
-    """A picture whose colour goes from `top` to `bottom`, and what draws on it."""
+    """Picture with a colour gradient from `top` to `bottom`, and its drawing object."""
     first, second = (Image.new("RGB", (_SIZE, _SIZE), color) for color in (top, bottom))
     picture = Image.composite(second, first, Image.linear_gradient("L").resize((_SIZE, _SIZE)))
     return picture, ImageDraw.Draw(picture)
 
 
 def _around(radius: float, degrees: float) -> tuple[float, float]:
-    """The point at a distance from the centre, clockwise from the top."""
+    """Point at a distance from the centre and an angle clockwise from the top."""
     angle = math.radians(degrees)
     return _CENTRE + radius * math.sin(angle), _CENTRE - radius * math.cos(angle)
 

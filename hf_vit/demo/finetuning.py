@@ -1,4 +1,4 @@
-"""The paper's fine-tuning at a higher resolution, on the digits: `hf-vit finetune` on Accelerate's launcher."""
+"""Fine-tuning at a higher resolution, as in the paper, on the digits: `hf-vit finetune` with Accelerate's launcher."""
 
 import json
 import os
@@ -24,7 +24,12 @@ _SETTINGS = {
 
 
 def finetune_at_higher_resolution(folder: Path, output: Path) -> tuple[float, float]:
-    """Accuracy on the held-out digits at 24 pixels of the model in `folder` as it is, and fine-tuned into `output`."""
+    """Fine-tune the model in `folder` at 24 pixels; return its accuracy on the held-out digits before and after.
+
+    Args:
+        folder: a folder of `save_pretrained`.
+        output: folder for the metrics before, and for the fine-tuned model.
+    """
     _launch(
         "evaluate", {"model": folder, "dataset": "digits", "image_size": IMAGE_SIZE, "output_dir": output / "before"}
     )
@@ -34,7 +39,7 @@ def finetune_at_higher_resolution(folder: Path, output: Path) -> tuple[float, fl
 
 
 def _launch(command: str, settings: dict[str, object]) -> None:
-    """Run `accelerate launch -m hf_vit.cli COMMAND` on one CPU process; its output appears as it comes."""
+    """Run `accelerate launch -m hf_vit.cli COMMAND` on one CPU process."""
     options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
     launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--module"]

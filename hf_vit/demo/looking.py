@@ -1,4 +1,4 @@
-"""What the page of `hf-vit demo` says about a picture: its classes, and where a model looks."""
+"""Models of the page of `hf-vit demo`: classes of a picture, and the attention of a model."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,28 +15,28 @@ from ..models.loading import load
 from ..models.prediction import Batch, classify_batches, most_likely
 
 TOP_K = 5
-_SHOWN_SIZE = 448  # pixels of the shorter side, at least
-_DARKEST = 0.15  # of the brightness, where the model does not look
+_SHOWN_SIZE = 448  # smallest number of pixels of the shorter side, approximately
+_DARKEST = 0.15  # share of the brightness at the least attention
 
 
 class Demo:
-    """A classifier and its image processor.
+    """Classifier and its image processor.
 
     Args:
-        folder: of `save_pretrained`, or a name on the Hub.
+        folder: a folder of `save_pretrained`, or a name on the Hub.
 
     Raises:
-        ValueError: the folder holds no classifier, a ResNet, or a model that names a class for every patch.
+        ValueError: the model is not a classifier, is a ResNet, or classifies every patch.
     """
 
     def __init__(self, folder: str | Path):
         self.model, self._processor = load(folder)
         if not hasattr(self.model, "classifier"):
-            raise ValueError(f"{folder} holds {type(self.model).__name__}, which names no classes")
+            raise ValueError(f"{folder} holds {type(self.model).__name__} (expected a classifier)")
         if not hasattr(self.model.config, "pooling"):
-            raise ValueError(f"{folder} holds a ResNet, which has no attention to show")
+            raise ValueError(f"{folder} holds a ResNet, which has no attention to show (expected a ViT)")
         if self.model.config.pooling == "none":
-            raise ValueError(f"{folder} classifies every patch, not the picture; a demo needs another pooling")
+            raise ValueError(f"{folder} classifies every patch (pooling 'none'); the demo needs one class per picture")
         self.name = re.sub(r".*/", "", Path(folder).as_posix()) or str(Path(folder).resolve().name)
         self.num_layers: int = self.model.config.num_hidden_layers
         self.num_heads: int = self.model.config.num_attention_heads
@@ -45,23 +45,24 @@ class Demo:
     def look(
         self, picture: str | Path, layer: int | None = None, head: int | None = None
     ) -> tuple[dict[str, float], Image.Image]:
-        """The most likely classes with their probabilities, and what `show` shows."""
+        """Return the most likely classes with their probabilities, and the picture of `show`."""
         pixel_values = self._read(picture)
         with torch.inference_mode():
             logits = self.model(pixel_values, interpolate_pos_encoding=True).logits
         return self._top_classes(logits), self._show(pixel_values, layer, head)
 
     def show(self, picture: str | Path, layer: int | None = None, head: int | None = None) -> Image.Image:
-        """What the model saw, bright where it looks.
+        """Return the picture at the model's resolution, bright where the attention is high.
 
         Args:
-            layer: from 0; None for the rollout through all layers.
-            head: of that layer, from 0; None for the mean of all.
+            picture: an image file.
+            layer: layer number from 0; None for the rollout of all layers.
+            head: head number from 0 in that layer; None for the mean of all heads.
         """
         return self._show(self._read(picture), layer, head)
 
     def classify_all(self, pictures: Sequence[str]) -> Iterator[Batch]:
-        """The most likely classes of many pictures, batch after batch; see `classify_batches`."""
+        """Yield the most likely classes of many pictures in batches; see `classify_batches`."""
         return classify_batches(self.model, self._processor, pictures, TOP_K, skip_unreadable=True)
 
     def _read(self, picture: str | Path) -> torch.Tensor:
@@ -76,7 +77,7 @@ class Demo:
         return highlight(visible_image(pixel_values[0], self._processor), attention)
 
     def _top_classes(self, logits: torch.Tensor) -> dict[str, float]:
-        """(1, num_labels) -> the likeliest labels, most likely first; ImageNet has two cranes"""
+        """Most likely labels of logits (1, num_labels), in order; the class number is appended to a repeated label."""
         labels = self.model.config.id2label or {}
         numbered = {int(index): f"{label} (class {index})" for index, label in labels.items()}
         found: dict[str, float] = {}
@@ -87,11 +88,11 @@ class Demo:
 
 
 def highlight(seen: np.ndarray, attention: np.ndarray) -> Image.Image:
-    """A picture that is dark where the model does not look.
+    """Darken a picture where the attention is low.
 
     Args:
-        seen: (height, width, 3) or (height, width), in [0, 1].
-        attention: (rows, columns); the patch with the least is darkest, the one with the most as bright as it is.
+        seen: the picture, (height, width, 3) or (height, width), in [0, 1].
+        attention: (rows, columns); the patch with the least attention is darkest, that with the most is unchanged.
     """
     height, width = seen.shape[:2]
     least, most = attention.min(), attention.max()

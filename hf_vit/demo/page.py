@@ -1,6 +1,6 @@
-"""`hf-vit demo MODEL [OTHER]`: a page that classifies pictures and shows where the models look.
+"""Page of `hf-vit demo MODEL [OTHER]`, which classifies pictures and shows the models' attention.
 
-Everything that the page needs comes from this machine: no fonts, scripts or statistics of others, and no public link.
+The page loads everything from this machine: it has no external fonts, scripts or statistics, and no public link.
 """
 
 import io
@@ -22,16 +22,16 @@ from .description import describe
 from .examples import MOST_EXAMPLES, copy_examples, draw_examples
 from .looking import TOP_K, Demo
 
-MOST_PICTURES = 1000  # of a folder
+MOST_PICTURES = 1000  # largest number of pictures of a folder
 _LARGEST_FILE = "64mb"
 _ROLLOUT, _MEAN = "Rollout", "Mean of all"
 _CSS = Path(__file__).with_name("page.css")
 _HINT = (
-    "Bright is where a model looks: what its class token attends to, or the mean of its patches where there is none. "
+    "Bright areas get most attention: that of the class token, or the mean over the patches if there is none. "
     "*Rollout* multiplies the attention of all layers."
 )
 _FOLDER_HINT = f"Every picture of a folder is classified, up to {MOST_PICTURES:,} of them. They stay on this server."
-_Choice = str | int  # of a layer or head
+_Choice = str | int  # a layer or head
 
 
 def serve(
@@ -44,10 +44,11 @@ def serve(
     """Show the page until interrupted.
 
     Args:
-        folders: of one model, or two to compare.
-        examples: a folder of images; by default examples are drawn.
-        host: "0.0.0.0" lets other machines see it too; None takes it from GRADIO_SERVER_NAME.
-        port: the first free one from 7860 by default, or GRADIO_SERVER_PORT.
+        folders: one model, or two to compare: folders or names on the Hub.
+        examples: a folder of images; by default built-in drawings.
+        host: address of the page; "0.0.0.0" is open to other machines; None: the value of GRADIO_SERVER_NAME.
+        port: port of the page; by default GRADIO_SERVER_PORT, or the first free one from 7860.
+        open_browser: open the page in a browser.
     """
     with tempfile.TemporaryDirectory(prefix="hf_vit_demo_") as scratch:
         page = build_page(folders, Path(scratch), examples)
@@ -73,7 +74,10 @@ def build_page(folders: Sequence[str | Path], scratch: Path, examples: str | Pat
 
     Args:
         folders, examples: as in `serve`.
-        scratch: where examples and tables are written.
+        scratch: folder for examples and tables.
+
+    Raises:
+        ValueError: both models are the same.
     """
     if len({str(folder) for folder in folders}) < len(folders):
         raise ValueError(f"both models are {folders[0]} (expected two); leave one out")
@@ -83,7 +87,7 @@ def build_page(folders: Sequence[str | Path], scratch: Path, examples: str | Pat
             demo.name = str(folder)
     pictures = copy_examples(Path(examples), scratch) if examples else draw_examples(scratch, demos[0].labels)
     title = " and ".join(demo.name for demo in demos)
-    # The models compute for one visitor at a time: what looks inside them listens to their layers meanwhile.
+    # The models serve one visitor at a time, because attention is recorded with hooks on their layers.
     with gradio.Blocks(title=title, analytics_enabled=False, delete_cache=(3600, 86400)) as page:
         gradio.HTML(f"<h1>{escape(title)}</h1>", padding=False, elem_classes="title flush")
         with gradio.Tab("One picture"):
@@ -97,7 +101,7 @@ def build_page(folders: Sequence[str | Path], scratch: Path, examples: str | Pat
 
 
 def _add_picture(demos: list[Demo], examples: list[Path]) -> None:
-    """What classifies one picture: on the left the picture, on the right what the models say, side by side."""
+    """Add the tab for one picture: the picture on the left, and the models' answers side by side on the right."""
     names = [demo.name if len(demos) > 1 else "" for demo in demos]
     with gradio.Row():
         with gradio.Column(scale=1, min_width=300):
@@ -109,7 +113,7 @@ def _add_picture(demos: list[Demo], examples: list[Path]) -> None:
             with gradio.Row():
                 looks = [_add_look(demo, name) for demo, name in zip(demos, names, strict=True)]
             gradio.Markdown(_HINT, elem_classes="hint")
-    picture.preprocess = _path_of  # gradio would open the picture, and say nothing of what is wrong with it
+    picture.preprocess = _path_of  # gradio would open the picture itself, without our error messages
 
     def look(path: str | None, *choices: _Choice) -> list[Any]:
         if path is None:
@@ -132,14 +136,14 @@ def _add_picture(demos: list[Demo], examples: list[Path]) -> None:
 
 
 def _add_classes(name: str) -> gradio.Label:
-    """What a model says, under its name where there are two."""
+    """Add the classes of a model, under its name if there are two models."""
     with gradio.Column(min_width=260):
         _add_name(name)
         return gradio.Label(num_top_classes=TOP_K, label="Classes")
 
 
 def _add_look(demo: Demo, name: str) -> tuple[Any, Any, Any]:
-    """Where a model looks, and the choice of its layer and head; under its name where there are two."""
+    """Add the attention of a model, with the choice of layer and head, under its name if there are two models."""
     layers = [(_ROLLOUT, _ROLLOUT), *((f"Layer {n} of {demo.num_layers}", n) for n in _from_1(demo.num_layers))]
     heads = [(_MEAN, _MEAN), *((f"Head {n} of {demo.num_heads}", n) for n in _from_1(demo.num_heads))]
     settings: dict[str, Any] = {"filterable": False, "min_width": 120}
@@ -160,7 +164,7 @@ def _add_name(name: str) -> None:
 
 
 def _add_folder(demos: list[Demo], scratch: Path) -> None:
-    """What classifies the pictures of a folder: a table, and a CSV for each model."""
+    """Add the tab for a folder of pictures: a table, and a CSV for each model."""
     gradio.Markdown(_FOLDER_HINT, elem_classes="hint")
     files: Any = gradio.File(file_count="directory", label="Folder", height=160)
     said = gradio.Markdown(elem_classes="hint")
@@ -177,11 +181,14 @@ def _add_folder(demos: list[Demo], scratch: Path) -> None:
 
 
 def _classify_folder(demos: list[Demo], found: list[tuple[str, str]], folder: Path, progress: Any) -> list[Any]:
-    """What is said, the CSV files and the rows of the table.
+    """Classify the pictures of a folder; return the summary, the CSV files and the HTML table.
 
     Args:
         found: names and paths of files.
-        folder: for the CSV files.
+        folder: folder for the CSV files.
+
+    Raises:
+        ValueError: there are no pictures, too many, or none can be read.
     """
     images = sorted((name, path) for name, path in found if name.lower().endswith(IMAGE_SUFFIXES))
     if not images:
@@ -204,7 +211,7 @@ def _classify_folder(demos: list[Demo], found: list[tuple[str, str]], folder: Pa
         raise ValueError(f"none of the {len(images)} pictures can be read")
     said = f"Pictures classified: {len(images) - len(unreadable)}."
     if others := len(found) - len(images):
-        said += f" Other files, left out: {others}."
+        said += f" Other files, not used: {others}."
     if unreadable:
         names = in_words([images[number][0] for number in sorted(unreadable)])
         said += f" Pictures that cannot be read: {len(unreadable)} ({names})."
@@ -214,7 +221,7 @@ def _classify_folder(demos: list[Demo], found: list[tuple[str, str]], folder: Pa
 
 
 def _render_rows(models: list[str], rows: list[list[str]]) -> str:
-    """The rows as an HTML table: a picture, and a class and a probability for each model."""
+    """Return the rows as an HTML table: a picture, and a class and a probability for each model."""
     columns = '<col class="picture">' + '<col class="class"><col class="score">' * len(models)
     names = "".join(f'<th colspan="2">{escape(model)}</th>' for model in models)
     head = f"<tr><th></th>{names}</tr>" if len(models) > 1 else ""
@@ -225,7 +232,7 @@ def _render_rows(models: list[str], rows: list[list[str]]) -> str:
 
 
 def _listen(event: Any, function: Callable[..., Any], inputs: list[Any], outputs: list[Any], name: str) -> None:
-    """Call a function on an event; what is wrong is said in one sentence, which names files as their owner does."""
+    """Call a function on an event; an error is one sentence, with the file's own name instead of its upload path."""
 
     @wraps(function)
     def answer(first: Any, *others: Any) -> Any:
@@ -241,7 +248,7 @@ def _listen(event: Any, function: Callable[..., Any], inputs: list[Any], outputs
 
 
 def _numbers(layer: _Choice, head: _Choice) -> tuple[int | None, int | None]:
-    """What was chosen as numbers from 0, None for all."""
+    """Convert the choices to numbers from 0; None means all."""
     if layer == _ROLLOUT:
         return None, None
     return int(layer) - 1, None if head == _MEAN else int(head) - 1
@@ -256,5 +263,5 @@ def _path_of(payload: Any) -> str | None:
 
 
 def _named_paths_of(payload: Any) -> list[tuple[str, str]] | None:
-    """Uploaded files by the names that they had, which two of them may share."""
+    """(original name, path) of uploaded files; names may repeat."""
     return [(file.orig_name or Path(file.path).name, file.path) for file in payload.root] if payload else None

@@ -1,4 +1,4 @@
-"""`hf-vit demo --space FOLDER`: what a Space on the Hub needs to show the page."""
+"""Files of a Space on the Hub that shows the page (`hf-vit demo --space FOLDER`)."""
 
 import re
 import shutil
@@ -15,14 +15,14 @@ from ..files.contents import PUSHED, matches
 from ..files.output import new_folder
 
 _APP = '''\
-"""The page of `hf-vit demo`, as a Space of the Hub runs it."""
+"""Page of `hf-vit demo`, as a Space on the Hub."""
 
 {imports}
 here = Path(__file__).parent
 {install}
 from hf_vit.demo.page import serve
 
-serve([{models}], host=None)  # where GRADIO_SERVER_NAME says
+serve([{models}], host=None)  # at the address GRADIO_SERVER_NAME
 '''
 _IMPORTS = """\
 import subprocess
@@ -31,7 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 """
 _INSTALL = """\
-if find_spec("hf_vit") is None:  # it is on no package index yet: its wheel lies beside this file
+if find_spec("hf_vit") is None:  # hf_vit is not on a package index yet; its wheel is beside this file
     wheel = here / "{wheel}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True)
 """
@@ -41,9 +41,9 @@ _README = """\
 
 # {title}
 
-The page of `hf-vit demo`: it classifies pictures and shows where the model looks.
+The page of `hf-vit demo`: it classifies pictures and shows the model's attention.
 
-Put this folder on the Hub, under a name of your own; the Space is created, or replaced:
+Upload this folder to the Hub, under a name of your own; the Space is created, or replaced:
 
 ```bash
 hf upload OWNER/NAME . --repo-type space
@@ -52,25 +52,25 @@ hf upload OWNER/NAME . --repo-type space
 {wheel}
 """
 _WITHOUT_WHEEL = """\
-`requirements.txt` asks a package index for hf_vit. While no index has it, the Space cannot be built: make the wheel
-with `pip wheel --no-deps .` in a checkout of hf_vit, and write this folder again with
+`requirements.txt` installs hf_vit from a package index. If hf_vit is not on the index yet, build its wheel with
+`pip wheel --no-deps .` in a checkout of hf_vit, and write this folder again with
 `--wheel hf_vit-{version}-py3-none-any.whl`, which copies the wheel beside `app.py`."""
 _WITH_WHEEL = """\
-hf_vit itself comes from `{wheel}` in this folder, which `app.py` installs: a Space installs
-`requirements.txt` before the other files are there."""
+`app.py` installs hf_vit from `{wheel}` in this folder, because a Space installs
+`requirements.txt` before its other files exist."""
 
 
 def write_space(folder: Path, models: Sequence[str], wheel: Path | None = None) -> None:
-    """Write app.py, requirements.txt, README.md, models that are folders on this machine, and a wheel.
+    """Write app.py, requirements.txt, README.md, local models, and a wheel.
 
     Args:
-        folder: a new one.
-        models: of the page; names on the Hub are fetched by the Space.
-        wheel: of hf_vit, while it is on no package index.
+        folder: a new folder.
+        models: models of the page: local folders, which are copied, or names on the Hub.
+        wheel: wheel of hf_vit, if hf_vit is not on a package index.
 
     Raises:
-        FileExistsError: the folder is there.
-        ValueError: the wheel is none of hf_vit.
+        FileExistsError: the folder exists.
+        ValueError: the wheel is not one of hf_vit.
     """
     if folder.exists():
         raise FileExistsError(f"{folder} exists; name a new folder for the Space")
@@ -85,7 +85,7 @@ def write_space(folder: Path, models: Sequence[str], wheel: Path | None = None) 
 
 
 def _copy_model(model: Path, space: Path) -> str:
-    """Copy what of a folder belongs to a model, and return its place in the Space."""
+    """Copy a model's files to the Space; return their folder there."""
     name = model.resolve().name
     while (space / "models" / name).exists():
         name += "_"
@@ -119,15 +119,15 @@ def _render_readme(models: list[str], wheel: Path | None) -> str:
 
 
 def _requirements_of(wheel: Path) -> list[str]:
-    """What a wheel of hf_vit needs for its extra `demo`, without hf_vit itself."""
+    """Requirements of a wheel of hf_vit with its extra `demo`, without hf_vit itself."""
     try:
         with ZipFile(wheel) as archive:
             name = next(name for name in archive.namelist() if re.fullmatch(r"hf_vit-[^/]*\.dist-info/METADATA", name))
             lines = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist", [])
     except (BadZipFile, StopIteration) as error:
-        raise ValueError(f"{wheel} is no wheel of hf_vit") from error
+        raise ValueError(f"{wheel} is not a wheel of hf_vit") from error
     found, extras = dict[str, Requirement](), ["", "demo"]
-    for extra in extras:  # which grows: an extra names others
+    for extra in extras:  # the list grows, because an extra can name others
         for requirement in map(Requirement, lines):
             marker = requirement.marker
             if marker is not None and (not marker.evaluate({"extra": extra}) or marker.evaluate({"extra": ""})):
