@@ -1,6 +1,6 @@
-"""`hf-vit <command>`: arguments become calls, one module for each subject.
+"""Command line `hf-vit COMMAND`, with one module for each subject.
 
-These modules are imported even by `--help`, so what a command needs is imported when it runs.
+`--help` imports all of these modules, so each command imports its libraries when it runs.
 """
 
 from .command_line import build_parser, main

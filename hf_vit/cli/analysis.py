@@ -17,13 +17,15 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_inspect(commands: Commands) -> None:
-    command = add_command(commands, "inspect", _inspect, "a report of what a model has learned and where it looks")
-    command.add_argument("folder", help="a folder of save_pretrained, here or of transformers, or a name on the Hub")
-    command.add_argument("--image", nargs="+", default=[], type=Path, metavar="FILE", help="images to look at")
-    command.add_argument("--output", required=True, type=Path, help="the folder to write: pictures and report.html")
-    command.add_argument("--image-size", type=parse_size, metavar="N|HxW", help="by default the model's own")
+    command = add_command(commands, "inspect", _inspect, "write a report of a model: filters, positions, attention")
+    command.add_argument("folder", help="model: a folder of hf_vit or transformers, or a name on the Hub")
+    command.add_argument("--image", nargs="+", default=[], type=Path, metavar="FILE", help="images for attention maps")
+    command.add_argument("--output", required=True, type=Path, help="folder to write: pictures and report.html")
+    command.add_argument(
+        "--image-size", type=parse_size, metavar="N|HxW", help="image size in pixels (default: the model's own)"
+    )
     command.add_argument("--flow", action="store_true", help="also draw attention flow, which takes longer")
-    command.add_argument("--overwrite", action="store_true", help="replace the output")
+    command.add_argument("--overwrite", action="store_true", help="replace the output folder")
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
@@ -48,7 +50,7 @@ def _inspect(arguments: argparse.Namespace) -> None:
     )
     print(f"saved {arguments.output / 'report.html'}")
     if problems:
-        raise ValueError(f"{'; '.join(problems)} (the report has everything else)")
+        raise ValueError(f"{'; '.join(problems)} (the report is otherwise complete)")
 
 
 def _need(package: str) -> None:
@@ -59,17 +61,27 @@ def _need(package: str) -> None:
 
 
 def _add_compute(commands: Commands) -> None:
-    command = add_command(commands, "compute", _compute, "what a model costs, and what training it takes")
-    command.add_argument("model", nargs="?", help='a variant such as "B/16", a folder, or a name on the Hub')
-    command.add_argument("--image-size", type=parse_size, metavar="N|HxW", help="by default the model's own")
-    command.add_argument("--epochs", type=float, default=1.0, help="of the training run (default 1)")
+    command = add_command(commands, "compute", _compute, "count a model's operations, and estimate its training time")
+    command.add_argument("model", nargs="?", help='model: a variant such as "B/16", a folder, or a name on the Hub')
+    command.add_argument(
+        "--image-size", type=parse_size, metavar="N|HxW", help="image size in pixels (default: the model's own)"
+    )
+    command.add_argument("--epochs", type=float, default=1.0, help="epochs of the training run (default 1)")
     command.add_argument("--dataset-size", type=float, metavar="IMAGES", help="images per epoch, such as 303e6")
-    command.add_argument("--accelerator", default="tpu-v3-core", help="tpu-v3-core (default), a100 or h100")
-    command.add_argument("--utilization", type=float, help="share of its peak it runs at (default: the paper's, 0.38)")
-    command.add_argument("--table", type=int, choices=[2, 6], help="a table of the paper, and our figures beside it")
-    command.add_argument("--runs", type=Path, metavar="CSV", help="runs to draw: name, exaflops, accuracy, family")
-    command.add_argument("--output", type=Path, metavar="PNG", help="draw --runs or --table 6 as accuracy by compute")
-    command.add_argument("--overwrite", action="store_true", help="replace the output")
+    command.add_argument(
+        "--accelerator", default="tpu-v3-core", help="training hardware: tpu-v3-core (default), a100 or h100"
+    )
+    command.add_argument(
+        "--utilization", type=float, help="share of the hardware's peak that is reached (default: the paper's, 0.38)"
+    )
+    command.add_argument("--table", type=int, choices=[2, 6], help="compare a table of the paper with our figures")
+    command.add_argument(
+        "--runs", type=Path, metavar="CSV", help="training runs to draw, with columns name, exaflops, accuracy, family"
+    )
+    command.add_argument(
+        "--output", type=Path, metavar="PNG", help="picture to write: accuracy against compute, of --runs or --table 6"
+    )
+    command.add_argument("--overwrite", action="store_true", help="replace the output file")
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -78,9 +90,9 @@ def _compute(arguments: argparse.Namespace) -> None:
     if len(chosen) != 1:
         raise ValueError("give one of a model, --table 2, --table 6 and --runs CSV")
     if arguments.runs is not None and arguments.output is None:
-        raise ValueError("--runs needs --output, the picture to draw")
+        raise ValueError("--runs needs --output, the picture to write")
     if arguments.output is not None and arguments.runs is None and arguments.table != 6:
-        raise ValueError("--output draws --runs CSV or --table 6")
+        raise ValueError("--output needs --runs CSV or --table 6")
     if arguments.output is not None:
         _draw_runs(arguments)
     elif arguments.table is not None:

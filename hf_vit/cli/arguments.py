@@ -1,4 +1,4 @@
-"""What the commands share: how one is added, and arguments that several take."""
+"""Helpers for all commands: add a command, and parse common arguments."""
 
 import argparse
 from collections.abc import Callable
@@ -10,7 +10,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def add_command(
     commands: Commands, name: str, run: Callable[[argparse.Namespace], None], about: str
 ) -> argparse.ArgumentParser:
-    """Add a subcommand that calls `run` with its arguments."""
+    """Add a subcommand that calls `run` with its arguments; `about` is its help."""
     command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
     command.set_defaults(run=run, takes_settings=False, parser=command)
     return command
@@ -20,15 +20,15 @@ def parse_size(text: str) -> int | tuple[int, int]:
     """Parse `384` or `384x512`, height first."""
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither N nor HxW with numbers from 1")
+        raise argparse.ArgumentTypeError(f"cannot read {text!r} as a size (expected N or HxW, such as 384 or 384x512)")
     return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
 
 
 def load_or_convert(folder: str, image_size: int | tuple[int, int] | None = None) -> tuple[Any, Any]:
-    """Load a model and its image processor, None where it has none; a folder of transformers' own is converted.
+    """Load a model and its image processor (None if it has none); a transformers folder is converted.
 
     Args:
-        folder: of `save_pretrained`, or a name on the Hub.
+        folder: a folder of `save_pretrained`, or a name on the Hub.
         image_size: an int or (height, width) in pixels; by default the stored one.
     """
     from ..conversion import convert

@@ -7,14 +7,16 @@ from .arguments import Commands, add_command
 
 def add_commands(commands: Commands) -> None:
     """Add `catalog`."""
-    command = add_command(commands, "catalog", _catalog, "find released checkpoints, or say what a file name means")
+    command = add_command(commands, "catalog", _catalog, "find released checkpoints, or explain a file name")
     command.add_argument(
         "query", help='an architecture ("B/16", "R50+L/32"), a family ("siglip2"), or the name of a file'
     )
-    command.add_argument("--adapted-to", metavar="DATA", help="fine-tuned on imagenet2012, oxford_iiit_pet, ...")
-    command.add_argument("--resolution", type=int, metavar="PIXELS", help="of fine-tuning: 224 or 384")
+    command.add_argument(
+        "--adapted-to", metavar="DATA", help="only files fine-tuned on this data: imagenet2012, oxford_iiit_pet, ..."
+    )
+    command.add_argument("--resolution", type=int, metavar="PIXELS", help="only files fine-tuned at 224 or 384 pixels")
     command.add_argument("--index", help="AugReg's index.csv of 51,509 files: a path, https://... or gs://...")
-    command.add_argument("--limit", type=int, default=10, help="how many files to name (default 10)")
+    command.add_argument("--limit", type=int, default=10, help="largest number of files to list (default 10)")
 
 
 def _catalog(arguments: argparse.Namespace) -> None:
@@ -31,6 +33,6 @@ def _catalog(arguments: argparse.Namespace) -> None:
     for location, about in found:
         print(location, f"  {about}", sep="\n")
     if arguments.index is None:
-        print(f"of the built-in list ({len(found)} found); --index {INDEX} searches all files of AugReg")
+        print(f"{len(found)} found in the built-in list; --index {INDEX} searches all files of AugReg")
     elif not found:
         raise ValueError(f"{arguments.index} has no such file")

@@ -1,4 +1,4 @@
-"""The program `hf-vit`."""
+"""Program `hf-vit`."""
 
 import argparse
 import re
@@ -9,12 +9,12 @@ from typing import NoReturn
 from ..files.messages import did_you_mean, ends_in_one_sentence, with_dashes
 from . import analysis, catalog, conversion, demo, environment, hub, prediction, quantization, retrieval, training
 
-# in the order of --help
+# In the order of --help
 _SUBJECTS = (conversion, prediction, retrieval, quantization, training, hub, catalog, analysis, demo, environment)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; bad input is one sentence on standard error and exit status 2."""
+    """Run one command; return its exit status, 2 after an error, which is one sentence on standard error."""
     given = list(sys.argv[1:] if argv is None else argv)
     arguments, more = build_parser().parse_known_args([with_dashes(text) for text in given])
     if more and not arguments.takes_settings:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but a command that there is not is answered with the one that is most like it."""
+    """Argument parser whose error for an unknown command suggests the most similar one."""
 
     def error(self, message: str) -> NoReturn:
         wrong = re.match(r"argument \w+: invalid choice: '(.*?)' \(choose from (.*)\)", message, re.DOTALL)
@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     about = "The original Vision Transformer family in the Hugging Face ecosystem. Each command has its own --help."
     parser = _Parser(prog="hf-vit", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=environment.own_version())
-    parser.set_defaults(root=parser)  # for what completes all of it
+    parser.set_defaults(root=parser)  # for shell completion
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
     )

@@ -20,26 +20,34 @@ def _add_convert(commands: Commands) -> None:
     command = add_command(commands, "convert", _convert, "convert a checkpoint to a folder that from_pretrained loads")
     command.add_argument(
         "source",
-        help="an original .npz; .safetensors or .pth of timm, torchvision, DeiT, MAE or DINO; or a folder of these or "
-        "of transformers: a path, https://..., gs://bucket/path or a name on the Hub; or augreg:best:B/16",
+        help="checkpoint: an original .npz, a .safetensors or .pth of timm, torchvision, DeiT, MAE or DINO, or a "
+        "folder of these or of transformers; as a path, https://..., gs://bucket/path or a name on the Hub; or "
+        "augreg:best:B/16",
     )
-    command.add_argument("--index", help="AugReg's index.csv, for `augreg:best:` of what is not recommended")
-    command.add_argument("output", type=Path, nargs="?", help="the folder to write; none with --check")
+    command.add_argument(
+        "--index", help="AugReg's index.csv, for `augreg:best:` with variants that have no recommended file"
+    )
+    command.add_argument("output", type=Path, nargs="?", help="folder to write; not needed with --check")
     command.add_argument(
         "--check",
         action="store_true",
-        help="write nothing: print what is recognised, each inference with its reason, and what is left out or assumed",
+        help="write nothing; print the recognised model with reasons, unused weights, and assumptions",
     )
-    command.add_argument("--labels", help="names of the classes: imagenet1k, or a file with one per line, or JSON")
-    command.add_argument("--image-size", type=parse_size, metavar="N|HxW", help="resample the position embeddings")
+    command.add_argument("--labels", help="class names: imagenet1k, a text file with one per line, or a JSON file")
+    command.add_argument(
+        "--image-size",
+        type=parse_size,
+        metavar="N|HxW",
+        help="image size in pixels, to which position embeddings are resampled",
+    )
     command.add_argument(
         "--patch-size",
         type=parse_size,
         metavar="N|HxW",
-        help="compute with patches of this size; the stored kernel and positions are kept (FlexiViT)",
+        help="patch size in pixels to compute with; the stored kernel and positions are kept (FlexiViT)",
     )
     command.add_argument(
-        "--position-grid", type=parse_size, metavar="RxC", help="rows x columns, where it is no square"
+        "--position-grid", type=parse_size, metavar="RxC", help="rows x columns of the positions, if not square"
     )
     command.add_argument(
         "--set",
@@ -47,7 +55,7 @@ def _add_convert(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="a field of the configuration that no array shows, such as num_attention_heads=4; may be repeated",
+        help="configuration field that the weights do not determine, e.g. num_attention_heads=4; may be repeated",
     )
     command.add_argument("--overwrite", action="store_true", help="replace the output folder")
 
@@ -57,7 +65,7 @@ def _convert(arguments: argparse.Namespace) -> None:
     if output is not None:
         refuse_existing(output, arguments.overwrite)  # before the work, not after
     elif not arguments.check:
-        raise ValueError("cannot convert without the folder to write; give it, or --check")
+        raise ValueError("cannot convert: no output folder; give one, or --check")
     with quick_imports():
         silence_progress_bars()
         from ..catalog import address_of
@@ -81,29 +89,29 @@ def _convert(arguments: argparse.Namespace) -> None:
 
 
 def _add_export(commands: Commands) -> None:
-    command = add_command(commands, "export", _export, "write a folder as somebody else's checkpoint")
-    command.add_argument("folder", help="a folder of save_pretrained, here or of transformers, or a name on the Hub")
+    command = add_command(commands, "export", _export, "write a model in another format")
+    command.add_argument("folder", help="model: a folder of hf_vit or transformers, or a name on the Hub")
     command.add_argument(
         "output",
         type=Path,
-        help="what to write: a file; for transformers a folder, for timm either; for onnx a file that ends in .onnx; "
-        "for openvino, or onnx without that ending, a folder to deploy: program, labels, preprocessing, predict.py",
+        help="file or folder to write: a folder for transformers; either for timm; for onnx a .onnx file, or a folder "
+        "to deploy (program, labels, preprocessing, predict.py); for openvino such a folder; for the others a file",
     )
     formats = ["jax", "transformers", "timm", "onnx", "openvino", "torch-export", "aot-inductor"]
-    command.add_argument("--to", required=True, choices=formats, help="the format (OUTPUT says what it is)")
+    command.add_argument("--to", required=True, choices=formats, help="format to write")
     command.add_argument(
-        "--dialect", choices=["vit_jax", "flax", "big_vision", "big_transfer"], help="names in the .npz"
+        "--dialect", choices=["vit_jax", "flax", "big_vision", "big_transfer"], help="for jax: array names in the .npz"
     )
     command.add_argument(
         "--beside",
         metavar="ORIGINAL",
-        help="for jax: the file that was converted; its text tower, names and number formats are kept",
+        help="for jax: the converted file; its text tower, array names and number formats are kept",
     )
     command.add_argument(
         "--size",
         type=lambda text: text if text == "dynamic" else parse_size(text),
         metavar="N|HxW|dynamic",
-        help="of the images of a program (onnx, openvino, torch-export, aot-inductor); by default the model's own",
+        help="for onnx, openvino, torch-export and aot-inductor: image size of the program (default: the model's own)",
     )
     command.add_argument("--overwrite", action="store_true", help="replace the output")
 
@@ -126,15 +134,15 @@ def _export(arguments: argparse.Namespace) -> None:
         overwrite=arguments.overwrite,
     )
     if left:
-        print("timm.create_model computes the same with", json.dumps(left))
+        print("pass to timm.create_model for the same results:", json.dumps(left))
     print(f"saved in {arguments.output}")
 
 
 def _setting(text: str) -> tuple[str, object]:
-    """Parse `name=value`, the value as JSON or, where it is none, as text."""
+    """Parse `name=value`; the value is JSON, or else text."""
     name, separator, value = text.partition("=")
     if not (separator and name.isidentifier()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE")
+        raise argparse.ArgumentTypeError(f"cannot read {text!r} (expected FIELD=VALUE)")
     try:
         return name, json.loads(value)
     except json.JSONDecodeError:

@@ -10,20 +10,24 @@ from .arguments import Commands, add_command
 def add_commands(commands: Commands) -> None:
     """Add `demo`."""
     command = add_command(
-        commands, "demo", _demo, "show a page that classifies pictures and marks where a model looks, or two"
+        commands, "demo", _demo, "serve a page that classifies images and shows the attention of one or two models"
     )
-    command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
-    command.add_argument("other", nargs="?", help="another model, to compare side by side")
+    command.add_argument("folder", help="model: a folder of save_pretrained, or a name on the Hub")
+    command.add_argument("other", nargs="?", help="second model, shown side by side")
     command.add_argument(
-        "--examples", type=Path, metavar="FOLDER", help="of images to choose from (default: drawn ones)"
+        "--examples", type=Path, metavar="FOLDER", help="folder of example images (default: built-in drawings)"
     )
-    command.add_argument("--host", default="127.0.0.1", help="0.0.0.0 lets other machines see it too")
-    command.add_argument("--port", type=int, help="by default the first free one from 7860")
+    command.add_argument(
+        "--host", default="127.0.0.1", help="address of the page (default 127.0.0.1); 0.0.0.0 is open to other machines"
+    )
+    command.add_argument("--port", type=int, help="port of the page (default: the first free one from 7860)")
     command.add_argument("--open", action="store_true", help="open the page in a browser")
     command.add_argument(
-        "--space", type=Path, metavar="FOLDER", help="write a Space for the Hub there, and show nothing"
+        "--space", type=Path, metavar="FOLDER", help="write the page as a Space for the Hub to this folder, and exit"
     )
-    command.add_argument("--wheel", type=Path, metavar="FILE", help="of hf_vit, for a --space: until an index has it")
+    command.add_argument(
+        "--wheel", type=Path, metavar="FILE", help="for --space: wheel of hf_vit to install, instead of a package index"
+    )
 
 
 def _demo(arguments: argparse.Namespace) -> None:
@@ -34,9 +38,9 @@ def _demo(arguments: argparse.Namespace) -> None:
         _write_space(folders, arguments)
         return
     if arguments.wheel:
-        raise ValueError("--wheel is for a Space, and there is no --space")
+        raise ValueError("--wheel needs --space")
     if arguments.examples:
-        images_below(arguments.examples)  # refuses a place without images before the models are loaded
+        images_below(arguments.examples)  # an error before the models are loaded, if there are no images
     from ..demo.page import serve
 
     serve(folders, arguments.examples, arguments.host, arguments.port, arguments.open)
@@ -47,6 +51,6 @@ def _write_space(folders: list[str], arguments: argparse.Namespace) -> None:
     from ..demo.space import write_space
 
     for folder in folders:
-        Demo(folder)  # refuses what the page would refuse
+        Demo(folder)  # an error now instead of in the Space
     write_space(arguments.space, folders, arguments.wheel)
-    print(f"written to {arguments.space}: its README.md says how it gets onto the Hub")
+    print(f"written to {arguments.space}; its README.md explains how to upload it to the Hub")

@@ -23,15 +23,17 @@ _EXTRAS = {
 
 
 def own_version() -> str:
-    """`hf-vit 0.1.0`"""
+    """Return name and version of the program: `hf-vit 0.1.0`."""
     return f"hf-vit {versions_of(['hf_vit'])['hf_vit']}"
 
 
 def add_commands(commands: Commands) -> None:
     """Add `env` and `completion`."""
-    add_command(commands, "env", _env, "print versions, extras and devices, for a report of a fault")
-    command = add_command(commands, "completion", _completion, "print a script that completes commands and options")
-    command.add_argument("shell", choices=["bash", "zsh", "tcsh"], help='`eval "$(hf-vit completion bash)"` loads it')
+    add_command(commands, "env", _env, "print versions, extras and devices, for a bug report")
+    command = add_command(commands, "completion", _completion, "print a shell script that completes commands")
+    command.add_argument(
+        "shell", choices=["bash", "zsh", "tcsh"], help='the shell; `eval "$(hf-vit completion bash)"` loads the script'
+    )
 
 
 def _env(arguments: argparse.Namespace) -> None:

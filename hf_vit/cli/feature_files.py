@@ -1,4 +1,4 @@
-"""Files of features: the names of images, their features, and the model that computed them."""
+"""Feature files: names of images, their features, and the identity of the model."""
 
 import csv
 import json
@@ -13,17 +13,19 @@ import numpy as np
 from ..files.output import new_file
 
 SUFFIXES = (".parquet", ".npz", ".csv")
-_KEY = b"hf_vit"  # of the metadata of a parquet file
-_ROWS = 8192  # that are read at once
+_KEY = b"hf_vit"  # key in the metadata of a parquet file
+_ROWS = 8192  # rows per read and per row group
 Write = Callable[[list[str], np.ndarray], None]
 
 
 @contextmanager
 def new_features(path: Path, about: dict[str, Any], overwrite: bool) -> Iterator[Write]:
-    """What writes batch after batch into a file, by its suffix; it appears in the end, whole.
+    """Return a function that writes batches of names and features to a file; the file appears at the end, complete.
 
     Args:
-        about: the model; a .csv has no place for it.
+        path: file to write; the suffix sets its format, one of `SUFFIXES`.
+        about: identity of the model; a .csv does not store it.
+        overwrite: replace an existing file.
     """
     makers = {".parquet": _parquet_writer, ".npz": _npz_writer, ".csv": _csv_writer}
     with new_file(path, overwrite) as draft, makers[path.suffix.lower()](draft, about) as write:
@@ -37,7 +39,7 @@ def _parquet_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
     waiting: list[tuple[list[str], np.ndarray]] = []
 
     def write_waiting() -> None:
-        """One row group."""
+        """Write one row group."""
         names = [name for these, _ in waiting for name in these]
         features = np.concatenate([these for _, these in waiting])
         width = features.shape[1]
@@ -90,10 +92,11 @@ def _csv_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
 
 
 class Features:
-    """A file that `new_features` wrote: `about` its model, the `names` of its images, and `chunks` of features.
+    """Reader of a file that `new_features` wrote: identity of the model (`about`), image `names` and `chunks`.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: it is not such a file.
+        FileNotFoundError: the file does not exist.
     """
 
     def __init__(self, path: Path):
@@ -114,11 +117,14 @@ class Features:
             with pq.ParquetFile(self._path) as file:
                 about = json.loads(file.schema_arrow.metadata[_KEY])
                 return about, file.read(columns=["file"])["file"].to_pylist()
-        with open(self._path, "rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load may leave it open
+        with (
+            open(self._path, "rb") as file,
+            np.load(file, allow_pickle=False) as arrays,
+        ):  # on an error np.load may leave it open
             return json.loads(str(arrays["about"])), arrays["files"].tolist()
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """(images, features) again and again; of a parquet file one is in memory at a time."""
+        """Yield arrays (images, features) of float32; of a parquet file one at a time is in memory."""
         if self._path.suffix.lower() == ".npz":
             with np.load(self._path, allow_pickle=False) as arrays:
                 yield arrays["features"]
@@ -130,18 +136,18 @@ class Features:
 
 
 def import_pyarrow(name: str) -> tuple[Any, Any]:
-    """pyarrow, and its module for parquet files.
+    """Return pyarrow and its module for parquet files.
 
     Args:
-        name: what needs it, for the message.
+        name: name of the file that needs it, for the message.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: pyarrow is not installed.
     """
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        install = "pip install 'hf_vit[training]', or take a .npz file"
+        install = "pip install 'hf_vit[training]', or use a .npz file"
         raise ImportError(f"{name} needs pyarrow, which is not installed: {install}") from error
     return pyarrow, pyarrow.parquet

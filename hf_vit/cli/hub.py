@@ -19,17 +19,17 @@ def _add_push(commands: Commands) -> None:
         commands, "push", _push, "push a folder to the Hub: weights, processor and card in one commit"
     )
     command.add_argument("folder", type=Path, help="a folder that convert, training or save_pretrained wrote")
-    command.add_argument("repository", help="owner/name, or a name for an own repository; created where there is none")
-    command.add_argument("--private", action="store_true", help="create the repository as a private one")
-    command.add_argument("--revision", metavar="BRANCH", help="push to a branch, created where there is none")
+    command.add_argument("repository", help="repository, OWNER/NAME or a NAME of your own; created if missing")
+    command.add_argument("--private", action="store_true", help="create the repository as private")
+    command.add_argument("--revision", metavar="BRANCH", help="branch to push to; created if missing")
     command.add_argument("--create-pr", action="store_true", help="open a pull request instead of committing")
     command.add_argument("--code", action="store_true", help="add the code, for trust_remote_code=True without hf_vit")
-    command.add_argument("--license", metavar="ID", help="such as apache-2.0, where the card does not know it")
+    command.add_argument("--license", metavar="ID", help="licence such as apache-2.0, if the card does not have one")
     command.add_argument(
-        "--allow-incomplete-card", action="store_true", help="push although the card lacks something, such as a licence"
+        "--allow-incomplete-card", action="store_true", help="push even if the card lacks something, such as a licence"
     )
-    command.add_argument("--message", default="Upload with hf_vit", help="of the commit")
-    command.add_argument("--dry-run", action="store_true", help="only say what would be pushed")
+    command.add_argument("--message", default="Upload with hf_vit", help="message of the commit")
+    command.add_argument("--dry-run", action="store_true", help="list the files to push, but push nothing")
 
 
 def _push(arguments: argparse.Namespace) -> None:
@@ -58,9 +58,9 @@ def _push(arguments: argparse.Namespace) -> None:
 
 
 def _add_verify(commands: Commands) -> None:
-    command = add_command(commands, "verify", _verify, "hash the files of a downloaded folder and compare its manifest")
+    command = add_command(commands, "verify", _verify, "check the files of a downloaded folder against its manifest")
     command.add_argument(
-        "folder", type=Path, help="a folder with the manifest.json of a push, such as `hf download` makes"
+        "folder", type=Path, help="a folder with the manifest.json of a push, e.g. downloaded with `hf download`"
     )
 
 
@@ -69,11 +69,11 @@ def _verify(arguments: argparse.Namespace) -> None:
 
     manifest = arguments.folder / MANIFEST
     if not manifest.is_file():
-        raise ValueError(f"{arguments.folder} holds no {MANIFEST}, which `hf-vit push` writes")
+        raise ValueError(f"cannot verify {arguments.folder}: it has no {MANIFEST}, which `hf-vit push` writes")
     checked = check_files(manifest, thorough=True)
     if not checked:
-        raise ValueError(f"{manifest} is not the manifest of a push, or lists nothing that is here")
-    print(f"{len(checked)} files are those that were pushed: {', '.join(checked)}")
+        raise ValueError(f"{manifest} is not the manifest of a push, or lists none of the files here")
+    print(f"{len(checked)} files are unchanged since the push: {', '.join(checked)}")
 
 
 def _add_card(commands: Commands) -> None:
@@ -81,9 +81,11 @@ def _add_card(commands: Commands) -> None:
     what = command.add_mutually_exclusive_group(required=True)
     what.add_argument("folder", nargs="?", type=Path, help="a folder that convert, training or save_pretrained wrote")
     what.add_argument("--published", type=Path, metavar="OUTPUT", help="write the cards of all published checkpoints")
-    command.add_argument("--name", help="of the repository, for the examples; the folder's by default")
-    command.add_argument("--license", metavar="ID", help="such as apache-2.0, where the card does not know it")
-    command.add_argument("--write", action="store_true", help="write it to README.md of the folder; its own text stays")
+    command.add_argument("--name", help="name of the repository in the examples (default: that of the folder)")
+    command.add_argument("--license", metavar="ID", help="licence such as apache-2.0, if the card does not have one")
+    command.add_argument(
+        "--write", action="store_true", help="write the card to the folder's README.md; text of your own is kept"
+    )
 
 
 def _card(arguments: argparse.Namespace) -> None:

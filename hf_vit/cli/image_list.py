@@ -1,4 +1,4 @@
-"""The images that a command is given: files, folders, globs, addresses, parquet files and data sets."""
+"""Images on a command line: files, folders, globs, addresses, parquet files and data sets."""
 
 import argparse
 import re
@@ -12,27 +12,27 @@ from typing import Any, NamedTuple
 from ..files.image_files import images_below
 from ..files.messages import one_sentence
 
-_ADDRESSES = ("https://", "http://")  # reading an image says what is wrong with the second
+_ADDRESSES = ("https://", "http://")  # http:// is refused when the image is read
 _ROW = re.compile(r"(.+?):(\w+(?:\[[^]]*\])?):(\d+)")  # name:split:row
 _INSTALL = "pip install 'hf_vit[training]'"
 PLACES = (
-    "files, folders (all images in them and below, sorted), globs in quotes, https:// addresses, or parquet files with "
-    "a column of images"
+    "images: files, folders (with subfolders, sorted), quoted globs, https:// addresses, or parquet files with an "
+    "image column"
 )
 SKIPPING = (
-    "An image that cannot be read is named on standard error and left out; the exit status is then 1, or 2 if there is "
-    "no other image."
+    "An image that cannot be read is skipped, with a message on standard error; the exit status is then 1, or 2 if no "
+    "image can be read."
 )
 
 
 class _Entry(NamedTuple):
     name: str
-    rows: Any = None  # a data set of which it is one, and its number there
-    number: int = 0
+    rows: Any = None  # for a row of a data set: the data set
+    number: int = 0  # and the number of the row
 
 
 class ImageList(Sequence[Any]):
-    """What an image processor takes for each image; rows of a data set are read when they are asked for."""
+    """Images in the form that an image processor takes; rows of a data set are read on access."""
 
     def __init__(self, entries: list[_Entry]):
         self._entries = entries
@@ -50,24 +50,28 @@ class ImageList(Sequence[Any]):
 
 
 def add_image_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what says where images are, and how they are computed."""
+    """Add the arguments for images, and for the device and backend."""
     command.add_argument("images", nargs="*", help=PLACES)
-    command.add_argument("--dataset", metavar="NAME", help="a data set: a name on the Hub, or a folder")
-    command.add_argument("--split", help="of --dataset, such as test or train[:10%%] (default: its only one)")
-    command.add_argument("--image-column", metavar="NAME", help="of --dataset or parquet files (default: the only one)")
-    command.add_argument("--batch-size", type=int, default=8, help="images of a forward, at most (default 8)")
-    command.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps, ... (default cpu)")
+    command.add_argument("--dataset", metavar="NAME", help="data set: a name on the Hub, or a folder")
+    command.add_argument("--split", help="split of --dataset, such as test or train[:10%%] (default: the only one)")
     command.add_argument(
-        "--backend", choices=["auto", "torch", "openvino", "onnxruntime"], help="what computes (default: plain torch)"
+        "--image-column", metavar="NAME", help="image column of --dataset or parquet files (default: the only one)"
+    )
+    command.add_argument("--batch-size", type=int, default=8, help="largest number of images per forward (default 8)")
+    command.add_argument("--device", default="cpu", help="device: cpu, cuda, cuda:1, mps, ... (default cpu)")
+    command.add_argument(
+        "--backend",
+        choices=["auto", "torch", "openvino", "onnxruntime"],
+        help="library that computes the forward; auto: the fastest installed one (default: torch, not optimised)",
     )
 
 
 def find_images(arguments: argparse.Namespace) -> ImageList:
-    """All images of the arguments of `add_image_arguments`, in the order of the command line, the data set last.
+    """Return all images of the arguments of `add_image_arguments`, in their order, with the data set last.
 
     Raises:
-        FileNotFoundError: naming what there is not.
-        ValueError: there are no images in a place, or no such split or column.
+        FileNotFoundError: files do not exist; the message lists them.
+        ValueError: a folder has no images, or there is no such split or column.
         ImportError: a data set or parquet file needs an extra.
     """
     entries: list[_Entry] = []
@@ -87,9 +91,9 @@ def find_images(arguments: argparse.Namespace) -> ImageList:
     if arguments.dataset:
         entries += _rows_of(arguments.dataset, arguments.split, arguments.image_column)
     elif arguments.split:
-        raise ValueError("--split is of a data set, and there is no --dataset")
+        raise ValueError("--split needs --dataset")
     if not entries:
-        raise ValueError("there are no images: name files, folders or addresses of them, or a data set with --dataset")
+        raise ValueError("there are no images: name files, folders or addresses, or a data set with --dataset")
     return ImageList(entries)
 
 
@@ -102,23 +106,23 @@ def _entries_at(path: Path, column: str | None) -> list[_Entry]:
 
 
 def _rows_of(name: str, split: str | None, column: str | None) -> list[_Entry]:
-    """The rows of one split, called name:split:row; the only split if none is said."""
+    """Rows of one split, called NAME:SPLIT:ROW; without `split`, of the only one."""
     rows, split = _open_rows(name, split, column)
     return [_Entry(f"{name}:{split}:{number}", rows, number) for number in range(len(rows))]
 
 
 def read_named(name: str) -> Any:
-    """What reads the image of a name in `ImageList.names`: the name, but the image itself of a row of a data set."""
+    """Return the input of an image processor for a name in `ImageList.names`: the name, or the image of a row."""
     found = None if name.startswith(_ADDRESSES) or Path(name).exists() else _ROW.fullmatch(name)
     if found is None:
         return name
-    with suppress(ValueError, OSError, ImportError, IndexError):  # the data set may be another one by now
+    with suppress(ValueError, OSError, ImportError, IndexError):  # the data set may have changed
         return ImageList([_Entry(name, _open_rows(found[1], found[2], None)[0], int(found[3]))])[0]
     return name
 
 
 def _open_rows(name: str, split: str | None, column: str | None) -> tuple[Any, str]:
-    """The column of images of a split, undecoded, and the split's name."""
+    """Open the image column of a split, undecoded; return it with the split's name."""
     try:
         from ..training.data import open_split
         from ..training.sources import load_split, names_of_splits
@@ -127,7 +131,7 @@ def _open_rows(name: str, split: str | None, column: str | None) -> tuple[Any, s
     if split is None:
         names = names_of_splits(name)
         if len(names) != 1:
-            raise ValueError(f"{name} has several splits; choose with --split: {', '.join(names)}")
+            raise ValueError(f"{name} has several splits; choose one with --split: {', '.join(names)}")
         split = names[0]
     samples = load_split(name, split)
     if isinstance(samples, list):
@@ -137,18 +141,18 @@ def _open_rows(name: str, split: str | None, column: str | None) -> tuple[Any, s
 
 
 class Reading:
-    """Batches with a progress bar on a terminal; the images that cannot be read are named as they come.
+    """Progress bar over batches of images, with a message for each image that cannot be read.
 
     Args:
-        program: what messages begin with.
-        images: of the batches.
+        program: name of the program, at the start of messages.
+        images: the images of the batches.
     """
 
     def __init__(self, program: str, images: ImageList):
         self._program, self._images, self._skipped = program, images, 0
 
     def follow(self, batches: Any) -> Iterator[tuple[list[str], Any]]:
-        """Names of images and their outputs, batch after batch.
+        """Yield (names of images, their outputs) of each batch.
 
         Raises:
             ValueError: no image can be read.
@@ -170,28 +174,27 @@ class Reading:
             raise ValueError(f"none of the {self._skipped} images can be read")
 
     def end(self) -> None:
-        """Say how many images were left out, if any, and end with the exit status 1."""
+        """If images were skipped, print their number and exit with status 1."""
         if self._skipped:
-            left = f"{self._skipped} of {len(self._images)} images cannot be read and"
-            print(f"{self._program}: {left} {'is' if self._skipped == 1 else 'are'} left out", file=sys.stderr)
+            print(f"{self._program}: {self._skipped} of {len(self._images)} images cannot be read", file=sys.stderr)
             raise SystemExit(1)
 
 
 def load_on(folder: str, device: str, backend: str | None = None, encoder_alone: bool = False) -> tuple[Any, Any]:
-    """Load a model onto a device, and its image processor.
+    """Load a model on a device, and its image processor.
 
     Args:
-        encoder_alone: the backend computes the model's encoder, not what a head makes of it.
+        encoder_alone: use the backend for the encoder only, because the head is not needed.
 
     Raises:
-        ValueError: there is no such device, or the backend does not compute there.
+        ValueError: there is no such device, or the backend does not support it.
     """
     import torch
 
     from ..models.loading import load
 
     if backend not in (None, "torch") and device != "cpu":
-        raise ValueError(f"--backend {backend} computes on the CPU, and --device is {device}; leave one out")
+        raise ValueError(f"--backend {backend} computes on the CPU, but --device is {device}; leave one out")
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -1,4 +1,4 @@
-"""Imports of what a command needs, which are most of the time that a short command takes."""
+"""Fast imports of libraries, which take most of the time of a short command."""
 
 import gc
 import sys
@@ -8,11 +8,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Import within the block without garbage collections.
+    """Import within the block without garbage collection.
 
-    torch and transformers make 660,000 objects that stay until the end. Python would walk over all of them several
-    times while they are made, and once more when the process ends. In a process that is not the command's own, whose
-    objects are not ours to keep, nothing changes.
+    torch and transformers create 660,000 objects that live until the end. Python would visit all of them several times
+    during the imports, and again when the process ends. Nothing changes if the process is not the command's own.
     """
     if not getattr(sys.modules.get("hf_vit_command"), "is_running", False):
         yield
@@ -21,5 +20,5 @@ def quick_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()  # later collections, that of the end too, leave out what there is now
+        gc.freeze()  # later collections skip these objects
         gc.enable()

@@ -22,18 +22,17 @@ def add_commands(commands: Commands) -> None:
     """Add `predict`."""
     command = add_command(commands, "predict", _predict, "classify images")
     command.epilog = SKIPPING
-    command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
+    command.add_argument("folder", help="model: a folder of save_pretrained, or a name on the Hub")
     add_image_arguments(command)
-    command.add_argument("--top-k", type=int, default=5, help="how many classes to name (default 5)")
+    command.add_argument("--top-k", type=int, default=5, help="number of classes per image (default 5)")
     command.add_argument(
         "--format",
         choices=["text", "jsonl", "csv"],
-        help="text, one JSON object per image, or one line per image and class (default: by the suffix of --output)",
+        help="output format; jsonl: one JSON object per image; csv: one row per image and class (default: by the "
+        "suffix of --output, else text)",
     )
-    command.add_argument(
-        "--json", action="store_const", const="jsonl", dest="format", help="the same as --format jsonl"
-    )
-    command.add_argument("--output", type=Path, metavar="FILE", help="write there instead of to standard output")
+    command.add_argument("--json", action="store_const", const="jsonl", dest="format", help="same as --format jsonl")
+    command.add_argument("--output", type=Path, metavar="FILE", help="file to write, instead of standard output")
     command.add_argument("--overwrite", action="store_true", help="replace the output file")
 
 
@@ -61,7 +60,7 @@ def _predict(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _opened(path: Path | None, overwrite: bool) -> Iterator[TextIO]:
-    """A file that appears in the end, whole, or standard output."""
+    """Open a file that appears at the end, complete; without a path, standard output."""
     if path is None:
         yield sys.stdout
         return
@@ -70,10 +69,11 @@ def _opened(path: Path | None, overwrite: bool) -> Iterator[TextIO]:
 
 
 def predictions_writer(kind: str, file: TextIO) -> Callable[[str, list[Any]], None]:
-    """What writes the predictions of an image, most likely first.
+    """Return a function that writes the predictions of an image, most likely first.
 
     Args:
-        kind: "text", "jsonl" or "csv"; the first row of a CSV is written at once.
+        kind: "text", "jsonl" or "csv"; the header of a CSV is written at once.
+        file: open text file.
     """
     if kind == "csv":
         table = csv.writer(file, lineterminator="\n")

@@ -11,22 +11,22 @@ from .arguments import Commands, add_command
 
 def add_commands(commands: Commands) -> None:
     """Add `quantize`."""
-    command = add_command(commands, "quantize", _quantize, "write a classifier that computes in int8 on a CPU")
-    command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
-    command.add_argument("output", type=Path, help="the folder to write")
+    command = add_command(commands, "quantize", _quantize, "quantise a classifier to int8, to run faster on a CPU")
+    command.add_argument("folder", help="model: a folder of save_pretrained, or a name on the Hub")
+    command.add_argument("output", type=Path, help="folder to write")
     command.add_argument(
         "--calibrate",
         nargs="+",
         required=True,
         metavar="IMAGES",
-        help="at least 16 images, better 300, of the kind that the model is for: files, or folders of them",
+        help="calibration images, typical for the model's use: files or folders; at least 16, better 300",
     )
     command.add_argument(
         "--min-agreement",
         type=float,
         default=0.95,
         metavar="SHARE",
-        help="of predictions that must agree with float32, on every fourth image (default 0.95)",
+        help="smallest share of predictions that must agree with float32, on every fourth image (default 0.95)",
     )
     command.add_argument("--overwrite", action="store_true", help="replace the output folder")
 
@@ -57,7 +57,7 @@ def _sentences(record: dict[str, Any], output: Path) -> list[str]:
     }
     return [
         f"calibrated with {record['calibration']['images']} images, measured with {measured['images']} others",
-        f"in float32, for outliers in their inputs: {', '.join(left_out) or 'no linear layer'}",
+        f"kept in float32, because their inputs have outliers: {', '.join(left_out) or 'no linear layer'}",
         f"{measured['agreement']:.1%} of the predictions agree with float32; logits differ by at most "
         f"{measured['largest_logit_difference']:.2f}",
         *([f"top-1: int8 {top1['int8']:.1%}, float32 {top1['float32']:.1%}"] if top1 else []),

@@ -22,35 +22,35 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_embed(commands: Commands) -> None:
-    about = "write features of images: what a classifier's head sees"
+    about = "write features of images (the input of a classifier's head) to a file"
     command = add_command(commands, "embed", _embed, about)
     command.epilog = SKIPPING
-    command.add_argument("folder", help="a folder of save_pretrained, or a name on the Hub")
+    command.add_argument("folder", help="model: a folder of save_pretrained, or a name on the Hub")
     add_image_arguments(command)
     command.add_argument(
         "--output",
         type=Path,
         required=True,
         metavar="FILE",
-        help="a .parquet (extra training) or .npz file, which `hf-vit search` reads, or a .csv file",
+        help="file to write: .npz or .parquet (needs the extra training) for `hf-vit search`, or .csv",
     )
     command.add_argument(
-        "--normalize", action="store_true", help="divide the features of an image by their length (L2)"
+        "--normalize", action="store_true", help="normalise the features of each image to length 1 (L2)"
     )
     command.add_argument("--overwrite", action="store_true", help="replace the output file")
 
 
 def _add_search(commands: Commands) -> None:
-    command = add_command(commands, "search", _search, "find the images that are most like another")
-    command.add_argument("features", type=Path, help="a .parquet or .npz file that `hf-vit embed` wrote")
-    command.add_argument("query", help="an image: a file, or an https:// address")
-    command.add_argument("--top-k", type=int, default=5, help="how many images to name (default 5)")
+    command = add_command(commands, "search", _search, "find the images most similar to a query image")
+    command.add_argument("features", type=Path, help=".parquet or .npz file that `hf-vit embed` wrote")
+    command.add_argument("query", help="query image: a file, or an https:// address")
+    command.add_argument("--top-k", type=int, default=5, help="number of images to find (default 5)")
     command.add_argument(
-        "--model", metavar="FOLDER", help="where the model is now that computed the features (default: where it was)"
+        "--model", metavar="FOLDER", help="the model of the features, if its folder has moved since `hf-vit embed`"
     )
-    command.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps, ... (default cpu)")
-    command.add_argument("--json", action="store_true", help="one JSON object per image")
-    command.add_argument("--sheet", type=Path, metavar="FILE", help="draw the query and what was found, as a .png")
+    command.add_argument("--device", default="cpu", help="device: cpu, cuda, cuda:1, mps, ... (default cpu)")
+    command.add_argument("--json", action="store_true", help="print one JSON object per image")
+    command.add_argument("--sheet", type=Path, metavar="FILE", help=".png to draw, of the query and the results")
     command.add_argument("--overwrite", action="store_true", help="replace the sheet")
 
 
@@ -85,7 +85,7 @@ def _embed(arguments: argparse.Namespace) -> None:
 
 
 def _identify(folder: str) -> dict[str, Any]:
-    """What tells a loaded model from others: where it is, and one sha256 of its weights and of its preprocessing."""
+    """Identity of a model: its folder or name, and one SHA-256 of its weights and its preprocessing."""
     from transformers.utils.hub import cached_file
 
     from ..files.download import sha256_of
@@ -112,7 +112,7 @@ def _search(arguments: argparse.Namespace) -> None:
 
     folder = arguments.model or stored.about["model"]
     if Path(folder).is_absolute() and not Path(folder).is_dir():
-        raise ValueError(f"the features are of {folder}, which is not there; say with --model where it is now")
+        raise ValueError(f"cannot find {folder}, the model of the features; name its folder with --model")
     model, processor = load_on(folder, arguments.device)
     _check_same(arguments.features, stored.about, _identify(folder))
     (rows,), (cosines,) = search(stored.chunks(), embed(model, processor, [arguments.query]), arguments.top_k)
@@ -130,5 +130,5 @@ def _check_same(path: Path, about: dict[str, Any], model: dict[str, Any]) -> Non
         raise ValueError(
             f"cannot search {path} with {model['model']}: its weights or its preprocessing (sha256 "
             f"{model['sha256'][:8]}) are not those of the features ({about['sha256'][:8]}, of {about['model']}); "
-            "run hf-vit embed again, or say with --model where that model is"
+            "run hf-vit embed again, or name the folder of that model with --model"
         )

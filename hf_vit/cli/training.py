@@ -9,22 +9,22 @@ from typing import Any
 from ..files.messages import did_you_mean
 from .arguments import Commands, add_command
 
-_PAGES = {  # of the folder training/, installed as hf_vit.scripts
+_PAGES = {  # scripts of the folder training/, installed as hf_vit.scripts
     "finetune": "fine-tune a model on your images",
     "pretrain": "train a model from random weights, with labels or by masked patch prediction",
-    "evaluate": "measure a model: accuracy, ReaL, ObjectNet, few-shot, linear probe, k-NN or VTAB",
+    "evaluate": "evaluate a model: accuracy, ReaL, ObjectNet, few-shot, linear probe, k-NN or VTAB",
 }
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the pages, whose settings have a parser of their own, what they start from, and `shard`."""
+    """Add the training scripts (whose settings have their own parser), the two listings, and `shard`."""
     for name, about in _PAGES.items():
         command = commands.add_parser(name, help=about, add_help=False)
         command.set_defaults(run=_run, takes_settings=True)
     about = "list the recipes, or show one"
-    _add_listing(commands, "recipes", about, _list_recipes, "a recipe; --recipe takes this name")
-    about = "list the launch templates, or show one; `accelerate launch --config_file FILE` takes one"
-    _add_listing(commands, "launch-configs", about, _list_launch_configs, "a template")
+    _add_listing(commands, "recipes", about, _list_recipes, "name of a recipe, for --recipe")
+    about = "list the launch templates, or show one, for `accelerate launch --config_file FILE`"
+    _add_listing(commands, "launch-configs", about, _list_launch_configs, "name of a template")
     _add_shard(commands)
 
 
@@ -34,7 +34,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def _add_listing(commands: Commands, name: str, about: str, run: Any, what: str) -> None:
     command = add_command(commands, name, run, about)
-    command.add_argument("action", nargs="?", choices=["show", "path"], help="print the file, or where it is")
+    command.add_argument("action", nargs="?", choices=["show", "path"], help="print the file, or its path")
     command.add_argument("name", nargs="?", help=what)
 
 
@@ -68,23 +68,27 @@ def _list_launch_configs(arguments: argparse.Namespace) -> None:
 
 def _show(arguments: argparse.Namespace, path: Path | None) -> None:
     if path is None:
-        raise ValueError(f"{arguments.action} what? Name one of those that `hf-vit {arguments.command}` lists")
+        raise ValueError(f"{arguments.action} needs a name; `hf-vit {arguments.command}` lists them")
     from ..files.reading import read_text
 
     print(path if arguments.action == "path" else read_text(path).rstrip())
 
 
 def _add_shard(commands: Commands) -> None:
-    about = "write a data set as shuffled WebDataset tars with an index; run it again to go on after an interruption"
+    about = "write a data set as shuffled WebDataset tars with an index; after an interruption, run it again"
     command = add_command(commands, "shard", _shard, about)
-    command.add_argument("source", help="a folder of images or whatever else train reads, or a name on the Hub")
-    command.add_argument("output", type=Path, help="a folder")
-    command.add_argument("--config", help="of a data set on the Hub that has several")
-    command.add_argument("--splits", nargs="+", default=[], metavar="SPLIT", help="by default all that there are")
-    command.add_argument("--size", type=int, metavar="PIXELS", help="shorter side of images that are larger, as JPEGs")
-    command.add_argument("--quality", type=int, default=95, help="of the JPEGs (default 95)")
-    command.add_argument("--images", type=int, default=10_000, help="of a shard (default 10000)")
-    command.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all processors)")
+    command.add_argument("source", help="data set: a folder of images, any other --dataset of finetune, or a Hub name")
+    command.add_argument("output", type=Path, help="folder to write")
+    command.add_argument("--config", help="configuration of a Hub data set that has several")
+    command.add_argument("--splits", nargs="+", default=[], metavar="SPLIT", help="splits to write (default: all)")
+    command.add_argument(
+        "--size", type=int, metavar="PIXELS", help="resize larger images to this shorter side, and store all as JPEGs"
+    )
+    command.add_argument("--quality", type=int, default=95, help="quality of these JPEGs (default 95)")
+    command.add_argument("--images", type=int, default=10_000, help="images per shard (default 10000)")
+    command.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="number of processes (default: one per processor)"
+    )
 
 
 def _shard(arguments: argparse.Namespace) -> None:

@@ -193,7 +193,7 @@ class TrainingSettings(DataSettings):
     )
 
     loss: Literal["softmax", "sigmoid"] = _loss(
-        "softmax", "loss: cross-entropy over all classes, or binary cross-entropy of each class"
+        "softmax", "loss function; softmax: cross-entropy over all classes; sigmoid: of each class by itself"
     )
     class_weights: Literal["none", "balanced"] = _loss(
         "none", "balanced: weight each class by the inverse of its frequency in the training split, 1 on average"

@@ -202,7 +202,7 @@ def test_the_command(capsys, tmp_path):
     [
         ([], "give one of a model"),
         (["B/16", "--table", "6"], "give one of a model"),
-        (["B/16", "--output", "out.png"], "--output draws --runs CSV or --table 6"),
+        (["B/16", "--output", "out.png"], "--output needs --runs CSV or --table 6"),
         (["--runs", "runs.csv"], "--runs needs --output"),
         (["B/16", "--image-size", "100"], "image height 100 is not a multiple of 16"),
         (["B/16", "--dataset-size", "-3"], "dataset_size is -3"),

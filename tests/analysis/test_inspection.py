@@ -102,7 +102,7 @@ def test_an_unreadable_image_is_said_by_the_command(tmp_path, capsys):
     assert main(["inspect", str(tmp_path / "tiny"), "--image", *images, "--output", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err.strip().split("\r")[-1]
     assert "none.png: [Errno 2]" in error
-    assert "the report has everything else" in error
+    assert "the report is otherwise complete" in error
     assert (tmp_path / "out" / "01-good.rollout.png").exists()
 
 

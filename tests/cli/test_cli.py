@@ -113,7 +113,7 @@ def test_bad_images(goldens, tmp_path, photograph, capsys):
     ("arguments", "message"),
     [
         (["convert", "a.npz", "out", "--image-siz", "4"], "there is no option --image-siz; did you mean --image-size?"),
-        (["convert", "a.npz", "out", "--image-size", "4x4x4"], "neither N nor HxW"),
+        (["convert", "a.npz", "out", "--image-size", "4x4x4"], "expected N or HxW"),
         (["export", "a", "b.npz", "--to", "keras"], "invalid choice"),
         ([], "required: COMMAND"),
     ],

@@ -45,7 +45,7 @@ def test_every_setting_has_help_and_its_default(command):
         (["finetune", "--learning-rat", "1"], "there is no option --learning-rat; did you mean --learning-rate?"),
         (["pretrain", "--recipe", "digit"], "no recipe digit (`hf-vit recipes` lists them); did you mean digits?"),
         (["recipes", "show", "lorra"], "there is no recipe lorra (`hf-vit recipes` lists them); did you mean lora?"),
-        (["recipes", "show"], "show what? Name one of those that `hf-vit recipes` lists"),
+        (["recipes", "show"], "show needs a name; `hf-vit recipes` lists them"),
         (["launch-configs", "path", "multi_gpus"], "; did you mean multi_gpu?"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_damaged_image_among_others_is_named_and_left_out(model, photographs, 
     first, second, last = [line for line in err.splitlines() if line.startswith("hf-vit predict: ")]
     assert "a/4.png is not an image" in first
     assert "b/0.png" in second
-    assert last == "hf-vit predict: 2 of 7 images cannot be read and are left out"
+    assert last == "hf-vit predict: 2 of 7 images cannot be read"
     if suffix == "csv":
         rows = list(csv.DictReader(output.read_text().splitlines()))
         assert [(row["image"], row["rank"]) for row in rows] == [(name, rank) for name in good for rank in "12"]
@@ -116,11 +116,11 @@ def test_without_a_readable_image_nothing_is_written(model, tmp_path, capsys):
         ([], "there are no images: name files, folders"),
         (["{folder}/*.gif"], "no such file: "),
         (["{folder}/empty"], "empty holds no images (expected files that end in .jpg, "),
-        (["{folder}/a.png", "--split", "test"], "--split is of a data set"),
+        (["{folder}/a.png", "--split", "test"], "--split needs --dataset"),
         (["{folder}/a.png", "--device", "cuda:99"], "--device cuda:99 is not there: "),
         (["{folder}/a.png", "--device", "gpu"], "--device gpu is not there: "),
         (["http://example.org/a.png"], "cannot read http://example.org/a.png: "),
-        (["--dataset", "digits"], "digits has several splits; choose with --split: train, test"),
+        (["--dataset", "digits"], "digits has several splits; choose one with --split: train, test"),
     ],
 )
 def test_what_is_no_image(model, photographs, arguments, sentence, capsys):
@@ -226,7 +226,7 @@ def test_another_model_is_refused(model, photographs, tmp_path, capsys):
     other.rename(tmp_path / "moved")
     capsys.readouterr()
     assert run("search", features, query) == 2
-    assert f"the features are of {other}, which is not there; say with --model" in capsys.readouterr().err
+    assert f"cannot find {other}, the model of the features; name its folder with --model" in capsys.readouterr().err
     assert run("search", features, query, "--model", tmp_path / "moved") == 0
     (tmp_path / "cut.npz").write_bytes(features.read_bytes()[:500])
     assert run("search", tmp_path / "cut.npz", query) == 2

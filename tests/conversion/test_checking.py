@@ -246,4 +246,4 @@ def test_an_impossible_conversion_gives_one_sentence_and_status_2(capsys, argume
 
 def test_convert_needs_a_folder_or_check(capsys):
     assert main(["convert", str(GOLDENS / "vit_token.npz")]) == 2
-    assert "without the folder to write; give it, or --check" in capsys.readouterr().err
+    assert "no output folder; give one, or --check" in capsys.readouterr().err

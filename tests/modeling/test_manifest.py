@@ -120,13 +120,13 @@ def test_a_manifest_that_is_none_says_so():
 
 def test_hf_vit_verify(pushed, capsys):
     assert main(["verify", str(pushed)]) == 0
-    assert capsys.readouterr().out.startswith("3 files are those that were pushed: config.json, model.safetensors, ")
+    assert capsys.readouterr().out.startswith("3 files are unchanged since the push: config.json, model.safetensors, ")
     flip(pushed / "model.safetensors")
     assert main(["verify", str(pushed)]) == 2
     assert capsys.readouterr().err.startswith(f"hf-vit verify: {pushed / 'model.safetensors'} is not the file that was")
     (pushed / MANIFEST).unlink()
     assert main(["verify", str(pushed)]) == 2
-    assert "holds no manifest.json" in capsys.readouterr().err
+    assert "it has no manifest.json" in capsys.readouterr().err
 
 
 def test_nothing_is_lost_where_nothing_can_be_remembered(pushed, hashed, monkeypatch, tmp_path):
