@@ -1,7 +1,7 @@
-"""What the command `hf-vit` runs.
+"""Entry point of the command `hf-vit`.
 
-It stands beside the package, since importing anything of `hf_vit` runs `hf_vit/__init__.py` first: that registers the
-Auto classes, for which it imports torch, unless it is this command that imports it. So `hf-vit --help` is quick.
+It is outside of the package to keep `hf-vit --help` quick: importing any module of `hf_vit` runs `hf_vit/__init__.py`,
+which imports torch to register the Auto classes, unless this command imports it.
 """
 
 is_running = False
