@@ -15,7 +15,8 @@ from .readme import is_ours_alone
 MARK = ".hf_vit"  # an empty file that marks our folders in the formats of other packages
 _WEIGHTS = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
 _DESCRIPTIONS = ("config.json", "preprocessor_config.json", "conversion.json")
-_RESULTS = ("metrics.json", "card_data.json", "learning_curve.png", "recipe.yaml")  # of a training run
+# Of a training run.
+_RESULTS = ("metrics.json", "card_data.json", "learning_curve.png", "confusion_matrix.png", "recipe.yaml")
 
 CODE = tuple(
     file.name for room in ("models", "images") for file in (Path(__file__).parents[1] / room).glob("[a-z]*.py")

@@ -1,5 +1,6 @@
 """The sections of a card: what it says about the model, from the folder and the catalog."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -14,6 +15,11 @@ from ..models.auto import AUTO_MODELS
 from .card_sources import Sources
 
 _JAX = ("vit_jax", "flax", "big_vision", "big_transfer", "bit_paper", "bit")  # dialects of the original's files
+_MARKUP = re.compile(r"[\\`*\[\]<>|~$&]")
+_FIGURES = {  # that a training run draws, with what they show
+    "confusion_matrix.png": "Confusion matrix: held-out images by label (rows) and prediction (columns)",
+    "learning_curve.png": "Learning curve: loss, accuracy and learning rate by optimiser step",
+}
 COCO_CATS = "http://images.cocodataset.org/val2017/000000039769.jpg"
 
 _CLASSIFY = """\
@@ -54,6 +60,13 @@ def render_sections(sources: Sources, name: str, licence: str | None, has_title:
         hyper_parameters=sources.facts.get("hyper_parameters") or _training_settings(sources),
         reported=_reported(sources),
         measured=_measured(sources),
+        by_class=_by_class(sources),
+        mistaken=[[_plain(str(cell)) for cell in row] for row in sources.training.get("mistaken", ())],
+        figures=[
+            {"file": file, "text": text}
+            for file, text in _FIGURES.items()
+            if file in sources.training.get("figures", ())
+        ],
         conversion=_conversion(sources, name),
         compute=_compute(sources),
         licence=_licence_in_words(sources, licence),
@@ -229,6 +242,25 @@ def _measured(sources: Sources) -> list[dict[str, str]]:
         for name, value in (training.get("metrics") or {}).items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]
+
+
+def _by_class(sources: Sources) -> dict[str, Any]:
+    """The accuracy of each class, or of the worst where there are many, as training found it."""
+    classes, count = sources.training.get("classes", ()), sources.training.get("num_classes", 0)
+    rows = [
+        {
+            "name": _plain(one["name"]),
+            "images": f"{one['images']:,}",
+            "accuracy": f"{100 * one['right'] / one['images']:.1f} %",
+        }
+        for one in classes
+    ]
+    return {"rows": rows, "count": f"{count:,}", "left_out": len(rows) < count} if rows else {}
+
+
+def _plain(text: str) -> str:
+    """A name for a cell of a table: nothing in it is markup."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def _conversion(sources: Sources, name: str) -> dict[str, Any]:

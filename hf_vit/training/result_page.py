@@ -15,6 +15,7 @@ from ..files.output import write_text
 from ..files.pages import render_page
 from ..files.versions import versions_of
 from . import curve_panels, outcome
+from .confusion_figure import MOST_CLASSES, write_matrix
 from .data import Split, decode
 from .labels import distinguish, names_of
 from .recipes import dump
@@ -26,6 +27,7 @@ _PICTURE_SIZE = 128  # pixels of the longer side; shown at 96 or more
 _MATRIX_CLASSES = 12  # the largest matrix for a phone; with more classes, mistaken pairs are listed
 _LISTED_PAIRS, _LISTED_CLASSES = 25, 200
 _ROWS_AT_ONCE = 1000
+_CARD_CLASSES, _CARD_WORST = 20, 10  # up to 20 classes are on the card, and of more the worst
 
 
 @dataclass
@@ -78,12 +80,22 @@ class _Picture(NamedTuple):
     probability: float
 
 
-def write_run_results(output: Path, run: Run, split: Split, config: Any, facts: Mapping[str, Any]) -> None:
-    """Write the result page of a training run, from the predictions of its last evaluation.
+def held_out_of(run: Run, split: Split | None, config: Any) -> HeldOut | None:
+    """The predictions of a run's last evaluation; None where it had no images to classify.
 
     Args:
         split: the split of the evaluation.
         config: configuration of the model.
+    """
+    if split is None or not run.predictions:
+        return None
+    return HeldOut(run.predictions, split, names_of(config), Path(str(run.settings.dataset)))
+
+
+def write_run_results(output: Path, run: Run, held_out: HeldOut, facts: Mapping[str, Any]) -> None:
+    """Write the result page of a training run.
+
+    Args:
         facts: the result of `reporting.card_data`.
     """
     settings, metrics = run.settings, facts["metrics"]
@@ -103,7 +115,36 @@ def write_run_results(output: Path, run: Run, split: Split, config: Any, facts: 
         "command": facts["command"],
     }
     about = About(title_of(base, settings.dataset), shown, dump(settings), run.history)
-    write_results(output, HeldOut(run.predictions, split, names_of(config), Path(str(settings.dataset))), about)
+    write_results(output, held_out, about)
+
+
+def write_card_results(output: Path, held_out: HeldOut) -> dict[str, Any]:
+    """Draw confusion_matrix.png of 2 to 30 classes, and return the results by class that the model card shows.
+
+    Returns:
+        "num_classes" that have images, and "classes" with their "name", "images" and "right": all of 20 or fewer, in
+        order, and of more the 10 with the lowest accuracy. Of more classes than fit into the picture also
+        "mistaken": label, prediction and number of images of the 10 pairs that are mistaken most. Nothing where no
+        image has a label, or one may have several.
+    """
+    if not held_out.is_single_label or not len(held_out.labelled("label")):
+        return {}
+    labels, predicted = held_out.labelled("label"), held_out.labelled("ranked")[:, 0]
+    scores = outcome.score_classes(labels, predicted)
+    numbers = sorted(one.number for one in scores)
+    names = held_out.names
+    if 2 <= len(numbers) <= MOST_CLASSES:
+        matrix = outcome.confusion_matrix(labels, predicted, numbers)
+        write_matrix(matrix, [names[number] for number in numbers], output / "confusion_matrix.png")
+    scores = [one for one in scores if one.images]
+    is_small = len(scores) <= _CARD_CLASSES
+    shown = sorted(scores, key=lambda one: one.number) if is_small else scores[:_CARD_WORST]
+    pairs = [] if len(numbers) <= MOST_CLASSES else outcome.mistaken_pairs(labels, predicted, _CARD_WORST)
+    return {
+        "num_classes": len(scores),
+        "classes": [{"name": names[one.number], "images": one.images, "right": one.right} for one in shown],
+        **({"mistaken": [[names[label], names[other], count] for label, other, count in pairs]} if pairs else {}),
+    }
 
 
 def title_of(model: Any, dataset: Any) -> str:

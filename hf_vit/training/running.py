@@ -32,11 +32,13 @@ from .objectives import Classification
 from .patch_sizes import prepare_patch_sizes
 from .preemption import PREEMPTED, Preempted
 from .reporting import card_data, write_curve
-from .result_page import write_run_results
+from .result_page import held_out_of, write_card_results, write_run_results
 from .resuming import resume, saved_per_device
 from .run import TrainingStopped
 from .settings import TrainingSettings
 from .stalls import named_when_missing
+
+_FIGURES = ("confusion_matrix.png", "learning_curve.png")  # of the model card
 
 
 def train_and_save(
@@ -104,10 +106,14 @@ def _train_at(
     if accelerator.is_main_process:
         write_json(output / "metrics.json", metrics)
         facts = card_data(settings, metrics, accelerator)
-        write_json(output / "card_data.json", facts)
         write_curve(state.history, output / "learning_curve.png")
-        if eval_split is not None and state.predictions:
-            write_run_results(output, state, eval_split, model.config, facts)
+        held_out = held_out_of(state, eval_split, model.config)
+        if held_out is not None:
+            facts |= write_card_results(output, held_out)
+        facts["figures"] = [name for name in _FIGURES if (output / name).is_file()]
+        write_json(output / "card_data.json", facts)
+        if held_out is not None:
+            write_run_results(output, state, held_out, facts)
     accelerator.wait_for_everyone()
     return metrics
 

@@ -141,6 +141,32 @@ def test_a_card_of_a_training_run(folder):
     assert any("0.5 of /home/me/pictures accuracy has no source" in problem for problem in problems)
 
 
+def test_a_card_shows_classes_and_figures_of_its_run(folder):
+    """A Markdown renderer judges that names of classes are text."""
+    markdown = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table")
+    run = {"dataset": "me/garden", "metrics": {"accuracy": 0.8}, "command": "hf-vit finetune", "num_classes": 2}
+    (folder / "card_data.json").write_text(json.dumps(run))
+    before = render_folder_card(folder, license="mit")
+    run["classes"] = [{"name": "<b>|*a*", "images": 1500, "right": 1000}, {"name": "b_1_", "images": 3, "right": 3}]
+    run["figures"] = ["confusion_matrix.png", "learning_curve.png"]
+    (folder / "card_data.json").write_text(json.dumps(run))
+    card = render_folder_card(folder, license="mit")
+    assert check_card(card) == []
+    html = markdown.render(card)
+    table = html.split("Held-out images of each class.")[1].split("</table>")[0]
+    cells = ["&lt;b&gt;|*a*", "1,500", "66.7 %", "b_1_", "3", "100.0 %"]
+    assert re.findall(r"<td>(.*?)</td>", table) == cells
+    assert re.findall(r'<img src="(.*?)" alt=".+?"', html) == run["figures"]
+    assert [line for line in before.splitlines() if line not in card.splitlines()] == []
+    run |= {"num_classes": 37, "mistaken": [["a", "b", 4]], "figures": []}
+    (folder / "card_data.json").write_text(json.dumps(run))
+    card = render_folder_card(folder, license="mit")
+    assert check_card(card) == []
+    assert "Held-out images of each class: the 2 classes of 37 with the lowest accuracy.\n" in card
+    assert "| a | b | 4 |" in card
+    assert "![" not in card
+
+
 def test_rendering_again_changes_nothing_and_keeps_own_text(folder):
     card = render_folder_card(folder, license="mit")
     mine = card.replace(BEGIN, f"Mine.\n\n{BEGIN}") + "\nMine too.\n"

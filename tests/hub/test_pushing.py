@@ -274,7 +274,8 @@ def test_only_what_belongs_to_a_model_is_pushed_and_the_rest_is_named(hub, clien
         (folder / name).write_text("secret")
     for name in ("conversion.json", "metrics.json"):
         (folder / name).write_text("{}")
-    for name in ("recipe.yaml", "learning_curve.png", "vit.onnx", "modeling_hf_vit.py", ".hf_vit"):
+    results = {"recipe.yaml", "learning_curve.png", "confusion_matrix.png", "vit.onnx", "modeling_hf_vit.py"}
+    for name in (*results, ".hf_vit"):
         (folder / name).write_text("part of it")
     code = f"""
         import contextlib, io
@@ -295,7 +296,7 @@ def test_only_what_belongs_to_a_model_is_pushed_and_the_rest_is_named(hub, clien
         "conversion.json",
         "metrics.json",
     }
-    ours |= {"recipe.yaml", "learning_curve.png", "vit.onnx", "modeling_hf_vit.py", "manifest.json", ".gitattributes"}
+    ours |= results | {"manifest.json", ".gitattributes"}
     assert set(commits_of(hub, "alice/vit")[0]["files"]) == ours
 
 

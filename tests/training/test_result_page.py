@@ -1,6 +1,7 @@
 """The result page of a run: scikit-learn and NumPy recompute its numbers from predictions.csv."""
 
 import csv
+import json
 import re
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -15,7 +16,7 @@ from hf_vit.scripts.finetune import finetune
 from hf_vit.training import result_page
 from hf_vit.training.data import open_split
 from hf_vit.training.reporting import write_curve
-from hf_vit.training.result_page import About, HeldOut, write_results
+from hf_vit.training.result_page import About, HeldOut, write_card_results, write_results
 from hf_vit.training.sources import load_split
 
 from ..launching import arguments, history
@@ -201,3 +202,44 @@ def test_the_curve_beside_the_page_has_its_colours(tmp_path, monkeypatch):
     assert f"--bar: {held_out.get_color()};" in light
     assert training.get_xydata().tolist() == [[5, 2], [9, 1]]
     assert drawn[0].axes[0].get_ylim()[0] == drawn[0].axes[0].get_xlim()[0] == 0
+
+
+def test_what_a_run_leaves_for_its_card(run, tmp_path, monkeypatch):
+    """scikit-learn judges the numbers of a few classes; of many there is no picture, but the worst and the mistakes."""
+    figures = pytest.importorskip("matplotlib.figure")
+    drawn, save = [], figures.Figure.savefig
+    keep = lambda figure, *at, **how: drawn.append(figure) or save(figure, *at, **how)  # noqa: E731
+    monkeypatch.setattr(figures.Figure, "savefig", keep)
+    output, _ = run
+    data = json.loads((output / "card_data.json").read_text())
+    assert data["figures"] == ["confusion_matrix.png", "learning_curve.png"]
+    for name in data["figures"]:
+        with Image.open(output / name) as picture:
+            assert picture.format == "PNG"
+        assert (output / name).stat().st_size < 200_000
+    names, rows = sorted(COLOURS), read_predictions(output)
+    labels, predicted = (np.array([names.index(row[name]) for row in rows]) for name in ("label", "prediction"))
+    matrix = confusion_matrix(labels, predicted)
+
+    def leave(labels, predicted, names):
+        found = {"label": np.array(labels), "ranked": np.array(predicted)[:, None]}
+        return write_card_results(tmp_path, HeldOut(found, None, names, tmp_path))
+
+    expected = [[name, row.sum(), row[number]] for number, (name, row) in enumerate(zip(names, matrix, strict=True))]
+    assert [list(one.values()) for one in data["classes"]] == expected
+    leave([*labels, 1], [*predicted, 1], [names[0], "蘭", "$red$"])  # letters that the font lacks, and no formula
+    axes = drawn[-1].axes[0]
+    matrix[1, 1] += 1
+    assert [int(text.get_text().replace("·", "0")) for text in axes.texts] == matrix.ravel().tolist()
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["<script>", "class 1", "$red$"]
+    light = files("hf_vit.files").joinpath("page.css").read_text().splitlines()[0]
+    assert f"--bar: #{bytes(axes.images[0].cmap(1.0, bytes=True)[:3]).hex()};" in light
+    (tmp_path / "confusion_matrix.png").unlink()
+    many = leave([*range(40), 3, 3, 7], [*range(40), 5, 5, 8], [f"kind {number}" for number in range(40)])
+    assert not (tmp_path / "confusion_matrix.png").exists()
+    assert (many["num_classes"], len(many["classes"])) == (40, 10)
+    assert many["classes"][:2] == [
+        {"name": "kind 3", "images": 3, "right": 1},
+        {"name": "kind 7", "images": 2, "right": 1},
+    ]
+    assert many["mistaken"] == [["kind 3", "kind 5", 2], ["kind 7", "kind 8", 1]]
