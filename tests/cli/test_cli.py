@@ -118,7 +118,7 @@ def test_bad_images(goldens, tmp_path, photograph, capsys):
         ([], "required: COMMAND"),
     ],
 )
-def test_the_parser_refuses(arguments, message, capsys):
+def test_parser_refuses_wrong_options(arguments, message, capsys):
     with pytest.raises(SystemExit) as exit_status:
         main(arguments)
     assert exit_status.value.code == 2

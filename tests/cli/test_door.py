@@ -171,7 +171,7 @@ def test_bases_that_name_each_other(tmp_path):
         ("labels.json", b"[" * 100_000, "nested more than"),
     ],
 )
-def test_labels_that_are_no_text(tmp_path, capfd, name, content, message):
+def test_labels_that_are_not_text(tmp_path, capfd, name, content, message):
     (tmp_path / name).write_bytes(content)
     source = str(GOLDENS / "vit_token.npz")
     assert main(["convert", source, str(tmp_path / "out"), "--labels", str(tmp_path / name)]) == 2
@@ -189,7 +189,7 @@ def test_labels_with_a_byte_order_mark(tmp_path):
     assert model.config.id2label[0] == "Käse 0"
 
 
-def test_a_pth_of_which_a_bit_has_flipped(tmp_path, capfd):
+def test_pth_with_a_flipped_bit(tmp_path, capfd):
     """The archive's checksum shows it, but torch.load does not look."""
     content = bytearray((PEERS / "deit.pth").read_bytes())
     weights = torch.load(PEERS / "deit.pth", weights_only=True)
@@ -212,7 +212,7 @@ ODD_TENSORS = {
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning", "ignore:TypedStorage:UserWarning")
 @pytest.mark.parametrize("kind", ODD_TENSORS)
-def test_a_pth_with_a_tensor_that_is_no_array(tmp_path, capfd, kind):
+def test_pth_with_a_malformed_tensor(tmp_path, capfd, kind):
     weights = torch.load(PEERS / "deit.pth", weights_only=True)["model"]
     torch.save(weights | {"norm.weight": ODD_TENSORS[kind](weights["norm.weight"])}, tmp_path / "odd.pth")
     assert main(["convert", str(tmp_path / "odd.pth"), str(tmp_path / "out")]) == 2
@@ -234,7 +234,7 @@ def test_weights_of_a_folder_that_are_damaged(whole, tmp_path, capfd, name):
 
 
 @pytest.mark.parametrize("weight_map", [None, {"a": 1, "b": "x"}, {"a": ["b"]}, [], {"a": "odd.txt"}])
-def test_an_index_of_weights_that_is_none(whole, tmp_path, capfd, weight_map):
+def test_malformed_index_of_weights(whole, tmp_path, capfd, weight_map):
     folder = shutil.copytree(whole, tmp_path / "folder")
     (folder / "model.safetensors").unlink()
     (folder / "odd.txt").write_text("no weights")
@@ -246,7 +246,7 @@ def test_an_index_of_weights_that_is_none(whole, tmp_path, capfd, weight_map):
     assert said.count("\n") == 1
 
 
-def test_an_adapter_that_is_none(whole, tmp_path, capfd):
+def test_malformed_adapter(whole, tmp_path, capfd):
     pytest.importorskip("peft")
     folder = shutil.copytree(whole, tmp_path / "folder")
     shutil.copy(folder / "config.json", folder / "adapter_config.json")
@@ -256,7 +256,7 @@ def test_an_adapter_that_is_none(whole, tmp_path, capfd):
     assert said.count("\n") == 1
 
 
-def test_a_pth_of_which_pytorch_reads_other_numbers_than_its_archive_has(tmp_path, capfd):
+def test_pth_that_pytorch_reads_differently(tmp_path, capfd):
     """A bit of the archive's directory makes a folder of a tensor; PyTorch leaves its memory as it is."""
     content = bytearray((PEERS / "deit.pth").read_bytes())
     directory = content.index(b"PK\1\2", content.index(b"PK\1\2", content.index(b"/data/0") + 1))

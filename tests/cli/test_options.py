@@ -49,7 +49,7 @@ def test_every_setting_has_help_and_its_default(command):
         (["launch-configs", "path", "multi_gpus"], "; did you mean multi_gpu?"),
     ],
 )
-def test_what_is_unknown(arguments, sentence, capsys):
+def test_unknown_options_and_commands(arguments, sentence, capsys):
     try:
         status = main(arguments)
     except SystemExit as end:
@@ -73,7 +73,7 @@ def test_a_recipe_by_its_name_or_as_a_base(tmp_path):
         read_recipe(tmp_path / "digits")
 
 
-def test_recipes_are_listed_with_what_they_need_and_give(capsys):
+def test_recipes_are_listed_with_hardware_and_expected_results(capsys):
     assert main(["recipes"]) == 0
     listed = capsys.readouterr().out
     for name, path in installed_recipes().items():
@@ -92,7 +92,7 @@ def test_launch_templates_are_listed(capsys):
     assert capsys.readouterr().out.strip().endswith("accelerate/fsdp.yaml")
 
 
-def test_the_environment_is_told(capsys):
+def test_environment_is_printed(capsys):
     assert main(["env"]) == 0
     told = capsys.readouterr().out
     assert "transformers" in told

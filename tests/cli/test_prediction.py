@@ -80,7 +80,7 @@ def test_folders_globs_and_files_in_their_order(model, photographs, capsys):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_a_damaged_image_among_others_is_named_and_left_out(model, photographs, tmp_path, suffix, capsys):
+def test_damaged_image_is_named_and_skipped(model, photographs, tmp_path, suffix, capsys):
     good = damage(photographs)
     output = tmp_path / f"classes.{suffix}"
     assert run("predict", model, photographs, "--top-k", "2", "--batch-size", "3", "--output", output) == 1
@@ -123,7 +123,7 @@ def test_without_a_readable_image_nothing_is_written(model, tmp_path, capsys):
         (["--dataset", "digits"], "digits has several splits; choose one with --split: train, test"),
     ],
 )
-def test_what_is_no_image(model, photographs, arguments, sentence, capsys):
+def test_files_that_are_not_images(model, photographs, arguments, sentence, capsys):
     (photographs / "empty").mkdir()
     assert run("predict", model, *(text.format(folder=photographs) for text in arguments)) == 2
     assert sentence in capsys.readouterr().err
@@ -159,7 +159,7 @@ def test_an_extra_that_is_missing_is_named(model, photographs, tmp_path, module,
 
 
 @pytest.mark.parametrize("fields", [{}, {"representation_size": 9}, {"pooling": "mean"}, {"hybrid": True}])
-def test_features_are_what_the_head_is_given_for_each_image_alone(fields, photographs, tmp_path):
+def test_features_equal_the_heads_input_for_each_image(fields, photographs, tmp_path):
     folder = save_tiny(tmp_path / "tiny", **fields)
     files = [str(photographs / name) for name in SORTED]
     expected = np.stack([alone(folder, file) for file in files])
@@ -181,9 +181,7 @@ def test_features_of_a_backend(model, photographs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "npz"])
-def test_search_finds_what_numpy_finds_among_the_files_that_were_embedded(
-    model, photographs, tmp_path, suffix, capsys, monkeypatch
-):
+def test_search_finds_the_same_files_as_numpy(model, photographs, tmp_path, suffix, capsys, monkeypatch):
     good = damage(photographs)
     features, sheet = tmp_path / f"features.{suffix}", tmp_path / "sheet.png"
     monkeypatch.chdir(model.parent)  # the file knows the model from elsewhere too

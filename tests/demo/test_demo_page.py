@@ -47,7 +47,7 @@ def picture(tmp_path):
     return tmp_path / "picture.png"
 
 
-def test_classes_and_what_the_model_saw(tmp_path, picture):
+def test_classes_and_attention_picture(tmp_path, picture):
     folder = saved(tmp_path / "folder")
     classes, shown = Demo(folder).look(picture)
     (expected,) = predict(folder, [picture])
@@ -88,7 +88,7 @@ def test_two_classes_of_one_name(tmp_path, picture):
     assert sum("(class" in label for label in classes) == 4
 
 
-def test_dark_where_the_model_does_not_look():
+def test_picture_is_dark_where_attention_is_low():
     shown = np.asarray(highlight(np.ones((8, 12)), np.array([[0.3, 0.1, 0.1], [0.1, 0.1, 0.1]])))
     assert shown.shape == (448, 672, 3)
     assert shown[0, 0].tolist() == [255] * 3
@@ -96,7 +96,7 @@ def test_dark_where_the_model_does_not_look():
     assert (np.asarray(highlight(np.ones((8, 12, 3)), np.full((2, 3), 0.2))) == 255).all()
 
 
-def test_models_without_anything_to_show_are_refused(tmp_path):
+def test_models_without_attention_are_refused(tmp_path):
     folder = saved(tmp_path / "folder", pooling="none")
     with pytest.raises(ValueError, match="classifies every patch"):
         Demo(folder)
@@ -106,7 +106,7 @@ def test_models_without_anything_to_show_are_refused(tmp_path):
         Demo(tmp_path / "resnet")
 
 
-def test_the_description_is_facts_of_the_card_and_no_markup_of_it(tmp_path):
+def test_description_has_the_cards_facts_without_markup(tmp_path):
     folder = saved(tmp_path / "folder")
     front = "license: <b>mine</b>\ndatasets: ['![x](https://evil.example/x.png)']"
     (folder / "README.md").write_text(f"---\n{front}\n---\n<script>alert(1)</script> Buy at https://evil.example\n")

@@ -127,7 +127,7 @@ def test_resmall_crop_takes_a_grey_image():
     assert any(np.array_equal(window, candidate) for candidate in windows)
 
 
-def test_sixteen_bit_grey_is_scaled_not_cut_off():
+def test_sixteen_bit_grey_is_scaled_to_eight_bits():
     image = Image.fromarray(np.array([[0, 65535], [256, 32768]], np.uint16))
     assert np.array_equal(np.asarray(to_mode(image, "L")), [[0, 255], [1, 128]])
 
@@ -232,14 +232,14 @@ def test_every_operation_keeps_size_and_mode(mode):
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 5), (5, 2), (1, 9)])
-def test_images_of_a_few_pixels_pass(size):
+def test_tiny_images_are_augmented(size):
     for name, operation in OPERATIONS.items():
         result = operation(Image.new("RGB", size, (255, 0, 9)), 1.5, np.random.default_rng(1))
         assert result.size == size, name
 
 
 @pytest.mark.parametrize("name", MOVES)
-def test_grey_images_move_as_the_channels_of_coloured_ones(name):
+def test_grey_images_are_moved_like_colour_channels(name):
     colour = np.random.default_rng(0).integers(0, 256, (21, 34, 3), dtype=np.uint8)
     moved = augment(name, colour, 3, HeldDraws(sign="minus"))
     assert np.array_equal(augment(name, colour[..., 1], 3, HeldDraws(sign="minus")), moved[..., 1])

@@ -46,7 +46,7 @@ def pretrained(tmp_path_factory):
     return folder
 
 
-def test_finetuning_by_the_hyper_rule(stripes, pretrained, tmp_path):
+def test_finetuning_with_the_hyper_rule(stripes, pretrained, tmp_path):
     """The recipe, with smaller images and fewer steps."""
     settings = {"recipe": RECIPES / "bit_hyperrule_medium.yaml", "model": pretrained, "dataset": stripes}
     settings |= {"eval_split": "test", "output_dir": tmp_path / "out", "image_size": "32,36", "resize": 40}
@@ -63,7 +63,7 @@ def test_finetuning_by_the_hyper_rule(stripes, pretrained, tmp_path):
     assert again["accuracy"] == metrics["accuracy"]
 
 
-def test_pretraining_from_fields_alone(stripes, tmp_path):
+def test_pretraining_without_a_variant(stripes, tmp_path):
     config = {"embedding_size": 32, "depths": [1, 1], "image_size": 32}
     settings = {"dataset": stripes, "output_dir": tmp_path / "out", "config": json.dumps(config), "steps": 2}
     settings |= {"optimizer": "adamw", "learning_rate": 0.001, "weight_decay": 0.1, "batch_size": 4, "dropout": 0}
@@ -82,7 +82,7 @@ def test_pretraining_from_fields_alone(stripes, tmp_path):
         ({"objective": "masked_patch_prediction"}, "masked_patch_prediction needs patches, but R50x1 has none"),
     ],
 )
-def test_what_a_resnet_has_not(stripes, tmp_path, changes, message):
+def test_settings_that_a_resnet_lacks_are_refused(stripes, tmp_path, changes, message):
     settings = {"dataset": stripes, "output_dir": tmp_path / "out", "variant": "R50x1", "steps": 1, "batch_size": 2}
     with pytest.raises(ValueError, match=message):
         pretrain(arguments(**settings, **changes))

@@ -19,7 +19,7 @@ def save(store: Checkpoints, step: int):
     return store.paths()[-1]
 
 
-def test_the_newest_are_kept(tmp_path):
+def test_newest_checkpoints_are_kept(tmp_path):
     store = Checkpoints(tmp_path / "c", keep=2)
     for step in (3, 20, 100):
         save(store, step)
@@ -31,7 +31,7 @@ def test_the_newest_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "delete", "no sums", "bad sums"])
-def test_damage_is_noticed_and_the_one_before_is_used(tmp_path, harm):
+def test_damaged_checkpoint_is_skipped(tmp_path, harm):
     store = Checkpoints(tmp_path, keep=3)
     first, second = (save(store, step) for step in (1, 2))
     file = next(second.glob("*.safetensors"))
@@ -53,7 +53,7 @@ def test_damage_is_noticed_and_the_one_before_is_used(tmp_path, harm):
     assert damage(first) is None
 
 
-def test_an_unfinished_checkpoint_is_not_one(tmp_path):
+def test_unfinished_checkpoint_is_ignored(tmp_path):
     store = Checkpoints(tmp_path, keep=3)
     save(store, 1)
     for unfinished in (".0123.incomplete.step_00000002", ".00000002.incomplete.step_00000002"):
@@ -65,7 +65,7 @@ def test_an_unfinished_checkpoint_is_not_one(tmp_path):
     assert len(list(store.paths()[-1].glob("*.safetensors"))) == 1
 
 
-def test_a_full_disk_is_said_and_leaves_the_last_one(tmp_path, monkeypatch):
+def test_full_disk_is_reported_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     """At the next point where training waits for the checkpoint, and in one sentence."""
     store = Checkpoints(tmp_path, keep=1)
     first = save(store, 1)
@@ -82,7 +82,7 @@ def test_a_full_disk_is_said_and_leaves_the_last_one(tmp_path, monkeypatch):
     store.wait()  # it was said once
 
 
-def test_large_states_go_into_several_files(tmp_path, monkeypatch):
+def test_large_states_are_split_into_files(tmp_path, monkeypatch):
     """No file is much larger than the limit, whose content is held in memory once more."""
     monkeypatch.setattr(checkpoints, "_FILE_BYTES", 100)
     model, optimizer = make(torch.optim.AdamW)
@@ -122,7 +122,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_a_run_continues_exactly_from_where_saving_began(kind, tmp_path, monkeypatch):
+def test_a_run_continues_exactly_from_the_saved_step(kind, tmp_path, monkeypatch):
     """Steps taken while the checkpoint is being written do not get into it."""
     model, optimizer = make(KINDS[kind])
     step(model, optimizer, 3)

@@ -105,7 +105,7 @@ def test_finetuning_an_image_folder(flags, pretrained, tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluation_numbers_labels_as_the_model_does(flags, pretrained, tmp_path):
+def test_evaluation_uses_the_models_class_numbers(flags, pretrained, tmp_path):
     """A data set that has the model's labels in another order, and one that has more of them."""
     finetune_flags(flags, pretrained, tmp_path / "out")
     split = load_split(str(flags), "test")
@@ -118,7 +118,7 @@ def test_evaluation_numbers_labels_as_the_model_does(flags, pretrained, tmp_path
         evaluate(arguments(model=tmp_path / "out", dataset="digits"))
 
 
-def test_a_killed_data_worker_is_said(client, tmp_path):
+def test_killed_data_worker_is_reported(client, tmp_path):
     said = client(
         f"""
         import os, signal
@@ -150,7 +150,7 @@ def test_tensorboard_has_what_was_logged(tmp_path, monkeypatch):
     assert len([name for name in metrics if name.startswith("accuracy/")]) == 10
 
 
-def test_a_lost_tracker_is_said_and_training_goes_on(tmp_path, monkeypatch, caplog):
+def test_failed_tracker_is_reported_and_training_continues(tmp_path, monkeypatch, caplog):
     def lose_connection(self, values, step=None, **options):
         raise OSError("the disk of the logs is gone")
 
@@ -161,7 +161,7 @@ def test_a_lost_tracker_is_said_and_training_goes_on(tmp_path, monkeypatch, capl
     assert len([entry for entry in history(tmp_path / "out") if "loss" in entry]) == SHORT["steps"]
 
 
-def test_new_head_is_zero_and_everything_else_is_the_checkpoints(flags, pretrained, tmp_path, monkeypatch):
+def test_new_head_is_zero_and_other_weights_are_unchanged(flags, pretrained, tmp_path, monkeypatch):
     seen = {}
 
     def look(settings, accelerator, model, *rest):
@@ -181,7 +181,7 @@ def test_new_head_is_zero_and_everything_else_is_the_checkpoints(flags, pretrain
             assert torch.equal(tensor, original.vit.state_dict()[name]), name
 
 
-def test_a_preset_brings_its_resizing_and_leaves_the_normalization(flags, pretrained, tmp_path):
+def test_preset_sets_resizing_but_not_normalization(flags, pretrained, tmp_path):
     shutil.copytree(pretrained, tmp_path / "model")
     own = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
     HfViTImageProcessor(preset="timm", size=[20, 36], **own).save_pretrained(tmp_path / "model")
@@ -191,7 +191,7 @@ def test_a_preset_brings_its_resizing_and_leaves_the_normalization(flags, pretra
     assert {name: list(getattr(saved, name)) for name in own} == own
 
 
-def test_linear_probe_moves_the_head_alone(flags, pretrained, tmp_path):
+def test_linear_probe_trains_only_the_head(flags, pretrained, tmp_path):
     finetune_flags(flags, pretrained, tmp_path / "out", linear_probe="true", steps=5)
     trained = HfViTForImageClassification.from_pretrained(tmp_path / "out")
     original = HfViTForImageClassification.from_pretrained(pretrained)
@@ -270,7 +270,7 @@ def test_every_kind_of_training_learns(flags, pretrained, tmp_path, changes):
     assert finetune_flags(flags, pretrained, tmp_path / "out", steps=60, **changes)["accuracy"] > 0.9
 
 
-def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path):
+def test_accumulated_gradients_equal_those_of_the_large_batch(tmp_path):
     """One step of 24 at once and of 6 four times: the same weights to 1e-6."""
     weights = []
     for forward in (24, 6):
@@ -294,7 +294,7 @@ def test_a_compiled_model_takes_the_same_steps(tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_not_finite_stops_with_step_rate_and_checkpoint(tmp_path):
+def test_infinite_loss_stops_with_step_rate_and_checkpoint(tmp_path):
     settings = {
         **DIGITS,
         "learning_rate": 1e30,
@@ -313,7 +313,7 @@ def test_not_finite_stops_with_step_rate_and_checkpoint(tmp_path):
     assert all(math.isfinite(entry["loss"]) for entry in state["history"] if "loss" in entry)
 
 
-def test_memory_that_does_not_suffice_halves_the_forward(tmp_path, monkeypatch, capsys):
+def test_lack_of_memory_halves_the_forward(tmp_path, monkeypatch, capsys):
     tried = []
 
     def only_six(settings, accelerator, model, processor, split, eval_split, per_device):

@@ -117,7 +117,7 @@ def test_parquet_and_webdataset(tmp_path):
     assert split.label(split.samples[3]) == 1
 
 
-def test_digits_are_all_there_once():
+def test_digits_are_complete():
     train, test = split_digits(1797)
     assert (len(train), len(test)) == (1437, 360)
     assert sorted([*train, *test]) == list(range(1797))
@@ -164,7 +164,7 @@ def test_a_later_start_continues_the_same_sequence(batches_of):
         assert left["image"].equal(right["image"])
 
 
-def test_two_processes_see_what_one_sees(batches_of):
+def test_two_processes_see_the_same_samples_as_one(batches_of):
     split = open_split(make())
     alone = batches_of(split, 0)
     halves = [batches_of(split, 0, processes=2, rank=rank) for rank in range(2)]
@@ -183,7 +183,7 @@ def test_every_epoch_shows_every_sample_once():
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_balanced_sampling_shows_classes_equally_often_and_no_image_again_before_its_class_is_through():
+def test_balanced_sampling_repeats_no_image_before_its_class_is_complete():
     """Counted from the definition, over two epochs and a half of classes of 8, 3 and 1 images and one without label."""
     split = open_split(make(fine_label=(datasets.ClassLabel(names=["cat", "dog", "owl"]), [0] * 8 + [1] * 3 + [2, -1])))
     samples = TrainSamples(split, TRANSFORM, 5, "balanced")

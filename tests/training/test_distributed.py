@@ -63,7 +63,7 @@ def test_few_shots_are_the_same(runs, tmp_path):
     assert two["few_shot"][1]["accuracy"] > 0.3  # chance is 0.1
 
 
-def test_another_number_of_processes_than_asked_for_is_refused(tmp_path):
+def test_wrong_number_of_processes_is_refused(tmp_path):
     done = launch("pretrain", check=False, output_dir=tmp_path / "out", **DIGITS, num_processes=2)
     assert done.returncode == 2
     assert "--num-processes is 2, and 1 run" in done.stderr

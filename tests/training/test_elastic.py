@@ -10,7 +10,7 @@ from ..launching import LIMIT, environment
 pytestmark = pytest.mark.slow
 
 
-def test_processes_come_and_go(tmp_path):
+def test_elastic_training_equals_one_process(tmp_path):
     """SIGTERM, SIGUSR1 and SIGKILL in the middle of a save, on 2, 1, 2 and 3 processes; see elastic_run.py."""
     line = [sys.executable, "-m", "tests.training.elastic_run", str(tmp_path)]
     done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=LIMIT)

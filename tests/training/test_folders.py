@@ -93,7 +93,7 @@ def test_an_index_is_made_once_and_again_when_a_file_is_added(tmp_path, monkeypa
     assert load_folder(root)["train"]._fingerprint == before["train"]._fingerprint
 
 
-def test_a_killed_listing_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_killed_listing_is_continued(tmp_path, monkeypatch):
     root = make(tmp_path / "images", SPLITS["splits"])
     listed, real = [], folders._list
 

@@ -29,7 +29,7 @@ def write_images(folder, counts):
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "validation", "dev", "test"])
-def test_a_folder_that_is_there_is_found(tmp_path, name):
+def test_existing_split_is_found(tmp_path, name):
     write_images(tmp_path / "train", {"ants": 3, "bees": 2})
     write_images(tmp_path / name, {"ants": 2, "bees": 2})
     settings = FinetuneSettings(dataset=str(tmp_path), model="model")
@@ -77,7 +77,7 @@ def test_a_run_is_announced_and_concluded(tmp_path, capsys):
     assert metrics["best_step"] in (1, 2)
 
 
-def test_a_run_that_gains_nothing_more_ends_early(tmp_path, capsys, monkeypatch):
+def test_early_stopping(tmp_path, capsys, monkeypatch):
     """Evaluations are made up: the second is the best."""
     losses = chain([3.0, 1.0, 2.0, 2.5, 2.2], repeat(0.5))
     made_up = lambda *_: lambda: {"loss": next(losses), "accuracy": 0.5, "samples": 9}  # noqa: E731

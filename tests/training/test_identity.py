@@ -64,7 +64,7 @@ def data_of(dataset, **changes):
     return identify_data(open_named(settings, "train"))
 
 
-def test_a_model_is_known_by_weights_config_processor_and_code(tiny, tmp_path, monkeypatch):
+def test_model_identity_is_weights_config_processor_and_code(tiny, tmp_path, monkeypatch):
     first = identify_model(str(tiny))
     shutil.copytree(tiny, tmp_path / "same")
     (tmp_path / "same" / "metrics.json").write_text("{}")
@@ -80,7 +80,7 @@ def test_a_model_is_known_by_weights_config_processor_and_code(tiny, tmp_path, m
     assert all(identity != first for identity in found)
 
 
-def test_a_model_on_the_hub_is_known_by_its_commit(tiny, tmp_path, monkeypatch):
+def test_hub_model_identity_is_its_commit(tiny, tmp_path, monkeypatch):
     """In a cache as huggingface_hub lays it out."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -93,7 +93,7 @@ def test_a_model_on_the_hub_is_known_by_its_commit(tiny, tmp_path, monkeypatch):
         assert (identity["name"], identity["commit"]) == ("alice/tiny", commit)
 
 
-def test_data_are_known_by_their_content(colors, tmp_path):
+def test_data_identity_is_the_content(colors, tmp_path):
     first = data_of(colors)
     shutil.copytree(colors, tmp_path / "moved")
     assert data_of(tmp_path / "moved") == first
@@ -103,7 +103,7 @@ def test_data_are_known_by_their_content(colors, tmp_path):
     assert data_of(tmp_path / "moved") != first
 
 
-def test_big_data_are_known_by_their_files(colors, monkeypatch):
+def test_identity_of_large_data_is_their_files(colors, monkeypatch):
     monkeypatch.setattr(module, "_MOST_BYTES", 10)
     first = data_of(colors)
     assert ("fingerprint" in first, data_of(colors)) == (True, first)
@@ -111,7 +111,7 @@ def test_big_data_are_known_by_their_files(colors, monkeypatch):
     assert data_of(colors) != first
 
 
-def test_shards_are_known_by_their_files(colors, tmp_path):
+def test_identity_of_shards_is_their_files(colors, tmp_path):
     load_split(str(colors), "train").to_parquet(tmp_path / "train.parquet")
     first = data_of(tmp_path, streaming=True)
     assert ("shards" in first, data_of(tmp_path, streaming=True)) == (True, first)
@@ -120,7 +120,7 @@ def test_shards_are_known_by_their_files(colors, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["heads", "training images"])
-def test_features_of_something_else_are_computed_anew(tiny, colors, tmp_path, change):
+def test_cached_features_of_other_data_are_not_used(tiny, colors, tmp_path, change):
     """As if nothing had been kept: another model with the same weights, other images in files of the same names."""
     settings = {"model": tiny, "dataset": colors, "num_workers": 0, "protocol": "linear_probe", "probe_l2": "0.1"}
     before = evaluate(arguments(**settings, output_dir=tmp_path / "out"))

@@ -126,35 +126,35 @@ def test_a_file_states_the_mapping(classifier, tmp_path, suffix):
         ("{Rot: red", "is not YAML"),
     ],
 )
-def test_a_wrong_file_is_one_sentence(tmp_path, content, message):
+def test_wrong_label_map_is_one_sentence(tmp_path, content, message):
     (tmp_path / "map.yaml").write_text(content)
     with pytest.raises(ValueError, match=message):
         numbers(["Rot", "blue", "green"], ["blue", "green", "red"], label_map=str(tmp_path / "map.yaml"))
 
 
-def test_keys_that_are_numbers_are_names(tmp_path):
+def test_numeric_keys_of_a_label_map_are_names(tmp_path):
     (tmp_path / "map.yaml").write_text("0: cat\n7: 0\n")
     assert read_label_map(str(tmp_path / "map.yaml")) == {"0": "cat", "7": 0}
 
 
-def test_a_label_map_is_for_a_classifier(classifier, tmp_path):
+def test_label_map_needs_a_classifier(classifier, tmp_path):
     with pytest.raises(ValueError, match="--label-map needs protocol accuracy or real; --protocol is knn"):
         measure(classifier, tmp_path, protocol="knn", label_map="map.yaml")
 
 
-def test_data_without_names_are_numbers_and_said(classifier, tmp_path, caplog):
+def test_data_without_names_use_numbers_with_a_message(classifier, tmp_path, caplog):
     assert measure(classifier, write(tmp_path, None)) == 1.0
     assert "the data has no class names: class numbers 0 to 3 are used as they are" in caplog.text
 
 
-def test_a_model_without_names_is_said(caplog):
+def test_model_without_names_uses_numbers_with_a_message(caplog):
     assert numbers(["cat", "dog"], ["LABEL_0", "LABEL_1", "LABEL_2"]) == [0, 1]
     assert "model has no class names: class numbers 0 to 1 are used as they are" in caplog.text
     with pytest.raises(ValueError, match="the data has 3 labels, more than the 2 of model"):
         numbers(["cat", "dog", "owl"], ["LABEL_0", "LABEL_1"])
 
 
-def test_folders_called_by_numbers_are_sorted_as_text(caplog):
+def test_numeric_folder_names_are_class_numbers(caplog):
     """0, 1, 10, 11, 2, ...: the tenth folder is not class 10."""
     names = sorted(str(number) for number in range(12))
     for model in ([f"LABEL_{number}" for number in range(12)], list("abcdefghijkl")):
@@ -164,7 +164,7 @@ def test_folders_called_by_numbers_are_sorted_as_text(caplog):
         numbers(["1", "2"], ["LABEL_0", "LABEL_1"])
 
 
-def test_a_name_that_two_classes_have_is_refused():
+def test_ambiguous_class_name_is_refused():
     assert numbers(["crane", "crane", "kite"], ["crane", "crane", "kite"]) == [0, 1, 2]
     with pytest.raises(ValueError, match="no single class called 'crane'"):
         numbers(["kite", "crane"], ["crane", "crane", "kite"])
@@ -192,7 +192,7 @@ def test_wnids_are_those_of_imagenet(shared):
     assert imagenet_numbers(wnids) == list(range(1000))
 
 
-def test_wnids_meet_classes_in_words():
+def test_wnids_match_imagenet_class_names():
     words = built_in_class_names("imagenet1k")
     few = ["n03000684", "n01440764", "n02102040"]  # chain saw, tench, English springer, in the order of no sorting
     assert [words[number] for number in numbers(few, words)] == ["chain saw", "tench", "English springer"]
@@ -202,7 +202,7 @@ def test_wnids_meet_classes_in_words():
         numbers(few, words[:999])
 
 
-def test_imagenet_in_other_words_is_the_same_in_the_same_order_alone():
+def test_other_imagenet_names_need_the_same_order():
     words = built_in_class_names("imagenet1k")
     synonyms = [f"{name.split(' (')[0].upper()}, another name" for name in words]
     assert numbers(synonyms, words) == list(range(1000))

@@ -62,6 +62,6 @@ def test_several_labels_count_the_first_prediction():
     assert score(_tidy(columns(label=labels)))["accuracy"] == pytest.approx(2 / 3)
 
 
-def test_nothing_to_evaluate_is_an_error():
+def test_empty_evaluation_split_is_an_error():
     with pytest.raises(ValueError, match="empty"):
         _tidy({})

@@ -58,7 +58,7 @@ def samples_of(folder, transform=WHOLE, token_drop=0.0) -> NativeSamples:
     ("variant", "autocast"),
     [*((name, False) for name in ("cls", "mean", "map", "sincos", "learned2d")), ("cls", True)],
 )
-def test_logits_of_a_batch_are_those_of_each_image_alone(strips, variant, autocast):
+def test_logits_do_not_depend_on_the_batch(strips, variant, autocast):
     model, samples = tiny(**VARIANTS[variant]), samples_of(strips)
     batch = collate_patches([samples[position] for position in range(9)])
     assert len({*map(tuple, batch["spatial_shapes"].tolist())}) > 3
@@ -88,7 +88,7 @@ def test_without_augmentation_training_sees_the_pixels_of_evaluation(strips):
         assert np.abs(ours["image"] / 127.5 - 1 - expected.pixel_values[0].numpy()).max() < 1e-6
 
 
-def test_crops_have_shapes_around_the_images_own(strips):
+def test_crops_have_nearly_the_images_aspect_ratio(strips):
     transform = TrainTransform((1, 1), "inception", (0.3, 1.0))
     samples, ratios = samples_of(strips, transform), []
     for position in range(80):
@@ -103,7 +103,7 @@ def test_crops_have_shapes_around_the_images_own(strips):
     assert max(ratios) < 1.8
 
 
-def test_buckets_hold_every_image_and_do_not_depend_on_processes_or_the_first_step(strips):
+def test_buckets_are_complete_and_independent_of_processes_and_first_step(strips):
     samples = samples_of(strips)
     whole = BucketedBatches(samples, Shares(10, 10), range(16))
     steps = list(whole)
@@ -121,7 +121,7 @@ def padding(samples, steps) -> int:
     return sum(max(step) * len(step) - sum(step) for step in counts)
 
 
-def test_dropped_patches_count_nowhere_and_the_expected_number_stays(strips):
+def test_dropped_patches_have_no_effect_and_their_share_is_exact(strips):
     """Judged by the forward over all patches in which the dropped ones are masked."""
     model, samples = tiny(pooling="mean", use_cls_token=True), samples_of(strips, token_drop=0.4)
     batch = collate_patches([samples[position] for position in range(9)])
@@ -193,7 +193,7 @@ def test_killed_and_resumed_is_bit_identical(strips, pretrained, tmp_path, monke
         ({"streaming": "true"}, "preset is native, which does not work with shards"),
     ],
 )
-def test_what_has_one_size_is_refused(strips, pretrained, tmp_path, changes, message):
+def test_settings_that_need_one_image_size_are_refused(strips, pretrained, tmp_path, changes, message):
     if "streaming" in changes:
         load_split(str(strips), "train").to_parquet(tmp_path / "data" / "train.parquet")
         changes = {**changes, "dataset": tmp_path / "data", "eval_split": "train"}
@@ -208,7 +208,7 @@ def test_a_model_whose_layers_need_one_grid_is_refused(strips, tmp_path):
         finetune_strips(strips, model, tmp_path / "out")
 
 
-def test_grids_fill_the_budget():
+def test_grids_use_the_number_of_patches():
     """The sequence is never longer than an image of the model's size, at any aspect ratio."""
     for ratio in (0.02, 0.3, 1.0, 2.7, 40.0):
         rows, columns = fit_grid(1000, round(1000 * ratio), PATCH, MOST)

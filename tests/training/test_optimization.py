@@ -112,7 +112,7 @@ OPTAX = {
 }
 
 
-def test_muon_is_that_of_its_paper_for_hidden_matrices_alone(model):
+def test_muon_follows_its_paper_for_hidden_matrices_only(model):
     """arXiv 2502.16982, equations 1 to 4, in NumPy's float64: five times the quintic of the singular values.
 
     Momentum as torch keeps it: an average, which the iteration makes the same. It runs in bfloat16.

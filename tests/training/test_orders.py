@@ -8,7 +8,7 @@ from hf_vit.training.orders import LaneOrder, ShuffledOrder, permute
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 63, 64, 65, 1000, 4097, 2**16, 2**16 + 1, 3 * 2**15])
-def test_every_number_comes_once_and_alone_as_together(size):
+def test_permutation_is_complete_and_independent_of_batching(size):
     for seed in range(3):
         images = permute(np.arange(size), size, (seed, 1))
         assert sorted(images.tolist()) == list(range(size))
@@ -29,7 +29,7 @@ def statistics_of(order: np.ndarray) -> np.ndarray:
     return np.array([mean_of_distances, neighbours, left_in_place, followed, *((np.array(chi) - 1023) / np.sqrt(2046))])
 
 
-def test_it_is_as_random_as_numpys():
+def test_permutation_is_as_random_as_numpys():
     """Distances, neighbours, fixed points and two-dimensional counts of 20 permutations lie where NumPy's do."""
     size = 2**17 + 12_345
     ours = [statistics_of(permute(np.arange(size), size, (seed, 0))) for seed in range(10)]
@@ -41,7 +41,7 @@ def test_it_is_as_random_as_numpys():
     assert abs(np.corrcoef(permute(np.arange(size), size, (0, 0)), other_epoch)[0, 1]) * np.sqrt(size) < 5
 
 
-def test_small_sets_keep_the_order_of_recorded_runs_and_large_ones_need_no_table(monkeypatch):
+def test_small_orders_are_unchanged_and_large_ones_need_no_table(monkeypatch):
     small = ShuffledOrder(1000, seed=7)
     recorded = np.random.default_rng((7, 3)).permutation(1000)
     assert small.rows(3, np.arange(1000)).tolist() == recorded.tolist()

@@ -80,7 +80,7 @@ def test_a_run_draws_and_evaluates_patch_sizes(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path, changes, message):
+def test_impossible_patch_sizes_are_refused(tmp_path, changes, message):
     assert MODEL["image_size"] == 8
     with pytest.raises((ValueError, SystemExit), match=message):
         pretrain(arguments(**{**RUN, **changes}, output_dir=tmp_path / "out"))

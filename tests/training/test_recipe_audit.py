@@ -322,7 +322,7 @@ def stated_differences(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "cites" in read(name)])
-def test_recipe_equals_the_original_it_cites_or_says_where_not(name, checkpoint):
+def test_recipe_equals_its_original_or_states_the_difference(name, checkpoint):
     """Lists the stated differences: `pytest -rP`."""
     found, stated = differences(name, checkpoint), stated_differences(name)
     for field, reason in stated.items():
@@ -338,8 +338,8 @@ def test_every_original_is_cited():
     assert {original for name in NAMES for original in cited(name)} == ORIGINALS.keys() - TABLES
 
 
-def test_every_recipe_has_a_judge():
-    """An original, a table of the paper, or, for our own settings, nobody but measurements."""
+def test_every_recipe_is_compared_with_an_original():
+    """It has an original or a table of the paper, or its settings are our own."""
     with_original = {name for name in NAMES if cited(name)}
     assert set(NAMES) == with_original | JUDGES.keys() | BASES | OURS
     assert not with_original & (JUDGES.keys() | BASES | OURS)

@@ -81,7 +81,7 @@ def test_a_level_selects_levels_of_other_groups(tmp_path):
         read_recipe(child, {"mix": "3"})
 
 
-def test_citations_set_nothing(tmp_path):
+def test_citations_set_no_fields(tmp_path):
     (tmp_path / "recipe.yaml").write_text("steps: 9\ncites: {original: {}}\ndiffers: {steps: no reason}\n")
     assert read_recipe(tmp_path / "recipe.yaml") == {"steps": 9}
 
@@ -96,7 +96,7 @@ def test_tables_are_merged_field_by_field(tmp_path):
     assert settings.config == {"hidden_size": 22, "patch_size": 2, "pooling": "mean"}
 
 
-def test_a_recipe_wins_over_the_options_of_its_base(tmp_path):
+def test_recipe_overrides_the_options_of_its_base(tmp_path):
     (tmp_path / "base.yaml").write_text("options: {length: {long: {steps: 9}}}\nselect: {length: long}\n")
     (tmp_path / "child.yaml").write_text("base: base.yaml\nepochs: 2\n")
     assert read_recipe(tmp_path / "child.yaml") == {"epochs": 2}

@@ -182,7 +182,7 @@ def test_many_classes_and_two_of_one_name(colours, tmp_path, monkeypatch):
     assert [row["label"] for row in read_predictions(tmp_path)][:4] == ["", "", "", "3"]
 
 
-def test_several_labels_make_no_page(colours, tmp_path):
+def test_no_result_page_for_several_labels(colours, tmp_path):
     found = {"ranked": np.zeros((2, 2), int), "label": np.ones((2, 2)), "index": np.arange(2), "skipped": 0}
     split = open_split(load_split(str(colours), "test"))
     write_results(tmp_path, HeldOut(found, split, ["a", "b"], colours), About("several", {}, ""))

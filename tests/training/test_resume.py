@@ -129,7 +129,7 @@ def test_a_second_run_into_the_same_folder_is_refused(uninterrupted):
     assert "is not empty: continue it with --resume, or delete it with --overwrite" in done.stderr
 
 
-def test_what_a_run_leaves(uninterrupted):
+def test_output_folder_of_a_run(uninterrupted):
     left = {file.name for file in uninterrupted.iterdir()}
     assert {"config.json", "model.safetensors", "preprocessor_config.json", "metrics.json", "card_data.json"} <= left
     assert {"recipe.yaml", "learning_curve.png", "best", "checkpoints"} <= left

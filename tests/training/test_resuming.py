@@ -23,7 +23,7 @@ WSD = {"schedule": "wsd", "cooldown_steps": 1, "optimizer": "muon", "class_sampl
 
 
 @pytest.mark.parametrize("schedule", [{"schedule": "constant"}, {"schedule": "cosine", "decay_steps": 5}, WSD])
-def test_a_prolonged_run_is_one_of_the_new_length(tmp_path, schedule):
+def test_extended_run_equals_a_run_of_the_new_length(tmp_path, schedule):
     """The same command line serves every start: the first finds neither folder nor checkpoint."""
     train(tmp_path / "out", steps=2, **schedule)
     prolonged = train(tmp_path / "out", steps=4, **schedule)
@@ -42,7 +42,7 @@ def test_a_number_of_steps_that_earlier_rates_depend_on_is_refused(tmp_path):
         train(tmp_path / "out", steps=3)
 
 
-def test_images_per_forward_may_change_where_nothing_is_drawn_for_each(tmp_path):
+def test_images_per_forward_may_change_without_random_numbers_per_forward(tmp_path):
     """Without dropout or mixing they are a matter of rounding; what was not asked for stays as it was."""
     settings = {"schedule": "constant", "per_device_batch_size": 6}
     train(tmp_path / "out", steps=2, **settings)

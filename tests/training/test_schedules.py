@@ -56,7 +56,7 @@ def test_every_step_has_the_originals_rate(originals, run):
     np.testing.assert_allclose(ours, originals[run], rtol=0, atol=1e-6 * originals[run].max())
 
 
-def test_no_run_of_the_originals_is_left_out(originals):
+def test_every_original_schedule_is_tested(originals):
     assert {"/".join(key.split("/")[:2]) for key in originals.files if not key.startswith("bit/")} == set(RUNS)
 
 
@@ -100,7 +100,7 @@ def test_wsd_is_that_of_transformers(cooldown_steps, length):
         assert [schedule(step) for step in steps] == pytest.approx([judge(step) for step in steps])
 
 
-def test_constant_stays():
+def test_constant_schedule():
     schedule = build_schedule(FinetuneSettings(schedule="constant", learning_rate=0.03, warmup_steps=10), 100)
     assert [schedule(step) for step in (0, 5, 10, 99)] == pytest.approx([0, 0.015, 0.03, 0.03])
 

@@ -54,7 +54,7 @@ def test_images_are_resized_and_kept_where_they_are_small(folder, tmp_path):
     assert sum(image.mode == "L" for image in pictures) == 1
 
 
-def test_an_interrupted_run_goes_on_and_another_plan_is_refused(folder, tmp_path, monkeypatch, capsys):
+def test_interrupted_writing_continues_and_another_plan_is_refused(folder, tmp_path, monkeypatch, capsys):
     command = ["shard", str(folder), str(tmp_path / "out"), "--images", "6", "--workers", "1", "--splits", "train"]
     written, encode = [], shard_writing._encode
 
@@ -88,7 +88,7 @@ def test_shards_of_images_that_have_changed_since_are_refused(folder, tmp_path, 
     assert not (tmp_path / "out" / "train-00001.tar").exists()
 
 
-def test_nothing_is_left_where_there_are_no_images(tmp_path, capsys):
+def test_no_files_are_left_without_images(tmp_path, capsys):
     (tmp_path / "images").mkdir()
     assert main(["shard", str(tmp_path / "images"), str(tmp_path / "out"), "--splits", "train"]) == 2
     assert not (tmp_path / "out").exists()

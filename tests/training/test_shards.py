@@ -196,7 +196,7 @@ def test_a_row_is_read_once_over_all_processes_and_workers(place, processes, wor
 
 
 @pytest.mark.parametrize("place", ["remote tar"], indirect=True)
-def test_a_late_start_reads_what_it_needs(place, counting):
+def test_late_start_reads_few_blocks(place, counting):
     split = open_shards(place)
     counting.read.clear()
     counting.requests.clear()
@@ -259,7 +259,7 @@ def test_an_index_is_made_once_and_again_when_a_shard_changes(tmp_path, monkeypa
     assert len(open_split(files)) == 15
 
 
-def test_a_killed_index_goes_on_with_the_shards_that_are_left(tmp_path, monkeypatch):
+def test_killed_indexing_continues_with_the_remaining_shards(tmp_path, monkeypatch):
     for number in range(4):
         write_tar(tmp_path / f"train-{number}.tar", range(number + 1))
     scanned, scan = [], shard_index._scan_tar
@@ -315,7 +315,7 @@ def test_unreadable_images_are_replaced_by_one_of_the_same_lane(tmp_path):
     assert all(number % 2 == 0 for number in batch["image"][:, 0, 0, 0].tolist())
 
 
-def test_what_is_wrong_with_a_name_is_one_sentence(tmp_path, counting):
+def test_wrong_names_are_one_sentence(tmp_path, counting):
     write_tar(tmp_path / "train-0.tar", range(3))
     for name, split, reason in (
         (tmp_path, "test", "cannot read split 'test' of .*: there is train"),
@@ -347,7 +347,7 @@ def test_classes_can_be_stated(tmp_path):
         state_classes(numbers, 3, str(tmp_path / "names.txt"))
 
 
-def test_labels_of_parquet_files_without_names_are_looked_at_unless_they_are_stated(tmp_path, monkeypatch):
+def test_classes_of_parquet_files_are_counted_unless_stated(tmp_path, monkeypatch):
     data = make(7).cast_column("fine_label", datasets.Value("int32"))
     data.to_parquet(tmp_path / "train-0.parquet")
     files = load_split(str(tmp_path), "train", streaming=True)
@@ -375,7 +375,7 @@ def test_shards_on_the_hub(hub, client):
 
 
 @pytest.mark.slow
-def test_a_run_on_shards_ends_alike_on_one_process_and_after_moving_from_two_to_one(tmp_path):
+def test_training_on_shards_is_independent_of_the_number_of_processes(tmp_path):
     shards = tmp_path / "shards"
     shards.mkdir()
     for number, rows in enumerate(np.array_split(np.arange(1437), 3)):

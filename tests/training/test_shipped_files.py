@@ -42,7 +42,7 @@ def test_every_recipe_and_every_level_of_it_is_valid(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_recipe_says_what_it_is(name):
+def test_every_recipe_has_a_description(name):
     head = (RECIPES / name).read_text().split("\n\n")[0]
     for word in ("# Source:", "# Hardware:", "Expect"):
         assert word in head, f"{name} does not say {word}"

@@ -13,7 +13,7 @@ from ..launching import DIGITS, arguments
 from ..models import TINY
 
 
-def test_flops_are_those_of_the_products():
+def test_flops_equal_those_of_the_products():
     """By hand: 2 per multiply-add of every matrix product of a ViT that averages its patches."""
     config = HfViTConfig(**TINY, pooling="mean", use_cls_token=False)
     tokens, hidden, mlp, patch = 5 * 6, 14, 22, 4 * 6 * 3
@@ -30,7 +30,7 @@ def test_peaks_of_data_sheets(device, tera):
 
 
 @pytest.mark.slow
-def test_a_run_says_how_fast_it_is_and_traces_steps(tmp_path, fresh_accelerator, capfd):
+def test_speed_is_reported_and_steps_are_traced(tmp_path, fresh_accelerator, capfd):
     settings = DIGITS | {"steps": 9, "eval_every": 9, "save_every": 9, "log_every": 3, "num_workers": 0, "profile": 2}
     pretrain(arguments(**settings | {"report_to": "tensorboard"}, output_dir=tmp_path / "out"))
     events = EventAccumulator(str(next((tmp_path / "out" / "training").rglob("*tfevents*"))))

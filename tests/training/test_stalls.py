@@ -23,7 +23,7 @@ HERE = rf"rank 1 \(process {os.getpid()} on \S+\)"
         (True, False, rf"{HERE} at step 3 \(training\): stopped or dead, and the others wait at step 3 \(training\)"),
     ],
 )
-def test_a_missing_process_is_named(monkeypatch, capsys, is_equal, is_alive, expected):
+def test_missing_process_is_named(monkeypatch, capsys, is_equal, is_alive, expected):
     """Two that are equally far, as while both compile, wait for each other."""
     ended = []
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
