@@ -1,4 +1,4 @@
-"""The command line: what it prints, and that bad input is one sentence, status 2 and nothing left behind."""
+"""The command line: its output; bad input gives one sentence, status 2, and leaves no files."""
 
 import json
 import subprocess

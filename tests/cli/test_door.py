@@ -1,4 +1,4 @@
-"""Values of a wrong type, wherever they come in: one sentence on standard error and exit status 2."""
+"""Values of a wrong type from any source: one sentence on standard error and exit status 2."""
 
 import json
 import os

@@ -153,7 +153,7 @@ PYTHON = [
 
 @pytest.fixture(scope="module")
 def _made(tmp_path_factory):
-    """Models, checkpoints, photographs and what is none of these."""
+    """Make models, checkpoints, photographs and files of other kinds."""
     place = tmp_path_factory.mktemp("mistakes")
     save_tiny(place / "model")
     save_tiny(place / "hybrid", hybrid=True)

@@ -1,4 +1,4 @@
-"""Options of the commands: each has help, an unknown one is answered with its neighbour, recipes go by name."""
+"""Options of the commands: help, suggestions for unknown ones, and names of recipes."""
 
 import dataclasses
 import io

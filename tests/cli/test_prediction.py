@@ -1,4 +1,4 @@
-"""`hf-vit predict`, `embed` and `search`: which images, in which order, with which numbers, and what stays behind."""
+"""`hf-vit predict`, `embed` and `search`: images, order, numbers and files."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def photographs(tmp_path):
-    """A folder with seven images below it, a text file, and nothing that is damaged."""
+    """Folder with seven intact images in subfolders, and a text file."""
     rng = np.random.default_rng(0)
     for place in ("b/0.png", "b/1.JPG", "a/2.png", "a/deep/3.jpg", "a/4.png", "c.png", "a.png"):
         file = tmp_path / "photographs" / place
@@ -48,14 +48,14 @@ def said(capsys) -> list[dict]:
 
 
 def damage(folder):
-    """One file cut short, and one that is none."""
+    """Damage two files: one is truncated, one is not an image."""
     (folder / "b" / "0.png").write_bytes((folder / "b" / "0.png").read_bytes()[:900])
     (folder / "a" / "4.png").write_text("no image")
     return [str(folder / name) for name in SORTED if name not in ("a/4.png", "b/0.png")]
 
 
 def alone(folder, file) -> np.ndarray:
-    """What the head of the classifier is given for one image, caught by a hook."""
+    """Return the input of the classifier's head for one image, recorded by a hook."""
     model: Any
     model, processor = load(folder)
     seen = []

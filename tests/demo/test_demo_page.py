@@ -1,4 +1,4 @@
-"""The page of `hf-vit demo`: what it computes, and the page itself in a browser that has no window."""
+"""The page of `hf-vit demo`: its computations, and the page in a headless browser."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chromium-br
 
 
 def saved(folder, **changes):
-    """A classifier whose answer is not in doubt."""
+    """Classifier with a certain answer."""
     torch.manual_seed(2)
     labels = [f"kind {index}" for index in range(11)]
     names = {"id2label": dict(enumerate(labels)), "label2id": {name: index for index, name in enumerate(labels)}}
@@ -144,7 +144,7 @@ def test_examples_of_a_folder(tmp_path, picture):
 
 @pytest.fixture
 def address(tmp_path):
-    """Of the page of two models, shown by the command itself."""
+    """Address of the page of two models, served by the command."""
     pytest.importorskip("gradio")
     folders = [saved(tmp_path / "folder"), saved(tmp_path / "other", num_hidden_layers=2)]
     root = str(Path(hf_vit.__file__).parents[1])
@@ -226,7 +226,7 @@ def test_two_models_classify_a_picture_and_a_folder_in_a_browser(tmp_path, addre
 
 
 def choose(page, label: str, option: str) -> None:
-    """In the first list of this name."""
+    """Choose an entry in the first list of this name."""
     page.get_by_label(label).first.click()
     page.get_by_role("option", name=option).click()
 

@@ -1,4 +1,4 @@
-"""What test_elastic.py starts: one run on changing numbers of processes, ended early in every way there is.
+"""Program of test_elastic.py: one run on changing numbers of processes, ended early in several ways.
 
 The processes are forked from this one, which has imported everything once; they talk over gloo. Judged by a run on one
 process that nothing disturbs.
@@ -70,7 +70,7 @@ def wait_for(path: Path):
 
 
 def die_while_saving(step: int):
-    """Have the second process of the next run be killed when it has written its part of a checkpoint."""
+    """Make the second process of the next run die after it has written its part of a checkpoint."""
     sha256_of = checkpoints.sha256_of
 
     def deadly(path):

@@ -1,4 +1,4 @@
-"""What test_sharded_weights.py starts on two processes: FSDP2 by hand, since Accelerate's needs a GPU.
+"""Program of test_sharded_weights.py on two processes: FSDP2 without Accelerate, whose FSDP2 needs a GPU.
 
 Each optimiser continues exactly from a checkpoint, and takes the steps that it takes on one device.
 """
@@ -68,7 +68,7 @@ def check_against_one_device(settings: FinetuneSettings):
 
 
 def gathered(model, optimizer, average=None) -> dict[str, torch.Tensor]:
-    """All tensors, whole and on their own."""
+    """Return all tensors, gathered and copied."""
     tensors = checkpoints.run_tensors(model, optimizer, average)
     wholes = {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
     return {name: tensor.detach().clone() for name, tensor in wholes.items()}
@@ -109,7 +109,7 @@ def check_continuing(folder: Path, settings: FinetuneSettings):
 
 
 def check_full_disk(folder: Path):
-    """Where one process cannot write, all say so in the same sentence, and the checkpoint before stays."""
+    """If one process cannot write, all report the same error, and the previous checkpoint stays."""
     store, tensors = Checkpoints(folder, 1), {"model/weight": torch.ones(3)}
     store.save(1, tensors, {})
     store.wait()

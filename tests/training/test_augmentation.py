@@ -90,7 +90,7 @@ def test_random_crop_cuts_a_window_of_the_resized_image():
 
 
 class HeldDraws:
-    """A generator whose integers are given, and whose number between 0 and 1 keeps the sign or turns it."""
+    """Random generator with given integers, and a given number between 0 and 1 that sets the sign."""
 
     def __init__(self, *draws: int, sign: str = "plus"):
         self.draws, self.uniform = list(draws), 0.0 if sign == "plus" else 0.9
@@ -158,7 +158,7 @@ STRONG = ("Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast", "Brightne
 
 
 def check_operation(name: str, arrays):
-    """Equal to TensorFlow but for what its README allows."""
+    """Check that an operation equals TensorFlow's, except for the differences in the goldens' README."""
     keys = [key for key in arrays.files if key.split("/")[0] == name]
     assert len(keys) == (1 if name in PLAIN else 9 if name in STRONG else 22 if "Translate" in name else 18)
     for key in keys:
@@ -175,7 +175,7 @@ def check_operation(name: str, arrays):
 
 
 def in_the_middle(name: str, magnitude: int, sign: str, size: tuple[int, int]) -> np.ndarray:
-    """Where a coordinate of Rotate and Shear is within 1e-3 of the middle between two pixels: (height, width) bool."""
+    """Mask (height, width) of coordinates of Rotate and Shear within 1e-3 of the middle between two pixels."""
     height, width = size
     y, x = np.mgrid[:height, :width].astype(float)
     amount = magnitude / 10 * (1 if sign == "plus" else -1)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 
 @pytest.fixture(scope="module")
 def stripes(tmp_path_factory):
-    """An image folder: stripes that lie and stripes that stand."""
+    """Image folder of horizontal and vertical stripes."""
     root = tmp_path_factory.mktemp("stripes")
     rng = np.random.default_rng(0)
     for split, count in (("train", 16), ("test", 5)):

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, checked, and of the moment at which they were begun."""
+"""Checkpoints: complete or absent, with checksums, and with the state at the start of saving."""
 
 import copy
 import errno
@@ -66,7 +66,7 @@ def test_unfinished_checkpoint_is_ignored(tmp_path):
 
 
 def test_full_disk_is_reported_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
-    """At the next point where training waits for the checkpoint, and in one sentence."""
+    """The error comes when training next waits for the checkpoint, in one sentence."""
     store = Checkpoints(tmp_path, keep=1)
     first = save(store, 1)
 
@@ -83,7 +83,7 @@ def test_full_disk_is_reported_and_keeps_the_last_checkpoint(tmp_path, monkeypat
 
 
 def test_large_states_are_split_into_files(tmp_path, monkeypatch):
-    """No file is much larger than the limit, whose content is held in memory once more."""
+    """No file is much larger than the limit, because writing holds a file in memory again."""
     monkeypatch.setattr(checkpoints, "_FILE_BYTES", 100)
     model, optimizer = make(torch.optim.AdamW)
     step(model, optimizer, 1)

@@ -1,4 +1,4 @@
-"""The commands on small real data, in this process: what they refuse, what they write, and that it loads."""
+"""Commands on small real data, in this process: errors, written files, and loading of the results."""
 
 import json
 import math

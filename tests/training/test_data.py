@@ -214,7 +214,7 @@ def test_a_batch_that_does_not_divide_is_refused():
 
 @pytest.mark.parametrize("processes", [2, 4, 8])
 def test_micro_batches_are_the_same_on_any_number_of_processes(processes):
-    """Each has a number, by which what is random in it is drawn, and the images that one process gives it."""
+    """A micro-batch has the same images and random numbers as on one process."""
     shares = [Shares(48, 6, processes, rank) for rank in range(processes)]
     forwards = range(shares[0].accumulation)
     found = {share.micro_batch(forward): share.positions(5, forward) for forward in forwards for share in shares}
@@ -236,7 +236,7 @@ def as_jpeg(width: int, height: int, orientation: int = 1) -> bytes:
 @pytest.mark.parametrize("crop", ["inception", "none"])
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_reduced_decoding_shows_the_same_crops(monkeypatch, crop, orientation):
-    """As whole decoding does, to what averaging leaves; crops smaller than the result, and PNGs, to the bit."""
+    """Crops equal those of full decoding up to averaging; small crops and PNGs are equal to the bit."""
     jpeg, decoded = as_jpeg(810, 606, orientation), []
     pictures = [{"bytes": content, "path": None} for content in [jpeg] * 24 + [as_png(0)]]
     split = open_split(make(25, img=(datasets.Image(), pictures)))

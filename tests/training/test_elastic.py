@@ -1,4 +1,4 @@
-"""A run on any number of processes, ended early in every way, is the run on one process that nothing disturbed."""
+"""A run on changing numbers of processes with early ends equals an undisturbed run on one process."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Images to evaluate on that nobody named: a split that there is, or a tenth of each class."""
+"""Default evaluation images: an existing split, or a tenth of each class."""
 
 from itertools import chain, repeat
 
@@ -78,7 +78,7 @@ def test_a_run_is_announced_and_concluded(tmp_path, capsys):
 
 
 def test_early_stopping(tmp_path, capsys, monkeypatch):
-    """Evaluations are made up: the second is the best."""
+    """The metrics are invented; the second evaluation is the best."""
     losses = chain([3.0, 1.0, 2.0, 2.5, 2.2], repeat(0.5))
     made_up = lambda *_: lambda: {"loss": next(losses), "accuracy": 0.5, "samples": 9}  # noqa: E731
     monkeypatch.setattr(running, "evaluator", made_up)

@@ -1,4 +1,4 @@
-"""Identities of models and data, and what uses them: features, results of VTAB, and resumed runs."""
+"""Identities of models and data, and their use in features, results of VTAB, and resumed runs."""
 
 import json
 import os
@@ -121,7 +121,7 @@ def test_identity_of_shards_is_their_files(colors, tmp_path):
 
 @pytest.mark.parametrize("change", ["heads", "training images"])
 def test_cached_features_of_other_data_are_not_used(tiny, colors, tmp_path, change):
-    """As if nothing had been kept: another model with the same weights, other images in files of the same names."""
+    """The model has the same weights and another configuration; the images are others in files of the same names."""
     settings = {"model": tiny, "dataset": colors, "num_workers": 0, "protocol": "linear_probe", "probe_l2": "0.1"}
     before = evaluate(arguments(**settings, output_dir=tmp_path / "out"))
     if change == "heads":
@@ -158,7 +158,7 @@ def test_a_run_whose_model_changed_is_not_resumed(tiny, colors, tmp_path):
 
 
 def edit_state(output, edit):
-    """Change what the newest checkpoint says, with its checksum."""
+    """Change the state of the newest checkpoint, with its checksum."""
     from hf_vit.files.download import sha256_of
 
     checkpoint = sorted((output / "checkpoints").iterdir())[-1]
@@ -171,7 +171,7 @@ def edit_state(output, edit):
 
 
 def test_a_run_of_an_earlier_version_is_resumed(tmp_path, capsys):
-    """It knows neither identities nor a setting that came later, which has its default, or is refused."""
+    """Its checkpoint has no identities, and lacks a new setting, which must have its default."""
     settings = {**DIGITS, "steps": 2, "warmup_steps": 0, "save_every": 2, "num_workers": 0, "output_dir": tmp_path}
     pretrain(arguments(**settings))
 

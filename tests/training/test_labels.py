@@ -36,7 +36,7 @@ def config_of(names) -> HfViTConfig:
 
 
 def numbers(data, model, **options):
-    """What class numbers 0, 1, ... of the data become."""
+    """Class numbers of the model for the data's 0, 1, ..."""
     split = match_to_model(split_of(data), config_of(model), "model", **options)
     return [split.label({"label": number}) for number in range(len(data))]
 
@@ -89,7 +89,7 @@ def test_equal_names_in_another_order_are_mapped(classifier, tmp_path):
 
 
 def test_names_in_another_case_are_refused_with_pairs(classifier, tmp_path, capsys):
-    """By number, they would have scored whatever the order of the two alphabets makes of it."""
+    """Matched by number, the accuracy would depend on the order of the names."""
     data = write(tmp_path, ["Red", "blue", "green", "Gr_ey"], ["red", "blue", "green", "grey"])
     with pytest.raises(SystemExit) as exit_status:
         run_script(evaluate, arguments(model=classifier, dataset=data, num_workers=0))

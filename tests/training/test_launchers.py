@@ -43,7 +43,7 @@ RUNS = {
 
 
 def write_runs(folder: Path, names: list[str], reference: Path | None = None) -> Path:
-    """What launched.py is given: the command line of each run; those whose folder is there go on."""
+    """Write the command line of each run for launched.py; runs with a folder are resumed."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for name in names:
@@ -167,7 +167,7 @@ def wait_for(what: Callable[[], object], launcher: subprocess.Popen, log: Path):
 
 
 def test_multi_gpu_and_a_stopped_process(one_process, tmp_path, monkeypatch):
-    """A run to its end, and an endless one, with a data worker: one of two gets SIGSTOP, and the other one ends."""
+    """One run ends; in an endless run with a data worker, one of two processes gets SIGSTOP and the other one ends."""
     endless = DIGITS | {"steps": 100_000, "save_every": 20, "eval_every": 100_000, "stall_timeout": TIMEOUT}
     monkeypatch.setitem(RUNS, "endless", endless)
     log = tmp_path / "log"

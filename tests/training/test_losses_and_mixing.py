@@ -1,4 +1,4 @@
-"""Losses and mixup against what big_vision and optax computed (goldens/training/losses.npz), and in words."""
+"""Losses and mixup against outputs of big_vision and optax (goldens/training/losses.npz), and by definition."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ LABELS = torch.tensor([0, 6, 3, 3, 2])
 
 @pytest.fixture(scope="module")
 def originals(goldens):
-    """(6, 11) logits and labels, (6, 8, 5, 3) images, and what `big_vision.utils` and optax make of them."""
+    """(6, 11) logits and labels, (6, 8, 5, 3) images, and the outputs of `big_vision.utils` and optax."""
     return np.load(goldens / "training" / "losses.npz")
 
 

@@ -1,4 +1,4 @@
-"""Training on images of many shapes. The forward of each image alone judges, which the goldens of NaFlex judge."""
+"""Training on images of many shapes, compared with forwards of single images, which have goldens (NaFlex)."""
 
 import json
 import math
@@ -122,7 +122,7 @@ def padding(samples, steps) -> int:
 
 
 def test_dropped_patches_have_no_effect_and_their_share_is_exact(strips):
-    """Judged by the forward over all patches in which the dropped ones are masked."""
+    """The forward equals one over all patches with the dropped ones masked."""
     model, samples = tiny(pooling="mean", use_cls_token=True), samples_of(strips, token_drop=0.4)
     batch = collate_patches([samples[position] for position in range(9)])
     counts = batch["spatial_shapes"].prod(dim=1)

@@ -1,4 +1,4 @@
-"""Optimisers against what optax computed (goldens/training), and which parameters they see."""
+"""Optimisers against outputs of optax (goldens/training), and their groups of parameters."""
 
 import numpy as np
 import pytest

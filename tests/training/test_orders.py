@@ -17,7 +17,7 @@ def test_permutation_is_complete_and_independent_of_batching(size):
 
 
 def statistics_of(order: np.ndarray) -> np.ndarray:
-    """Standard deviations from what is expected of a random permutation."""
+    """Differences from the expected values of a random permutation, in standard deviations."""
     size = len(order)
     steps = np.diff(order)
     mean_of_distances = (np.abs(order - np.arange(size)).mean() - size / 3) / (size * 0.3 / np.sqrt(size))
@@ -53,7 +53,7 @@ def test_small_orders_are_unchanged_and_large_ones_need_no_table(monkeypatch):
 
 
 def lay_out(lengths: list[int], seed: int, epoch: int, lanes: int, window: int) -> list[int]:
-    """An epoch of `LaneOrder`, written down from its definition."""
+    """Return an epoch of `LaneOrder`, computed from its definition."""
     first = np.cumsum(lengths) - lengths
     blocks = np.random.default_rng((seed, epoch)).permutation(len(lengths))
     sequence = [(place, first[block] + n) for place, block in enumerate(blocks) for n in range(lengths[block])]

@@ -1,4 +1,4 @@
-"""A patch size for each step: the original's sequence, what is refused, and that such a run trains and is evaluated."""
+"""A patch size for each step: the original's sequence, errors, training and evaluation."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every recipe that cites an original configuration, field by field beside it.
+"""Every recipe that cites an original configuration is compared with it, field by field.
 
 The originals judge: goldens/training/recipes.json is what their configuration files resolve to when they are run. A
 recipe's `cites` maps names of these, {group} standing for a level of its options, to the levels they are compared at.
@@ -198,7 +198,7 @@ def pretrained_fields(settings: PretrainSettings, original: dict[str, Any]) -> d
 
 
 def finetuned_fields(settings: FinetuneSettings) -> dict[str, Any]:
-    """What a small model's new head is, and how the image processor it is saved with evaluates."""
+    """Fields of a small model's new head and of its saved image processor."""
     model, processor = load_for_finetuning(settings, FIVE_LABELS)
     return {
         "hidden_layer": "tanh" if model.config.representation_size else None,
@@ -250,7 +250,7 @@ def theirs(original: dict[str, Any]) -> dict[str, Any]:
 
 
 def decay_of(original: dict[str, Any]) -> float:
-    """In torch's convention."""
+    """Return the weight decay in torch's convention."""
     if not original["weight_decay"]:
         return 0.0
     assert "torch's AdamW needs wd / lr" in original["weight_decay_convention"]

@@ -56,7 +56,7 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.parametrize(("steps", "delay"), [(9, 0.0), (18, 0.05), (45, 0.11)])
 def test_killed_and_resumed_is_bit_identical(uninterrupted, tmp_path, steps, delay):
-    """Whatever the run was doing: a step, a save or an evaluation; in the first epoch and the second."""
+    """Kill the run during a step, a save or an evaluation, in the first and the second epoch."""
     output = tmp_path / "out"
     start_and_kill(output, steps, delay, 1, **EVERYTHING)
     done = launch("pretrain", output_dir=output, resume="true", **EVERYTHING)

@@ -1,4 +1,4 @@
-"""What a resumed run may change, and what it is refused with. Judged by runs that were not interrupted."""
+"""Changes of settings on resume: allowed or refused. Resumed runs are compared with uninterrupted ones."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_a_number_of_steps_that_earlier_rates_depend_on_is_refused(tmp_path):
 
 
 def test_images_per_forward_may_change_without_random_numbers_per_forward(tmp_path):
-    """Without dropout or mixing they are a matter of rounding; what was not asked for stays as it was."""
+    """Without dropout or mixing only rounding differs; without a setting, the saved number is kept."""
     settings = {"schedule": "constant", "per_device_batch_size": 6}
     train(tmp_path / "out", steps=2, **settings)
     ours = train(tmp_path / "out", **{**settings, "steps": 4, "per_device_batch_size": 12})

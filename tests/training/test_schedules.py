@@ -1,4 +1,4 @@
-"""Learning rates against what the original functions returned: goldens/training/schedules.npz."""
+"""Learning rates against values of the original functions: goldens/training/schedules.npz."""
 
 import numpy as np
 import pytest
@@ -83,7 +83,7 @@ def test_paper_pretraining_ends_at_the_floor():
 
 @pytest.mark.parametrize(("cooldown_steps", "length"), [(0, 20), (30, 30)])
 def test_wsd_is_that_of_transformers(cooldown_steps, length):
-    """Which, unlike ours, warms up from the final rate, so that the warm-up is compared without one."""
+    """transformers warms up from the final rate, so the warm-up is compared with a final rate of 0."""
     for final in (0.0, 0.2):
         settings = FinetuneSettings(schedule="wsd", warmup_steps=10, cooldown_steps=cooldown_steps)
         settings.learning_rate, settings.final_learning_rate = 1.0, final

@@ -1,4 +1,4 @@
-"""`hf-vit shard`: tars that hold what the data set holds, resized, restartable."""
+"""`hf-vit shard`: tars with the content of the data set, resizing, and continuation."""
 
 import datasets
 import numpy as np

@@ -1,4 +1,4 @@
-"""A model whose weights are spread over two processes: its optimisers and its checkpoints.
+"""Weights sharded over two processes: optimisers and checkpoints.
 
 Judged by the same optimisers on one device, which test_optimization.py holds to optax.
 """

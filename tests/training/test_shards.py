@@ -36,7 +36,7 @@ ROWS = 75
 
 
 class Counting(MemoryFileSystem):
-    """Files in memory that count what is read of them."""
+    """Files in memory that count the bytes and requests of reads."""
 
     protocol = "counting"
     store: dict = {}  # noqa: RUF012 - of the class, as in fsspec
@@ -94,7 +94,7 @@ def numbered(number: int) -> bytes:
 
 @pytest.fixture(params=["tar", "parquet", "remote tar", "remote parquet"])
 def place(request, tmp_path, counting):
-    """Where 75 rows lie in 4 shards; the red of image n is n."""
+    """Address of 75 rows in 4 shards; the red of image n is n."""
     kind = request.param.split()[-1]
     bounds = [0, 30, 31, 60, ROWS]
     for number, (begin, end) in enumerate(pairwise(bounds)):

@@ -1,4 +1,4 @@
-"""What a run says of its speed, and the trace of its steps."""
+"""Reported speed of a run, and the trace of its steps."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a process says of those it waits for; test_launchers.py stops one of two for real."""
+"""Message of a process about missing ones; test_launchers.py stops one of two real processes."""
 
 import os
 import re
@@ -24,7 +24,7 @@ HERE = rf"rank 1 \(process {os.getpid()} on \S+\)"
     ],
 )
 def test_missing_process_is_named(monkeypatch, capsys, is_equal, is_alive, expected):
-    """Two that are equally far, as while both compile, wait for each other."""
+    """Two processes with equal progress, e.g. while both compile, do not end each other."""
     ended = []
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
