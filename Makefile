@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-xla docs versions release-check quick check fix bench bench-gpu fuzz
+.PHONY: demo test test-xla docs versions release-check quick check fix bench bench-gpu bench-models fuzz
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -59,7 +59,10 @@ bench: $(COMPARED:%=bench-%) bench-convert bench-image_processing bench-resampli
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[benchmarks]'
 	touch $@
 
-$(COMPARED:%=bench-%): bench-%: .venv/peers
+$(COMPARED:%=bench-%): bench-models: .venv/installed
+	$(BIN)/python benchmarks/models.py --write
+
+bench-%: .venv/peers
 	$(BIN)/python benchmarks/$*.py --write
 
 bench-%: .venv/peers

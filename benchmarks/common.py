@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 _RESULTS_PAGE = HERE / "RESULTS.md"
-_PACKAGES = "hf_vit torch transformers timm torchvision vit-pytorch jax flax numpy openvino".split()
+_PACKAGES = "hf_vit torch transformers timm torchvision vit-pytorch jax flax numpy openvino onnxruntime".split()
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")
 
 _Turns = dict[str, list[float]]  # seconds of each contestant, in every round

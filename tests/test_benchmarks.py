@@ -1,9 +1,11 @@
 """What the benchmarks measure is what they say; their figures are not judged here."""
 
+import csv
 import importlib
 import json
 import math
 import sys
+from argparse import Namespace
 
 import pytest
 import torch
@@ -116,6 +118,7 @@ def test_the_pages_have_the_sections_that_are_written():
     for page, names in {
         "RESULTS.md": ("inference", "training_step", "gpu", "loading", "cold_start", "loading_images", "pipeline"),
         "README.md": ("cost", "floor"),
+        "models.md": ("models",),
         "../docs/hardware.md": ("launchers",),
     }.items():
         for name in names:
@@ -279,3 +282,20 @@ def test_the_row_of_a_model_at_the_floor():
     result["turns"] = {"hf_vit optimised": [0.5]}
     row = floor.floor_row("tiny", result, rate=40, bandwidth=26)
     assert row == ["tiny", "250.0", "500.0", "2.00", "0", "2000.0"]  # 10 multiply-adds, and 26 numbers of 2 bytes
+
+
+def test_the_table_of_models_has_what_is_computed_and_what_was_measured(monkeypatch):
+    """The parameters and multiply-adds are those that timm gives for its copy of the architecture."""
+    models = load_benchmark("models")
+    [kind] = (kind for kind in models.kinds() if kind.name == "R+Ti/16 224")
+    monkeypatch.setattr(models, "BACKENDS", {"torch": ("float32", "torch")})
+    measured = models.measure(Namespace(apart=kind.name, seconds=0))
+    row = models.row_of(kind, models.cost_of(kind), measured)
+    assert (row["parameters [M]"], row["multiply-adds [G]"]) == ("6.34", "0.43")
+    assert (row["ImageNet top-1 [%]"], row["model"], row["image size"]) == ("71.80", "R+Ti/16", "224")
+    assert float(row["torch [images/s]"]) > 0
+    assert measured["differences"]["torch"] < 1e-4
+    with (BENCHMARKS / "models.csv").open(newline="") as file:
+        kept = {(one["model"], one["image size"]): one for one in csv.DictReader(file)}
+    assert kept[kind.variant, "224"]["parameters [M]"] == row["parameters [M]"]
+    assert len(kept) == len(models.kinds())
