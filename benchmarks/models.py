@@ -239,11 +239,14 @@ def draw(rows: list[dict[str, str]]) -> None:
             label = f"{row['model']} {row['image size']}"
             axes.annotate(label, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
     axes.set_xscale("log")
+    for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        which(lambda rate, _: f"{rate:g}")
     axes.set_xlabel("images a second, one at a time, fastest float32 backend")
     axes.set_ylabel("published ImageNet top-1 [%]")
     axes.margins(x=0.15, y=0.1)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower left")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="lower left")
     figure.savefig(_PICTURE, metadata={"Date": None})
 
 
