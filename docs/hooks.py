@@ -1,4 +1,4 @@
-"""What the site has beside the files of this folder: pages from elsewhere, tables from data, links between both.
+"""What the site has beside the files of this folder: pages from elsewhere, notebooks, tables from data, links.
 
 A page is written to be read in the repository too, so its links are those between files; here they become links of the
 site. A marker such as `<!-- table: recipes -->` is replaced by a table that is made from its source.
@@ -6,7 +6,9 @@ site. A marker such as `<!-- table: recipes -->` is replaced by a table that is 
 
 import argparse
 import ast
+import html
 import inspect
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -51,6 +53,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not files of this folder."""
     for page, path in ELSEWHERE.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
+    for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=_notebook(notebook)))
     files.append(File.generated(config, "reference/index.md", content=_reference_index()))
     for module in REFERENCE:
         files.append(File.generated(config, _reference_page(module), content=_reference_of(module)))
@@ -72,12 +76,49 @@ def _site_link(found: re.Match, source: str, files: Files) -> str:
     target = posixpath.normpath(posixpath.join(posixpath.dirname(path), found["target"]))
     pages = {path: page for page, path in ELSEWHERE.items()} | {"README.md": "index.md"}
     page = pages.get(target, target.removeprefix("docs/") if target.startswith("docs/") else None)
+    if target.endswith(".ipynb") and target != f"{path.removesuffix('.md')}.ipynb":  # its own page links to the file
+        page = f"{target.removeprefix('docs/').removesuffix('.ipynb')}.md"
     if page is None:
         if not (ROOT / target).exists():
             raise ValueError(f"{path} links to {target}, which is not in the repository")
         return found["text"]
     relative = posixpath.relpath(page, posixpath.dirname(source) or ".")
     return f"{found['before']}{relative}{found['anchor'] or ''})"
+
+
+def _notebook(path: Path) -> str:
+    """A notebook as a page: its text, its code, and what the code has put out."""
+    parts, heading = [], ""
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            heading = (re.findall(r"^#+ (.*)", source, re.MULTILINE) or [heading])[-1]
+            parts.append(source)
+            continue
+        if all(line.startswith(("!", " ")) for line in source.splitlines()):
+            parts.append(_fenced("bash", source.replace("!hf-vit", "hf-vit")))
+        else:
+            parts.append(_fenced("python", source))
+        parts += [_output(output, heading) for output in cell["outputs"]]
+    title, *rest = parts
+    own = f"*This page is a notebook: [{path.name}]({path.name}), to download and run.*"
+    return "\n\n".join([title, own, *rest]) + "\n"
+
+
+def _output(output: dict, about: str) -> str:
+    """Text or a picture, as HTML."""
+    data = output.get("data", {})
+    for kind in ("image/png", "image/jpeg"):
+        if kind in data:
+            encoded = "".join(data[kind]).replace("\n", "")
+            return f'<img class="output" alt="{html.escape(about)}: the picture" src="data:{kind};base64,{encoded}">'
+    text = "".join(output["text"] if "text" in output else data["text/plain"])
+    return f'<div class="output" markdown>\n{_fenced("text", text)}\n</div>'
+
+
+def _fenced(language: str, text: str) -> str:
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text.strip(chr(10))}\n{fence}"
 
 
 def _reference_page(module: str) -> str:

@@ -10,6 +10,7 @@ from .hub_client import Clients
 from .local_hub import LocalHub
 from .models import save_tiny
 from .paths import GOLDENS, SHARED
+from .possessions import write_possessions
 
 torch.set_num_threads(1)  # the tests run in two processes; threads that wait for each other cost more than they give
 
@@ -46,6 +47,14 @@ def fresh_accelerator(monkeypatch):
     yield
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
+
+
+@pytest.fixture(scope="session")
+def possessions(tmp_path_factory) -> Path:
+    """A folder that has what the pages take for granted, and beside it what stands in for downloads."""
+    root = tmp_path_factory.mktemp("possessions")
+    write_possessions(root)
+    return root
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ does not run so fails the test; a new one is run without being entered anywhere.
 
 import argparse
 import ast
-import csv
 import hashlib
 import json
 import os
@@ -23,23 +22,16 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-import numpy as np
 import pytest
-import torch
-import transformers
-from PIL import Image
-from safetensors.torch import load_file
 
-import hf_vit
 from hf_vit.catalog import address_of
 from hf_vit.cli import build_parser
-from hf_vit.conversion import convert_to_folder, export_jax, export_timm
 from hf_vit.files.download import sha256_of
 from hf_vit.training.options import add_options
 from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
 
-from .models import SIZES
 from .paths import ROOT
+from .possessions import FEW_STEPS
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -49,8 +41,6 @@ INSTEAD = {
     "git clone <this repository> && cd hf_vit": None,
     "hf-vit export ti16 ti16.pt2 --to aot-inductor": None,  # compiles for long; test_programs.py does
 }
-# Recipe or protocol -> settings that make its run short; each is also an option.
-FEW_STEPS = "--epochs null --steps 2 --warmup_steps 0 --batch_size 4 --num_workers 0 --report_to none"
 SHORTER = {
     "digits": f"{FEW_STEPS} --eval_split null",
     "finetune_small": FEW_STEPS,
@@ -158,35 +148,6 @@ runpy.run_module(script, run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.fixture(scope="session")
-def possessions(tmp_path_factory) -> Path:
-    """A folder that has what the pages take for granted, and another with what stands in for downloads."""
-    root = tmp_path_factory.mktemp("possessions")
-    folder = root / "folder"
-    folder.mkdir()
-    for name in ("cat.jpg", "dog.jpg"):
-        noise(64, 48).save(folder / name)
-    write_data_set(folder / "FOLDER")
-    (folder / "photographs").mkdir()
-    for number in range(16):
-        noise(40 + number, 36).save(folder / "photographs" / f"{number}.png")
-    write_task(folder / "VTAB_FOLDER" / "caltech101")
-    (folder / "real.json").write_text(json.dumps([[0]] * 6))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        export_jax(small_vit(), folder / "Ti_16-....npz")
-        save_mae(folder / "mae_pretrain_vit_base.pth")
-        bit = hf_vit.HfBiTForImageClassification(hf_vit.HfBiTConfig(embedding_size=32, depths=[1, 1], num_labels=1000))
-        torch.nn.init.normal_(bit.classifier.weight)
-        export_jax(bit.eval(), root / "bit.npz")
-        theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, image_size=32))
-        theirs.save_pretrained(root / "theirs")
-    write_index(root / "index.csv")
-    convert_to_folder(folder / "Ti_16-....npz", folder / "ti16", labels="imagenet1k")
-    convert_to_folder(root / "bit.npz", folder / "bit-r50x1", labels="imagenet1k")
-    return root
-
-
 @pytest.fixture
 def reader(page, hub, client, possessions, tmp_path):
     """In a folder that has what the page takes for granted, but not yet what it makes itself."""
@@ -203,41 +164,6 @@ def reader(page, hub, client, possessions, tmp_path):
 
 def print_of(arguments: str) -> str:
     return f"from hf_vit.cli import main\nmain({shlex.split(arguments)!r})"
-
-
-def noise(width: int, height: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8))
-
-
-def write_data_set(folder: Path) -> None:
-    for split in ("train", "test"):
-        for kind, color in (("tench", (200, 20, 20)), ("goldfish", (20, 20, 200))):  # of ImageNet, as the model has
-            (folder / split / kind).mkdir(parents=True)
-            for number in range(3):
-                Image.new("RGB", (40 + number, 36), color).save(folder / split / kind / f"{number}.png")
-
-
-def write_task(folder: Path) -> None:
-    """One of VTAB-1k, as its lists."""
-    folder.mkdir(parents=True)
-    noise(40, 36).save(folder / "0.png")
-    for name, count in (("train800", 800), ("val200", 200), ("test", 5)):
-        (folder / f"{name}.txt").write_text("".join(f"0.png {number % 102}\n" for number in range(count)))
-
-
-def small_vit() -> hf_vit.HfViTForImageClassification:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 30}
-    model = hf_vit.HfViTForImageClassification(hf_vit.HfViTConfig(**sizes, num_labels=1000)).eval()
-    torch.nn.init.normal_(model.classifier.weight)
-    return model
-
-
-def save_mae(path: Path) -> None:
-    """As its authors keep the weights, whose names are those of timm."""
-    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 22}
-    encoder = hf_vit.HfViTModel(hf_vit.HfViTConfig(**sizes, image_size=32, hidden_act="gelu"))
-    export_timm(encoder, path.with_suffix(".safetensors"))
-    torch.save({"model": load_file(path.with_suffix(".safetensors"))}, path)
 
 
 def assets(client) -> Path:
@@ -258,17 +184,6 @@ def stand_in_for_google(client, possessions: Path, text: str) -> None:
         shutil.copyfile(possessions / "bit.npz" if "bit_models" in address else small, place)
         record = {"url": https, "etag": None, "size": place.stat().st_size, "sha256": sha256_of(place)}
         place.with_name(f"{place.name}.json").write_text(json.dumps(record))
-
-
-def write_index(path: Path) -> None:
-    name = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
-    row = {"name": "B/16", "ds": "i21k", "final_val": 0.5, "adapt_ds": "oxford_iiit_pet", "adapt_resolution": 384,
-           "adapt_final_val": 0.9, "adapt_final_test": 0.9, "filename": name,
-           "adapt_filename": f"{name}--oxford_iiit_pet-steps_0k-lr_0.01-res_384"}  # fmt: skip
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, row)
-        writer.writeheader()
-        writer.writerow(row)
 
 
 def stand_in_for_the_hub(client, possessions: Path, text: str) -> None:

@@ -1,0 +1,94 @@
+"""What the pages and the notebooks take for granted, small: checkpoints, folders, images, data sets."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file
+
+import hf_vit
+from hf_vit.conversion import convert_to_folder, export_jax, export_timm
+
+from .models import SIZES
+
+# Settings that make any training short.
+FEW_STEPS = "--epochs null --steps 2 --warmup_steps 0 --batch_size 4 --num_workers 0 --report_to none"
+
+
+# Recipe or protocol -> settings that make its run short; each is also an option.
+
+
+def write_possessions(root: Path) -> None:
+    """Write a folder that has what the pages take for granted, and beside it what stands in for downloads."""
+    folder = root / "folder"
+    folder.mkdir()
+    for name in ("cat.jpg", "dog.jpg"):
+        noise(64, 48).save(folder / name)
+    write_data_set(folder / "FOLDER")
+    (folder / "photographs").mkdir()
+    for number in range(16):
+        noise(40 + number, 36).save(folder / "photographs" / f"{number}.png")
+    write_task(folder / "VTAB_FOLDER" / "caltech101")
+    (folder / "real.json").write_text(json.dumps([[0]] * 6))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        export_jax(small_vit(), folder / "Ti_16-....npz")
+        save_mae(folder / "mae_pretrain_vit_base.pth")
+        bit = hf_vit.HfBiTForImageClassification(hf_vit.HfBiTConfig(embedding_size=32, depths=[1, 1], num_labels=1000))
+        torch.nn.init.normal_(bit.classifier.weight)
+        export_jax(bit.eval(), root / "bit.npz")
+        theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, image_size=32))
+        theirs.save_pretrained(root / "theirs")
+    write_index(root / "index.csv")
+    convert_to_folder(folder / "Ti_16-....npz", folder / "ti16", labels="imagenet1k")
+    convert_to_folder(root / "bit.npz", folder / "bit-r50x1", labels="imagenet1k")
+
+
+def noise(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8))
+
+
+def write_data_set(folder: Path) -> None:
+    for split in ("train", "test"):
+        for kind, color in (("tench", (200, 20, 20)), ("goldfish", (20, 20, 200))):  # of ImageNet, as the model has
+            (folder / split / kind).mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (40 + number, 36), color).save(folder / split / kind / f"{number}.png")
+
+
+def write_task(folder: Path) -> None:
+    """One of VTAB-1k, as its lists."""
+    folder.mkdir(parents=True)
+    noise(40, 36).save(folder / "0.png")
+    for name, count in (("train800", 800), ("val200", 200), ("test", 5)):
+        (folder / f"{name}.txt").write_text("".join(f"0.png {number % 102}\n" for number in range(count)))
+
+
+def small_vit() -> hf_vit.HfViTForImageClassification:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 30}
+    model = hf_vit.HfViTForImageClassification(hf_vit.HfViTConfig(**sizes, num_labels=1000)).eval()
+    torch.nn.init.normal_(model.classifier.weight)
+    return model
+
+
+def save_mae(path: Path) -> None:
+    """As its authors keep the weights, whose names are those of timm."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 22}
+    encoder = hf_vit.HfViTModel(hf_vit.HfViTConfig(**sizes, image_size=32, hidden_act="gelu"))
+    export_timm(encoder, path.with_suffix(".safetensors"))
+    torch.save({"model": load_file(path.with_suffix(".safetensors"))}, path)
+
+
+def write_index(path: Path) -> None:
+    name = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
+    row = {"name": "B/16", "ds": "i21k", "final_val": 0.5, "adapt_ds": "oxford_iiit_pet", "adapt_resolution": 384,
+           "adapt_final_val": 0.9, "adapt_final_test": 0.9, "filename": name,
+           "adapt_filename": f"{name}--oxford_iiit_pet-steps_0k-lr_0.01-res_384"}  # fmt: skip
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        writer.writeheader()
+        writer.writerow(row)

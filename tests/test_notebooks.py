@@ -1,0 +1,73 @@
+"""The notebooks of the documentation: every cell runs, with small models in place of the real ones."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .paths import ROOT
+from .possessions import FEW_STEPS, write_data_set
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|tmp|root|home|opt|usr)/|ipykernel_")
+# Runs cells one after the other in one process; a line that begins with `!` is a command of hf-vit.
+RUN_CELLS = """
+import os
+import shlex
+from hf_vit.cli import main
+
+def run_command(line):
+    program, *arguments = shlex.split(line)
+    assert program == "hf-vit", f"the test of the notebooks does not know how to run: {{line}}"
+    shorter = {shorter!r}.get(arguments[0], "")
+    assert main([*arguments, *shlex.split(shorter)]) == 0, line
+
+os.chdir({folder!r})
+names = {{"__name__": "__main__", "run_command": run_command}}
+for number, cell in enumerate({cells!r}, 1):
+    exec(compile(cell, f"code cell {{number}}", "exec"), names)
+"""
+SHORTER = {"finetune": FEW_STEPS, "pretrain": FEW_STEPS, "evaluate": "--shots [1] --seeds 1"}
+
+
+def cells_of(notebook: Path, kind: str) -> list[dict]:
+    return [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == kind]
+
+
+def as_python(cell: dict) -> str:
+    """The code of a cell, without magics of Jupyter."""
+    lines = "".join(cell["source"]).replace("\\\n", " ").splitlines()
+    commands = (re.sub(r"^( *)!(.*)", lambda found: f"{found[1]}run_command(f{found[2]!r})", line) for line in lines)
+    return "\n".join("" if line.startswith("%") else line for line in commands)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_cell_of_a_notebook_runs(notebook, hub, client, possessions, tmp_path):
+    folder = tmp_path / "folder"
+    shutil.copytree(possessions / "folder", folder)
+    write_data_set(folder / "flowers")
+    cells = [as_python(cell) for cell in cells_of(notebook, "code")]
+    makes_it = any(re.search(r"""(?:npz", "|npz" )ti16\b""", cell) for cell in cells)
+    if makes_it:
+        shutil.rmtree(folder / "ti16")
+    client(RUN_CELLS.format(shorter=SHORTER, folder=str(folder), cells=cells), token="hf_me")
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_short_has_outputs_and_is_listed(notebook):
+    text = notebook.read_text()
+    cells = json.loads(text)["cells"]
+    assert 8 <= len(cells) <= 14
+    assert len(text) < 300_000
+    assert MACHINE_PATH.findall(text) == []
+    code = cells_of(notebook, "code")
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
+    assert all(cell["outputs"] for cell in code[-1:])
+    assert {output["output_type"] for output in outputs} <= {"stream", "display_data", "execute_result"}
+    assert {output["name"] for output in outputs if output["output_type"] == "stream"} == {"stdout"}
+    assert f"notebooks/{notebook.stem}.md" in (ROOT / "mkdocs.yml").read_text()
+    assert f"(notebooks/{notebook.name})" in (ROOT / "docs" / "index.md").read_text()
