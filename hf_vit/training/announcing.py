@@ -73,4 +73,6 @@ def conclude(settings: TrainingSettings, accelerator: Accelerator, metrics: dict
         accelerator.print(f"accuracy {metrics['accuracy']:.2%} on {metrics['samples']:,} held-out images{best}")
     if Path(str(output), "report.html").exists():
         accelerator.print(f"mistakes are shown in {Path(str(output), 'report.html')}")
-    accelerator.print(f"saved in {output}; try: hf-vit predict {output} IMAGE, or hf-vit push {output} NAME")
+    has_classes = getattr(settings, "objective", "supervised") == "supervised"
+    use = f"predict {output} IMAGE" if has_classes else f"finetune --model {output} --dataset FOLDER"
+    accelerator.print(f"saved in {output}; try: hf-vit {use}, or hf-vit push {output} NAME")

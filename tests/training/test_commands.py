@@ -227,7 +227,7 @@ def test_low_rank_adapters(flags, pretrained, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["mean_color", "pixels"])
-def test_masked_patch_prediction_then_finetuning(flags, tmp_path, target):
+def test_masked_patch_prediction_then_finetuning(flags, tmp_path, target, capsys):
     settings = {
         "dataset": flags,
         "objective": "masked_patch_prediction",
@@ -246,6 +246,7 @@ def test_masked_patch_prediction_then_finetuning(flags, tmp_path, target):
         "report_to": "none",
     }
     metrics = pretrain(arguments(**settings))
+    assert f"hf-vit finetune --model {tmp_path / 'pretrained'}" in capsys.readouterr().out
     assert metrics["samples"] == 18
     losses = [entry["loss"] for entry in history(tmp_path / "pretrained") if "loss" in entry]
     assert metrics["loss"] < 0.75 * losses[0]

@@ -8,8 +8,6 @@ import torch.distributed as dist
 
 from hf_vit.training import stalls
 
-HERE = rf"rank 1 \(process {os.getpid()} on \S+\)"
-
 
 @pytest.mark.parametrize(
     ("is_equal", "is_alive", "expected"),
@@ -18,9 +16,13 @@ HERE = rf"rank 1 \(process {os.getpid()} on \S+\)"
         (
             False,
             True,
-            rf"{HERE} at step 0 .*: alive, but the others wait at step 3 \(training\)",
+            r"rank 1 HERE at step 0 .*: alive, but the others wait at step 3 \(training\)",
         ),
-        (True, False, rf"{HERE} at step 3 \(training\): stopped or dead, and the others wait at step 3 \(training\)"),
+        (
+            True,
+            False,
+            r"rank 1 HERE at step 3 \(training\): stopped or dead, and the others wait at step 3 \(training\)",
+        ),
     ],
 )
 def test_missing_process_is_named(monkeypatch, capsys, is_equal, is_alive, expected):
@@ -39,5 +41,5 @@ def test_missing_process_is_named(monkeypatch, capsys, is_equal, is_alive, expec
     # While it waits, the other's thread would publish.
     monkeypatch.setattr(waiting.over, "wait", lambda seconds: other._publish() if is_alive else None)
     waiting._look()
-    assert re.search(expected, capsys.readouterr().err)
+    assert re.search(expected.replace("HERE", rf"\(process {os.getpid()} on \S+\)"), capsys.readouterr().err)
     assert bool(ended) == (not is_equal or not is_alive)
