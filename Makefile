@@ -59,11 +59,11 @@ bench: $(COMPARED:%=bench-%) bench-convert bench-image_processing bench-resampli
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[benchmarks]'
 	touch $@
 
-$(COMPARED:%=bench-%): bench-models: .venv/installed
-	$(BIN)/python benchmarks/models.py --write
-
-bench-%: .venv/peers
+$(COMPARED:%=bench-%): bench-%: .venv/peers
 	$(BIN)/python benchmarks/$*.py --write
+
+bench-models: .venv/installed
+	$(BIN)/python benchmarks/models.py --write
 
 bench-%: .venv/peers
 	$(BIN)/python benchmarks/$*.py

@@ -26,6 +26,11 @@ def pytest_testnodedown(node, error):
         print(f"\n{node.gateway.id} ended with status {process.wait(10)}")
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with training: its tests are the longest, and fork best before other tests load runtimes with threads."""
+    items.sort(key=lambda item: "training" not in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def goldens() -> Path:
     """Small checkpoints and what the original JAX code computes from them; see the README in the folder."""

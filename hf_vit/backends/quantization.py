@@ -214,6 +214,7 @@ def _ratio(values: list[tuple[float, float]]) -> float:
 def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], folder: Path) -> None:
     """Convert a model for OpenVINO, quantise it and write it."""
     os.environ.setdefault("NNCF_CI", "1")  # turns off its telemetry
+    logger_class = logging.getLoggerClass()
     import nncf
     import openvino
     from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, AdvancedSmoothQuantParameters
@@ -221,6 +222,7 @@ def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], 
 
     from . import openvino_backend
 
+    logging.setLoggerClass(logger_class)  # nncf puts its own there for everybody
     with tempfile.TemporaryDirectory() as place:
         openvino_backend.convert(model, as_pair(model.config.image_size), ["logits"], Path(place))
         core = openvino.Core()

@@ -305,7 +305,6 @@ class HfViTConfig(HfVisionConfig):
         """
         grid, patches = [], self.patches_of(patch_size)
         for name, pixels, patch in zip(("height", "width"), (height, width), patches, strict=True):
-            pixels = int(pixels) if hasattr(pixels, "item") else pixels  # torch.jit.trace makes sizes tensors
             map_pixels = -(-pixels // self.stride)  # 'SAME' padding rounds up at every halving
             if map_pixels < patch or map_pixels % patch:
                 step = patch * self.stride

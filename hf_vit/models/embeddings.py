@@ -155,13 +155,13 @@ class HfViTEmbeddings(nn.Module):
             patches, positions = self.as_padded_patches(pixel_values, spatial_shapes, patch_size)
             return self.as_tokens(self._mask(patches, bool_masked_pos), positions)
         patches = self._mask(self.as_patches(pixel_values, patch_size), bool_masked_pos)
-        grid = self.config.grid_of(*pixel_values.shape[-2:], patch_size=patch_size)
+        grid = self.config.grid_of(*size_of(pixel_values), patch_size=patch_size)
         return self.as_tokens(patches, self.positions_on(grid, patches))
 
     def as_patches(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> torch.Tensor:
         """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size)"""
         self.config.check_images(pixel_values.shape)
-        self.config.grid_of(*pixel_values.shape[-2:], patch_size=patch_size)  # raises if the patches do not divide it
+        self.config.grid_of(*size_of(pixel_values), patch_size=patch_size)  # raises if the patches do not divide it
         return self.patch_embeddings(pixel_values if self.stem is None else self.stem(pixel_values), patch_size)
 
     def as_padded_patches(
@@ -270,6 +270,12 @@ class HfViTEmbeddings(nn.Module):
 
     def _empty_positions(self, grid: Grid) -> torch.Tensor:
         return torch.zeros(1, self.config.num_prefix_tokens + grid[0] * grid[1], self.config.hidden_size)
+
+
+def size_of(pixel_values: torch.Tensor) -> tuple[int, int]:
+    """(height, width) of images (batch, channels, height, width); `torch.jit.trace` makes tensors of them."""
+    height, width = pixel_values.shape[-2:]
+    return (int(height), int(width)) if torch.jit.is_tracing() else (height, width)
 
 
 def check_mask(bool_masked_pos: Any, patches: torch.Tensor) -> None:

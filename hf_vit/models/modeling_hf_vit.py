@@ -20,7 +20,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vision import Size, as_pair, check_size
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, is_upstream
-from .embeddings import HfViTEmbeddings
+from .embeddings import HfViTEmbeddings, size_of
 from .layers import HfViTAttention, HfViTLayer, HfViTPooler
 from .position_embeddings import Grid, PositionTables, build_layer_tables
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead
@@ -293,7 +293,7 @@ class HfViTModel(HfViTEncoder):
         shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in _RECORDS)
         first_is_enough = only_pooled and self.config.pooling == "cls" and attention_mask is None and not shows_all
         grid = (
-            None if spatial_shapes is not None else self.config.grid_of(*pixel_values.shape[-2:], patch_size=patch_size)
+            None if spatial_shapes is not None else self.config.grid_of(*size_of(pixel_values), patch_size=patch_size)
         )
         num_queries = 1 if first_is_enough else None
         hidden_states, _ = self.encode(hidden_states, grid, attention_mask, num_queries, **kwargs)
@@ -389,7 +389,7 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
         Returns:
             `feature_maps`: (batch, hidden_size, rows, columns) for every name in `out_features`.
         """
-        grid = self.config.grid_of(*pixel_values.shape[-2:], patch_size=patch_size)
+        grid = self.config.grid_of(*size_of(pixel_values), patch_size=patch_size)
         tokens = self.embeddings(pixel_values, patch_size=patch_size)
         stages = [index for index, name in enumerate(self.stage_names) if name in self.out_features]  # 0: "stem"
         _, maps = self.encode(tokens, grid, keep=[stage - 1 for stage in stages], **kwargs)

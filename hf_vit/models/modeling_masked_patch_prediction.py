@@ -16,7 +16,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vision import as_pair
 from .configuration_hf_vit import HfViTConfig
-from .embeddings import check_mask
+from .embeddings import check_mask, size_of
 from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel
 from .pretrained import HEAD_KEYS, HfViTHead
 
@@ -132,7 +132,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         Raises:
             ValueError: both are given, or `bool_masked_pos` has another shape.
         """
-        grid = self.config.grid_of(*pixel_values.shape[-2:])
+        grid = self.config.grid_of(*size_of(pixel_values))
         self.vit.note_image_size(pixel_values, interpolate_pos_encoding)
         embeddings = self.vit.embeddings
         patches = embeddings.as_patches(pixel_values)

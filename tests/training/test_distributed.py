@@ -66,4 +66,4 @@ def test_few_shots_are_the_same(runs, tmp_path):
 def test_wrong_number_of_processes_is_refused(tmp_path):
     done = launch("pretrain", check=False, output_dir=tmp_path / "out", **DIGITS, num_processes=2)
     assert done.returncode == 2
-    assert "--num-processes is 2, and 1 run" in done.stderr
+    assert "--num-processes is 2, but 1 run" in done.stderr

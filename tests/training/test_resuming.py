@@ -38,7 +38,7 @@ def test_a_number_of_steps_that_earlier_rates_depend_on_is_refused(tmp_path):
         ValueError, match="the number of steps was 4 and is 6, which changes the learning rates of steps"
     ):
         train(tmp_path / "out", steps=6)
-    with pytest.raises(ValueError, match="the number of steps was 4 and is 3, and 4 are done"):
+    with pytest.raises(ValueError, match="the number of steps was 4 and is 3, but 4 are already done"):
         train(tmp_path / "out", steps=3)
 
 

@@ -36,6 +36,7 @@ def test_missing_process_is_named(monkeypatch, capsys, is_equal, is_alive, expec
     for place in places if is_equal else places[:1]:
         place.enter("training", 3)
     waiting, other = (stalls._Watcher(place, rank, 2, timeout=0.6) for rank, place in enumerate(places))
+    waiting._publish()
     other._publish()
     waiting.place.since = -1e9
     # While it waits, the other's thread would publish.
