@@ -1,4 +1,4 @@
-"""What the site has beside the files of this folder: pages from elsewhere, notebooks, tables from data, links.
+"""Hooks of MkDocs: pages from elsewhere in the repository, notebooks, tables made from data, links.
 
 A page is written to be read in the repository too, so its links are those between files; here they become links of the
 site. A marker such as `<!-- table: recipes -->` is replaced by a table that is made from its source.
@@ -87,7 +87,7 @@ def _site_link(found: re.Match, source: str, files: Files) -> str:
 
 
 def _notebook(path: Path) -> str:
-    """A notebook as a page: its text, its code, and what the code has put out."""
+    """A notebook as a page: text, code and outputs."""
     parts, heading = [], ""
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])

@@ -21,7 +21,9 @@ def render_metadata(
 ) -> dict[str, Any]:
     """The front matter; what the README already says stays, but for the fields that only the model can know."""
     names = released_facts()["datasets"]
-    data_sets = [names[key]["hub"] if key in names else key for key in sources.data_sets]
+    data_sets = [
+        names[key]["hub"] if key in names else key for key in sources.data_sets if key in names or _on_hub(key)
+    ]
     base_model = sources.training.get("base_model") or ""
     ours = ModelCardData(
         license=license or own.get("license") or sources.facts.get("license"),
@@ -29,12 +31,17 @@ def render_metadata(
         pipeline_tag="image-classification" if sources.classifies else "image-feature-extraction",
         tags=_union(own.get("tags"), ["hf_vit", "bit" if sources.is_bit else "vit", "vision", *tags]),
         datasets=_union(own.get("datasets"), filter(None, data_sets)) or None,
-        base_model=base_model if HUB_NAME.fullmatch(base_model) and not Path(base_model).exists() else None,
+        base_model=base_model if _on_hub(base_model) else None,
         model_name=name.split("/")[-1],
         eval_results=_eval_results(sources, name) or None,
     ).to_dict()
     kept = {field: value for field, value in own.items() if field not in (*_OURS, *ours) or field == "base_model"}
     return {**ours, **kept}
+
+
+def _on_hub(name: str) -> bool:
+    """Tell whether a name can be one of the Hub's; a folder of the user's is not."""
+    return HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
 def _union(own: str | Sequence[str] | None, ours: Iterable[str]) -> list[str]:
@@ -73,8 +80,8 @@ def _own_results(sources: Sources, name: str) -> list[EvalResult]:
     return [
         EvalResult(
             task_type="image-classification",
-            dataset_type=data,
-            dataset_name=data.split("/")[-1],
+            dataset_type=data if _on_hub(data) else Path(data).name,
+            dataset_name=Path(data).name,
             dataset_split=sources.training.get("eval_split"),
             metric_type="accuracy",
             metric_value=value,

@@ -135,10 +135,10 @@ def test_a_card_of_a_training_run(folder):
     assert "fine-tuned from `./runs/before`, trained on `/home/me/pictures`" in card
     assert "| learning rate | 0.03 |" in card
     assert "Trained on 2 x cpu x86_64." in card
-    assert "base_model" not in split_readme(card)[0]  # a folder is no name on the Hub
-    problems = check_card(card)
-    assert any("names the data set '/home/me/pictures', which is no name on the Hub" in problem for problem in problems)
-    assert any("0.5 of /home/me/pictures accuracy has no source" in problem for problem in problems)
+    metadata = split_readme(card)[0]
+    assert not {"base_model", "datasets"} & set(metadata)  # folders are no names on the Hub
+    assert metadata["model-index"][0]["results"][0]["dataset"]["type"] == "pictures"
+    assert check_card(card) == ["0.5 of /home/me/pictures accuracy has no source"]  # the run has no command
 
 
 def test_a_card_shows_classes_and_figures_of_its_run(folder):
