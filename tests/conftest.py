@@ -1,3 +1,4 @@
+import logging
 import shutil
 import signal
 from pathlib import Path
@@ -13,6 +14,8 @@ from .paths import GOLDENS, SHARED
 from .possessions import write_possessions
 
 torch.set_num_threads(1)  # the tests run in two processes; threads that wait for each other cost more than they give
+
+logging.getLogger("hf_vit")  # of the usual class: nncf, which OpenVINO may import, sets another for later ones
 
 # Whoever starts the tests in the background has them ignore Ctrl+C, and with them what they start and end with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

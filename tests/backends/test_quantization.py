@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import logging
 import shutil
 import zipfile
 
@@ -76,10 +75,6 @@ def test_a_quantised_folder_computes_with_its_program(source, made):
     torch.testing.assert_close(outputs.loss, nn.functional.cross_entropy(judged, torch.tensor([1, 2, 3])))
     difference = (outputs.logits - expected.logits).abs().max()
     assert 0 < difference < 0.1 * expected.logits.abs().max()
-
-
-def test_loggers_made_later_are_of_the_same_class(made):
-    assert logging.getLoggerClass() is logging.Logger  # importing nncf sets another
 
 
 def test_the_record_says_what_was_done(made):

@@ -343,7 +343,7 @@ def test_classes_can_be_stated(tmp_path):
     (tmp_path / "names.txt").write_text("n2\nn0\n")
     with pytest.raises(ValueError, match=r"names.txt .*it lacks 'n1'"):
         state_classes(words, None, str(tmp_path / "names.txt"))
-    with pytest.raises(ValueError, match=r"--num-labels is 3, and .* has 2 names"):
+    with pytest.raises(ValueError, match=r"--num-labels is 3, but .* has 2 names"):
         state_classes(numbers, 3, str(tmp_path / "names.txt"))
 
 
