@@ -275,7 +275,8 @@ class HfViTEmbeddings(nn.Module):
 def size_of(pixel_values: torch.Tensor) -> tuple[int, int]:
     """(height, width) of images (batch, channels, height, width); `torch.jit.trace` makes tensors of them."""
     height, width = pixel_values.shape[-2:]
-    return (int(height), int(width)) if torch.jit.is_tracing() else (height, width)
+    is_traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - it is documented
+    return (int(height), int(width)) if is_traced else (height, width)
 
 
 def check_mask(bool_masked_pos: Any, patches: torch.Tensor) -> None:
