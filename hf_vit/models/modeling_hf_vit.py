@@ -292,9 +292,7 @@ class HfViTModel(HfViTEncoder):
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
         shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in _RECORDS)
         first_is_enough = only_pooled and self.config.pooling == "cls" and attention_mask is None and not shows_all
-        grid = (
-            None if spatial_shapes is not None else self.config.grid_of(*size_of(pixel_values), patch_size=patch_size)
-        )
+        grid = None if spatial_shapes is not None else self.config.grid_of(*size_of(pixel_values), patch_size)
         num_queries = 1 if first_is_enough else None
         hidden_states, _ = self.encode(hidden_states, grid, attention_mask, num_queries, **kwargs)
         norm_before, norm_after = (None, self.layernorm) if self.config.norm_after_pooling else (self.layernorm, None)
