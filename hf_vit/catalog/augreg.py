@@ -88,7 +88,7 @@ def augreg_hyper_parameters(name: AugRegName) -> dict[str, str]:
         if name.stochastic_depth == "0.0"
         else f"{name.stochastic_depth} in the last layer, growing linearly from 0 in the first",
         "augmentation": f"inception crop, flip, and `aug_{name.augmentation}`: RandAugment with {layers} layers of "
-        f"magnitude {magnitude}, mixup {alpha:g} (the paper's {paper}; which token is which level is inferred)",
+        f"magnitude {magnitude}, mixup {alpha:g} ({paper} in the paper; this match of names is inferred)",
     }
     if name.adapted_to is not None and name.steps is not None:
         steps, warm_up = _STEPS[name.steps]

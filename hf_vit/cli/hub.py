@@ -103,4 +103,4 @@ def _card(arguments: argparse.Namespace) -> None:
     else:
         print(card, end="")
     if problems := check_card(card):
-        raise ValueError(f"the card is not good enough: {'; '.join(problems)}")
+        raise ValueError(f"the card has problems: {'; '.join(problems)}")

@@ -9,6 +9,7 @@ from .card_metadata import HUB_NAME
 from .cards import split_readme
 
 _PLACEHOLDER = re.compile(r"more information needed", re.IGNORECASE)
+_CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile(r"\d+(\.\d+)?\s*%")
 
 
@@ -32,12 +33,12 @@ def _unknown_data_sets(metadata: dict[str, Any]) -> list[str]:
     named = [named] if isinstance(named, str) else named
     known = {entry["hub"] for entry in released_facts()["datasets"].values()}
     unknown = [name for name in named if name not in known and not HUB_NAME.fullmatch(name)]
-    return [f"it names the data set {name!r}, which is no name on the Hub (owner/name)" for name in unknown]
+    return [f"its data set {name!r} is not a name on the Hub (expected owner/name)" for name in unknown]
 
 
 def _unsourced_results(metadata: dict[str, Any]) -> list[str]:
     return [
-        f"model-index has {metric.get('value')} of {metric.get('type')} without a source"
+        f"in model-index, {metric.get('type')} {metric.get('value')} has no source; add `source:` with its url"
         for model in metadata.get("model-index") or []
         for result in model.get("results") or []
         if not (result.get("source") or {}).get("url")
@@ -46,13 +47,13 @@ def _unsourced_results(metadata: dict[str, Any]) -> list[str]:
 
 
 def _unsourced_numbers(part: str) -> list[str]:
-    """Rows of the tables of results whose last column, the source, is empty; and percentages in running text."""
+    """Find results whose last column, the source, is empty, and percentages outside tables and code blocks."""
     match = re.search(r"^## Results$(.*?)(?=^## |\Z)", part, re.DOTALL | re.MULTILINE)
     problems = []
-    for line in match[1].splitlines() if match else ():
+    for line in _CODE_BLOCK.sub("", match[1]).splitlines() if match else ():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if line.startswith("|") and not cells[-1]:
-            problems.append(f"{cells[2]} of {cells[0]} {cells[1]} has no source")
+            problems.append(f"the result {cells[2]} ({cells[0]} {cells[1]}) has no source")
         elif not line.startswith("|") and _NUMBER.search(line):
             problems.append(f"a number stands outside the tables of results: {line.strip()}")
     return problems

@@ -1,4 +1,4 @@
-"""The front matter of a card, and its results in the forms that the Hub reads."""
+"""Front matter of a card, and results in the formats of the Hub."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,14 +12,14 @@ from ..catalog import released_facts
 from .card_sources import Sources
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_OURS = ("library_name", "pipeline_tag", "model-index")  # in other fields the README's own word counts
-_ACCURACIES = ("accuracy", "top1", "top_1", "eval_accuracy")  # what training and Trainer call it
+_OURS = ("library_name", "pipeline_tag", "model-index")  # the README's own values of other fields are kept
+_ACCURACIES = ("accuracy", "top1", "top_1", "eval_accuracy")  # its names in training and in Trainer
 
 
 def render_metadata(
     sources: Sources, name: str, own: Mapping[str, Any], license: str | None, tags: Sequence[str]
 ) -> dict[str, Any]:
-    """The front matter; what the README already says stays, but for the fields that only the model can know."""
+    """Return the front matter; fields of the README are kept, except those that follow from the model."""
     names = released_facts()["datasets"]
     data_sets = [
         names[key]["hub"] if key in names else key for key in sources.data_sets if key in names or _on_hub(key)
@@ -40,7 +40,7 @@ def render_metadata(
 
 
 def _on_hub(name: str) -> bool:
-    """Tell whether a name can be one of the Hub's; a folder of the user's is not."""
+    """Tell whether a name can be a name on the Hub: it has the form owner/name, and is not a local folder."""
     return HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
@@ -49,12 +49,12 @@ def _union(own: str | Sequence[str] | None, ours: Iterable[str]) -> list[str]:
 
 
 def metadata_yaml(metadata: Mapping[str, Any]) -> str:
-    """The front matter as text, without the lines of dashes around it."""
+    """Return the front matter as YAML, without the lines of dashes around it."""
     return yaml.safe_dump(dict(metadata), sort_keys=False, allow_unicode=True, width=120)
 
 
 def _eval_results(sources: Sources, name: str) -> list[EvalResult]:
-    """Accuracies of this very model, for `model-index`: the authors', a data set each, and those of our own run."""
+    """Return the accuracies of the model for `model-index`: the authors' first one of each data set, and our run's."""
     results = {}
     for row in sources.facts.get("results", ()):
         data = released_facts()["datasets"][row["dataset"]]
@@ -95,7 +95,7 @@ def _own_results(sources: Sources, name: str) -> list[EvalResult]:
 
 
 def eval_results_file(texts: Mapping[str, str], name: str) -> str | None:
-    """`.eval_results/hf_vit.yaml`, which the Hub reads; None where no data set with a name on the Hub was scored."""
+    """Return the text of `.eval_results/hf_vit.yaml` for the Hub; None without a result on a data set of the Hub."""
     entries = [
         EvalResultEntry(
             dataset_id=result.dataset_type,

@@ -1,4 +1,4 @@
-"""The sections of a card: what it says about the model, from the folder and the catalog."""
+"""Sections of a model card, rendered from the files of the folder and from the catalog."""
 
 import re
 import shlex
@@ -16,20 +16,27 @@ from .card_sources import Sources
 
 _JAX = ("vit_jax", "flax", "big_vision", "big_transfer", "bit_paper", "bit")  # dialects of the original's files
 _MARKUP = re.compile(r"[\\`*\[\]<>|~$&]")
-_FIGURES = {  # that a training run draws, with what they show
+_FIGURES = {  # figures of a training run: their alternative texts
     "confusion_matrix.png": "Confusion matrix: held-out images by label (rows) and prediction (columns)",
     "learning_curve.png": "Learning curve: loss, accuracy and learning rate by optimiser step",
 }
+# Settings of a training run that do not change its result, and those that stand elsewhere on the card.
+_NOT_LISTED = ("dataset", "model", "eval_batch_size", "eval_every", "keep_checkpoints", "log_every", "num_processes")
+_NOT_LISTED += ("num_workers", "overwrite", "print_config", "profile", "report_to", "resume", "save_every")
+_NOT_LISTED += ("stall_timeout",)
+_METRICS = {"samples": "images", "skipped": "images skipped"}  # display names of metrics
+_BOOKKEEPING = ("best", "best_step")  # about the best step; the card is about the last
+_FILTERS = {2: "bilinear", 3: "bicubic", "area": "area"}  # `resample`: its name
 COCO_CATS = "http://images.cocodataset.org/val2017/000000039769.jpg"
 
 _CLASSIFY = """\
-import hf_vit
+import hf_vit  # registers the model types
 from transformers import pipeline
 
 classify = pipeline("image-classification", model="{name}")
 print(classify("{image}"))"""
 _EXTRACT = """\
-import hf_vit
+import hf_vit  # registers the model types
 from transformers import AutoImageProcessor, AutoModel
 from transformers.image_utils import load_image
 
@@ -43,9 +50,9 @@ def render_sections(sources: Sources, name: str, licence: str | None, has_title:
     """Render our part of a card.
 
     Args:
-        name: of the repository or folder.
-        licence: what the front matter says.
-        has_title: whether it begins with a heading; somebody's own text has one of its own.
+        name: name of the repository or folder.
+        licence: licence in the front matter.
+        has_title: begin with a heading; False if the user's own text stands above.
     """
     return _template().render(
         has_title=has_title,
@@ -58,8 +65,11 @@ def render_sections(sources: Sources, name: str, licence: str | None, has_title:
         has_code="auto_map" in sources.config,
         preprocessing=_preprocessing(sources),
         hyper_parameters=sources.facts.get("hyper_parameters") or _training_settings(sources),
+        is_released=sources.released is not None,
         reported=_reported(sources),
         measured=_measured(sources),
+        measured_on=" ".join(("Measured", *_circumstances(sources))),
+        command=sources.training.get("command"),
         by_class=_by_class(sources),
         mistaken=[[_plain(str(cell)) for cell in row] for row in sources.training.get("mistaken", ())],
         figures=[
@@ -88,18 +98,20 @@ def _summary(sources: Sources) -> str:
     )
     if sources.released is not None:
         paper = released_facts()["papers"][sources.facts["papers"][0]]
+        variant = sources.released.variant.removesuffix("-gap-norep")
         return (
-            f"A {what} {kind}: {short}-{sources.released.variant.removesuffix('-gap-norep')} {sources.facts['title']}. "
+            f"A {what} {kind}: {short}-{variant}, {sources.facts['title']}. "
             f'Paper: "[{paper["title"]}](https://arxiv.org/abs/{paper["arxiv"]})". '
-            "The authors released a JAX checkpoint. This conversion computes the same numbers in PyTorch. "
-            "The authors did not write this card."
+            "It is converted from a JAX checkpoint, and computes the same numbers in PyTorch. "
+            "The authors of the paper did not write this card."
         )
-    text = f"A {what} {kind} ([arXiv {arxiv}](https://arxiv.org/abs/{arxiv}))"
-    if (base := sources.training.get("base_model")) is not None:
-        text += f", fine-tuned from `{base}`"
-    if (data := sources.training.get("dataset")) is not None:
-        text += f", trained on `{data}`"
-    return f"{text}, with hf_vit and Transformers."
+    text = f"A {what} {kind} ([arXiv {arxiv}](https://arxiv.org/abs/{arxiv})) for hf_vit and transformers."
+    base, data = (sources.training.get(name) for name in ("base_model", "dataset"))
+    if base is not None:
+        text += f" It was fine-tuned from `{base}`" + (f" on `{data}`." if data is not None else ".")
+    elif data is not None:
+        text += f" It was trained on `{data}`."
+    return text
 
 
 def _architecture(sources: Sources) -> dict[str, str]:
@@ -126,12 +138,12 @@ def _architecture(sources: Sources) -> dict[str, str]:
         "cls": "class token",
         "mean": "mean of the tokens",
         "map": "attention pooling",
-        "none": "none: every token",
+        "none": "none (one output for each patch)",
     }[config["pooling"]]
     if config.get("projection_dim") is not None:
         rows["embedding (`image_embeds`)"] = f"{config['projection_dim']} numbers, not normalised"
     if sources.classifies:
-        rows["classes"] = str(len(config.get("id2label") or (0, 1)))
+        rows["classes"] = _count_classes(config)
     return rows
 
 
@@ -142,21 +154,25 @@ def _architecture_of_bit(sources: Sources) -> dict[str, str]:
     rows = {
         "parameters": f"{_count_parameters(config):,}",
         "units per stage": f"{', '.join(map(str, config['depths']))}, {form[config['layer_type']]}",
-        "width": f"{width} channels after the root ({width / 64:g} times a ResNet-50)",
+        "width": f"{width} channels after the root convolution (width factor {width / 64:g})",
         "normalisation": "GroupNorm with 32 groups, standardised weights",
         "image size": f"{_size(config['image_size'])} pixels; other sizes work too",
         "pooling": "mean of the last feature map",
     }
-    return {**rows, "classes": str(len(config.get("id2label") or (0, 1)))} if sources.classifies else rows
+    return {**rows, "classes": _count_classes(config)} if sources.classifies else rows
+
+
+def _count_classes(config: Mapping[str, Any]) -> str:
+    return f"{len(config.get('id2label') or (0, 1)):,}"
 
 
 def _count_parameters(config: Mapping[str, Any]) -> int:
-    """Count the parameters of the model that a config.json describes; an encoder's untrained pooler is left out."""
+    """Count the parameters of the model of a config.json, without an encoder's untrained pooler."""
     model_class: Any = {model.__name__: model for _, model in AUTO_MODELS}[config["architectures"][0]]
     config_class = model_class.config_class
     fields = {name: value for name, value in config.items() if name in config_class.argument_names()}
     with torch.device("meta"):
-        model = model_class(config_class(**fields))  # `from_dict` is slow: it prints every label for its log
+        model = model_class(config_class(**fields))  # not `from_dict`, which formats every label for its log
     pooler = getattr(model, "pooler", None)
     if pooler is None or config.get("pooling") == "map":
         return model.num_parameters()
@@ -172,22 +188,25 @@ def _limits(sources: Sources) -> list[str]:
     use = "Use it to turn images into features, or fine-tune it. It has no classification head."
     if sources.classifies:
         use = (
-            "Use it to sort images into its classes, or fine-tune it. It always answers with one of its classes, "
-            "whatever the picture shows. Its scores are not calibrated probabilities."
+            "Use it to classify images into its classes, or fine-tune it. It predicts one of its classes for every "
+            "image, even if the image shows none of them. Its scores are not calibrated probabilities."
         )
     paragraphs = [
         use,
-        "Accuracy depends on the preprocessing and the resolution. A figure holds only for the image size and the crop "
-        "of its measurement.",
+        "Accuracy depends on the preprocessing and the resolution. A result holds only for the image size and the crop "
+        "that it was measured with.",
     ]
     if any(key.startswith("imagenet") for key in sources.data_sets):
         paragraphs.append(
-            "ImageNet's pictures come from the web, mostly from North America and Europe. Its classes were chosen for "
+            "ImageNet's images come from the web, mostly from North America and Europe. Its classes were chosen for "
             "a competition. People, places and things of other regions are recognised less well. The features contain "
-            "the associations in these pictures. Do not use the model to judge people."
+            "the biases of these images. Do not use the model to judge people."
         )
     elif sources.data_sets:
-        paragraphs.append(f"It was trained on `{sources.data_sets[-1]}` and was not tested on other pictures.")
+        key = sources.data_sets[-1]
+        names = released_facts()["datasets"]
+        name = names[key]["name"] if key in names else f"`{key}`"
+        paragraphs.append(f"It was trained on {name}. Test it on your own images before you rely on it.")
     return paragraphs
 
 
@@ -204,17 +223,46 @@ def _usage(sources: Sources, name: str) -> str:
 
 
 def _preprocessing(sources: Sources) -> str:
-    if not sources.processor:
-        return "This repository has no image processor. Scale pixels to [-1, 1]."
-    size = sources.processor.get("crop_size") if sources.processor.get("do_center_crop") else None
-    size = size or sources.processor.get("size") or {}
-    pixels = f" to {size['height']} x {size['width']} pixels" if "height" in size else ""
-    return f"Preset `{sources.processor.get('preset', 'vit_jax')}` of hf_vit's image processor{pixels}."
+    settings = sources.processor
+    if not settings:
+        return "This repository has no image processor. Scale pixel values to [-1, 1]."
+    steps = [_resize_in_words(settings)] if settings.get("do_resize", True) else []
+    if settings.get("do_center_crop") and (crop := settings.get("crop_size")):
+        steps.append(f"The centre of {crop['height']} x {crop['width']} pixels is cropped.")
+    if settings.get("do_rescale", True) and settings.get("do_normalize", True):
+        mean, std = (settings.get(name, 0.5) for name in ("image_mean", "image_std"))
+        is_half = all(value in (0.5, [0.5], [0.5] * 3) for value in (mean, std))
+        scaled = "scaled to [-1, 1]" if is_half else f"normalised with mean {mean} and deviation {std}"
+        steps.append(f"Pixel values are {scaled}.")
+    steps.append(f"The image processor does this; its preset is `{settings.get('preset', 'vit_jax')}`.")
+    return " ".join(steps)
+
+
+def _resize_in_words(settings: Mapping[str, Any]) -> str:
+    size = settings.get("size") or {}
+    if settings.get("preset") == "native":
+        count, patch_size = settings.get("max_num_patches"), settings.get("patch_size", 16)
+        return f"Images keep their aspect ratio. They become at most {count} patches of {_size(patch_size)} pixels."
+    how = _FILTERS.get(resample := settings.get("resample", 2), f"filter {resample}")
+    if how != "area":
+        how += f" with{'' if settings.get('antialias') else 'out'} antialiasing"
+    if "shortest_edge" in size:
+        return f"The short side is resized to {size['shortest_edge']} pixels ({how})."
+    target = f"{size['height']} x {size['width']} pixels" if "height" in size else "the image size of the model"
+    return f"Images are resized to {target} ({how}). The aspect ratio is not kept."
 
 
 def _training_settings(sources: Sources) -> dict[str, str]:
+    """Return the settings of the run that can change its result and are neither off nor zero."""
     settings = sources.training.get("settings") or {}
-    return {name.replace("_", " "): str(value) for name, value in settings.items() if value not in (None, "", [], {})}
+    unused = [*_NOT_LISTED]
+    unused += [name for name in settings if name.startswith("adam_") and settings.get("optimizer") == "sgd"]
+    unused += [name for name in settings if name.startswith("lora_") and settings.get("lora_rank") is None]
+    return {
+        name.replace("_", " "): ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in settings.items()
+        if name == "seed" or (name not in unused and value not in (None, 0, "", "none", [], {}))
+    }
 
 
 def _reported(sources: Sources) -> list[dict[str, str]]:
@@ -231,21 +279,39 @@ def _reported(sources: Sources) -> list[dict[str, str]]:
 
 
 def _measured(sources: Sources) -> list[dict[str, str]]:
-    """The numbers of the training run, with its command and date where it states them."""
+    """Return the metrics of the training run; `source` is empty if the run states nothing about itself."""
     training = sources.training
-    how = [f"`{training['command']}`"] if "command" in training else []
-    how += [str(training["date"])] if "date" in training else []
-    how += [f"hf_vit {training['versions']['hf_vit']}"] if "hf_vit" in training.get("versions", {}) else []
+    source = "the command below" if "command" in training else " ".join(_circumstances(sources))
     data = " ".join(str(training[key]) for key in ("dataset", "eval_split") if training.get(key))
     return [
-        {"data": data, "metric": name, "value": f"{value:.4g}", "source": ", ".join(how)}
+        {
+            "data": data,
+            "metric": _METRICS.get(name, name.replace("_", " ")),
+            "value": _value(name, value),
+            "source": source,
+        }
         for name, value in (training.get("metrics") or {}).items()
         if isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in _BOOKKEEPING and not (name.endswith("skipped") and value == 0)
     ]
 
 
+def _circumstances(sources: Sources) -> list[str]:
+    """Return date and version of the training run, as far as it states them."""
+    training = sources.training
+    when = [f"on {training['date']}"] if "date" in training else []
+    version = training.get("versions", {}).get("hf_vit")
+    return when if version is None else [*when, f"with hf_vit {version}"]
+
+
+def _value(metric: str, value: float) -> str:
+    if metric.endswith("accuracy"):
+        return f"{100 * value:.2f} %"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def _by_class(sources: Sources) -> dict[str, Any]:
-    """The accuracy of each class, or of the worst where there are many, as training found it."""
+    """Return the accuracy of each class, or of the least accurate ones if there are many."""
     classes, count = sources.training.get("classes", ()), sources.training.get("num_classes", 0)
     rows = [
         {
@@ -259,7 +325,7 @@ def _by_class(sources: Sources) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """A name for a cell of a table: nothing in it is markup."""
+    """Escape the markup in a name for a cell of a table."""
     return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
@@ -277,7 +343,7 @@ def _conversion(sources: Sources, name: str) -> dict[str, Any]:
     if "sha256" in record:
         rows["sha256 of the source"] = f"`{record['sha256']}`"
     if "dialect" in record:
-        rows["read as"] = f"{record['dialect']['names']}, {', '.join(record.get('dtypes', ()))}"
+        rows["format of the source"] = f"{record['dialect']['names']}, {', '.join(record.get('dtypes', ()))}"
     if record.get("left_out"):
         rows["left out"] = "the head (all zero in the source)"
     if "difference" in record:
@@ -288,9 +354,9 @@ def _conversion(sources: Sources, name: str) -> dict[str, Any]:
     if record.get("dialect", {}).get("names", "vit_jax") in _JAX:
         is_beside = sources.facts.get("beside") or record.get("beside")
         option = " --beside SOURCE.npz" if is_beside else ""
-        text += f" `hf-vit export --to jax{option}` writes the source again."
+        text += f" `hf-vit export --to jax{option}` writes the original file again."
     if "image_size" in record and not sources.is_bit:
-        text = "The arrays were rearranged. The position embeddings were resampled to the image size."
+        text = "The arrays were rearranged. The position embeddings were resampled to the image size above."
     return {"text": text, "command": shlex.join(command), "rows": rows}
 
 
@@ -298,6 +364,8 @@ def _compute(sources: Sources) -> str:
     training = sources.training
     if training:
         return f"Trained on {training.get('processes', 1)} x {training.get('device', 'unknown')}."
+    if sources.released is None:
+        return "The cost of training this model is not known."
     text = sources.facts.get("compute")
     text = f"Pre-training took {text}." if text else "The authors do not state the cost of training this model."
     if "images_per_second" in sources.facts:

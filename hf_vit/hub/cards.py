@@ -1,7 +1,6 @@
 """Model cards: the README of a repository, rendered from a folder.
 
-Our part of a card stands between two marks and is rendered again at every push. Text around it is the user's, and is
-kept.
+Our part of a card stands between two marks and is rendered again at every push. The user's own text around it is kept.
 """
 
 import re
@@ -18,7 +17,7 @@ from .card_sources import Sources
 
 CARD_SOURCES = ("config.json", "preprocessor_config.json", "conversion.json", "card_data.json", "README.md")
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTALL)
-# Text that transformers writes where there is no card: not the user's own.
+# Sentences of the card that transformers writes by default; it is not the user's own text.
 _NOBODYS_TEXT = ("This model card has been automatically generated.", "[More Information Needed]")
 # Empty sections of Trainer's card.
 _EMPTY_SECTION = re.compile(r"^#+ [^\n]*\n+more information needed[ \t]*(?:\n+|\Z)", re.IGNORECASE | re.MULTILINE)

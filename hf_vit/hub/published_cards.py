@@ -1,4 +1,4 @@
-"""Cards of the published checkpoints, as they are before anybody has converted the file."""
+"""Cards of the published checkpoints, rendered from the catalog without the files."""
 
 import json
 import re

@@ -37,7 +37,7 @@ from .remote_code import add_code
 _logger = logging.getLogger(__name__)
 
 _RESULTS, _OUR_RESULTS = ".eval_results/*.yaml", ".eval_results/hf_vit.yaml"
-_NOT_SAID = (MARK, MANIFEST, ".eval_results", ".gitattributes")  # not pushed, without a message
+_NOT_REPORTED = (MARK, MANIFEST, ".eval_results", ".gitattributes")  # not pushed, without a message
 _NOT_LISTED = ("README.md", ".eval_results/*")  # not in the manifest, since people edit them on the Hub
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 _PROCESSOR = "preprocessor_config.json"
@@ -147,7 +147,7 @@ def push(
     target = _Target(repo_id, private, revision, create_pr, message)
     files, left_out = _files_of(Path(folder))
     if left_out:
-        _logger.warning(f"Not pushed, since no part of a model: {in_words(left_out)}.")
+        _logger.warning(f"Not pushed (not part of a model): {in_words(left_out)}.")
     card = _CardRequest(license, tags or [], allow_incomplete_card)
     pushed = _push_files(_with_code(files) if code else files, target, card, token=token, dry_run=dry_run)
     return pushed._replace(left_out=tuple(left_out))
@@ -171,7 +171,7 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
                 "Put the file itself there, such as with `cp -rL`"
             )
     files: _Files = {entry.relative_to(folder).as_posix(): entry for entry in chosen if entry.is_file()}
-    left_out = [entry.name for entry in entries if entry.name not in files and entry.name not in _NOT_SAID]
+    left_out = [entry.name for entry in entries if entry.name not in files and entry.name not in _NOT_REPORTED]
     weights = [name for name in files if _WEIGHTS.fullmatch(name)]
     if "config.json" not in files or not weights:
         missing = "config.json" if "config.json" not in files else "*.safetensors"
@@ -205,11 +205,11 @@ def _push_files(
             return _plan(api, files, listed, _look_up(api, full), full, card)[0]
         if not exists:  # or an empty repository would stay behind
             _check_card(_plan(api, files, listed, _Remote(None, []), full, card)[0], full, card)
-        _make_place(api, full, exists)
+        _create_repository(api, full, exists)
         return _commit(api, files, listed, full, card)
 
     with _failures_explained(api, target):
-        return _again_while_it_may_help(attempt)
+        return _with_retries(attempt)
 
 
 def _with_owner(api: HfApi, repo_id: str) -> str:
@@ -226,12 +226,12 @@ def _check_repository(api: HfApi, target: _Target) -> bool:
         kinds = {True: "private", False: "public"}
         raise ValueError(
             f"{target.repo_id} exists and is {kinds[is_private]}, not {kinds[target.private]}: "
-            "change that in its settings on the Hub first, or push without saying so"
+            "change its visibility on the Hub first, or push without private= (--private)"
         )
     return True
 
 
-def _make_place(api: HfApi, target: _Target, exists: bool) -> None:
+def _create_repository(api: HfApi, target: _Target, exists: bool) -> None:
     """Create the repository and the branch; a pull request needs no branch, nor the right to create one."""
     if not exists:
         api.create_repo(target.repo_id, private=target.private, exist_ok=True)
@@ -321,7 +321,7 @@ def _manifest(api: HfApi, listed: _Listed, remote: _Remote, target: _Target, out
 def _check_card(pushed: Pushed, target: _Target, card: _CardRequest) -> None:
     if pushed.problems and not card.may_be_incomplete:
         raise IncompleteCardError(
-            f"{target.repo_id}: the card is not good enough: {'; '.join(pushed.problems)}. Nothing was pushed; "
+            f"{target.repo_id}: the card has problems: {'; '.join(pushed.problems)}. Nothing was pushed; "
             "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
         )
 
@@ -337,7 +337,7 @@ def _text(api: HfApi, files: _Files, remote: _Remote, target: _Target, name: str
     return content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
 
 
-def _again_while_it_may_help(attempt: Callable[[], Pushed]) -> Pushed:
+def _with_retries(attempt: Callable[[], Pushed]) -> Pushed:
     for number in range(_ATTEMPTS - 1):
         try:
             return attempt()
@@ -367,7 +367,7 @@ def _failures_explained(api: HfApi, target: _Target) -> Iterator[None]:
     except (httpx.TransportError, ConnectionError) as error:
         raise PushError(
             f"{target.repo_id}: the connection to {api.endpoint} failed ({error or type(error).__name__}); nothing was "
-            "committed, and the same command goes on with what is not uploaded yet"
+            "committed; run the same command again to upload the rest"
         ) from error
 
 
@@ -382,8 +382,8 @@ def _uploads_unwrapped(target: _Target) -> Iterator[None]:
         if type(error) is not RuntimeError:
             raise
         raise PushError(
-            f"{target.repo_id}: {' '.join(str(error).split())}; nothing was committed, and the same command goes on "
-            "with what is not uploaded yet"
+            f"{target.repo_id}: {' '.join(str(error).split())}; nothing was committed; run the same command "
+            "again to upload the rest"
         ) from error
 
 
@@ -393,19 +393,19 @@ def _explain(api: HfApi, target: _Target, error: HfHubHTTPError) -> str:
     if status == 401 and get_token() is None and not isinstance(api.token, str):
         return _no_token(api)
     if isinstance(error, RepositoryNotFoundError) or status == 404:
-        return f"there is no such repository, or this token may not see it ({said})"
+        return f"the repository does not exist, or this token cannot read it ({said})"
     if status in (402, 413, 507) or re.search(r"quota|storage.*limit", said, re.IGNORECASE):
-        return f"there is no room for it: {said} (nothing was committed)"
+        return f"it is too large, or the storage quota is exceeded: {said}; nothing was committed"
     meaning = {
-        401: "the Hub does not accept the token: log in anew with `hf auth login` or set HF_TOKEN",
-        403: "this token has no right to write there; give create_pr (--create-pr) to suggest the change instead",
-        412: "others keep committing at the same time; nothing was committed, try again",
-    }.get(status, "the Hub failed; nothing was committed, and the same command goes on where it stopped")
+        401: "the Hub does not accept the token: log in again with `hf auth login`, or set HF_TOKEN",
+        403: "this token has no write access; give create_pr=True (--create-pr) to open a pull request instead",
+        412: "others are committing at the same time; nothing was committed; try again later",
+    }.get(status, "the Hub failed; nothing was committed; run the same command again to continue")
     return f"{meaning} ({said})"
 
 
 def _no_token(api: HfApi) -> str:
-    return f"there is no token for {api.endpoint}: run `hf auth login`, or set HF_TOKEN to one with the right to write"
+    return f"there is no token for {api.endpoint}: run `hf auth login`, or set HF_TOKEN to a token with write access"
 
 
 def push_saved(

@@ -69,8 +69,8 @@ def test_every_number_has_its_source_and_every_data_set_is_known():
         assert set(entry.facts["datasets"]) <= set(released_facts()["datasets"]), entry.name
 
 
-def test_the_grammar_covers_the_whole_sweep():
-    """756 files: 28 settings, 9 architectures, 3 data sets. B/8 comes on top (only 3 of its files were released)."""
+def test_every_augreg_name_is_parsed():
+    """756 files: 28 settings, 9 architectures, 3 data sets; and B/8, of which only 3 files were released."""
     names = [
         f"{model}-{data}-lr_0.001-aug_{augmentation}-wd_{decay}-do_{drop}-sd_{drop}"
         for model, data, augmentation, decay, drop in itertools.product(
@@ -87,13 +87,13 @@ def test_the_grammar_covers_the_whole_sweep():
         assert parse_augreg(wrong) is None
 
 
-def test_names_are_explained():
+def test_explain_describes_a_file():
     words = explain(f"{AUGREG}/{LIGHT}.npz")
     assert words == explain(LIGHT)
     assert "ViT-R+Ti/16, pre-trained on ImageNet-21k and fine-tuned on Oxford-IIIT Pet; 384 x 384 pixels" in words
     assert "epochs: 30" in words
     assert "500 steps (`steps_0k` in the file's name) with 100 of warm-up" in words
-    assert "RandAugment with 2 layers of magnitude 0, mixup 0 (the paper's light1" in words
+    assert "RandAugment with 2 layers of magnitude 0, mixup 0 (light1 in the paper" in words
     assert "weight decay: 0.03, decoupled and multiplied by the learning rate" in words
     assert "0.1 in the last layer, growing linearly" in words
     assert explain("ViT-B_16").count("gs://") == 4  # four buckets have a file of that name
@@ -159,7 +159,7 @@ ABOVE = {"ViT and hybrids of the first release", "the same fine-tuned on ImageNe
 A_RUN = {"FlexiViT's public run"}  # a folder
 
 
-def test_every_family_with_an_address_is_here():
+def test_every_family_with_an_address_has_a_test():
     with open(MORE / "families.csv", newline="") as file:
         families = {row["family"] for row in csv.DictReader(file) if row["path"].startswith("gs://")}
     assert families == {*A_FILE_OF, *ABOVE, *A_RUN}

@@ -300,7 +300,7 @@ def test_cards_of_bit(big_transfer, tmp_path):
     model, processor = convert(big_transfer)
     hf_vit.models.loading.save_folder(tmp_path / "folder", model, processor)
     card = render_folder_card(tmp_path / "folder")
-    assert "BiT-R50x1 pre-trained on ImageNet-21k and fine-tuned on ImageNet-1k" in card
+    assert "BiT-R50x1, pre-trained on ImageNet-21k and fine-tuned on ImageNet-1k" in card
     assert "| units per stage | 1, 2, pre-activation (ResNet-v2) |" in card
 
 

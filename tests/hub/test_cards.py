@@ -1,4 +1,4 @@
-"""Model cards: rendered from what a folder says, checked for what they lack."""
+"""Model cards: rendering from a folder, and checks for missing information."""
 
 import json
 import re
@@ -30,7 +30,7 @@ TI_16 = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory) -> dict[str, str]:
-    """The cards of all published checkpoints, by the name of the folder, as one command writes them."""
+    """Cards of all published checkpoints by name of the folder, written by the command."""
     folder = tmp_path_factory.mktemp("cards")
     assert main(["card", "--published", str(folder)]) == 0
     cards = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.glob("*/*.md")}
@@ -41,7 +41,7 @@ def published(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("entry", with_cards(), ids=folder_name)
-def test_cards_of_published_checkpoints_are_good(entry, published):
+def test_cards_of_published_checkpoints_have_no_problems(entry, published):
     card = published[folder_name(entry)]
     assert check_card(card) == []
     command = re.search(r"^hf-vit (convert .*)$", card, re.MULTILINE)[1]
@@ -54,21 +54,21 @@ def test_cards_of_published_checkpoints_are_good(entry, published):
     assert len(folder_name(entry)) <= 96
 
 
-def test_the_examples_of_cards_are_up_to_date(published):
+def test_the_cards_in_the_repository_are_up_to_date(published):
     paths = sorted((ROOT / "model_cards").glob("*/*.md"))
     assert len({path.parent for path in paths}) >= 12
     for path in paths:
         assert path.read_text() == published[path.stem], "run: hf-vit card --published model_cards"
 
 
-def test_no_card_names_an_address_of_a_package_index(published, folder):
+def test_cards_name_no_package_index(published, folder):
     for card in (*published.values(), render_folder_card(folder)):
         assert "pypi" not in card.lower()
-        assert "`pip install .` in a clone" in card
+        assert "`pip install .` in a clone of its repository" in card
 
 
-def test_parameters_are_those_of_the_original(published):
-    """google-research/vision_transformer, vit_jax/models_test.py, at 224 pixels with 1000 classes."""
+def test_parameter_counts_equal_the_original(published):
+    """Source: google-research/vision_transformer, vit_jax/models_test.py, at 224 pixels with 1000 classes."""
     for name, count in (
         ("vit-b-16-sam", "86,567,656"),
         ("vit-s-16-sam", "22,050,664"),
@@ -78,24 +78,24 @@ def test_parameters_are_those_of_the_original(published):
 
 
 def test_the_card_of_an_image_tower(published):
-    """93 million parameters: README of CLIPPO."""
+    """Source: README of CLIPPO (93 million parameters)."""
     card = published["clippo-b16-yfcc100m-clippo"]
     assert re.search(r"\| parameters of the encoder \| 93,\d{3},\d{3} \|", card)
     assert "model(**inputs).image_embeds.shape)  # (1, 768)" in card
-    assert "`hf-vit export --to jax --beside SOURCE.npz` writes the source again." in card
+    assert "`hf-vit export --to jax --beside SOURCE.npz` writes the original file again." in card
 
 
-def test_the_cards_of_families_that_are_known_by_a_pattern(published):
-    """400 million parameters and Gemma 2B's width of 2,048: the paper of PaliGemma; 37 classes: Oxford-IIIT Pet."""
+def test_the_cards_of_families_with_a_name_pattern(published):
+    """Sources: PaliGemma's paper (400 million parameters, width 2,048 of Gemma 2B); Oxford-IIIT Pet has 37 classes."""
     cards = {entry.family: published[folder_name(entry)] for entry in with_cards() if entry not in released()}
     assert cards.keys() == released_facts()["patterns"].keys()
     assert re.search(r"\| parameters of the encoder \| 41\d,\d{3},\d{3} \|", cards["paligemma"])
     assert "model(**inputs).image_embeds.shape)  # (1, patches, 2048)" in cards["paligemma"]
-    assert "`hf-vit export --to jax --beside SOURCE.npz` writes the source again." in cards["paligemma"]
+    assert "`hf-vit export --to jax --beside SOURCE.npz` writes the original file again." in cards["paligemma"]
     assert "| classes | 37 |" in cards["bit_vtab"]
 
 
-def test_a_card_says_what_was_converted_and_who_measured_what(goldens, tmp_path):
+def test_a_card_has_the_source_and_who_measured_each_result(goldens, tmp_path):
     model, processor = convert(goldens / "vit_token.npz")
     model.conversion_record["source"] = f"gs://vit_models/augreg/{TI_16}--imagenet2012-steps_20k-lr_0.03-res_384.npz"
     save_folder(tmp_path / "ti16", model, processor)
@@ -108,9 +108,9 @@ def test_a_card_says_what_was_converted_and_who_measured_what(goldens, tmp_path)
     assert result["metrics"][0]["value"] == 78.22
     assert "recommended AugReg checkpoints" in result["source"]["name"]
     assert "| ImageNet-1k | accuracy | 78.22 % | this model | [README of google-research" in card
-    assert "None: the uploader did not evaluate this model." in card
+    assert "Not measured: the uploader did not evaluate this model." in card
     assert f"| sha256 of the source | `{model.conversion_record['sha256']}` |" in card
-    assert "| read as | vit_jax, float32 |" in card
+    assert "| format of the source | vit_jax, float32 |" in card
     assert "| classes | 10 |" in card
     (tmp_path / "secret").mkdir()
     shutil.copyfile(goldens / "vit_token.npz", tmp_path / "secret" / "mine.npz")
@@ -132,19 +132,21 @@ def test_a_card_of_a_training_run(folder):
     }
     (folder / "card_data.json").write_text(json.dumps(run))
     card = render_folder_card(folder, license="mit")
-    assert "fine-tuned from `./runs/before`, trained on `/home/me/pictures`" in card
+    assert "It was fine-tuned from `./runs/before` on `/home/me/pictures`." in card
     assert "| learning rate | 0.03 |" in card
     assert "Trained on 2 x cpu x86_64." in card
     metadata = split_readme(card)[0]
     assert not {"base_model", "datasets"} & set(metadata)  # folders are no names on the Hub
     assert metadata["model-index"][0]["results"][0]["dataset"]["type"] == "pictures"
-    assert check_card(card) == ["0.5 of /home/me/pictures accuracy has no source"]  # the run has no command
+    # the run has no command
+    assert check_card(card) == ["the result 50.00 % (/home/me/pictures accuracy) has no source"]
 
 
 def test_a_card_shows_classes_and_figures_of_its_run(folder):
-    """A Markdown renderer judges that names of classes are text."""
+    """A Markdown renderer shows that class names are plain text."""
     markdown = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table")
-    run = {"dataset": "me/garden", "metrics": {"accuracy": 0.8}, "command": "hf-vit finetune", "num_classes": 2}
+    run = {"dataset": "me/garden", "metrics": {"accuracy": 0.8, "samples": 1503}, "num_classes": 2}
+    run |= {"command": "hf-vit finetune --eval-split 'train[:20%]'", "date": "2026-11-22"}
     (folder / "card_data.json").write_text(json.dumps(run))
     before = render_folder_card(folder, license="mit")
     run["classes"] = [{"name": "<b>|*a*", "images": 1500, "right": 1000}, {"name": "b_1_", "images": 3, "right": 3}]
@@ -152,8 +154,10 @@ def test_a_card_shows_classes_and_figures_of_its_run(folder):
     (folder / "card_data.json").write_text(json.dumps(run))
     card = render_folder_card(folder, license="mit")
     assert check_card(card) == []
+    assert card.count("train[:20%]") == 1  # the command stands once, below the table
+    assert "| me/garden | images | 1,503 | the command below |\n\nMeasured on 2026-11-22 by this command:\n" in card
     html = markdown.render(card)
-    table = html.split("Held-out images of each class.")[1].split("</table>")[0]
+    table = html.split("by class:")[1].split("</table>")[0]
     cells = ["&lt;b&gt;|*a*", "1,500", "66.7 %", "b_1_", "3", "100.0 %"]
     assert re.findall(r"<td>(.*?)</td>", table) == cells
     assert re.findall(r'<img src="(.*?)" alt=".+?"', html) == run["figures"]
@@ -162,7 +166,7 @@ def test_a_card_shows_classes_and_figures_of_its_run(folder):
     (folder / "card_data.json").write_text(json.dumps(run))
     card = render_folder_card(folder, license="mit")
     assert check_card(card) == []
-    assert "Held-out images of each class: the 2 classes of 37 with the lowest accuracy.\n" in card
+    assert "Accuracy on the held-out images, for the 2 least accurate of 37 classes:\n" in card
     assert "| a | b | 4 |" in card
     assert "![" not in card
 
@@ -182,7 +186,7 @@ def test_rendering_again_changes_nothing_and_keeps_own_text(folder):
     assert again.count(BEGIN) == again.count(END) == 1
 
 
-def test_convert_says_how_to_load_the_folder(goldens, tmp_path, capsys):
+def test_convert_writes_a_readme_with_loading_code(goldens, tmp_path, capsys):
     folder = tmp_path / "folder"
     command = ["convert", str(goldens / "vit_token.npz"), str(folder)]
     assert main(command) == 0
@@ -200,7 +204,7 @@ def test_convert_says_how_to_load_the_folder(goldens, tmp_path, capsys):
     assert "README.md, which hf_vit did not write; nothing was changed" in capsys.readouterr().err
 
 
-def test_a_readme_without_our_part_is_kept_in_front(folder):
+def test_a_readme_without_our_part_is_kept_above_it(folder):
     (folder / "README.md").write_text("---\ntags: flowers\n---\n# My model\n\nIt is mine.\n")
     card = render_folder_card(folder)
     metadata, before, _ = split_readme(card)
@@ -241,13 +245,13 @@ datasets: [uoft-cs/cifar10]
 def faults():
     yield "license: apache-2.0\n", "", "it names no licence"
     yield "## Compute", "[More Information Needed]\n## Compute", "More Information Needed"
-    yield "| Table 5 |", "| |", "98.1 % of CIFAR-10 accuracy has no source"
+    yield "| Table 5 |", "| |", "the result 98.1 % (CIFAR-10 accuracy) has no source"
     yield "## Compute", "It reaches 99 % elsewhere.\n## Compute", "outside the tables of results: It reaches 99 %"
-    yield "uoft-cs/cifar10", "my pictures", "the data set 'my pictures', which is no name on the Hub"
+    yield "uoft-cs/cifar10", "my pictures", "its data set 'my pictures' is not a name on the Hub (expected owner/name)"
 
 
 @pytest.mark.parametrize(("good", "bad", "message"), list(faults()))
-def test_faults_of_a_card(good, bad, message):
+def test_problems_of_a_card_are_found(good, bad, message):
     card = GOOD.format(begin=BEGIN, end=END)
     assert check_card(card) == []
     (problem,) = check_card(card.replace(good, bad, 1))
@@ -258,14 +262,14 @@ def test_results_in_the_front_matter_need_a_source():
     results = [{"task": {"type": "image-classification"}, "metrics": [{"type": "accuracy", "value": 98.1}]}]
     index = yaml.safe_dump({"model-index": [{"name": "vit", "results": results}]})
     (problem,) = check_card(GOOD.format(begin=BEGIN, end=END).replace("license:", f"{index}license:", 1))
-    assert problem == "model-index has 98.1 of accuracy without a source"
+    assert problem == "in model-index, accuracy 98.1 has no source; add `source:` with its url"
 
 
-def test_command(folder, capsys):
+def test_card_command(folder, capsys):
     assert main(["card", str(folder), "--license", "mit", "--name", "me/vit"]) == 0
     assert 'model="me/vit"' in capsys.readouterr().out
     assert main(["card", str(folder), "--write"]) == 2
-    assert "hf-vit card: the card is not good enough: it names no licence" in capsys.readouterr().err
+    assert "hf-vit card: the card has problems: it names no licence" in capsys.readouterr().err
     assert (folder / "README.md").read_text() == render_card(
         {name: (folder / name).read_text() for name in ("config.json", "preprocessor_config.json")}, "folder"
     )

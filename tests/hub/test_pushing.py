@@ -1,4 +1,4 @@
-"""Pushing, over HTTP: a Hub on this machine, and every client in a process of its own with a fresh cache."""
+"""Pushing over HTTP to a local Hub; every client is a separate process with a new cache."""
 
 import hashlib
 import json
@@ -63,7 +63,7 @@ def test_pushed_and_loaded_in_a_fresh_cache(hub, client, folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_own_text_stays_and_weights_that_were_replaced_go(hub, client, folder, tmp_path):
+def test_own_text_is_kept_and_replaced_weights_are_deleted(hub, client, folder, tmp_path):
     code = f"""
     from huggingface_hub import HfApi, ModelCard
     from hf_vit import HfViTForImageClassification, HfViTImageProcessor
@@ -80,7 +80,7 @@ def test_own_text_stays_and_weights_that_were_replaced_go(hub, client, folder, t
     assert commit.commit_url.startswith(HfApi().endpoint)
     """
     client(code)
-    assert "Preset `vit_jax`" in readme_of(hub, "alice/vit")  # the processor came after its model
+    assert "its preset is `vit_jax`" in readme_of(hub, "alice/vit")  # the processor came after its model
     client(push(folder, "alice/vit"))  # its licence stands in the README there
     names = commits_of(hub, "alice/vit")[0]["files"]
     assert "model.safetensors" in names
@@ -130,7 +130,7 @@ def test_branches_pull_requests_and_dry_runs(hub, client, folder):
     assert list(commits_of(hub, "acme/vit")[0]["files"]) == [".gitattributes"]
 
 
-def test_failures_are_one_sentence_and_leave_nothing(hub, client, folder, tmp_path):
+def test_failures_are_one_sentence_and_commit_nothing(hub, client, folder, tmp_path):
     hub.fail("/commit/", "POST", status=413, times=1)
     output = client(
         f"""
@@ -157,10 +157,10 @@ def test_failures_are_one_sentence_and_leave_nothing(hub, client, folder, tmp_pa
         """
     )
     full, wrong, other, reader, private, empty = json.loads(output.splitlines()[-1])
-    assert "alice/taken: there is no room for it: injected fault" in full
+    assert "alice/taken: it is too large, or the storage quota is exceeded: injected fault" in full
     assert "does not accept the token" in wrong
-    assert "no right to write there; give create_pr" in other
-    assert "no right to write" in reader
+    assert "no write access; give create_pr" in other
+    assert "no write access" in reader
     assert "alice/taken exists and is public, not private" in private
     assert "holds no config.json" in empty
     assert len(commits_of(hub, "alice/taken")) == 1
@@ -173,7 +173,7 @@ def test_failures_are_one_sentence_and_leave_nothing(hub, client, folder, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_push_that_is_killed_goes_on_where_it_stopped(hub, client, tmp_path):
+def test_a_killed_push_continues_where_it_stopped(hub, client, tmp_path):
     torch.manual_seed(3)
     large = {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048, "num_hidden_layers": 5}
     model = HfViTForImageClassification(HfViTConfig(**{**TINY, **large}))
@@ -205,7 +205,7 @@ def test_a_push_that_is_killed_goes_on_where_it_stopped(hub, client, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_pushers_at_once(hub, client, tmp_path):
+def test_two_pushes_at_the_same_time(hub, client, tmp_path):
     client("from huggingface_hub import HfApi; HfApi().create_repo('acme/vit')")
     pushers = []
     for number in range(2):
@@ -241,15 +241,18 @@ def test_evaluation_results_reach_the_hub(hub, client, folder):
         """
     )
     assert output == "uoft-cs/cifar10 0.875 0.875 google/vit-base-patch16-224-in21k ['uoft-cs/cifar10']"
-    assert "| accuracy | 0.875 | `python training/finetune.py --dataset uoft-cs/cifar10`, 2026-11-21 |" in readme_of(
-        hub, "alice/vit"
+    card = readme_of(hub, "alice/vit")
+    assert "| accuracy | 87.50 % | the command below |" in card
+    assert (
+        "Measured on 2026-11-21 by this command:\n\n```\npython training/finetune.py --dataset uoft-cs/cifar10\n"
+        in card
     )
-    assert yaml.safe_load(readme_of(hub, "alice/vit").split("---")[1])["license"] == "apache-2.0"
+    assert yaml.safe_load(card.split("---")[1])["license"] == "apache-2.0"
 
 
-def test_an_incomplete_card_is_refused_unless_it_is_allowed(hub, client, folder):
+def test_an_incomplete_card_is_refused_unless_allowed(hub, client, folder):
     error = client(push(folder, "alice/vit"), status=2)
-    assert error.startswith("hf-vit push: alice/vit: the card is not good enough: it names no licence; give license=")
+    assert error.startswith("hf-vit push: alice/vit: the card has problems: it names no licence; give license=")
     assert "(--allow-incomplete-card) pushes it as it is" in error
     assert not [request for request in hub.requests if "repos/create" in request["path"]]
     output = client(push(folder, "alice/vit", "--allow-incomplete-card"))
@@ -287,7 +290,7 @@ def test_only_what_belongs_to_a_model_is_pushed_and_the_rest_is_named(hub, clien
         print(lines)
     """
     said = client(code).splitlines()[-1]
-    assert said.startswith("['Not pushed, since no part of a model: .env, .git, best, id_rsa, model.ckpt and 5 more.")
+    assert said.startswith("['Not pushed (not part of a model): .env, .git, best, id_rsa, model.ckpt and 5 more.")
     ours = {
         "README.md",
         "config.json",
@@ -301,7 +304,7 @@ def test_only_what_belongs_to_a_model_is_pushed_and_the_rest_is_named(hub, clien
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "metrics.json", "token.txt", ".eval_results"])
-def test_links_are_never_followed(name, hub, client, folder, tmp_path):
+def test_symbolic_links_are_never_followed(name, hub, client, folder, tmp_path):
     secret = tmp_path / "secret"
     (secret if name != ".eval_results" else secret / "a.yaml").parent.mkdir(exist_ok=True)
     (secret if name != ".eval_results" else secret / "a.yaml").write_text("secret")
@@ -350,7 +353,7 @@ def test_the_manifest_lists_what_was_pushed_and_follows_later_pushes(hub, client
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_download_that_was_damaged_is_refused_until_it_is_downloaded_anew(name, hub, client, folder):
+def test_a_damaged_download_is_refused_until_it_is_repeated(name, hub, client, folder):
     client(push(folder, "alice/vit", *MIT))
     said = client(
         f"""
@@ -374,7 +377,7 @@ def test_a_download_that_was_damaged_is_refused_until_it_is_downloaded_anew(name
     assert f"{name} is not the file that was pushed (sha256 " in said or "not a valid JSON" in said
 
 
-def test_an_upload_that_fails_for_good_is_one_sentence(hub, client, folder):
+def test_a_permanent_upload_failure_is_one_sentence(hub, client, folder):
     hub.fail(".*", "PUT", status=500, times=10**6)
     code = f"""
         import time
@@ -385,7 +388,7 @@ def test_an_upload_that_fails_for_good_is_one_sentence(hub, client, folder):
     error = client(code, status=2)
     said = [line for line in error.splitlines() if line.startswith("hf-vit push: ")]
     assert said == [
-        "hf-vit push: alice/vit: the Hub failed; nothing was committed, and the same command goes on where it stopped "
+        "hf-vit push: alice/vit: the Hub failed; nothing was committed; run the same command again to continue "
         "(injected fault)"
     ]
     assert "Traceback" not in error

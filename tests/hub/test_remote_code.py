@@ -1,4 +1,4 @@
-"""A folder with its code loads where hf_vit cannot be imported; code of others runs nowhere without being trusted."""
+"""Remote code: a folder loads where hf_vit cannot be imported; untrusted code never runs."""
 
 import json
 import os
@@ -114,8 +114,8 @@ def test_masked_patch_prediction_loads_where_hf_vit_cannot_be_imported(tmp_path)
 
 
 @pytest.mark.slow
-def test_the_way_of_transformers_copies_the_same_code(tmp_path):
-    """`register_for_auto_class` changes what every later save does, so it runs in a process of its own."""
+def test_register_for_auto_class_copies_the_same_code(tmp_path):
+    """`register_for_auto_class` changes every later save, so it runs in a separate process."""
     code = """
         import sys, torch, hf_vit
         torch.manual_seed(5)
@@ -139,7 +139,7 @@ def test_the_way_of_transformers_copies_the_same_code(tmp_path):
     assert theirs.items() <= ours.items()
 
 
-def test_a_repository_carries_little_code(folder_with_code):
+def test_a_repository_has_at_most_15_code_files(folder_with_code):
     files = {file.name for file in folder_with_code.glob("*.py")}
     assert len(files) <= 15
     if (folder_with_code / "modeling_hf_bit.py").exists():
@@ -148,7 +148,7 @@ def test_a_repository_carries_little_code(folder_with_code):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_hf_vit", [True, False])
-def test_code_that_nobody_trusts_never_runs(tmp_path, has_hf_vit):
+def test_untrusted_code_never_runs(tmp_path, has_hf_vit):
     mark, folder = tmp_path / "it ran", save_tiny(tmp_path / "folder")
     for name in ("config.json", "preprocessor_config.json"):
         content = json.loads((folder / name).read_text())
