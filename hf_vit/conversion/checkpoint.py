@@ -17,9 +17,9 @@ from ..files.download import Fetched, SourceError, fetch
 from ..files.messages import kind_of_content, shorten
 from ..files.reading import read_json_object
 from ..models.upstream import is_of_transformers
-from .others import keras_model
 from .rules import ConversionError
 from .torch_files import is_torch_file, read_arrays
+from .unsupported import keras_model
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin", ".msgpack")

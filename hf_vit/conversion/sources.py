@@ -3,7 +3,6 @@
 from .checkpoint import Checkpoint
 from .jax.source import Jax
 from .jax_bit.source import BIG_TRANSFER, BIT, BIT_PAPER
-from .others import other_model, unknown_model
 from .rules import ConversionError
 from .source import Naming, Request, Source
 from .timm.source import Timm
@@ -11,6 +10,7 @@ from .timm_bit.source import TimmBit
 from .torchvision.source import Torchvision
 from .transformers.flax import FlaxTransformers
 from .transformers.source import Transformers
+from .unsupported import other_model, unknown_model
 
 SOURCES: tuple[Source, ...] = (
     Jax(),
