@@ -13,7 +13,7 @@ import torch
 from transformers.utils import logging
 
 from ..conversion import programs
-from ..models.inference import OptimizedForward, restore
+from ..models.inference import OptimizedForward, is_recorded, restore
 from .program_cache import cached
 from .runtimes import RUNTIMES, Program
 from .watching import Watched
@@ -54,7 +54,7 @@ class BackendForward(OptimizedForward):
         return type(self), (self.model, self.name, self.batch_size)  # a copy makes its own programs
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - is public
+        if is_recorded():
             return type(self.model).forward(self.model, *arguments, **settings)
         named = settings
         if arguments:

@@ -73,7 +73,16 @@ def onednn_beats_mkl() -> bool:
     vendor, family, model = _cpu()
     if vendor == "AuthenticAMD":
         return family == 26 and (model < 0x20 or 0x40 <= model < 0x50)
-    return os.environ.get("MKL_ENABLE_INSTRUCTIONS", "").upper().startswith(("SSE", "AVX2"))
+    return not _allow_avx512("MKL_ENABLE_INSTRUCTIONS")
+
+
+@functools.cache
+def mkl_is_narrower() -> bool:
+    """Tell whether oneDNN uses AVX-512 at full rate and MKL does not: AMD's family 26, or MKL_ENABLE_INSTRUCTIONS."""
+    if not (torch.backends.mkl.is_available() and onednn_has_avx512()):
+        return False
+    vendor, family, _ = _cpu()
+    return (vendor == "AuthenticAMD" and family >= 26) or not _allow_avx512("MKL_ENABLE_INSTRUCTIONS")
 
 
 @functools.cache
@@ -93,9 +102,14 @@ def _cpu() -> tuple[str, int, int]:
 
 def onednn_has_avx512() -> bool:
     """Tell whether oneDNN uses AVX-512: the CPU has it, and oneDNN's environment variables do not forbid it."""
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "DEFAULT"
-    is_allowed = not limit.upper().startswith(("SSE", "AVX2")) and limit.upper() != "AVX"
+    is_allowed = _allow_avx512("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
     return is_allowed and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _allow_avx512(*variables: str) -> bool:
+    """Tell whether an instruction set in environment variables, of which the first that is set counts, has AVX-512."""
+    limit = next(filter(None, map(os.environ.get, variables)), "").upper()
+    return not limit.startswith(("SSE", "AVX2")) and limit != "AVX"
 
 
 @functools.cache
@@ -213,12 +227,15 @@ def is_guarded(weight: Any, form: Any) -> bool:
 class OptimizedForward:
     """Replacement of a module's own forward, until `restore`."""
 
+    def __init__(self, module: Any):  # an nn.Module, whose attributes torch types as Tensor | Module
+        self.module = module
+
+    def __reduce__(self):
+        return type(self), (self.module,)  # a copy makes its own form of the weight
+
 
 class _ForwardFromForm(OptimizedForward):
     """Forward that uses another form of its module's weight if it can, else the module's own forward."""
-
-    def __init__(self, module: Any):  # an nn.Module with a weight; torch types its attributes as Tensor | Module
-        self.module = module
 
     def form(self, inputs: torch.Tensor) -> Any:
         """Return the other form of the weight, made if necessary; None where it cannot be used."""
@@ -254,9 +271,6 @@ class _ForwardFromForm(OptimizedForward):
     def make_values(self, weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """Make the other form of the weight."""
         raise NotImplementedError
-
-    def __reduce__(self):
-        return type(self), (self.module,)  # a copy makes its own form
 
 
 def _is_other_work() -> bool:
@@ -300,21 +314,16 @@ class PackedLinear(_ForwardFromForm):
 class PackedMLP(OptimizedForward):
     """Forward of an `HfViTMLP` whose `fc1` is packed: first product and GELU in one operator."""
 
-    def __init__(self, mlp: Any):
-        self.mlp = mlp
-
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        mlp = self.mlp
+        mlp = self.module
         first = mlp.fc1.__dict__.get("forward")
-        is_watched = mlp.fc1._forward_hooks or mlp.fc1._forward_pre_hooks or mlp.activation._forward_hooks
+        skipped = (mlp.fc1, mlp.activation, mlp.dropout)
+        is_watched = any(module._forward_hooks or module._forward_pre_hooks for module in skipped)
         if not mlp.training and not is_watched and isinstance(first, PackedLinear):
             activated = first.product(hidden_states, "gelu", _GELU_FORM[mlp.hidden_act])
             if activated is not None:
                 return mlp.fc2(activated)
         return type(mlp).forward(mlp, hidden_states)
-
-    def __reduce__(self):
-        return type(self), (self.mlp,)
 
 
 class StandardizedOnce(_ForwardFromForm):
@@ -396,9 +405,6 @@ def _has_conflicting_columns(matrix: torch.Tensor) -> bool:
 class TrainedLinear(OptimizedForward):
     """Forward of a linear layer that uses oneDNN in a training step, and the module's own forward elsewhere."""
 
-    def __init__(self, module: Any):
-        self.module = module
-
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         weight, bias = self.module.weight, self.module.bias
         if torch.compiler.is_compiling() or not self._takes(tokens, weight):
@@ -412,9 +418,6 @@ class TrainedLinear(OptimizedForward):
         if tokens.numel() < _FEWEST_ROWS * weight.shape[1] or not torch.is_grad_enabled():
             return False
         return not (torch.is_autocast_enabled("cpu") or _is_transformed())
-
-    def __reduce__(self):
-        return type(self), (self.module,)
 
 
 def _is_transformed() -> bool:

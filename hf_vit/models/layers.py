@@ -1,8 +1,6 @@
 """Modules of the encoder: attention, MLP, stochastic depth, the pre-norm block, pooling."""
 
 import functools
-import os
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_hf_vit import HfViTConfig
-from .inference import is_recorded, onednn_has_avx512
+from .inference import is_recorded, mkl_is_narrower
 from .position_embeddings import Grid, RelativePositions
 from .pretrained import lecun_normal_
 
@@ -151,25 +149,6 @@ def onednn_attends(query: torch.Tensor) -> bool:
     has_enough_heads = query.shape[0] * query.shape[1] > 2 * torch.get_num_threads() and query.shape[2] > 1
     is_mixed = torch.is_autocast_enabled("cpu")
     return is_cpu_float32 and has_enough_heads and not is_mixed and mkl_is_narrower() and has_onednn_attention()
-
-
-@functools.cache
-def mkl_is_narrower() -> bool:
-    """Tell whether oneDNN uses AVX-512 at full rate and MKL does not: AMD's family 26, or MKL_ENABLE_INSTRUCTIONS.
-
-    On earlier AMD families AVX-512 is no faster than MKL's instructions. False without /proc/cpuinfo.
-    """
-    if not (torch.backends.mkl.is_available() and onednn_has_avx512()):
-        return False
-    if os.environ.get("MKL_ENABLE_INSTRUCTIONS", "").upper() in ("SSE4_2", "AVX", "AVX2"):
-        return True
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            cpu = file.read(2000)  # the first core
-    except OSError:
-        return False
-    family = re.search(r"cpu family\s*: (\d+)", cpu)
-    return "AuthenticAMD" in cpu and family is not None and int(family[1]) >= 26
 
 
 @functools.cache

@@ -1,19 +1,14 @@
 """Attention as a program of oneDNN: the formula in float64 says what it has to compute."""
 
-import io
-
 import numpy as np
 import pytest
 import torch
 
-from hf_vit.models import layers
+from hf_vit.models import inference, layers
 
 from ..models import tiny
 
-ZEN_4, ZEN_5, XEON = (
-    f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\n"
-    for vendor, family in (("AuthenticAMD", 25), ("AuthenticAMD", 26), ("GenuineIntel", 6))
-)
+ZEN_4, ZEN_5, XEON = ("AuthenticAMD", 25, 17), ("AuthenticAMD", 26, 2), ("GenuineIntel", 6, 207)
 
 
 @pytest.fixture(autouse=True)
@@ -86,12 +81,14 @@ def test_programs_are_for_optimised_models_without_gradients(monkeypatch):
         (ZEN_4, "", True, False),
         (XEON, "", True, False),
         (XEON, "AVX2", True, True),
+        (XEON, "AVX512", True, False),
+        (("", 0, 0), "", True, False),
         (XEON, "AVX2", False, False),
     ],
 )
 def test_a_rule_says_whether_mkl_is_narrower(monkeypatch, cpu, mkl, has_avx512, expected):
     """No time is measured. MKL at AVX2 on AMD's CPUs: benchmarks/RESULTS.md."""
     monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", mkl)
-    monkeypatch.setattr(layers, "onednn_has_avx512", lambda: has_avx512)
-    monkeypatch.setattr(layers, "open", lambda *args, **kwargs: io.StringIO(cpu), raising=False)
-    assert layers.mkl_is_narrower.__wrapped__() == expected
+    monkeypatch.setattr(inference, "onednn_has_avx512", lambda: has_avx512)
+    monkeypatch.setattr(inference, "_cpu", lambda: cpu)
+    assert inference.mkl_is_narrower.__wrapped__() == expected

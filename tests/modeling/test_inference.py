@@ -161,13 +161,18 @@ def test_other_dtypes_and_autocast(model):
 
 
 @torch.no_grad()
-def test_hooks_see_what_they_saw():
+@pytest.mark.parametrize("name", ["fc1", "activation", "dropout"])
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_see_what_they_saw(name, kind):
     model = tiny().optimize_for_inference()
     seen: list[torch.Tensor] = []
-    model.vit.layers[1].mlp.fc1.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    register = getattr(model.vit.layers[1].mlp.get_submodule(name), kind)
+    register(lambda module, inputs, output=None: seen.append(inputs[0] if output is None else output))
     model(images(model))
+    number = len(seen)
     model.train().eval()(images(model))
-    torch.testing.assert_close(seen[0], seen[1], rtol=0, atol=1e-5)
+    assert number
+    torch.testing.assert_close(seen[:number], seen[number:], rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
