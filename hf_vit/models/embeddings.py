@@ -131,6 +131,11 @@ class HfViTEmbeddings(nn.Module):
         if self.mask_token is not None:
             init.zeros_(self.mask_token)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights, to which images are converted."""
+        return self.patch_embeddings.projection.weight.dtype
+
     def forward(
         self,
         pixel_values: torch.Tensor,
@@ -159,10 +164,11 @@ class HfViTEmbeddings(nn.Module):
         return self.as_tokens(patches, self.positions_on(grid, patches))
 
     def as_patches(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> torch.Tensor:
-        """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size)"""
+        """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size), in the dtype of the weights"""
         self.config.check_images(pixel_values.shape)
         self.config.grid_of(*size_of(pixel_values), patch_size=patch_size)  # raises if the patches do not divide it
-        return self.patch_embeddings(pixel_values if self.stem is None else self.stem(pixel_values), patch_size)
+        feature_map = pixel_values.to(self.dtype)
+        return self.patch_embeddings(feature_map if self.stem is None else self.stem(feature_map), patch_size)
 
     def as_padded_patches(
         self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor, patch_size: Size | None = None
@@ -178,8 +184,8 @@ class HfViTEmbeddings(nn.Module):
                 f"pixel_values has {values} values per patch; patches of {height} x {width} pixels with "
                 f"{self.config.num_channels} channels have {height * width * self.config.num_channels}"
             )
-        patches = pixel_values.new_zeros(batch, length, self.config.hidden_size)
-        positions = pixel_values.new_zeros(batch, self.config.num_prefix_tokens + length, self.config.hidden_size)
+        patches = pixel_values.new_zeros(batch, length, self.config.hidden_size, dtype=self.dtype)
+        positions = patches.new_zeros(batch, self.config.num_prefix_tokens + length, self.config.hidden_size)
         shapes, group_of = spatial_shapes.unique(dim=0, return_inverse=True)
         for group, (rows, columns) in enumerate(shapes.tolist()):
             members = (group_of == group).nonzero()[:, 0]
@@ -224,8 +230,11 @@ class HfViTEmbeddings(nn.Module):
     def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor | None:
         """Return the position embeddings on any grid of patches, resampled where it is not the stored one.
 
+        Args:
+            like: a tensor with the dtype and on the device of fixed positions.
+
         Returns:
-            (1, tokens, hidden_size), in the dtype and on the device of `like`; None if the model adds none here.
+            (1, tokens, hidden_size); None if the model adds none here.
         """
         if not self.config.adds_positions_to_input:
             return None
@@ -239,7 +248,8 @@ class HfViTEmbeddings(nn.Module):
         is_on_accelerator = stored is not None and stored.device.type != "cpu"
         if torch.is_grad_enabled() or is_recorded() or is_on_accelerator:
             return self._make_positions(stored, grid, like)
-        key = (grid, like.dtype, like.device, self.config.position_interpolation)
+        source = like if stored is None else stored
+        key = (grid, source.dtype, source.device, self.config.position_interpolation)
         kept = self._tables.get(key)
         if kept is None or (stored is not None and not torch.equal(stored, kept[0])):
             if len(self._tables) == _CACHED_GRIDS:

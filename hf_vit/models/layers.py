@@ -471,5 +471,6 @@ class HfViTPooler(nn.Module):
             return self.map(hidden_states, None if attention_mask is None else attention_mask[:, None, None, :].bool())
         if attention_mask is None:
             return hidden_states.mean(dim=1)
-        weights = attention_mask.to(hidden_states.dtype).unsqueeze(-1)
-        return (hidden_states * weights).sum(dim=1) / weights.sum(dim=1)
+        real = hidden_states * attention_mask.to(hidden_states.dtype).unsqueeze(-1)
+        wide = torch.promote_types(real.dtype, torch.float32)  # a sum of many tokens can exceed float16
+        return (real.sum(dim=1, dtype=wide) / attention_mask.sum(dim=1, keepdim=True, dtype=wide)).to(real.dtype)

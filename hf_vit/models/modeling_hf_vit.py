@@ -280,7 +280,6 @@ class HfViTModel(HfViTEncoder):
             after every layer; `attentions`: (batch, heads, tokens, tokens) per layer, with any attention
             implementation.
         """
-        pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
         hidden_states = self.embeddings(pixel_values, spatial_shapes, patch_size, bool_masked_pos)
         self.note_image_size(pixel_values, interpolate_pos_encoding or spatial_shapes is not None)
         if spatial_shapes is not None and pixel_attention_mask is None:

@@ -8,7 +8,9 @@ from transformers import ViTForImageClassification as UpstreamViT
 
 from hf_vit.models import layers as layers_module
 from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.layers import HfViTPooler
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
+from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from hf_vit.models.pretrained import HfViTHead
 
 from ..models import VARIANTS, images, tiny
@@ -256,6 +258,33 @@ def test_backbone(tmp_path):
     encoded = model.vit(images(model)).last_hidden_state[:, 1:]
     torch.testing.assert_close(outputs.feature_maps[-1].flatten(2).transpose(1, 2), encoded)
     assert AutoBackbone.from_config(backbone.config).channels == [14, 14, 14]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("model_class", [HfViTModel, HfViTBackbone, HfViTForMaskedPatchPrediction])
+def test_images_are_converted_to_the_dtype_of_the_weights(model_class, hybrid):
+    """The same images in bfloat16 judge."""
+    torch.manual_seed(0)
+    model = model_class(tiny(hybrid).config).bfloat16().eval()
+    patches = model.config.grid_size[0] * model.config.grid_size[1]
+    masked = {"bool_masked_pos": torch.ones(2, patches)} if hasattr(model, "mask_token") else {}
+    found, expected = (
+        model(pixel_values, **masked, output_hidden_states=True).hidden_states[-1]
+        for pixel_values in (images(model), images(model).bfloat16())
+    )
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_the_mean_of_many_tokens_in_float16():
+    """Of equal tokens, whose sum is beyond float16; without those that the mask hides."""
+    pooler = HfViTPooler(HfViTConfig(pooling="mean"))
+    tokens = torch.full((1, 2_048, 5), 40.0, dtype=torch.float16)
+    tokens[:, 1_900:] = 7
+    mask = torch.ones(1, 2_048).index_fill(1, torch.arange(1_900, 2_048), 0)
+    assert torch.equal(pooler(tokens, mask), tokens[:, 0])
 
 
 @torch.no_grad()
