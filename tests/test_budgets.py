@@ -128,6 +128,10 @@ def test_pickles_that_take_more_memory_than_their_file(zipped, tmp_path, monkeyp
 
     read = save({"a": torch.zeros(2), "b": Array()}, "array.pth")
     is_refused(read, r"the pickle in array\.pth makes a bytearray")
+    save_tiny(tmp_path / "folder")
+    (tmp_path / "folder" / "model.safetensors").unlink()
+    (tmp_path / "array.pth").rename(tmp_path / "folder" / "pytorch_model.bin")
+    is_refused(lambda: load(tmp_path / "folder"), r"the pickle in pytorch_model\.bin makes a bytearray")
     read = save({"a": torch.zeros(1).expand(10**9)}, "expanded.pth")
     message = (
         r"expanded\.pth declares 4,000,000,000 bytes of tensors in [\d,]+; at most 268,435,456 are read; set HF_VIT"

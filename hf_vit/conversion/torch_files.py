@@ -1,7 +1,6 @@
 """Reader of PyTorch checkpoints: .safetensors, and .pth, .pt or .bin without running any code."""
 
 import argparse
-import io
 import sys
 import zipfile
 import zlib
@@ -18,11 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # the import of PyTorc
 
 from ..files.limits import HOW_TO_ALLOW, allowed, most_bytes
 from ..files.npz import NpzError, check_archive
-from ..models.pretrained import MAX_PICKLE_BYTES, PickleBudgetError, check_operations, map_file
+from ..models.pretrained import PickleBudgetError, check_pickles, is_legacy
 from .rules import ConversionError
 
 _BLOCK_SIZE = 1 << 20  # bytes
-_LEGACY_PICKLES = 5  # number of pickles before the data, in a file of PyTorch before 1.6
 # Keys under which training scripts store weights (timm, DeiT, MAE, DINO, Lightning); the first that exists is used.
 _CONTAINERS = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher", "student")
 
@@ -110,25 +108,17 @@ def _check_pickle(path: Path) -> None:
 
     Raises:
         ConversionError: a file of PyTorch before 1.6 declares implausibly large tensors.
-        PickleBudgetError: see `check_operations`.
+        PickleBudgetError: see `check_pickles`.
         NpzError: the archive declares implausible sizes.
     """
-    with open(path, "rb") as file:
-        if is_legacy := file.read(4) != b"PK\3\4":  # PyTorch's own criterion
-            with map_file(file) as content:
-                for _ in range(_LEGACY_PICKLES):
-                    check_operations(content, path.name)
-    if is_legacy:
+    if is_legacy(path):
+        check_pickles(path)
         with FakeTensorMode():  # shapes only; PyTorch would allocate memory before it checks the file's size
             _check_declared(torch.load(path, map_location="cpu", weights_only=True), path)
         return
     with zipfile.ZipFile(path) as archive:
         check_archive(archive, path.stat().st_size, path.name)
-        for member in archive.infolist():
-            if member.filename.lower().endswith("data.pkl"):  # PyTorch ignores the case
-                del member.CRC  # disables zipfile's check; `_damage` also accepts files written without checksums
-                with archive.open(member) as stream:
-                    check_operations(io.BytesIO(stream.read(MAX_PICKLE_BYTES)), path.name)
+    check_pickles(path)  # not their checksums: `_damage` also accepts files written without any
 
 
 def _check_declared(contents: Any, path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -46,7 +46,8 @@ HEAD_KEYS = r"^classifier\."  # parameters of a checkpoint besides the encoder's
 _MORE_PARAMETERS = 2**27
 _MORE_TENSORS = 1_000
 _MAX_HEADER_BYTES = 2**24  # of a .safetensors; ViT-H/14's has 60 kB
-MAX_PICKLE_BYTES = 2**26  # of a .bin or .pth; a longer pickle is truncated, which is an error
+_LEGACY_PICKLES = 5  # in a file of PyTorch before 1.6, before its numbers
+_MAX_PICKLE_BYTES = 2**26  # of a .bin or .pth; a longer pickle is truncated, which is an error
 _MAX_OPERATIONS = 500_000  # of a pickle, 25 times those of ViT-H/14's weights; each may take 100 bytes
 _MAX_PICKLED_TEXT = 4_096  # characters; PyTorch needs three minutes to search an error message of 65,000
 # Standard deviation of the standard normal distribution truncated at 2; jax.nn.initializers divides by it.
@@ -389,7 +390,7 @@ def _damage_refused(what: str) -> Iterator[None]:
         if any(str(module).startswith("peft.") for module in modules) and not isinstance(error, OSError):
             raise ValueError(f"{what} have an adapter that cannot be loaded: {error!s:.300}") from error
         from_reader = type(error).__name__ == "SafetensorError" or modules & {"torch.serialization", "zipfile"}
-        from_reader = from_reader or "check_operations" in functions
+        from_reader = from_reader or "check_pickles" in functions
         from_reader = from_reader or functions[-1] == "_load_pretrained_model"  # a pickle that is not a dictionary
         if not from_reader or getattr(error, "filename", None):  # a file that cannot be opened
             raise
@@ -419,7 +420,7 @@ def _count_stored(file: Path) -> tuple[int, int]:
     """Return upper bounds of the parameters and the tensors in a file of weights."""
     size = file.stat().st_size
     if file.suffix != ".safetensors":
-        _check_pickle(file)
+        check_pickles(file)
         return size, size
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -434,40 +435,38 @@ def _count_stored(file: Path) -> tuple[int, int]:
         raise ValueError(f"{file} is damaged: its header is no table of tensors") from error
 
 
-def _check_pickle(file: Path) -> None:
-    """Check the pickle of a PyTorch file; files from before PyTorch 1.6 begin with it."""
-    if not zipfile.is_zipfile(file):
-        with open(file, "rb") as stream, map_file(stream) as content:
-            check_operations(content, file.name)
+class PickleBudgetError(ValueError):
+    """Pickle that is too large or dangerous to read."""
+
+
+def is_legacy(file: Path) -> bool:
+    """Tell whether a PyTorch file is from before version 1.6, by PyTorch's own criterion: it is no zip archive."""
+    with open(file, "rb") as stream:
+        return stream.read(4) != b"PK\3\4"
+
+
+def check_pickles(file: Path) -> None:
+    """Check the pickles of a PyTorch file before it is loaded.
+
+    Raises:
+        PickleBudgetError: too many operations, too long a text, or a `bytearray` (50 bytes can ask for 20 GB).
+        ValueError: one is damaged.
+    """
+    if is_legacy(file):
+        # mapped to memory, so that `read` cannot allocate more than the file has
+        with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            for _ in range(_LEGACY_PICKLES):
+                _check_operations(content, file.name)
         return
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             if member.filename.lower().endswith("data.pkl"):  # PyTorch ignores case in names
                 del member.CRC  # some files have none
                 with archive.open(member) as stream:
-                    check_operations(io.BytesIO(stream.read(MAX_PICKLE_BYTES)), file.name)
+                    _check_operations(io.BytesIO(stream.read(_MAX_PICKLE_BYTES)), file.name)
 
 
-class PickleBudgetError(ValueError):
-    """Pickle that is too large or dangerous to read."""
-
-
-def map_file(stream: IO[bytes]) -> Any:
-    """Map a file to memory, so that `read` cannot allocate more than the file has."""
-    return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-def check_operations(stream: Any, name: str) -> None:
-    """Check a pickle before it is read.
-
-    Args:
-        stream: a file in memory, or of `map_file`.
-        name: name of the file, for messages.
-
-    Raises:
-        PickleBudgetError: too many operations, too long a text, or a `bytearray` (50 bytes can ask for 20 GB).
-        ValueError: it is damaged.
-    """
+def _check_operations(stream: Any, name: str) -> None:
     for number, (_, argument, _) in enumerate(pickletools.genops(stream)):
         if number >= _MAX_OPERATIONS:
             raise PickleBudgetError(f"the pickle in {name} has more than {_MAX_OPERATIONS:,} operations")
