@@ -24,7 +24,7 @@ MAY_IMPORT = {
 }
 MAY_IMPORT |= {command: {*MAY_IMPORT, "cli", "demo"} for command in ("cli", "demo")}
 # Modules that do not travel to the Hub; the other modules of these packages do, as flat siblings.
-STAY = {"models": {"auto", "loading", "prediction", "variants"}, "images": set()}
+STAY = {"models": {"auto", "loading", "prediction", "processor_size", "variants"}, "images": set()}
 THIRD_PARTY = {"torch", "numpy", "PIL", "transformers", "huggingface_hub"}
 
 # First words of docstrings that begin with a clause (expected: an imperative or a noun phrase)

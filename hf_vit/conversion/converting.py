@@ -14,8 +14,9 @@ from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import wrong_types_refused
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
-from ..models.loading import build_processor, let_agree, size_of
+from ..models.loading import build_processor
 from ..models.pretrained import HfVisionPreTrainedModel
+from ..models.processor_size import let_agree, output_size
 from .building import has_head, one_or_pair
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .inferred import Fields, Inferred, as_configured, assumed_of
@@ -106,7 +107,7 @@ def convert_request(
     processor = build_processor(model.config, **preprocessing.value)
     has_own_size = "image_size" in sizes or not isinstance(model.config, HfBiTConfig)  # BiT's arrays show no size
     if not has_own_size and "size" in preprocessing.value:
-        model.set_image_size(size_of(processor) or model.config.image_size, processor_follows=True)
+        model.set_image_size(output_size(processor) or model.config.image_size, processor_follows=True)
         fields["image_size"] = preprocessing
     let_agree(model, processor, source, asked="image_size" in sizes or fields.get("image_size") is preprocessing)
     used = preprocessing.value["preset"]

@@ -27,8 +27,8 @@ from ..files.contents import MARK, PUSHED, in_words, matches
 from ..files.download import sha256_of
 from ..files.reading import parse_json
 from ..files.versions import versions_of
-from ..models.loading import agreeing_settings
 from ..models.manifest import MANIFEST, manifest_text, read_manifest
+from ..models.processor_size import agreeing_settings
 from .card_check import check_card
 from .card_metadata import eval_results_file
 from .cards import CARD_SOURCES, render_card

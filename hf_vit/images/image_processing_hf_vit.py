@@ -237,9 +237,9 @@ class HfViTImageProcessor(BaseImageProcessor):
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> Any:
         """Save like the base class; beside a model of another image size, save that size, with a warning."""
         saved = super().save_pretrained(save_directory, push_to_hub, **kwargs)
-        loading = sys.modules.get("hf_vit.models.loading")  # absent in remote code
-        if loading is not None:
-            loading.settle_processor(save_directory)
+        processor_size = sys.modules.get("hf_vit.models.processor_size")  # absent in remote code
+        if processor_size is not None:
+            processor_size.settle_processor(save_directory)
         return saved
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..files.contents import refuse_foreign
 from ..files.output import new_model_files, write_text
 from ..models.configuration_hf_vit import as_pair
-from ..models.loading import settle_processor
+from ..models.processor_size import settle_processor
 from . import checkpoints
 from .allocation import keep_freed_memory
 from .augmentation import TrainTransform

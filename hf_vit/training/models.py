@@ -11,11 +11,12 @@ from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import HfVisionConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
-from ..models.loading import let_agree, with_resizing_of
+from ..models.loading import with_resizing_of
 from ..models.manifest import absence_explained, check_place
 from ..models.modeling_hf_vit import HfViTModel
 from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..models.pretrained import HfViTHead
+from ..models.processor_size import let_agree
 from ..models.variants import config_of_variant
 from .data import Split
 from .optimization import freeze_parameters

@@ -14,8 +14,9 @@ from torch import nn
 from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments, pipeline
 
 import hf_vit
-from hf_vit.models.loading import save_folder, set_processor_size, size_of
+from hf_vit.models.loading import save_folder
 from hf_vit.models.prediction import predict
+from hf_vit.models.processor_size import output_size, set_processor_size
 
 from ..models import SIZES, tiny, tiny_bit
 
@@ -84,8 +85,8 @@ def test_a_pair_of_another_size(pair, preset, tmp_path, said):
 
 def test_a_pair_as_stored(pair, said):
     model, processor = hf_vit.load(pair)
-    assert sizes_in_pipeline(model=model, image_processor=processor) == {size_of(processor)}
-    assert size_of(processor) in ((24, 24), (24, 48))
+    assert sizes_in_pipeline(model=model, image_processor=processor) == {output_size(processor)}
+    assert output_size(processor) in ((24, 24), (24, 48))
     assert not said()
 
 
@@ -148,7 +149,7 @@ def test_a_folder_without_an_image_processor(kind, preset, normalization, tmp_pa
     model.save_pretrained(tmp_path)
     model, processor = hf_vit.load(tmp_path)
     assert (processor.preset, (processor.image_mean, processor.image_std)) == (preset, normalization)
-    assert size_of(processor) == ((224, 224) if kind == "transformers bit" else (24, 24))
+    assert output_size(processor) == ((224, 224) if kind == "transformers bit" else (24, 24))
     (sentence,) = said()
     assert f"holds no image processor. One was made with the preset '{preset}'" in sentence
 
@@ -163,7 +164,7 @@ def disagreeing(folder):
 
 def test_a_folder_that_disagrees_is_said(tmp_path, said):
     model, processor = hf_vit.load(disagreeing(tmp_path))
-    assert size_of(processor) == tuple(model.config.image_size) == (40, 56)
+    assert output_size(processor) == tuple(model.config.image_size) == (40, 56)
     (sentence,) = said()
     assert "takes images of 40 x 56 pixels, but its image processor makes 24 x 24" in sentence
     PICTURE.save(tmp_path / "picture.png")
@@ -250,7 +251,7 @@ def test_what_is_saved_agrees(how, theirs, tmp_path, said):
     else:
         for saved in [processor, model] if how == "model last" else [model, processor]:
             saved.save_pretrained(folder)
-    assert size_of(AutoImageProcessor.from_pretrained(folder)) == (40, 56)
+    assert output_size(AutoImageProcessor.from_pretrained(folder)) == (40, 56)
     assert sizes_in_pipeline(str(folder)) == {(40, 56)}
     (sentence,) = said()
     assert "takes images of 40 x 56 pixels, but its image processor makes 24 x 24" in sentence
@@ -259,7 +260,7 @@ def test_what_is_saved_agrees(how, theirs, tmp_path, said):
 def test_arguments_reach_both(tmp_path):
     save_folder(tmp_path / "outer" / "inner", model := model_of("vit"), processor_for(model, preset="augreg"))
     model, processor = hf_vit.load(tmp_path / "outer", image_size=40, subfolder="inner", dtype=torch.float64)
-    assert (model.config.image_size, size_of(processor), processor.preset) == (40, (40, 40), "augreg")
+    assert (model.config.image_size, output_size(processor), processor.preset) == (40, (40, 40), "augreg")
     assert model.dtype == torch.float64
 
 
@@ -268,16 +269,16 @@ def test_a_pair_on_the_hub(hub, client, tmp_path):
     """Of a branch, with a token, into a cache; what is pushed agrees, whatever comes first."""
     client(f"""
         from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, load
-        from hf_vit.models.loading import size_of
+        from hf_vit.models.processor_size import output_size
         sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6, patch_size=8)
         model = HfViTForImageClassification(HfViTConfig(**sizes, image_size=24))
         model.push_to_hub("alice/vit", private=True)
         HfViTImageProcessor(size=24).push_to_hub("alice/vit")
         model.set_image_size((40, 56), processor_follows=True)
         model.push_to_hub("alice/vit", revision="wide")
-        assert size_of(load("alice/vit")[1]) == (24, 24)
+        assert output_size(load("alice/vit")[1]) == (24, 24)
         model, processor = load("alice/vit", revision="wide", cache_dir={str(tmp_path)!r})
-        assert tuple(model.config.image_size) == size_of(processor) == (40, 56), processor
+        assert tuple(model.config.image_size) == output_size(processor) == (40, 56), processor
         HfViTImageProcessor(size=24).push_to_hub("alice/vit", revision="wide")
-        assert size_of(load("alice/vit", revision="wide", token="hf_alice", force_download=True)[1]) == (40, 56)
+        assert output_size(load("alice/vit", revision="wide", token="hf_alice", force_download=True)[1]) == (40, 56)
     """)
