@@ -126,6 +126,8 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         """
         name = pretrained_model_name_or_path
         config_class: Any = cls.config_class
+        if isinstance(config, str | os.PathLike):
+            config = config_class.from_pretrained(config)
         settings: dict[str, Any] = {}
         own_sizes = _sizes_of({} if config is None else config, config_class)
         stored_sizes = own_sizes

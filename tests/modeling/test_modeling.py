@@ -170,6 +170,9 @@ def test_image_size_resamples_positions_at_load(through, tmp_path):
         torch.testing.assert_close(larger(pixel_values).logits, model(pixel_values).logits)
     cls_row = larger.vit.embeddings.position_embeddings[:, 0]
     assert torch.equal(cls_row, model.vit.embeddings.position_embeddings[:, 0])
+    larger.config.save_pretrained(tmp_path / "larger")
+    through_path = HfViTForImageClassification.from_pretrained(tmp_path, config=str(tmp_path / "larger"))
+    assert tuple(through_path.config.image_size) == (40, 54)
 
 
 @torch.no_grad()
