@@ -60,8 +60,6 @@ class MsgpackReader:
         ImportError: msgpack is not installed.
     """
 
-    streams = True
-
     def __init__(self, path: str | os.PathLike):
         try:
             import msgpack

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .limits import HOW_TO_ALLOW, MAX_ARRAYS, allowed, most_bytes
-from .npz import BFLOAT16, SUPPORTED_DTYPES, ArrayInfo
+from .npz import BFLOAT16, SUPPORTED_DTYPES, ArrayInfo, as_tensor
 from .reading import read_json_object
 
 _DATABASE = "manifest.ocdbt"
@@ -91,9 +91,7 @@ class TensorStoreReader:
             array = self._stores[name].read().result()
         except ValueError as error:
             raise TensorStoreError(f"{self.path}: cannot read the array {name!r}: {_reason(error)}") from error
-        is_bfloat16 = self.arrays[name].dtype == BFLOAT16
-        tensor = torch.from_numpy(np.require(array.view(np.int16) if is_bfloat16 else array, requirements=["C", "W"]))
-        return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
+        return as_tensor(np.require(array, requirements=["C", "W"]).reshape(-1).view(np.uint8), self.arrays[name])
 
     def _open(self, tensorstore: Any) -> None:
         tree = read_json_object(self.path / _TREE) if (self.path / _TREE).is_file() else {}

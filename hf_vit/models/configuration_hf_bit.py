@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from .configuration_hf_vision import (
     MAX_WIDTH,
-    TRANSFORMERS_BIT,
+    TIMM_NUMBERS,
     HfVisionConfig,
     Size,
     check_amounts,
@@ -183,6 +183,7 @@ SHARED_SETTINGS: dict[str, Any] = {
 # Settings of which only transformers' default is supported.
 _FIXED_SETTINGS: dict[str, Any] = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32, "drop_path_rate": 0.0}
 _HIDDEN_SIZES = [256, 512, 1024, 2048]
+UPSTREAM_NUMBERS: dict[str, Any] = {**TIMM_NUMBERS, "pool_padding": "zero"}  # BitMaxPool2d of modeling_bit.py
 
 
 def is_upstream_bit(settings: dict[str, Any]) -> bool:
@@ -213,4 +214,4 @@ def translate_bit_settings(settings: dict[str, Any]) -> dict[str, Any]:
     if wrong:
         text = ", ".join(f"{name} {value!r}" for name, value in wrong.items())
         raise ValueError(f"cannot read this BiT of transformers: hf_vit does not support {text}")
-    return {**ours, **TRANSFORMERS_BIT, "pool_padding": "zero"}  # BitMaxPool2d of modeling_bit.py
+    return {**ours, **UPSTREAM_NUMBERS}

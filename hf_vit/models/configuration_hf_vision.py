@@ -42,8 +42,8 @@ _WHERE = (
 # Arguments of `from_pretrained` that a configuration does not use.
 _OF_LOADING = frozenset("adapter_kwargs code_revision gguf_file quantization_config user_agent".split())
 _KEPT = "_kept_fields"  # unknown fields of a config.json
-# Numbers of transformers' BiT: BitGroupNormActivation and WeightStandardizedConv2d of its modeling_bit.py.
-TRANSFORMERS_BIT: dict[str, Any] = {
+# Numbers of timm's ResNets (GroupNormAct, StdConv2dSame) and, after them, of transformers' BiT (modeling_bit.py).
+TIMM_NUMBERS: dict[str, Any] = {
     "group_norm_eps": 1e-5,
     "weight_standardization_eps": 1e-8,
     "weight_standardization_form": "variance",

@@ -12,7 +12,7 @@ from .configuration_hf_vision import (
     MAX_LAYERS,
     MAX_TOKENS,
     MAX_WIDTH,
-    TRANSFORMERS_BIT,
+    TIMM_NUMBERS,
     HfVisionConfig,
     Size,
     as_pair,
@@ -490,5 +490,5 @@ def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
     return {
         "stem_depths": bit["depths"][: stages.index(last) + 1],
         "stem_width": bit["embedding_size"],
-        **TRANSFORMERS_BIT,
+        **TIMM_NUMBERS,
     }

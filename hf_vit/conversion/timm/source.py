@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ...images.image_resizing import BICUBIC
+from ...models.configuration_hf_vision import TIMM_NUMBERS
 from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair, stem_stride
 from ...models.loading import IMAGENET
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
@@ -17,12 +18,6 @@ from .folder import description, preprocessing_of, write
 from .table import POSITIONS, rules_for
 
 _RESNET_ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
-# constants of StdConv2dSame(eps=1e-8) and GroupNormAct in timm's ResNets
-RESNET_NUMBERS = {
-    "group_norm_eps": 1e-5,
-    "weight_standardization_eps": 1e-8,
-    "weight_standardization_form": "variance",
-}
 # the evaluations of DeiT, MAE and DINO: resize 256, centre crop 224
 _FACEBOOK = {"preset": "timm", "resample": BICUBIC, "crop_pct": 224 / 256, **IMAGENET}
 # timm's names of activations and poolings -> ours.
@@ -158,7 +153,7 @@ def _stem(shapes: Shapes) -> Fields:
     return {
         "stem_depths": Inferred(depths, f"the ResNet has {len(depths)} stages, counted by their blocks"),
         **all_because({"stem_width": root[0], "num_channels": root[1]}, f"{name} is {by(root)}"),
-        **all_because(RESNET_NUMBERS, "as in timm's ResNets"),
+        **all_because(TIMM_NUMBERS, "as in timm's ResNets"),
     }
 
 

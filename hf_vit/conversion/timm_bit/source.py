@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ...models.configuration_hf_bit import DEPTHS, HfBiTConfig
+from ...models.configuration_hf_vision import TIMM_NUMBERS
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..building import UNKNOWN_IMAGE_SIZE, has_head, one_or_pair, other_numbers
 from ..checkpoint import Checkpoint
@@ -11,12 +12,11 @@ from ..inferred import Fields, Inferred, all_because, by, length_of
 from ..rules import ConversionError, Layout, Rule, as_is, count_units, resnet_units, table, to_theirs, weight_and_bias
 from ..source import Grid, Model, Shapes, Writing
 from ..timm.folder import description, preprocessing_of, write
-from ..timm.source import RESNET_NUMBERS
 from ..timm.table import RESNET_PROJECTION, RESNET_UNIT, UNIT_NAME
 from ..torch_source import TorchSource
 
 _ROOT = "stem.conv.weight"
-_NUMBERS = {"layer_type": "preactivation", **RESNET_NUMBERS, "padding": "fixed", "pool_padding": "zero"}
+_NUMBERS = {"layer_type": "preactivation", **TIMM_NUMBERS, "padding": "fixed", "pool_padding": "zero"}
 _ARCHITECTURES: dict[tuple[tuple[int, ...], float], str] = {
     (DEPTHS[layers], factor): f"resnetv2_{layers}x{factor}_bit"
     for layers, factor in ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))

@@ -7,12 +7,19 @@ from ...models.configuration_hf_vit import HfViTConfig, translate_settings
 from ..building import StoredArray
 from ..checkpoint import Checkpoint
 from ..inferred import Fields, Inferred, all_because, length_of
-from ..rules import Block, Rule, as_is, channels_first, table, transpose
+from ..jax.table import dense, norm
+from ..rules import Block, Rule, as_is, channels_first, table
 from ..source import Naming, Request, Shapes, Source
 from .source import preprocessing_of
 
 _KERNEL = "embeddings/patch_embeddings/projection/kernel"
 _POOLER = "pooler/dense/kernel"
+_EMBEDDINGS = (
+    Rule("cls_token", "cls_token", as_is),
+    Rule("position_embeddings", "position_embeddings", as_is),
+    Rule("patch_embeddings/projection/kernel", "patch_embeddings.projection.weight", channels_first),
+    Rule("patch_embeddings/projection/bias", "patch_embeddings.projection.bias", as_is),
+)
 _LINEAR = {  # linear layers of a block, kernel (in, out) -> our names
     "attention/attention/query": "attention.q_proj",
     "attention/attention/key": "attention.k_proj",
@@ -46,38 +53,21 @@ class FlaxTransformers(Source):
 
     def rules(self, config: HfViTConfig, has_head: bool) -> list[Rule]:
         base = "vit." if has_head else ""
-        blocks: list[Block] = [("embeddings/", f"{base}embeddings.", _embeddings())]
+        blocks: list[Block] = [("embeddings/", f"{base}embeddings.", _EMBEDDINGS)]
         for index in range(config.num_hidden_layers):
             blocks.append((f"encoder/layer/{index}/", f"{base}layers.{index}.", _encoder_block(config.qkv_bias)))
-        blocks.append(("", base, _norm("layernorm", "layernorm")))
+        blocks.append(("", base, norm("layernorm", "layernorm")))
         if config.representation_size is not None:
-            blocks.append(("", base, _dense("pooler/dense", "pooler.dense")))
-        return table([*blocks, ("", "", _dense("classifier", "classifier") if has_head else ())])
+            blocks.append(("", base, dense("pooler/dense", "pooler.dense")))
+        return table([*blocks, ("", "", dense("classifier", "classifier") if has_head else ())])
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         return preprocessing_of(checkpoint.path.parent)
 
 
-def _embeddings() -> tuple[Rule, ...]:
-    return (
-        Rule("cls_token", "cls_token", as_is),
-        Rule("position_embeddings", "position_embeddings", as_is),
-        Rule("patch_embeddings/projection/kernel", "patch_embeddings.projection.weight", channels_first),
-        Rule("patch_embeddings/projection/bias", "patch_embeddings.projection.bias", as_is),
-    )
-
-
 def _encoder_block(qkv_bias: bool) -> list[Rule]:
-    rules = [*_norm("layernorm_before", "layernorm_before"), *_norm("layernorm_after", "layernorm_after")]
+    rules = [*norm("layernorm_before", "layernorm_before"), *norm("layernorm_after", "layernorm_after")]
     for theirs, ours in _LINEAR.items():
-        rules += _dense(theirs, ours, has_bias=qkv_bias or "attention/attention" not in theirs)
+        has_bias = qkv_bias or "attention/attention" not in theirs
+        rules += dense(theirs, ours) if has_bias else dense(theirs, ours)[:1]
     return rules
-
-
-def _norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
-    return Rule(f"{theirs}/scale", f"{ours}.weight", as_is), Rule(f"{theirs}/bias", f"{ours}.bias", as_is)
-
-
-def _dense(theirs: str, ours: str, has_bias: bool = True) -> tuple[Rule, ...]:
-    rules = Rule(f"{theirs}/kernel", f"{ours}.weight", transpose), Rule(f"{theirs}/bias", f"{ours}.bias", as_is)
-    return rules if has_bias else rules[:1]

@@ -12,7 +12,7 @@ import transformers
 from ...files.contents import MARK
 from ...files.output import new_folder
 from ...files.reading import read_json_object
-from ...models.configuration_hf_bit import HfBiTConfig, is_upstream_bit, translate_bit_settings
+from ...models.configuration_hf_bit import UPSTREAM_NUMBERS, HfBiTConfig, is_upstream_bit, translate_bit_settings
 from ...models.configuration_hf_vision import wrong_types_refused
 from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, translate_settings
 from ...models.loading import in_our_settings
@@ -28,13 +28,6 @@ from ..source import Model, Naming, Request, Source, Writing
 from .writing import their_model, their_processor
 
 _MASKED_IMAGE_MODEL = "ViTForMaskedImageModeling"
-# constants of BitGroupNormActivation, WeightStandardizedConv2d and BitMaxPool2d (modeling_bit.py)
-_BIT_NUMBERS = {
-    "group_norm_eps": 1e-5,
-    "weight_standardization_eps": 1e-8,
-    "weight_standardization_form": "variance",
-    "pool_padding": "zero",
-}
 
 
 class Transformers(Source):
@@ -97,7 +90,7 @@ class Transformers(Source):
         config: Any = model.config
         if isinstance(config, HfBiTConfig):
             has_padding = config.padding == "same" or config.layer_type == "preactivation"
-            others = other_numbers(config, _BIT_NUMBERS)
+            others = other_numbers(config, UPSTREAM_NUMBERS)
             return others if has_padding else [*others, f"ResNet of layer_type {config.layer_type} with fixed padding"]
         lacking = variants_of_the_paper(config) + projection(config)
         if isinstance(config, HfViTHybridConfig):
