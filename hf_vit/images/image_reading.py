@@ -88,7 +88,7 @@ def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
 
 def count_images(images: list[Any]) -> int:
     """Return the number of images in a list; a batch counts with all of its images."""
-    return sum(len(image) if isinstance(image, torch.Tensor) and image.ndim == 4 else 1 for image in images)
+    return sum(len(image) if getattr(image, "ndim", 0) == 4 else 1 for image in images)
 
 
 def _can_stack(images: list[Any]) -> bool:

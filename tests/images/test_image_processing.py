@@ -385,6 +385,8 @@ def test_casts(pixels):
 def test_devices(pixels):
     torch.testing.assert_close(process(pixels, device="cpu"), process(pixels))
     assert process(pixels, device="meta").device.type == "meta"
+    batch = random_pixels(3, 37, 53)  # an array, which is not split for an accelerator
+    assert [len(process(images, device="meta")) for images in (batch, [batch[:2], batch[2]])] == [3, 3]
     with pytest.raises(ValueError, match='cannot compute on meta with backend="pillow"'):
         process(pixels, device="meta", backend="pillow")
 
