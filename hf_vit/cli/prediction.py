@@ -1,15 +1,14 @@
 """`hf-vit predict`."""
 
 import argparse
-import csv
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from ..files.output import new_file, refuse_existing
+from ..files.predictions import predictions_writer
 from ..files.progress import silence_progress_bars
 from .arguments import Commands, add_command
 from .image_list import SKIPPING, Reading, add_image_arguments, find_images, load_on
@@ -66,25 +65,3 @@ def _opened(path: Path | None, overwrite: bool) -> Iterator[TextIO]:
         return
     with new_file(path, overwrite) as draft, open(draft, "w", encoding="utf-8", newline="") as file:
         yield file
-
-
-def predictions_writer(kind: str, file: TextIO) -> Callable[[str, list[Any]], None]:
-    """Return a function that writes the predictions of an image, most likely first.
-
-    Args:
-        kind: "text", "jsonl" or "csv"; the header of a CSV is written at once.
-        file: open text file.
-    """
-    if kind == "csv":
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["image", "rank", "label", "score"])
-        return lambda image, predictions: table.writerows(
-            [image, rank, entry.label, entry.score] for rank, entry in enumerate(predictions, start=1)
-        )
-    if kind == "jsonl":
-        return lambda image, predictions: print(
-            json.dumps({"image": image, "predictions": [entry._asdict() for entry in predictions]}), file=file
-        )
-    return lambda image, predictions: print(
-        image, *(f"  {entry.score:6.1%}  {entry.label}" for entry in predictions), sep="\n", file=file
-    )

@@ -13,11 +13,11 @@ from typing import Any
 
 import gradio
 
-from ..cli.prediction import predictions_writer
 from ..files.contents import in_words
 from ..files.image_files import IMAGE_SUFFIXES
 from ..files.messages import USER_ERRORS, one_sentence
 from ..files.output import write_text
+from ..files.predictions import predictions_writer
 from .description import describe
 from .examples import MOST_EXAMPLES, copy_examples, draw_examples
 from .looking import TOP_K, Demo
