@@ -88,16 +88,8 @@ def quantize(
     with new_folder(output, overwrite) as draft:
         _save_float32(model, processor, str(folder), draft)
         _write_program(model, pixel_values[~held_out], outliers, draft)
-        record = {
-            "format": FORMAT,
-            "method": "NNCF: weights per channel, inputs of linear layers per tensor, between minimum and maximum",
-            "model": identity_of(model, Watched(model)),
-            "files": {name: sha256_of(draft / name) for name in FILES},
-            "image_size": list(as_pair(model.config.image_size)),
-            "in_float32": outliers,
-            "calibration": {"images": int((~held_out).sum()), "sha256": _digest(files)},
-            "versions": {name: importlib.metadata.version(name) for name in ("hf_vit", "nncf", "openvino", "torch")},
-        }
+        record = _describe(model, draft, outliers)
+        record["calibration"] = {"images": int((~held_out).sum()), "sha256": _digest(files)}
         write_json(draft / RECORD, record)
         use_quantized(model, {name: draft / name for name in (RECORD, *FILES)})
         record["held_out"] = _compare(_logits(model, pixel_values[held_out]), expected[held_out])
@@ -111,6 +103,19 @@ def quantize(
         record["cpu_seconds"] = _time(model, pixel_values[:1])
         write_json(draft / RECORD, record)
     return record
+
+
+def _describe(model: Any, folder: Path, outliers: list[str]) -> dict[str, Any]:
+    """Describe a model, its program in a folder, and the layers that stay in float32."""
+    return {
+        "format": FORMAT,
+        "method": "NNCF: weights per channel, inputs of linear layers per tensor, between minimum and maximum",
+        "model": identity_of(model, Watched(model)),
+        "files": {name: sha256_of(folder / name) for name in FILES},
+        "image_size": list(as_pair(model.config.image_size)),
+        "in_float32": outliers,
+        "versions": {name: importlib.metadata.version(name) for name in ("hf_vit", "nncf", "openvino", "torch")},
+    }
 
 
 def _save_float32(model: Any, processor: Any, source: str, folder: Path) -> None:
