@@ -2,7 +2,8 @@
 
     python benchmarks/accuracy.py FOLDER_OF_THE_MODEL IMAGES LABELS.csv
 
-LABELS.csv has the columns file_name and label (the index of the class). Position embeddings are resampled at load.
+LABELS.csv has the columns file_name and label (the index of the class). The position embeddings are resampled when the
+model is loaded.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Memory and time of the attention distance of a ViT-B/16 over 128 images of 224 pixels, above the model's own memory.
+"""Time and additional memory of the attention distances of a ViT-B/16 over 128 images of 224 pixels.
 
 python benchmarks/analysis.py [--images 128] [--image-size 224]
 """
@@ -20,7 +20,7 @@ def memory() -> float:
 
 
 def _most_memory() -> float:
-    """Peak resident memory in GB; Linux counts it in KiB."""
+    """Return the peak resident memory in GB; Linux reports it in KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 

@@ -1,10 +1,10 @@
-"""Speed of attention alone in float32 on a CPU, in GFLOP/s: several ways to compute it, measured in turns.
+"""Speed of several implementations of attention in float32 on a CPU, in GFLOP/s.
 
     python benchmarks/attention.py [--threads 2] [--batch_sizes 1 8] [--heads 6 12] [--tokens 197 577] [--seconds 0.4]
 
-Heads have 64 features, and lie as a model's projections leave them. MKL_ENABLE_INSTRUCTIONS=AVX2 has MKL compute as
-on AMD's CPUs, and ONEDNN_MAX_CPU_ISA=AVX2 oneDNN as on those without AVX-512. "packed product" is the rate of a linear
-layer of 768 x 3072 after `optimize_for_inference`, for comparison.
+Heads have 64 features, in the memory layout of a model's projections. MKL_ENABLE_INSTRUCTIONS=AVX2 makes MKL compute
+as on AMD's CPUs; ONEDNN_MAX_CPU_ISA=AVX2 makes oneDNN compute as on CPUs without AVX-512. "packed product" is the rate
+of a linear layer of 768 x 3072 after `optimize_for_inference`, for comparison.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from hf_vit.models.layers import blocked_attention_forward, onednn_attention_for
 
 _HEAD_DIM = 64
 _SCALING = _HEAD_DIM**-0.5
-_LOGITS = 2**18  # of a block of heads in one thread
+_LOGITS = 2**18  # logits of a block of heads in one thread
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=(1, 8))
     parser.add_argument("--heads", type=int, nargs="+", default=(6, 12))
     parser.add_argument("--tokens", type=int, nargs="+", default=(197, 577))
-    parser.add_argument("--seconds", type=float, default=0.4, help="measuring time for each way and shape")
+    parser.add_argument("--seconds", type=float, default=0.4, help="time for each implementation and shape")
     parser.add_argument("--only", nargs="+", choices=list(WAYS), default=list(WAYS))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(batch: int, heads: int, tokens: int, ways: Sequence[str], seconds: float) -> list[float]:
-    """Return the GFLOP/s of each way, by the median of its times; the ways take turns."""
+    """Return the GFLOP/s of each implementation, from its median time; they take turns."""
     states = [torch.randn(batch, tokens, heads * _HEAD_DIM) for _ in range(3)]
     query, key, value = (x.unflatten(2, (heads, _HEAD_DIM)).transpose(1, 2) for x in states)
     logits = query.double() @ key.double().transpose(2, 3) * _SCALING
@@ -107,12 +107,12 @@ def products_in_place(query, key, value, normalise: Callable | None = None):
 
 
 def normalised_last(query, key, value):
-    """The same, but the product with the values is divided by the sums, instead of the probabilities."""
+    """Attention as in `products_in_place`, but normalised after the product with the values."""
     return products_in_place(query, key, value, torch.Tensor.div_)
 
 
 def product_for_each_head(query, key, value):
-    """Attention by oneDNN's linear layer, with a head's keys, then its values, as weights."""
+    """Attention by oneDNN's linear layer; its weights are the keys of a head, then its values."""
     multiply, plain = torch.ops.mkldnn._linear_pointwise, (None, "none", [], "")
     heads = zip(*(x.contiguous().flatten(0, 1) for x in (query * _SCALING, key, value.transpose(2, 3))), strict=True)
     attended = [multiply(multiply(q, k, *plain).softmax(dim=-1), v, *plain) for q, k, v in heads]
@@ -120,7 +120,7 @@ def product_for_each_head(query, key, value):
 
 
 def grouped_convolutions(query, key, value):
-    """Attention by oneDNN's 1 x 1 convolutions, with a group for each head and queries as pixels."""
+    """Attention by oneDNN's 1 x 1 convolutions, with a group for each head; its pixels are the queries."""
     batch, heads, tokens, _ = query.shape
     groups = batch * heads
     pixels = query.transpose(2, 3).reshape(1, groups * _HEAD_DIM, 1, tokens)

@@ -1,11 +1,11 @@
-"""Time that training waits for a checkpoint, compared with one that the first process writes while all wait.
+"""Time that a checkpoint blocks training, compared with a checkpoint that one process writes while all others wait.
 
     python benchmarks/checkpoints.py [--variant S/16] [--processes 2] [--sharded] [--rounds 7]
 
-CPU processes over gloo have a model and the state of AdamW, replicated, or sharded with --sharded (FSDP2). Both ways
-write the same tensors into the same folder in turn: flushed to disk, with SHA-256 of every file. "whole" is how the
-first edition wrote: every process gathers every tensor, the first one writes, and all wait for it. What is timed is the
-call in the training thread, on the process that waits longest; "on disk" is the time until the checkpoint is complete.
+CPU processes over gloo have a model and the state of AdamW: replicated, or sharded with --sharded (FSDP2). Both methods
+write the same tensors into the same folder in turn. They flush the files to disk and compute the SHA-256 of each. With
+"whole", every process gathers every tensor, the first one writes them, and all others wait. The time is that of the
+call in the training thread, on the slowest process. "on disk" is the time until the checkpoint is complete.
 """
 
 import argparse
@@ -51,9 +51,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Write both ways in turn and print the medians."""
+    """Write with both methods in turn; print the medians."""
     torch.set_num_threads(1)
-    keep_freed_memory()  # as training does
+    keep_freed_memory()  # as in training
     dist.init_process_group("gloo")
     model, optimizer = build(options)
     tensors = run_tensors(model, optimizer)
@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace) -> None:
     if dist.get_rank() == 0:
         medians = {
             name: round(statistics.median(values[1:]), 4) for name, values in times.items()
-        }  # the first warms up
+        }  # the first turn is a warm-up
         size = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
         share = round(medians["blocked"] / medians["whole"], 4)
         print(json.dumps({"variant": options.variant, "MiB": round(size), "seconds": medians, "blocked/whole": share}))
@@ -77,7 +77,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def build(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Build a model, and an optimiser with its state."""
+    """Build a model and an optimiser with state."""
     config: Any = config_of_variant(options.variant, num_labels=1000)
     model = HfViTForImageClassification(config)
     if options.sharded:
@@ -94,7 +94,7 @@ def build(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Opt
 
 
 def write_whole(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Gather every tensor on every process; the first one writes them while all wait."""
+    """Gather every tensor on every process; the first process writes them while all others wait."""
     wholes = {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
     if dist.get_rank() == 0:
         with new_folder(folder, flush=True) as draft:

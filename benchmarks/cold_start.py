@@ -1,10 +1,10 @@
-"""Time from the start of a program to one classified image: `hf-vit predict`, transformers' pipeline, ONNX Runtime.
+"""Time from the start of a program to one classified image: `hf-vit predict`, transformers, ONNX Runtime.
 
     python benchmarks/cold_start.py FOLDER IMAGE [--rounds 7] [--write]
 
-FOLDER is one of hf_vit's; its model is exported for the others first. Every turn is a whole process, from the start of
-Python to its end, with all files in the page cache. `imports` is what hf_vit and transformers cannot do
-without: torch and transformers' base class of models.
+FOLDER holds a model of hf_vit, which is exported for the other libraries first. Each turn is a whole process, from the
+start of Python to its end. All files are in the page cache. `imports` is the time of the imports that hf_vit and
+transformers share: torch, and transformers' base class of models.
 """
 
 import argparse

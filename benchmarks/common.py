@@ -1,7 +1,7 @@
 """Shared parts of the benchmarks: turns, separate processes, description of the machine, and result files.
 
-A benchmark is a program that starts itself again, in a process of its own, for everything it measures. That process
-prints its result as one line of JSON; the first one, which loads nothing, gathers the lines.
+A benchmark starts itself again in a separate process for each measurement. That process prints its result as one line
+of JSON. The first process loads no model; it collects the lines.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _RESULTS_PAGE = HERE / "RESULTS.md"
 _PACKAGES = "hf_vit torch transformers timm torchvision vit-pytorch jax flax numpy openvino onnxruntime".split()
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")
 
-_Turns = dict[str, list[float]]  # seconds of each contestant, in every round
+_Turns = dict[str, list[float]]  # contestant: its seconds in every round
 
 
 # Time
@@ -40,13 +40,13 @@ def take_turns(
     most: int = 200,
     warm_up: int = 2,
 ) -> _Turns:
-    """Call the contestants in turn, so that other load on the machine affects all of them equally.
+    """Call the contestants in turn, so that other load on the machine affects them equally.
 
-    Each round has an order of its own: what one leaves in the caches, or running, is not always the same one's to bear.
+    The order changes from round to round, because a contestant affects the next one (caches, running threads).
 
     Args:
-        seconds: to go on for; at least `least` and at most `most` rounds are made.
-        warm_up: rounds before those that count.
+        seconds: duration; at least `least` and at most `most` rounds are run.
+        warm_up: number of rounds before the timed ones.
     """
     for _ in range(warm_up):
         for contestant in contestants.values():
@@ -91,7 +91,7 @@ def fastest(turns: _Turns, among: Iterable[str]) -> str | None:
 
 
 class Aim(NamedTuple):
-    """Aim: the fastest of `ours` is `ratio` times as fast as the fastest of `against`."""
+    """Aim: the fastest of `ours` is at least `ratio` times as fast as the fastest of `against`."""
 
     ours: str | tuple[str, ...]
     against: tuple[str, ...]
@@ -99,7 +99,7 @@ class Aim(NamedTuple):
 
 
 def aims_table(measured: Iterable[tuple[str, _Turns, list[Aim]]]) -> str:
-    """Return Markdown for (name of the work, turns, aims), without aims whose contestants did not take part."""
+    """Return a Markdown table for (name of the work, turns, aims); aims without contestants are omitted."""
     rows = []
     for name, turns, aims in measured:
         for entry, against, ratio in aims:
@@ -119,13 +119,13 @@ def milliseconds_text(seconds: list[float]) -> str:
     return f"{median:.1f} ({low:.1f} to {high:.1f})"
 
 
-# Memory, and processes of their own
+# Memory, and separate processes
 
 
 def peak_mib() -> float:
     """Return the peak resident memory of this process in MiB.
 
-    On Linux it is not `ru_maxrss`, which in a new process starts with the memory of its parent.
+    On Linux `ru_maxrss` is unsuitable: in a new process it starts with the memory of the parent.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
@@ -135,7 +135,7 @@ def peak_mib() -> float:
 
 
 def memory_text(measured: dict | None) -> str:
-    """Describe the memory of a process: the peak, and its part after the imports."""
+    """Describe the memory of a process: its peak, and the increase after the imports."""
     if measured is None:
         return ""
     return f"{measured['peak_mib']:.0f} ({measured['peak_mib'] - measured['imports_mib']:.0f})"
@@ -164,9 +164,9 @@ def report_progress(text: str) -> None:
 
 
 def use_threads(count: int) -> None:
-    """Limit threads and processors equally for all contestants; JAX uses all processors of its process.
+    """Limit threads and processors for all contestants; JAX uses all processors of its process.
 
-    Call it before torch and JAX are imported.
+    Call this before torch and JAX are imported.
     """
     os.environ["OMP_NUM_THREADS"] = str(count)
     if hasattr(os, "sched_setaffinity"):
@@ -178,16 +178,16 @@ def processors() -> int:
 
 
 def silence_torchvision() -> None:
-    """Let a torchvision built for CUDA be imported beside a CPU torch, without its compiled operators.
+    """Make a torchvision built for CUDA importable with a CPU torch, without its compiled operators.
 
-    Call it before transformers is imported, which takes a torchvision that is installed for one that works.
+    Call this before transformers is imported: it assumes that an installed torchvision works.
     """
     for name in ("_meta_registrations", "_autograd_registrations"):
         sys.modules.setdefault(f"torchvision.{name}", types.ModuleType(name))
 
 
 def _describe_machine() -> dict:
-    """Describe the machine and the versions; only figures with the same description are compared."""
+    """Describe the machine and the versions; only results with the same description are compared."""
     import torch
 
     name, flags = _processor()
@@ -218,12 +218,12 @@ def _version(package: str) -> str | None:
 
 
 def stamp() -> dict:
-    """Return date, machine and versions, a part of every result."""
+    """Return date, machine and versions, which are stored with every result."""
     return {"date": date.today().isoformat(), "load": os.getloadavg()[0], "machine": _describe_machine()}
 
 
 def machine_as_markdown(results: dict[str, dict]) -> str:
-    """Return a paragraph about the machine of the results."""
+    """Return a paragraph about the machine that produced the results."""
     machine = next(iter(results.values()))["machine"]
     dates = sorted({result["date"] for result in results.values()})
     loads = [result["load"] for result in results.values()]
@@ -235,7 +235,7 @@ def machine_as_markdown(results: dict[str, dict]) -> str:
     )
 
 
-# Where results go
+# Result files
 
 
 def parser_of(description: str | None, **defaults: object) -> argparse.ArgumentParser:
@@ -258,7 +258,7 @@ def publish(
     write: bool,
     page: Path = _RESULTS_PAGE,
 ) -> None:
-    """Print all results at the end; with `write`, save each one at once, and update the section of the page.
+    """Print all results at the end; with `write`, save each result at once and update the page's section.
 
     Args:
         measured: iterator of (name of the work, result).
@@ -275,7 +275,7 @@ def publish(
 
 
 def keep(path: Path, results: dict[str, dict]) -> dict[str, dict]:
-    """Add results to a file, and delete those of another machine or other versions."""
+    """Add results to a file; delete results of another machine or other versions."""
     machine = next(iter(results.values()))["machine"]
     kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     kept = {name: result for name, result in kept.items() if result["machine"] == machine} | results
@@ -285,12 +285,12 @@ def keep(path: Path, results: dict[str, dict]) -> dict[str, dict]:
 
 
 def update_section(page: Path, name: str, text: str) -> None:
-    """Replace the text between the two marks of a section; the marks must exist in the page."""
+    """Replace the text between the two marks of a section; the page must have the marks."""
     begin, end = f"<!-- {name}: made by the benchmark -->", f"<!-- end of {name} -->"
     before, begins, rest = page.read_text(encoding="utf-8").partition(begin)
     _, ends, after = rest.partition(end)
     if not begins or not ends:
-        raise SystemExit(f"{page} has no section between {begin} and {end}")
+        raise SystemExit(f"cannot update {page}: it has no section between {begin} and {end}")
     page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}", encoding="utf-8")
 
 

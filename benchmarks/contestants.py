@@ -1,7 +1,7 @@
 """Models of the benchmarks: one set of random weights, in every library that supports it.
 
-Nothing here is timed. `make_checkpoints` writes the weights once, as each library reads them; every `load_...` is given
-that folder and returns a model that maps images (batch, 3, height, width) to logits, or to an object that has them.
+Nothing here is timed. `make_checkpoints` writes the weights once, in each library's format. Every `load_...` takes that
+folder and returns a model. The model maps images (batch, 3, height, width) to logits, or to an object with logits.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ VIT_PYTORCH_NOTE = "its own random weights: it has two LayerNorms more in front,
 
 
 def config_of(variant: str, image_size: int) -> "HfViTConfig":
-    """Return a released variant with 1,000 classes; a hybrid has timm's numbers, which timm cannot change."""
+    """Return the configuration of a variant with 1,000 classes; hybrids use timm's fixed constants."""
     from hf_vit import HfViTConfig
 
     numbers: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def config_of(variant: str, image_size: int) -> "HfViTConfig":
 
 
 def make_checkpoints(config: "HfViTConfig", folder: Path) -> None:
-    """Write checkpoints of random weights; none is 0 or 1, so that a misplaced weight changes the logits."""
+    """Write checkpoints of random weights; none is 0 or 1, so that every misplaced weight changes the logits."""
     from transformers import AutoModelForImageClassification
 
     import hf_vit
@@ -50,7 +50,7 @@ def make_checkpoints(config: "HfViTConfig", folder: Path) -> None:
     exports = {"timm": export_timm, "transformers": export_transformers, "jax.npz": export_jax,
                "torchvision.pth": _export_torchvision}  # fmt: skip
     for name, export in exports.items():
-        with contextlib.suppress(ConversionError):  # the library has no such model; loading it reports this
+        with contextlib.suppress(ConversionError):  # the library lacks this model; loading it reports that
             export(model, folder / name)
 
 
@@ -65,7 +65,7 @@ def _export_torchvision(model, path: Path) -> None:
 
 
 class NotThere(Exception):
-    """Error of a contestant that cannot take part; the message has the reason."""
+    """Error of a contestant that cannot take part; the message gives the reason."""
 
 
 def existing(path: Path) -> Path:
@@ -95,7 +95,7 @@ def _load_timm(folder: Path, dtype: torch.dtype) -> nn.Module:
 
 
 def _load_torchvision(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """Load torchvision's model, with its exact GELU; see `as_original`."""
+    """Load torchvision's model with its exact GELU; see `as_original`."""
     weights = torch.load(existing(folder / "torchvision.pth"))
     from torchvision.models import VisionTransformer  # pyright: ignore[reportMissingImports] - a peer
 
@@ -114,7 +114,7 @@ def _load_torchvision(folder: Path, dtype: torch.dtype) -> nn.Module:
 
 
 def _load_vit_pytorch(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """Load vit-pytorch's model of the same sizes, with its own weights."""
+    """Load vit-pytorch's model of the same size, with its own weights."""
     from vit_pytorch import ViT  # pyright: ignore[reportMissingImports] - a peer
 
     sizes = sizes_of(folder)
@@ -147,7 +147,7 @@ def sizes_of(folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def as_original(model: nn.Module) -> Iterator[None]:
-    """Give torchvision's model the original's GELU, which it has no setting for; to compare outputs, not for timing."""
+    """Replace torchvision's GELU by the original's, to compare outputs; it is timed without this."""
     exact = [module for module in model.modules() if isinstance(module, nn.GELU) and module.approximate == "none"]
     for module in exact:
         module.approximate = "tanh"

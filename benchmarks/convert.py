@@ -2,10 +2,10 @@
 
     python benchmarks/convert.py [--directory FOLDER] [--pairs 3]
 
-Makes a ViT-L/16 of random numbers in the layout of the released files (1.2 GB) and times, in turn and as whole
-processes, `cp FILE COPY && sync` and `hf-vit convert FILE FOLDER && sync`. The file is in the page cache for both, and
-nothing else waits to be written when either starts. Prints a Markdown table and the same as JSON; the exit status is 1
-when a promise is broken. Needs room for twice the file.
+The checkpoint is a ViT-L/16 of random numbers in the layout of the released files (1.2 GB). `cp FILE COPY && sync` and
+`hf-vit convert FILE FOLDER && sync` are timed in turn, as whole processes. Before each, the file is in the page cache,
+and no data waits to be written. The results are printed as a Markdown table and as JSON. The exit status is 1 if a
+limit is exceeded. The disk needs space for two more copies of the file.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 
 DEPTH, WIDTH, MLP, HEADS, PATCH, TOKENS, CLASSES = 24, 1024, 4096, 16, 16, 14 * 14 + 1, 1000  # ViT-L/16 at 224 pixels
 _MAX_TIME_RATIO = 3.0  # time of the conversion / time of the copy
-_MAX_MEMORY_RATIO = 1.25  # peak memory without that of the imports / size of the file
+_MAX_MEMORY_RATIO = 1.25  # peak memory above that of the imports / size of the file
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,12 +106,12 @@ def _seconds_row(name: str, seconds: list[float]) -> str:
 
 
 def _make_in_other_process(path: Path) -> None:
-    """Make the file in another process, because a child's peak memory starts with that of its parent."""
+    """Write the file in another process, because the peak memory of a child starts with that of its parent."""
     process = multiprocessing.get_context("spawn").Process(target=make_checkpoint, args=(path,))
     process.start()
     process.join()
     if process.exitcode:
-        raise SystemExit(f"{path} could not be made")
+        raise SystemExit(f"cannot write {path}: the process that writes it failed")
 
 
 def make_checkpoint(path: Path) -> None:
@@ -124,7 +124,7 @@ def make_checkpoint(path: Path) -> None:
 
 
 def array_shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Return names and shapes of the arrays of a released file with a class token and no pre-logits layer."""
+    """Return names and shapes of the arrays of a released file with class token and without pre-logits layer."""
     yield "cls", (1, 1, WIDTH)
     yield from layer("embedding", (PATCH, PATCH, 3, WIDTH), (WIDTH,))
     yield "Transformer/posembed_input/pos_embedding", (1, TOKENS, WIDTH)

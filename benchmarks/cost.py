@@ -11,7 +11,7 @@ from hf_vit import HfViTConfig, HfViTHybridConfig
 from hf_vit.analysis.compute import parts_of_logits
 from hf_vit.models.configuration_hf_vit import as_pair
 
-# The part of a module is that of the first pattern in its name.
+# A module belongs to the part of the first pattern that its name contains.
 _PATTERNS = {
     r"embeddings\.stem": "stem",
     r"embeddings": "patches",
@@ -28,9 +28,9 @@ class Part(NamedTuple):
     """Cost of a part of the model.
 
     multiply_adds: for one image.
-    weights: numbers, read once for a batch.
-    activations: numbers read and written for one image, if each step is done in one pass, with additions and activation
-        functions inside the products, and attention probabilities that never leave the processor.
+    weights: count of numbers, read once for a batch.
+    activations: count of numbers read and written for one image. Assumptions: each step is one pass; additions and
+        activation functions are fused into the products; attention probabilities stay in the cache.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 def cost(config: HfViTConfig) -> list[Part]:
-    """Return the parts of a classifier of the original family; the last layer only as far as the logits need it."""
+    """Return the cost of each part of a classifier; the last layer counts only the work that the logits need."""
     activations: dict[str, int] = {}
     for name, numbers in (*_stem(config), *_patches(config), *_encoder(config)):
         activations[name] = activations.get(name, 0) + numbers
@@ -56,7 +56,7 @@ def _part_of(module: str) -> str:
 
 
 def _stem(config: HfViTConfig) -> Iterator[tuple[str, int]]:
-    """ResNet of a hybrid: convolutions, each with a GroupNorm that reads and writes its output."""
+    """Return the cost of a hybrid's ResNet: convolutions, each with a GroupNorm that reads and writes its output."""
     if not isinstance(config, HfViTHybridConfig):
         return
     before = math.prod(as_pair(config.image_size))
@@ -105,7 +105,7 @@ def _encoder(config: HfViTConfig) -> Iterator[tuple[str, int]]:
 
 
 def _layer(hidden: int, mlp: int, tokens: int, queries: int) -> Iterator[tuple[str, int]]:
-    """Encoder layer that computes the first `queries` tokens."""
+    """Return the cost of an encoder layer that computes the first `queries` tokens."""
     yield "norms", 2 * (tokens + queries) * hidden
     yield "q, k, v", (queries + 3 * tokens) * hidden
     yield "attention", 2 * (queries + tokens) * hidden
@@ -114,7 +114,7 @@ def _layer(hidden: int, mlp: int, tokens: int, queries: int) -> Iterator[tuple[s
 
 
 def cost_as_markdown(variants: tuple[str, ...], sizes: tuple[int, ...]) -> str:
-    """Return two tables, of multiply-adds and of megabytes, with a row for each variant and image size."""
+    """Return two Markdown tables (multiply-adds, megabytes) with a row for each variant and image size."""
     names = ("stem", "patches", "q, k, v", "attention", "projection", "MLP", "norms", "head")
     multiply_adds, megabytes = [], []
     for variant in variants:

@@ -1,4 +1,4 @@
-"""The Vision Transformer in Flax, with the structure and the names of the original, whose .npz files it takes."""
+"""Vision Transformer in Flax, with the structure and the names of the original; it loads the original's .npz files."""
 
 import flax.linen as nn  # pyright: ignore[reportMissingImports] - a peer
 import jax  # pyright: ignore[reportMissingImports] - a peer
@@ -72,11 +72,11 @@ class VisionTransformer(nn.Module):
 
 
 def load(path, sizes: dict, dtype: str):
-    """Return a compiled function from images (batch, height, width, channels) to logits, with the weights of an .npz.
+    """Return a compiled function from images (batch, height, width, channels) to logits.
 
     Args:
-        sizes: the fields of the config.json.
-        dtype: of the weights and of all that is computed.
+        sizes: fields of the config.json.
+        dtype: data type of the weights and of the computation.
     """
     model = VisionTransformer(
         sizes["patch_size"],

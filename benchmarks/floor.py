@@ -1,11 +1,11 @@
-"""Lower bound of the time of a forward, computed and measured on this machine, and the models' distance from it.
+"""Lower bound of the time of a forward on this machine, and the models' distance from it.
 
     python benchmarks/floor.py [--paper] [--variants B/16 ...] [--sizes 224 ...] [--dtypes float32 ...] [--write]
 
-On paper: multiply-adds and bytes of each part, from the sizes of the model. On this machine: the best rate of a matrix
-product, through any library that torch brings and at any of the large shapes tried; the floor is the multiply-adds at
-that rate, as if all else were free. Then the time of a forward after `optimize_for_inference`, over the floor. The last
-column is what memory alone would take if nothing stayed in a cache between two parts.
+On paper: multiply-adds and bytes of each part, from the sizes of the model. On this machine: the best rate of large
+matrix products, by any library that comes with torch. The floor is the time of the multiply-adds at that rate, if all
+other work were free. The table has the time of a forward after `optimize_for_inference`, divided by the floor. Its last
+column is the time of the memory traffic alone, if no data stayed in a cache between two parts.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SIZES = (224, 384, 512)
 _DTYPES = ("float32", "bfloat16")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 AIMS = {"float32": 1.15, "bfloat16": 1.3}
-# rows, inputs and outputs of the products whose rate is measured; the last two are the MLP of B/16 for 32 images
+# Rows, inputs and outputs of the measured products; the last two are the MLP of B/16 for 32 images.
 _SHAPES = ((2048, 2048, 2048), (4096, 4096, 4096), (6304, 768, 3072), (6304, 3072, 768))
 _COPIED_BYTES = 2**29
 
@@ -76,11 +76,11 @@ def measure_all(options: argparse.Namespace) -> Iterator[tuple[str, dict]]:
                     report_progress(f"{name} failed: {error}")
 
 
-# The processes apart
+# The separate processes
 
 
 def measure_rates(options: argparse.Namespace) -> dict:
-    """Measure the best of all rounds: multiply-adds per second of each product, and bytes per second of a copy."""
+    """Measure multiply-adds per second of each product and bytes per second of a copy; the best round counts."""
     import torch
 
     products = {}
@@ -97,7 +97,7 @@ def measure_rates(options: argparse.Namespace) -> dict:
 
 
 def _products_of(rows: int, inputs: int, outputs: int, dtype) -> dict:
-    """Return the same product as torch computes it, and by oneDNN with a packed weight."""
+    """Return the same product by torch's default and by oneDNN with a packed weight."""
     import torch
     from torch import nn
 

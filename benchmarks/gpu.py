@@ -3,13 +3,14 @@
     python benchmarks/gpu.py [--minutes 40] [--resume] [--weights FOLDER --cifar10 FOLDER]
     python benchmarks/gpu.py --device cpu --toy
 
-A ladder of settings (eager, compiled, CUDA graphs, max-autotune, padded tokens, fp8 and others) for B/16, S/16 and
-L/16, the most useful first. Each row runs in a process of its own with a time limit, and is written to
-OUTPUT/results.jsonl when it is measured. At the end of the minutes, or on SIGTERM or Ctrl+C, the tables of all that is
-measured are printed and written to OUTPUT/tables.md. `--resume` goes on where a run has ended: a lease may come in
-slices (`--resume --minutes 9`).
+The rows are settings (eager, compiled, CUDA graphs, max-autotune, padded tokens, fp8 and others) for B/16, S/16 and
+L/16, the most useful first. Each row runs in a separate process with a time limit. Its result is written to
+OUTPUT/results.jsonl at once. When the time is over, or on SIGTERM or Ctrl+C, the tables of the measured rows are
+printed and written to OUTPUT/tables.md. `--resume` continues an earlier run, so that a GPU can be used in short
+sessions (`--resume --minutes 9`).
 
-Nothing is downloaded. What is not installed (torchao, kernels, torchvision, datasets) is left out with the reason.
+Nothing is downloaded. Rows that need a missing package (torchao, kernels, torchvision, datasets) are omitted, with the
+reason.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("torch", "transformers", "accelerate", "safetensors", "numpy", "PIL", "yaml", "tqdm", "jinja2", "filelock")
-_SPARE_SECONDS = 5  # for the tables
+_SPARE_SECONDS = 5  # reserved for the tables
 _PRELOAD = ["torch._dynamo", "torch._functorch.aot_autograd", "gpu_steps", "gpu_images", "gpu_paper"]
 _WORK = {
     "peak": "gpu_steps:measure_peaks",
@@ -39,14 +40,14 @@ class _Told(BaseException):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure; the exit status is 0, 2 if it cannot start, or 128 plus the number of a signal."""
+    """Measure; the exit status is 0, 2 if no row can start, or 128 plus the number of a signal."""
     options = parse_arguments(argv)
     sys.path[:0] = [str(ROOT)]
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH")))
     )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # or imports could begin CUDA, which a fork does not survive
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # without it, imports can initialise CUDA, which breaks forks
     from gpu_rows import ladder
 
     rows = [
@@ -67,16 +68,16 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--toy", action="store_true", help="tiny models and few steps, to try the program")
-    parser.add_argument("--inductor", action="store_true", help="compile at toy size too, which takes minutes and g++")
-    parser.add_argument("--minutes", type=float, default=40, help="for everything (default 40)")
+    parser.add_argument("--toy", action="store_true", help="use tiny models and few steps, to test the program")
+    parser.add_argument("--inductor", action="store_true", help="also compile at toy size (minutes; needs g++)")
+    parser.add_argument("--minutes", type=float, default=40, help="time for all rows (default 40)")
     parser.add_argument("--resume", action="store_true", help="skip what OUTPUT has measured already")
     parser.add_argument("--output", type=Path, default=Path("gpu_output"), help="folder (default gpu_output)")
-    parser.add_argument("--weights", type=Path, help="of a ViT for the paper's row: a folder, or an original .npz")
+    parser.add_argument("--weights", type=Path, help="ViT for the paper's row: a folder, or an original .npz")
     parser.add_argument("--cifar10", type=Path, help="folder of CIFAR-10 for the paper's row")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="rows whose names contain one of these")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
-    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/RESULTS.md too")
+    parser.add_argument("--write", action="store_true", help="also write the tables to benchmarks/RESULTS.md")
     parser.add_argument("--start", choices=["forkserver", "spawn"], default="forkserver", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.minutes <= 0:
@@ -121,9 +122,9 @@ def _tell(number: int, frame: object) -> None:
 
 
 def _set_up(options: argparse.Namespace, results, make) -> tuple:
-    """Return processes that can use the device; or None and the reason.
+    """Return processes that can use the device, or None and the reason.
 
-    If a device cannot be used after a fork, each process imports everything itself.
+    If the device cannot be used after a fork, each process imports everything itself.
     """
     log, outcome = options.output / "log.txt", None
     for method in dict.fromkeys((options.start, "spawn")):
@@ -142,7 +143,7 @@ def _set_up(options: argparse.Namespace, results, make) -> tuple:
 
 
 def _message(options: argparse.Namespace, row: dict) -> dict:
-    """Message to a process."""
+    """Return the message to a process."""
     shared = {"device": options.device, "toy": options.toy, "output": str(options.output.resolve())}
     shared["inductor"] = options.inductor or not options.toy
     paths = {name: path and str(path) for name, path in (("weights", options.weights), ("cifar10", options.cifar10))}
@@ -154,7 +155,7 @@ def _parts_of(outcome) -> dict:
 
 
 def _measure_row(options: argparse.Namespace, row, results, processes, end: float) -> None:
-    """Measure a row, unless it is already measured or there is not enough time."""
+    """Measure a row, unless it is already measured or too little time is left."""
     left = end - time.monotonic() - row.grace
     if results.has(row.name) or left < row.least:
         return

@@ -20,7 +20,7 @@ from hf_vit.training.objectives import Normalizer
 
 
 def measure(message: dict, report: Callable[[dict], None]) -> dict:
-    """Measure the images a second of every step from a JPEG to pixel values."""
+    """Measure the images per second of every step from a JPEG to pixel values."""
     plan, device = gpu_steps.Plan(message["toy"]), torch.device(message["device"])
     count, size = (4, 16) if plan.toy else (256, 224)
     height, width = (24, 32) if plan.toy else (375, 500)
@@ -40,7 +40,7 @@ def measure(message: dict, report: Callable[[dict], None]) -> dict:
 
 
 def make_jpegs(count: int, height: int, width: int) -> list[bytes]:
-    """Make JPEGs as smooth as photographs, which take as long to decode; 500 x 375 is ImageNet's mean size."""
+    """Make JPEGs that decode as slowly as photographs; 500 x 375 is ImageNet's mean size."""
     generator, jpegs = np.random.default_rng(0), []
     for _ in range(count):
         coarse = generator.integers(0, 256, (max(height // 8, 2), max(width // 8, 2), 3), np.uint8)
@@ -51,7 +51,7 @@ def make_jpegs(count: int, height: int, width: int) -> list[bytes]:
 
 
 def _steps(jpegs: list[bytes], images: torch.Tensor, size: int, device: torch.device) -> dict[str, Any]:
-    """Return for each name a function that returns the work to time, and its number of images."""
+    """Return name -> a function that returns the work to time and its number of images."""
     normalizer = Normalizer([0.5] * 3, [0.5] * 3, device)
     processor = HfViTImageProcessor(size=size)
     generator, rng = torch.Generator(device).manual_seed(0), np.random.default_rng(0)
@@ -112,11 +112,11 @@ def sample_boxes(
 ) -> torch.Tensor:
     """Draw random crops on the generator's device: (count, 4) of top, left, height, width in pixels.
 
-    As `hf_vit.training.augmentation.sample_inception_box`: a uniform width over height, then a uniform height among
-    those that fit, but without its rounding to whole pixels and second tries.
+    Like `hf_vit.training.augmentation.sample_inception_box`: a uniform aspect ratio, then a uniform height among those
+    that fit; but without rounding to whole pixels, and without second attempts.
     """
     draws = torch.rand(4, count, generator=generator, device=generator.device)
-    shape = ratio[0] + (ratio[1] - ratio[0]) * draws[0]  # width over height
+    shape = ratio[0] + (ratio[1] - ratio[0]) * draws[0]  # width / height
     most = torch.clamp((area[1] * height * width / shape).sqrt(), max=torch.clamp(width / shape, max=height))
     least = torch.minimum((area[0] * height * width / shape).sqrt(), most)
     tall = least + (most - least) * draws[1]
@@ -127,12 +127,12 @@ def sample_boxes(
 def crop_flip_normalize(
     images: torch.Tensor, boxes: torch.Tensor, size: int, normalizer: Normalizer, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """Crop, resize bilinearly without averaging, and flip half of the images, all in one gather; then normalise.
+    """Crop, resize (bilinear, no antialiasing) and flip half of the images in one gather; then normalise.
 
     Args:
         images: (batch, height, width, channels) uint8
         boxes: (batch, 4) of top, left, height, width in pixels.
-        generator: decides on flips; None flips nothing.
+        generator: generator of the flips; None for no flips.
 
     Returns:
         (batch, channels, size, size) float32

@@ -1,7 +1,7 @@
-"""Row of `gpu.py` from the paper: fine-tuning on CIFAR-10 at 384 pixels, by the package's own training command.
+"""Row of `gpu.py` from the paper: fine-tuning on CIFAR-10 at 384 pixels, with the package's training command.
 
 The original repository reports 98.59 % for ViT-B/16 from ImageNet-21k after 500 steps of 512, 50 of them warm-up.
-At toy size it is the model and the digits of `python -m hf_vit.demo`.
+At toy size, the model and the digits of `python -m hf_vit.demo` are used.
 """
 
 import importlib.util
@@ -20,18 +20,18 @@ from hf_vit.models.loading import save_folder
 
 _ROOT = Path(__file__).resolve().parents[1]
 _STEPS = 500
-_PER_DEVICE = 256  # images a forward at 384 pixels
+_PER_DEVICE = 256  # images per forward at 384 pixels
 _NEEDED = ("accelerate", "datasets", "evaluate", "matplotlib")
 
 
 def finetune(message: dict, report: Callable[[dict], None]) -> dict:
-    """Fine-tune, or continue an interrupted run; it has its own folder beside the results.
+    """Fine-tune, or continue an interrupted run, in a folder beside the results.
 
     Raises:
-        LeftOut: there are no weights, no images, or not all packages that training needs.
+        LeftOut: weights, images or a package for training are missing.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
-        raise LeftOut(f"training needs {' and '.join(missing)}, not installed")
+        raise LeftOut(f"training needs {' and '.join(missing)}, which is not installed")
     toy, output = message["toy"], Path(message["output"]) / "paper_row"
     weights = _ROOT / "hf_vit" / "demo" / "digits.npz" if toy else _path_of(message, "weights")
     dataset = "digits" if toy else str(_path_of(message, "cifar10"))
@@ -64,7 +64,7 @@ def _path_of(message: dict, name: str) -> Path:
 
 
 def _as_folder(weights: Path, folder: Path) -> Path:
-    """Weights in the package's format: a checkpoint file of another is converted."""
+    """Return a folder in the package's format; other checkpoint files are converted."""
     if weights.is_dir():
         return weights
     if not (folder / "config.json").exists():
@@ -74,7 +74,7 @@ def _as_folder(weights: Path, folder: Path) -> Path:
 
 
 def _settings(device: str) -> dict[str, object]:
-    """Settings of the original's short schedule, in bfloat16 and compiled."""
+    """Return the settings of the original's short schedule, in bfloat16 and compiled."""
     workers = max(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 2) - 1
     return {
         "recipe": _ROOT / "training" / "recipes" / "finetune_cifar10.yaml",
@@ -111,7 +111,7 @@ def _toy_settings() -> dict[str, object]:
 def _run_command(settings: dict[str, object]) -> dict:
     """Run `hf-vit finetune` in this process; return its metrics."""
     spec: Any = importlib.util.spec_from_file_location("finetune", _ROOT / "training" / "finetune.py")
-    script = importlib.util.module_from_spec(spec)  # hf_vit.scripts, which only an installed package has
+    script = importlib.util.module_from_spec(spec)  # hf_vit.scripts exists only in an installed package
     spec.loader.exec_module(script)
 
     if not torch.cuda.is_available():

@@ -1,7 +1,7 @@
 """Run a function in a separate process, so that a crash or a hang does not affect the caller.
 
-The processes are forked from a server that has imported what they need, so that they begin at once. Imports take ten
-seconds, and there are a hundred rows.
+The processes are forked from a server that has imported what they need, so that they start at once: the imports take
+ten seconds, and there are a hundred rows.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_STOP_SECONDS = 5  # for a killed process to be gone
+_STOP_SECONDS = 5  # wait for a killed process to end
 
 
 class LeftOut(Exception):
@@ -26,8 +26,8 @@ class LeftOut(Exception):
 class Outcome(NamedTuple):
     """Outcome of a process.
 
-    status: "done", "left out", "failed", "timed out", or "cut off" (by the caller's own end).
-    result: what it returned, or the last of what it sent on the way.
+    status: "done", "left out", "failed", "timed out", or "cut off" (the caller ended first).
+    result: the returned value, or the last intermediate result.
     """
 
     status: str
@@ -43,8 +43,8 @@ class Processes:
 
     Args:
         preload: modules that the server imports.
-        method: "forkserver", or "spawn" where a device cannot be used after a fork.
-        log: file for what the processes print.
+        method: "forkserver", or "spawn" if the device cannot be used after a fork.
+        log: file for the output of the processes.
     """
 
     def __init__(self, preload: list[str], method: str, log: Path):
@@ -54,12 +54,12 @@ class Processes:
             self._context.set_forkserver_preload(preload)
 
     def run(self, work: str, message: dict, limit: float, grace: float = 2, is_cut: bool = False) -> Outcome:
-        """Run `work`, "module:function", with a message.
+        """Run the function `work` ("module:function") with a message.
 
         Args:
             limit: seconds.
             grace: seconds between SIGTERM and SIGKILL.
-            is_cut: whether the limit is the caller's own end, and not the row's.
+            is_cut: flag: the limit is the end of the caller, not that of the row.
         """
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_run, args=(work, message, theirs, str(self.log)))
@@ -73,7 +73,7 @@ class Processes:
                     what = "the run's time was over" if is_cut else f"not ready after {limit:.0f} s"
                     outcome = Outcome("cut off" if is_cut else "timed out", outcome.result, what)
             return outcome
-        except BaseException:  # the caller was told to end
+        except BaseException:  # the caller was asked to end
             process.terminate()
             process.join(grace)
             raise
@@ -82,7 +82,7 @@ class Processes:
 
 
 def _listen(ours: Any, process: Any, end: float, latest: dict) -> Outcome:
-    """Collect messages until the process ends or the time is over."""
+    """Collect messages until the process ends or the time limit is reached."""
     while True:
         ready = connection.wait([ours, process.sentinel], max(end - time.monotonic(), 0))
         if not ready:
@@ -110,13 +110,13 @@ def _died(process: Any, latest: dict) -> Outcome:
 
 
 def _end(process: Any, ours: Any, outcome: Outcome, grace: float) -> Outcome:
-    """Tell a process to end, and collect its last messages."""
+    """Ask a process to end, and collect its last messages."""
     process.terminate()
     return _listen(ours, process, time.monotonic() + grace, outcome.result)
 
 
 def _kill(process: Any) -> None:
-    """Kill a process and all that it has started."""
+    """Kill a process and all processes that it started."""
     if process.pid is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -125,7 +125,7 @@ def _kill(process: Any) -> None:
 
 
 def _run(work: str, message: dict, theirs: Any, log: str) -> None:
-    """Body of the process: in its own process group, with its output in a file and its result in the pipe."""
+    """Run the function in the process: in its own process group, output to a file, result to the pipe."""
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

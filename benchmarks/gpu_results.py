@@ -1,4 +1,4 @@
-"""Results of `gpu.py`: a file of JSON lines, each written as soon as it is measured, and its tables."""
+"""Results of `gpu.py`: a file of JSON lines, one for each measured row, and its tables."""
 
 import json
 import os
@@ -8,14 +8,14 @@ from typing import Any
 from common import table
 from gpu_rows import BASE, GOALS, INFERENCE_GOAL, REFERENCE
 
-_MEASURED_FOR_GOOD = ("done", "left out", "failed", "timed out")  # what a resumed run does not try again
-_OWN_PEAK = {"float32": "float32", "tf32": "tf32"}  # other precisions are compared with bfloat16's peak
+_MEASURED_FOR_GOOD = ("done", "left out", "failed", "timed out")  # not repeated by a resumed run
+_OWN_PEAK = {"float32": "float32", "tf32": "tf32"}  # the other precisions are compared with the peak of bfloat16
 
 
 class Results:
     """Rows by name, in the order of measurement; the last one of a name counts.
 
-    A line that a killed process has left incomplete is cut off.
+    An incomplete last line, which a killed process may leave, is removed.
     """
 
     def __init__(self, path: Path):
@@ -27,7 +27,7 @@ class Results:
                 file.truncate(len(whole) + 1 if whole else 0)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Write a row to the disk."""
+        """Add a row and write it to disk."""
         self.rows[row["name"]] = row
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -35,14 +35,14 @@ class Results:
             os.fsync(file.fileno())
 
     def has(self, name: str) -> bool:
-        """Tell whether a row is measured, or cannot be measured."""
+        """Tell whether a row is measured or cannot be measured."""
         return self.rows.get(name, {}).get("status") in _MEASURED_FOR_GOOD
 
     def result(self, name: str) -> dict[str, Any]:
         return self.rows.get(name, {}).get("result") or {}
 
     def best_batch(self, kind: str, variant: str) -> int | None:
-        """Return the batch size at which the eager model was fastest."""
+        """Return the batch size of the eager model's best throughput."""
         base = {"train": BASE, "infer": "pure bf16"}[kind]
         return self.result(f"{kind} {variant} {base}").get("batch")
 
@@ -74,7 +74,7 @@ def _peaks(results: Results) -> str:
 
 
 def share_of_peak(results: Results, row: dict[str, Any]) -> float | None:
-    """Return a row's share of the measured peak: that of bfloat16 (for fp8 too), or of its float32 kind."""
+    """Return a row's share of the measured peak of bfloat16 (also for fp8), float32 or TF32."""
     peaks = results.result("peak").get("peaks", {})
     peak = peaks.get(_OWN_PEAK.get(row["setting"]["precision"], "bfloat16"))
     rate = row["result"].get("images_per_second")
@@ -101,7 +101,7 @@ def _speed_table(results: Results, kind: str, rows: list[dict]) -> str:
 
 
 def _loss_cell(results: Results, row: dict) -> str:
-    """Loss after the same steps on the same data, with float32's; "!" if they differ more than seeds do."""
+    """Return the loss and that of float32 after the same steps; "!" if they differ by more than seeds do."""
     loss = row["result"].get("loss")
     reference = results.result(f"train {row['variant']} {REFERENCE}").get("losses")
     if loss is None or not reference:
@@ -132,7 +132,7 @@ def _paper(results: Results) -> str:
 
 
 def _notes(results: Results) -> str:
-    """Rows without some of their figures, with reasons."""
+    """Return the rows that lack results, with reasons."""
     notes = [f"* {row['name']}: {row['status']}, {row['reason']}" for row in results.rows.values() if row["reason"]]
     notes += [f"* {name}: {why}" for name, why in results.result("images").get("left_out", {}).items()]
     return "\n".join(notes)

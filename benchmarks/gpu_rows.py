@@ -1,4 +1,4 @@
-"""Rows of `gpu.py`, the most useful first, because the time may end early."""
+"""Rows of `gpu.py`, the most useful first, because the time may not suffice for all."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,13 +13,13 @@ _GRAPHS, _AUTOTUNE = "reduce-overhead", "max-autotune"  # names of torch.compile
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to compute the same model.
+    """Setting of a row: how the same model is computed.
 
     precision: "float32", "tf32" (float32 with TF32 products), "autocast" (bfloat16 products, float32 weights),
-        "bfloat16" (all of it), "fp8" (linear layers by torchao, the rest as with autocast).
-    compile: a mode of torch.compile; None for eager.
-    by_layers: compile each layer alone, which takes a tenth of the time to compile.
-    pad: tokens are padded to a multiple of it, and masked in the attention.
+        "bfloat16" (everything), "fp8" (linear layers by torchao, the rest as with autocast).
+    compile: mode of torch.compile; None for eager.
+    by_layers: compile each layer separately, in a tenth of the compilation time.
+    pad: pad the tokens to a multiple of this number; the attention masks the padding.
     attention: "sdpa", "cudnn" (sdpa with cuDNN's kernel), or a repository of `kernels`.
     """
 
@@ -38,9 +38,9 @@ class Row:
     """Measurement in a separate process.
 
     kind: "peak", "train", "infer", "images" or "paper".
-    limit: seconds until the process is ended.
-    least: seconds without which it is not begun.
-    grace: seconds to end in, once told to.
+    limit: time limit in seconds.
+    least: minimum of remaining seconds to start it.
+    grace: seconds between SIGTERM and SIGKILL.
     """
 
     kind: str
@@ -58,8 +58,8 @@ class Row:
         return {**asdict(self), "name": self.name}
 
 
-REFERENCE = "float32"  # the setting whose losses are the measure of all others
-BASE = "bf16 autocast"  # the setting whose best batch the compiled ones begin with
+REFERENCE = "float32"  # the losses of the other settings are compared with this one's
+BASE = "bf16 autocast"  # compiled settings start at the best batch size of this one
 
 _CORE = (
     Setting(BASE),
@@ -97,7 +97,7 @@ _INFERENCE_EXTRA = (
 
 
 def ladder(toy: bool, inductor: bool = False) -> list[Row]:
-    """Return all rows, the most useful first; those of the toy model have every code path once."""
+    """Return all rows, the most useful first; the toy model's rows cover every code path once."""
     return list(_toy_rows(inductor) if toy else _rows())
 
 
@@ -118,7 +118,7 @@ def _rows() -> Iterator[Row]:
 
 
 def _toy_rows(inductor: bool) -> Iterator[Row]:
-    """Rows of the toy model; without inductor one setting is compiled (for its graphs), and all others are eager."""
+    """Return the rows of the toy model; without inductor only one setting is compiled, to make its graphs."""
     yield Row("peak", limit=_TOY_LIMIT, least=1)
     seen = set()
     for kind, settings in (("train", (*_CORE, *_EXTRA, _FP8)), ("infer", (*_INFERENCE, *_INFERENCE_EXTRA))):
@@ -133,9 +133,9 @@ def _toy_rows(inductor: bool) -> Iterator[Row]:
 
 
 def _timed(kind: str, variant: str, settings: Sequence[Setting]) -> Iterator[Row]:
-    """Rows with a time limit for each setting; large models have more time."""
+    """Return rows with a time limit for each setting; large models get more time."""
     slower = {"L/16": 1.5, "H/14": 2}.get(variant, 1)
     for setting in settings:
         limit, least = (300, 150) if setting.compile == _AUTOTUNE else (180, 60) if setting.compile else (100, 30)
-        limit = 200 if setting.name == REFERENCE else limit  # which has losses of several seeds
+        limit = 200 if setting.name == REFERENCE else limit  # it has losses of several seeds
         yield Row(kind, variant, setting, limit * slower, least)

@@ -1,6 +1,6 @@
 """Model rows of `gpu.py`: matrix products, training steps, losses, inference.
 
-Everything that trains is the package's own: objective, normalisation on the device, optimiser, compilation.
+All parts of the training are those of the package: objective, normalisation on the device, optimiser, compilation.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from hf_vit.training.optimization import build_optimizer, set_learning_rate
 from hf_vit.training.settings import TrainingSettings
 
 Report = Callable[[dict], None]
-_FORWARDS_PER_STEP = 3  # one, and a backward of twice its cost
+_FORWARDS_PER_STEP = 3  # the forward, and a backward of twice its cost
 _TOY: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -38,9 +38,9 @@ _TOY: dict[str, Any] = {
 _FIRST_BATCH = {"S/16": 256, "B/16": 128, "L/16": 64, "H/14": 32, TOY: 4}
 _LOSS_BATCH = {"S/16": 64, "B/16": 64, "L/16": 32, "H/14": 16, TOY: 4}
 _LARGEST_BATCH = {"train": 4096, "infer": 8192}
-_GAIN = 1.01  # a larger batch that brings less ends the search
+_GAIN = 1.01  # the search ends at a smaller gain
 _REFERENCE_SEEDS = 3
-_FP8_MULTIPLE = 16  # of both sides of a matrix, for the hardware's products
+_FP8_MULTIPLE = 16  # the hardware needs sides that are multiples of it
 _LEARNING_RATE, _WARMUP = 1e-3, 10
 
 
@@ -50,7 +50,7 @@ class Plan:
     def __init__(self, toy: bool):
         self.toy = toy
         self.loss_steps = 10 if toy else 100
-        self.window, self.windows = (0.0, 2) if toy else (0.5, 5)  # seconds, and how many times
+        self.window, self.windows = (0.0, 2) if toy else (0.5, 5)  # seconds, repetitions
         self.largest = {"train": 8, "infer": 8} if toy else _LARGEST_BATCH
 
 
@@ -58,7 +58,7 @@ def setup(message: dict, report: Report) -> dict:
     """Return the device and the versions of its software.
 
     Raises:
-        LeftOut: there is no such device.
+        LeftOut: this machine has no such device.
     """
     device = torch.device(message["device"])
     if device.type == "cuda":
@@ -82,7 +82,7 @@ def _version(package: str) -> str | None:
 
 
 def measure_peaks(message: dict, report: Report) -> dict:
-    """Measure the operations a second of the best matrix product, for each precision."""
+    """Measure the operations per second of the fastest matrix product in each precision."""
     plan, device = Plan(message["toy"]), torch.device(message["device"])
     sides = (64, 128) if plan.toy else (4096, 8192, 16384)
     peaks: dict[str, float] = {}
@@ -97,12 +97,12 @@ def measure_peaks(message: dict, report: Report) -> dict:
 
 
 def _product(name: str, side: int, device: torch.device) -> Callable[[], Any]:
-    """Product of two square random matrices; matrices of zeros would need less power and be faster."""
+    """Return a product of two square random matrices; with zeros it would need less power and be faster."""
     a, b = (torch.randn(side, side, device=device) for _ in range(2))
     if name == "float8":
         _require_fp8(device)
         a, b, one = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), torch.ones((), device=device)
-        multiply: Any = torch.__dict__["_scaled_mm"]  # there is no public one
+        multiply: Any = torch.__dict__["_scaled_mm"]  # there is no public function
         return lambda: multiply(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     _choose_float32_products("tf32" if name == "tf32" else "float32")
     if name == "bfloat16":
@@ -124,7 +124,7 @@ def _choose_float32_products(precision: str) -> None:
 
 
 def _time(work: Callable[[], Any], device: torch.device, plan: Plan) -> list[float]:
-    """Seconds of one call, in each of several windows; warmed up before."""
+    """Return the seconds of one call, for each of several windows, after a warm-up."""
     for _ in range(3):
         work()
     one = _seconds(work, 1, device)
@@ -153,7 +153,7 @@ def build(message: dict, seed: int = 0, num_labels: int = 1000) -> Any:
     """Build the model of a row on its device, with random weights, not compiled.
 
     Raises:
-        LeftOut: this machine lacks what the setting needs.
+        LeftOut: this machine lacks something that the setting needs.
     """
     setting, device = message["setting"], torch.device(message["device"])
     _require(message, device)
@@ -202,7 +202,7 @@ def _compiles() -> bool:
 
 
 def _use_fp8(model: Any, kind: str, device: torch.device) -> None:
-    """Replace the encoder's linear layers by torchao's fp8 ones; on a CPU (training only) fp8 is emulated."""
+    """Replace the encoder's linear layers by torchao's fp8 layers; on a CPU (training only) fp8 is emulated."""
     if device.type == "cuda":
         _require_fp8(device)
 
@@ -236,7 +236,7 @@ def _use_fp8(model: Any, kind: str, device: torch.device) -> None:
 def pad_tokens(model: Any, multiple: int) -> None:
     """Pad the tokens in a classifier's layers to a multiple; no token attends to the padding.
 
-    Shapes of 8 numbers or more that products and attention kernels like, for the price of the work on them.
+    Products and attention kernels are faster with such shapes, but also compute the padding.
     """
     encoder = model.vit
 
@@ -253,9 +253,9 @@ def pad_tokens(model: Any, multiple: int) -> None:
 
 
 def compile_model(model: Any, message: dict) -> None:
-    """Compile as the setting says; shapes are fixed, so each batch size has its own graphs.
+    """Compile a model according to its setting; shapes are fixed, so each batch size has its own graphs.
 
-    At toy size the graphs are made and not compiled: on a CPU that takes minutes for each.
+    At toy size the graphs are captured but not compiled, which takes minutes for each on a CPU.
     """
     setting = message["setting"]
     if not setting["compile"]:
@@ -267,7 +267,7 @@ def compile_model(model: Any, message: dict) -> None:
 
 @contextlib.contextmanager
 def computing(setting: dict, device: torch.device, trains: bool = True) -> Iterator[None]:
-    """Context with the autocast (in training) and the kernels of a setting."""
+    """Set the autocast (in training) and the kernels of a setting."""
     with contextlib.ExitStack() as stack:
         if trains and setting["precision"] in ("autocast", "fp8"):
             stack.enter_context(torch.autocast(device.type, torch.bfloat16))
@@ -282,7 +282,7 @@ def computing(setting: dict, device: torch.device, trains: bool = True) -> Itera
 
 
 def train(message: dict, report: Report) -> dict:
-    """Measure images a second at the best batch size, then the loss after some steps on the same data."""
+    """Measure images per second at the best batch size, then the loss after some steps on the same data."""
     plan = Plan(message["toy"])
     result = _time_steps(message, plan, report)
     _free(torch.device(message["device"]))
@@ -311,7 +311,7 @@ def _time_steps(message: dict, plan: Plan, report: Report) -> dict:
 
 
 def make_step(model: Any, setting: dict, device: torch.device) -> Callable[..., torch.Tensor]:
-    """Return a function of uint8 images and labels that takes one optimiser step of the training loop.
+    """Return a function of uint8 images and labels that makes one optimiser step of the training loop.
 
     It returns the loss, without waiting for it.
     """
@@ -338,7 +338,7 @@ def make_step(model: Any, setting: dict, device: torch.device) -> Callable[..., 
 def loss_after_steps(message: dict, plan: Plan, seed: int) -> float:
     """Return the mean loss of the last tenth of the steps, with the same weights and images for all settings.
 
-    Another seed means other weights and another order: how much the loss differs between seeds is its noise.
+    Another seed gives other weights and another order; the differences between seeds are the noise of the loss.
     """
     device, classes = torch.device(message["device"]), 100
     model = build(message, seed, num_labels=classes)
@@ -354,7 +354,7 @@ def loss_after_steps(message: dict, plan: Plan, seed: int) -> float:
 def _synthetic_images(
     shape: tuple[int, int, int], classes: int, batch: int, seed: int, device: torch.device
 ) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-    """Return a function of the step that draws images, each a coarse picture under noise, and its number."""
+    """Return a function of the step that draws images (coarse patterns with noise) and their pattern numbers."""
     height, width, channels = shape
     coarse = torch.rand(classes, channels, 8, 8, generator=torch.Generator().manual_seed(0)).to(device) * 255
 
@@ -374,7 +374,7 @@ def _synthetic_images(
 
 @torch.no_grad()
 def infer(message: dict, report: Report) -> dict:
-    """Measure images a second at the best batch size, and milliseconds at batch size 1, with images on the device."""
+    """Measure images per second at the best batch size, and milliseconds at batch size 1, without copying images."""
     plan, device, setting = Plan(message["toy"]), torch.device(message["device"]), message["setting"]
     model = build(message).eval()
     compile_model(model, message)
@@ -400,11 +400,11 @@ def infer(message: dict, report: Report) -> dict:
     return {**result, "milliseconds_of_one": 1000 * seconds}
 
 
-# What both share
+# Shared by training and inference
 
 
 def _forward_flops(config: HfViTConfig) -> int:
-    """Floating-point operations of one image's forward, without padding."""
+    """Return the floating-point operations of one image's forward, without padding."""
     return FLOPS_PER_MULTIPLY_ADD * count_compute(config).logits_multiply_adds
 
 
@@ -418,7 +418,7 @@ def _search_batch(
 ) -> dict:
     """Double the batch size while it fits and is faster; report the best result each time.
 
-    A compiled model begins with the batch that was best for the eager one: each compilation takes up to minutes.
+    A compiled model starts at the best batch size of the eager model, since each compilation can take minutes.
     """
     batch = message.get("batch") or _FIRST_BATCH[message["variant"]]
     best: dict = dict(fixed)
@@ -431,7 +431,7 @@ def _search_batch(
                 raise
             if "batch" in best or batch == 1:
                 break
-            batch //= 2  # a compiled model may need more than the eager one
+            batch //= 2  # a compiled model may need more memory than the eager one
             plan.largest[message["kind"]] = batch
             continue
         rate = batch / statistics.median(windows)
@@ -455,5 +455,5 @@ def _free(device: torch.device) -> None:
 
 
 def _memory(device: torch.device) -> float:
-    """Peak memory in GiB: of the GPU if there is one, else of this process."""
+    """Return the peak memory in GiB: of the GPU if there is one, else of this process."""
     return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else common.peak_mib() / 2**10

@@ -2,15 +2,15 @@
 
     python benchmarks/image_processing.py [--rounds 30] [--threads 1] [--photograph FILE.jpg] [--json FILE]
 
-Three tasks, each from what a user has to a float32 tensor ready for the model, at 224 pixels:
+Three tasks, each from a user's input to a float32 tensor for the model, at 224 pixels:
 
 * a JPEG of 500 x 375 pixels;
-* a JPEG of 4000 x 3000 pixels, where ours may also decode at a reduced scale, with the difference that this makes;
+* a JPEG of 4000 x 3000 pixels, which hf_vit can also decode at a reduced scale, with the difference of the pixels;
 * a batch of 256 tensors of 375 x 500 pixels, on the GPU if there is one.
 
-Without `--photograph` the JPEGs hold noise with the spectrum of one; their quality is 85. The contenders take turns in
-every round; the tables have medians, and the ratio to the fastest of the others. A library that is not installed is
-left out, and said.
+Without `--photograph`, the JPEGs hold noise with the spectrum of a photograph; their quality is 85. The contestants
+take turns in every round. The tables have medians, and the ratio to the fastest of the other libraries. A library that
+is not installed is omitted, with a message.
 """
 
 import argparse
@@ -37,7 +37,7 @@ _QUALITY = 85
 def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     torch.set_num_threads(arguments.threads)
-    transforms = _import_torchvision()  # before transformers, which takes a torchvision that is there for a working one
+    transforms = _import_torchvision()  # before transformers, which assumes that an installed torchvision works
     peers = _load_peers(transforms)
     photograph = make_photograph(arguments.photograph)
     small, large = _as_jpeg(photograph, 500, 375), _as_jpeg(photograph, 4000, 3000)
@@ -61,10 +61,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="preprocessing against other libraries", allow_abbrev=False)
-    parser.add_argument("--rounds", type=int, default=30, help="how often each is timed, large tasks a fifth of it")
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch (default 1, as in a data loader)")
+    parser.add_argument("--rounds", type=int, default=30, help="number of rounds; large tasks have a fifth of them")
+    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch (default 1, as in a data loader)")
     parser.add_argument("--photograph", type=Path, help="an image to cut the JPEGs from")
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--json", type=Path, help="file for the results")
     return parser.parse_args(argv)
 
 
@@ -74,8 +74,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 def make_photograph(path: Path | None) -> Image.Image:
     """Return a photograph of 4000 x 3000, or noise with the spectrum of a photograph.
 
-    Its amplitudes fall with the inverse of the frequency, and more at the blur of a lens. As a JPEG it has the size of
-    a photograph, about 2 bits per pixel.
+    The amplitudes of the noise fall with the inverse of the frequency, and faster at high frequencies, like the blur of
+    a lens. As a JPEG it has the size of a photograph, about 2 bits per pixel.
     """
     if path:
         return Image.open(path).convert("RGB").resize((4000, 3000), Image.Resampling.LANCZOS)
@@ -98,7 +98,7 @@ def _as_jpeg(image: Image.Image, width: int, height: int) -> bytes:
 
 
 def _reduced_difference(jpeg: bytes) -> dict[str, float]:
-    """Difference of the pixels of exact and reduced decoding, in levels."""
+    """Return the difference between the pixels of exact and reduced decoding, in levels."""
     differences = {}
     for preset in ("vit_jax", "timm", "transformers"):
         exact, reduced = (ours(preset, reduced_decoding=value)(jpeg) for value in (False, True))
@@ -106,7 +106,7 @@ def _reduced_difference(jpeg: bytes) -> dict[str, float]:
     return differences
 
 
-# Contenders
+# Contestants
 
 
 def _import_torchvision():
@@ -120,11 +120,11 @@ def _import_torchvision():
 
 
 def skip(name: str) -> None:
-    print(f"{name} is not installed and is left out: pip install {name}", file=sys.stderr)
+    print(f"{name} is not installed and is omitted; run: pip install {name}", file=sys.stderr)
 
 
 def _load_peers(transforms) -> dict[str, Callable[[Image.Image], object]]:
-    """Functions of the other libraries from a PIL image to a batch of one."""
+    """Return functions of the other libraries from a PIL image to a batch of one."""
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
     peers: dict[str, Callable[[Image.Image], object]] = {

@@ -1,16 +1,17 @@
-"""Speed and memory of a forward, with transformers, timm, torchvision, vit-pytorch, JAX, OpenVINO and ONNX Runtime.
+"""Speed and memory of a forward, compared with transformers, timm, torchvision, vit-pytorch, JAX, OpenVINO and others.
 
     python benchmarks/inference.py [--lines NAME ...] [--seconds 60] [--threads 2] [--write]
 
-Each line is one kind of work, such as "B/16 224 float32 x8" (model, pixels, precision, batch), and runs in a process of
-its own. There, all contestants load the same weights, their outputs are compared, and only then do they take turns,
-each round in another order; the figures are medians over the rounds, and ratios with the quartiles of the ratios within
-each round. Peak memory is that of a further process for each contestant, which loads it alone and runs it three times.
-`--list` names the lines. What is not installed (`pip install 'hf_vit[benchmarks]'`) is left out, with the reason.
+Each line is one kind of work, such as "B/16 224 float32 x8" (model, pixels, precision, batch), and runs in a separate
+process. There, all contestants load the same weights, and their outputs are compared. Then they take turns, in another
+order in each round. The results are medians over the rounds, and ratios with the quartiles of the ratios within each
+round. Peak memory is measured in another process for each contestant, which loads it alone and runs it three times.
+`--list` prints the lines. A library that is not installed (`pip install 'hf_vit[benchmarks]'`) is omitted, with the
+reason.
 
-Everybody gets the same images in memory, processors, threads, precision and fused attention (sdpa), in
-`torch.inference_mode`; vit-pytorch's attention is not fused, JAX's is XLA's affair. torchvision is compared with the
-original's GELU and timed with its own. JAX runs under jit in all modes.
+All contestants get the same images in memory, processors, threads and precision. Those in torch use fused attention
+(sdpa), except vit-pytorch's, and `torch.inference_mode`. For JAX, XLA chooses the attention; it runs under jit in all
+modes. torchvision's outputs are compared with the original's GELU; its time is measured with its own.
 """
 
 import argparse
@@ -34,7 +35,7 @@ JAX = "JAX/Flax"
 _RUNTIMES = ("OpenVINO", "ONNX Runtime")  # as in runtimes.py
 CONTESTANTS = (*_OURS, *_BACKENDS, *PEERS, JAX, *_RUNTIMES)
 _OTHER_WEIGHTS = ("vit-pytorch",)
-TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}  # of the largest output
+TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}  # relative to the largest output
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Line:
 
 
 def aims(ratio: float, jax: float | None = None, runtimes: float | None = None) -> list[Aim]:
-    """Return the aims: of our torch backend against PEERS, JAX and the fastest; of our best at least the last."""
+    """Return the aims: our torch backend against PEERS, JAX and the fastest; our best backend against the fastest."""
     found = [Aim(OPTIMISED, PEERS, ratio), Aim(PLAIN, PEERS, 1.05)]
     if jax is not None:
         found.append(Aim(OPTIMISED, (JAX,), jax))
@@ -112,7 +113,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     names = [line.name for line in LINES]
     parser.add_argument("--lines", nargs="+", metavar="NAME", default=names, choices=names, help="default: all")
     parser.add_argument("--contestants", nargs="+", metavar="NAME", default=CONTESTANTS, choices=CONTESTANTS)
-    parser.add_argument("--seconds", type=float, default=60, help="for a line, without loading (default 60)")
+    parser.add_argument("--seconds", type=float, default=60, help="time for a line, without loading (default 60)")
     parser.add_argument("--least", type=int, default=7, help="rounds of each line, however long they take (default 7)")
     parser.add_argument("--no_memory", action="store_true", help="leave out the processes that measure memory")
     parser.add_argument("--list", action="store_true", help="print the names of the lines")
@@ -121,7 +122,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-# The first process: it starts the others and gathers what they print
+# The first process: it starts the others and collects their output
 
 
 def measure_all(options: argparse.Namespace) -> Iterator[tuple[str, dict]]:
@@ -152,7 +153,7 @@ def _measure_line(line: Line, checkpoints: Path, options: argparse.Namespace) ->
     return result
 
 
-# The processes apart
+# The separate processes
 
 
 def prepare(options: argparse.Namespace) -> dict:
@@ -181,7 +182,7 @@ def time_contest(line: Line, names: list[str], folder: Path, seconds: float, lea
 
 
 def measure_memory(options: argparse.Namespace) -> dict:
-    """Return the memory of one contestant alone in MiB: the peak, and its part before the model was loaded."""
+    """Return the memory of one contestant alone in MiB: the peak, and the memory before the model was loaded."""
     line, name = lines_of(options)[0], options.contestants[0]
     import_libraries(name)
     before = peak_mib()
@@ -192,7 +193,7 @@ def measure_memory(options: argparse.Namespace) -> dict:
 
 
 def import_libraries(name: str) -> None:
-    """Import the libraries of a contestant, so that the remaining memory is that of its model."""
+    """Import the libraries of a contestant, so that the further memory is that of its model."""
     if name == JAX:
         import flax_vit  # noqa: F401
         import torch  # noqa: F401 - makes the images
@@ -210,14 +211,14 @@ def import_libraries(name: str) -> None:
 
 
 class Contestant(NamedTuple):
-    """forward: what is timed. outputs: what is compared, as a list of arrays; for some it is not what is timed."""
+    """forward: the timed function. outputs: returns the compared arrays; for some, not those of the timed function."""
 
     forward: Callable[[], Any]
     outputs: Callable[[], list[Any]]
 
 
 def enter(line: Line, names: list[str], folder: Path) -> tuple[dict[str, Contestant], dict[str, str]]:
-    """Return the contestants that can take part, and the reasons of the others."""
+    """Return the contestants that can take part, and the reasons why the others cannot."""
     from contestants import NotThere
 
     ready, left_out = {}, {}
@@ -269,7 +270,7 @@ def _with_backend(model: Any, name: str, line: Line) -> Any:
 
     try:
         return model.optimize_for_inference(line.batch, backend=_BACKENDS[name])
-    except ValueError as error:  # a dtype that it has not
+    except ValueError as error:  # an unsupported dtype
         raise NotThere(str(error)) from error
 
 
@@ -294,7 +295,7 @@ def _build_jax(line: Line, folder: Path) -> Contestant:
 
 
 def images(line: Line):
-    """Return the images for all contestants, with values in [-1, 1)."""
+    """Return the images of all contestants, with values in [-1, 1)."""
     import torch
 
     torch.manual_seed(1)
@@ -312,10 +313,10 @@ def _compile_model(model, mode: str):
 
 
 def compare(line: Line, ready: dict[str, Contestant]) -> dict[str, float]:
-    """Return the largest difference of each from the first, relative to the largest output, for equal weights.
+    """Return the largest difference of each contestant from the first, relative to the largest output.
 
     Raises:
-        SystemExit: one is beyond the tolerance of the dtype; what computes something else is not to be timed.
+        SystemExit: a difference exceeds the tolerance of the dtype, so that the times would not be comparable.
     """
     import numpy as np
 
@@ -325,7 +326,7 @@ def compare(line: Line, ready: dict[str, Contestant]) -> dict[str, float]:
     for name in others:
         arrays = ready[name].outputs()
         if [array.shape for array in arrays] != [array.shape for array in expected]:
-            raise SystemExit(f"{name} returns {[array.shape for array in arrays]}")
+            raise SystemExit(f"cannot compare {name}: its outputs have the shapes {[array.shape for array in arrays]}")
         differences[name] = max(
             float(np.abs(array - wanted).max() / np.abs(wanted).max())
             for array, wanted in zip(arrays, expected, strict=True)

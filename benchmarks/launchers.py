@@ -2,9 +2,9 @@
 
     python benchmarks/launchers.py --write
 
-Prints, and with --write puts into docs/hardware.md, how far the final weights of each launcher, precision and feature
-are from those of one process. What benchmarks/results/launchers.json has is not run again, unless with --again. It
-takes about ten minutes on two cores. `accelerate launch` starts this file too, as what each process runs.
+Prints the difference of the final weights of each launcher, precision and feature from those of one process; --write
+puts the table into docs/hardware.md. Results in benchmarks/results/launchers.json are not measured again, except with
+--again. A full run takes about ten minutes on two cores. `accelerate launch` also starts this file, in each process.
 """
 
 import argparse
@@ -41,14 +41,14 @@ FEATURES: dict[str, dict[str, Any]] = {
     "masked patches": {"objective": "masked_patch_prediction", "per_device_batch_size": 6},  # drawn for each forward
     "compile": {"compile": "true"},
 }
-_COMPILED = ("one process", "DDP, 2 processes")  # in float32; every one takes minutes
+_COMPILED = ("one process", "DDP, 2 processes")  # in float32; each takes minutes
 _SAME_WEIGHTS = ("accumulation", "checkpointing", "compile")
 _MODEL = {"hidden_size": 14, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 22}
 _MODEL |= {"image_size": 8, "patch_size": 4}
 _SETTINGS = {"dataset": "digits", "eval_split": "test[:103]", "batch_size": 24, "steps": 5, "warmup_steps": 1}
 _SETTINGS |= {"learning_rate": 0.05, "eval_every": 5, "eval_batch_size": 32, "num_workers": 0, "report_to": "none"}
 _SETTINGS |= {"stall_timeout": 100, "overwrite": "true"}
-_LIMIT = 900  # seconds of a launch
+_LIMIT = 900  # seconds for a launch
 
 
 def output_of(work: Path, template: str, precision: str, feature: str) -> Path:
@@ -65,7 +65,7 @@ def settings_of(feature: str, output: Path, plain: Path) -> list[str]:
 
 
 def run_here(file: Path) -> None:
-    """Train with each command line of a file; write the error of a refused run beside its output."""
+    """Train with each command line of a file; write the error of a failed run beside its output."""
     sys.path.insert(0, str(ROOT))
     from accelerate import Accelerator
 
@@ -73,11 +73,11 @@ def run_here(file: Path) -> None:
 
     take_fsdp_on_cpus()
     end_training = Accelerator.end_training
-    Accelerator.end_training = lambda self: None  # it would end the process group, which the next run needs
+    Accelerator.end_training = lambda self: None  # it would end the process group; the next run needs it
     for output, command, *argv in json.loads(file.read_text(encoding="utf-8")):
         try:
             getattr(import_module(f"hf_vit.scripts.{command}"), command)(argv)
-        except Exception as error:  # whatever it is, it belongs into the table
+        except Exception as error:  # every error goes into the table
             Path(f"{output}.refused").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
     end_training(Accelerator())
 
@@ -116,7 +116,7 @@ def launch(launcher: str, precision: str, features: list[str], work: Path) -> di
 
 
 def reference_of(launcher: str, feature: str) -> str:
-    """Return the feature that must give the same weights in one process; some features do not change the weights."""
+    """Return the feature whose weights in one process must be equal; some features do not change the weights."""
     return "plain" if launcher == "one process" and feature in _SAME_WEIGHTS else feature
 
 
@@ -135,7 +135,7 @@ def judge(output: Path, reference: Path) -> dict[str, Any]:
 
 
 def measure(work: Path, again: bool) -> dict[str, dict[str, Any]]:
-    """Measure all results, those of one process first; the results of each launch are saved at once."""
+    """Measure all results, those of one process first; save the results of each launch at once."""
     results = {} if again or not RESULTS.exists() else json.loads(RESULTS.read_text(encoding="utf-8"))
     quick = [name for name in FEATURES if name != "compile"]
     works = [(launcher, precision, quick) for precision in PRECISIONS for launcher in LAUNCHERS]
@@ -143,7 +143,7 @@ def measure(work: Path, again: bool) -> dict[str, dict[str, Any]]:
         known = results.setdefault(f"{launcher}, {precision}", {})
         missing = [name for name in features if name not in known]
         if launcher == "one process" and not all(output_of(work, "cpu", precision, name).exists() for name in features):
-            missing = features  # the others are held against its weights
+            missing = features  # the others are compared with its weights
         if missing:
             print(f"{launcher}, {precision}: {', '.join(missing)}", file=sys.stderr, flush=True)
             known |= launch(launcher, precision, missing, work)
@@ -173,7 +173,7 @@ def as_markdown(results: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put the table into docs/hardware.md")
-    parser.add_argument("--again", action="store_true", help="run what is known, too")
+    parser.add_argument("--again", action="store_true", help="also repeat runs with saved results")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "hf_vit_launchers")
     parser.add_argument("--runs", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Time from the start of a Python process to the first logits of a saved model, with transformers and timm.
+"""Time from the start of a Python process to the first logits of a saved model, compared with transformers and timm.
 
     python benchmarks/loading.py [--variant B/16] [--rounds 7] [--write]
 
-Every start is a new process that imports, loads the same weights from a folder that is in the page cache, classifies
-one image of 224 pixels, and leaves at once. The contestants take turns. The last three columns are what the process
-itself says of where its time went; what they leave is the start and the end of Python.
+Each start is a new process. It imports the library, loads the same weights from a folder in the page cache, classifies
+one image of 224 pixels, and exits at once. The contestants take turns. The process itself measures the last three
+columns; the rest of its time is the start and the end of Python.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from pathlib import Path
 import common
 from common import Aim, milliseconds_text, report_progress
 
-AIMS = [Aim("hf_vit", ("transformers",), 1.0)]  # timm starts sooner, since it does not import transformers
+AIMS = [Aim("hf_vit", ("transformers",), 1.0)]  # timm starts faster: it does not import transformers
 PARTS = ("import", "load", "forward")
 
-_LOADING = {  # how a user writes it: imports, then the model
+_LOADING = {  # a user's code: imports, then the model
     "hf_vit": ("from hf_vit import HfViTForImageClassification", "HfViTForImageClassification.from_pretrained(folder)"),
     "transformers": (
         "from transformers import ViTForImageClassification",
@@ -75,7 +75,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Write the weights; return the versions that wrote them."""
+    """Write the weights; return the versions of the packages that wrote them."""
     common.silence_torchvision()
     from contestants import config_of, make_checkpoints
 
@@ -95,7 +95,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
     first = next(iter(starts.values()))[0]["logit"]
     for name, (once,) in starts.items():
         if not abs(once["logit"] - first) <= 1e-4 * max(1, abs(first)):
-            raise SystemExit(f"the first logit of {name} is {once['logit']}, not {first}")
+            raise SystemExit(f"cannot compare {name}: its first logit is {once['logit']} (expected {first})")
     contest = {name: lambda name=name: starts[name].append(start(name, folder, options.image_size)) for name in starts}
     turns = common.take_turns(contest, least=options.rounds, most=options.rounds, warm_up=0)
     parts = {name: list(zip(*(once["seconds"] for once in runs[1:]), strict=True)) for name, runs in starts.items()}

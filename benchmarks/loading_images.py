@@ -2,13 +2,14 @@
 
     python benchmarks/loading_images.py FOLDER [--size 224] [--batch_size 64] [--rounds 15] [--write]
 
-FOLDER holds JPEGs in folders of classes. They are read as they lie by timm (`create_dataset` and `create_loader`, uint8
-batches, as with its prefetcher) and by hf_vit, and by hf_vit from the tars that `hf-vit shard` makes of them and from
-parquet files. Everybody decodes, takes a random resized crop and flips. "averaging": where a crop shrinks, pixels are
-averaged, as timm always does (`--antialias`); the original does not, which is the default and costs more. "reduced":
-with `--reduced_decoding` too, which matters from photographs of about 1000 pixels on. All run
-in one process with no workers, in turns of a batch; what counts is the time of the processor, so that other work on the
-machine matters little. Bytes are those that the process asked the system for, from the disk or its cache.
+FOLDER holds JPEGs in folders of classes. timm (`create_dataset` and `create_loader`, uint8 batches, as with its
+prefetcher) and hf_vit read them from there. hf_vit also reads tar files made by `hf-vit shard`, and parquet files. All
+contestants decode, take a random resized crop and flip. "averaging" antialiases when a crop shrinks (`--antialias`), as
+timm always does; the default does not, like the original, and is slower. "reduced" adds `--reduced_decoding`, which
+matters for photographs of 1000 pixels or more.
+
+All run in one process without workers, in turns of one batch. The time is processor time, so that other load on the
+machine matters little. Bytes are those that the process read, from the disk or from the page cache.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Any
 
 import common
 
-_STEPS = 10**6  # more than are taken
+_STEPS = 10**6  # more than the benchmark takes
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -41,9 +42,9 @@ def main(argv: list[str] | None = None) -> None:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = common.parser_of(__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--size", type=int, default=224, help="of the crop in pixels (default 224)")
+    parser.add_argument("--size", type=int, default=224, help="side of the crop in pixels (default 224)")
     parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=15, help="batches of everybody (default 15)")
+    parser.add_argument("--rounds", type=int, default=15, help="batches of each contestant (default 15)")
     parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -53,7 +54,7 @@ def measure(options: argparse.Namespace) -> dict:
         loaders = contestants(options, Path(folder))
         seconds: dict[str, list[float]] = {name: [] for name in loaders}
         read = dict.fromkeys(loaders, 0)
-        for _ in range(options.rounds + 1):  # the first one warms up, and fills the window of parquet files
+        for _ in range(options.rounds + 1):  # the first is a warm-up; it also fills the window of parquet files
             for name, loader in loaders.items():
                 start, before = time.process_time(), _bytes_read()
                 images = next(loader)
@@ -126,7 +127,7 @@ def _timm(options: argparse.Namespace) -> Iterator[Any]:
 
 
 def _bytes_read() -> int:
-    """Bytes that this process has read so far."""
+    """Return the number of bytes that this process has read."""
     return int(Path("/proc/self/io").read_text(encoding="ascii").split("rchar:")[1].split()[0])
 
 

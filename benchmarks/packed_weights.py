@@ -1,16 +1,15 @@
-"""Cost of the check that packed weights are up to date: processor time of forwards of a ViT, measured in turns.
+"""Cost of the check that packed weights are current: processor time of a ViT's forwards, with and without it.
 
     python benchmarks/packed_weights.py [--variants Ti/16 ...] [--batch_size 1] [--rounds 30] [--earlier FILE]
     python benchmarks/packed_weights.py --choices 10 [--calls 5] [--load 12] [--variants Ti/16 ...]
 
-"packed" is a model after `optimize_for_inference` with all its linear layers packed, whatever its rule says;
-"unchecked" has the same weights packed, and never looks whether they are current; "not packed" takes the weights as
-they are to oneDNN, as a compiled model does. FILE is an earlier hf_vit/models/inference.py (`git show
-COMMIT:hf_vit/models/inference.py`): "earlier" packs as that does. One thread, in time of its own: what else the machine
-does counts little.
+"packed" is a model after `optimize_for_inference` with all its linear layers packed. "unchecked" has the same packed
+weights, and never checks that they are current. "not packed" gives the weights unchanged to oneDNN, as a compiled model
+does. "earlier" packs as FILE does, an earlier hf_vit/models/inference.py (`git show
+COMMIT:hf_vit/models/inference.py`). The time is processor time of one thread, so that other load matters little.
 
-`--choices` prints which layers are packed in as many fresh processes, a few at a time, each of which optimises new
-models `--calls` times, beside `--load` processes that only keep the CPU busy.
+`--choices N` prints which layers are packed in N new processes, a few at a time. Each process optimises new models
+`--calls` times, while `--load` other processes keep the CPU busy.
 """
 
 import argparse
@@ -78,7 +77,7 @@ def _load(count: int) -> Iterator[None]:
 
 
 def _choose(variants: list[str]) -> dict[str, list[str]]:
-    """Choose the number of packed layers of new models, by the last part of their names."""
+    """Optimise new models; return the numbers of packed layers, by the last part of their names."""
     choices = {}
     for variant in variants:
         for dtype in (torch.float32, torch.bfloat16):
@@ -118,7 +117,7 @@ def _import_beside(file: Path) -> ModuleType:
 def _time(
     variant: str, dtype: torch.dtype, batch_size: int, rounds: int, earlier: ModuleType | None
 ) -> dict[str, list[float]]:
-    """Return the seconds of every forward, by contestant."""
+    """Return the seconds of every forward of each contestant."""
     config = HfViTConfig.from_variant(variant, num_labels=1000)
     plain: Any = HfViTForImageClassification(config).eval()
     plain.to(dtype)
@@ -139,7 +138,7 @@ def _time(
 
 
 def _optimized(plain: HfViTForImageClassification, code: Any, *rows: int) -> HfViTForImageClassification:
-    """Optimise a model; earlier versions need the rows of the products, and timed several ways."""
+    """Optimise a model; earlier versions need the rows of the products, and measured several methods."""
     code.gains_from_packing = code.wins_race = lambda *arguments: True
     model = copy.deepcopy(plain)
     code.optimize(model, *rows)
@@ -148,7 +147,7 @@ def _optimized(plain: HfViTForImageClassification, code: Any, *rows: int) -> HfV
 
 @torch.no_grad()
 def _skip_checks(model: HfViTForImageClassification, packed: bool, inputs: torch.Tensor) -> None:
-    """Make each layer use its current weight, packed or not, without a check."""
+    """Make each layer use its present weight, packed or not, without a check."""
     model(inputs)
     module: Any
     for module in model.modules():

@@ -1,17 +1,18 @@
-"""Speed from JPEG files to classes, compared with transformers, timm and OpenVINO: images per second of the machine.
+"""Images per second from JPEG files to classes, compared with transformers, timm and OpenVINO.
 
     python benchmarks/pipeline.py [FOLDER] [--weights FILE.npz] [--lines NAME ...] [--images 48] [--write]
 
-Every image of FOLDER becomes a JPEG of 500 x 375 pixels; without FOLDER they hold noise with the spectrum of
-photographs. Everybody reads the same files, squashes them to 224 x 224 and computes the same weights: those of
-`--weights`, an original checkpoint of a ViT-Ti/16, or random ones. The answers are compared before anything is timed:
-resizes differ, so what counts is how many of the likeliest classes agree with ours; random weights tell nothing there.
+Every image of FOLDER is converted to a JPEG of 500 x 375 pixels; without FOLDER, the JPEGs hold noise with the spectrum
+of photographs. All contestants read the same files, resize them to 224 x 224 and use the same weights: those of
+`--weights`, an original checkpoint of a ViT-Ti/16, or random ones. Before the timing, the predictions are compared.
+Because the resizes differ, the table has the share of images with the same top class; with random weights this share
+means nothing.
 
-* hf_vit: `predict_batches`, with an optimised model; "one after another" reads and computes the same batches in turn.
+* hf_vit: `predict_batches` with an optimised model; "one after another" reads a batch, then computes it.
 * transformers: `pipeline("image-classification")` in batches of 8.
-* timm: its transform in a DataLoader, in this process or in a worker process for each processor, which stay.
-* OpenVINO: `PrePostProcessor` resizes and normalises inside the program, Pillow decodes; one image at a time with all
-  threads, or "asynchronous", a stream for each thread while the next image is decoded.
+* timm: its transform in a DataLoader, in this process or in persistent worker processes, one for each processor.
+* OpenVINO: `PrePostProcessor` resizes and normalises inside the program; Pillow decodes. One image at a time with all
+  threads, or "asynchronous": a stream for each thread, while the next image is decoded.
 """
 
 import argparse
@@ -34,8 +35,8 @@ _PEERS = ("transformers", "timm", "timm, workers", "OpenVINO", "OpenVINO, asynch
 CONTESTANTS = ("hf_vit", "hf_vit, one after another", "hf_vit openvino", *_PEERS)
 LINES = ("Ti/16 float32", "Ti/16 bfloat16", "S/16 float32")
 _LEAST_AGREEMENT = 0.85
-_PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}  # names of OpenVINO
-_Contestant = Callable[[], list[int]]  # the likeliest class of every file
+_PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}  # OpenVINO's names
+_Contestant = Callable[[], list[int]]  # returns the top class of every file
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -56,8 +57,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, help="an original checkpoint of a ViT-Ti/16")
     parser.add_argument("--lines", nargs="+", metavar="NAME", default=LINES, choices=LINES, help="default: all")
     parser.add_argument("--contestants", nargs="+", metavar="NAME", default=CONTESTANTS, choices=CONTESTANTS)
-    parser.add_argument("--images", type=int, default=48, help="at most so many (default 48)")
-    parser.add_argument("--seconds", type=float, default=60, help="for a line, without loading (default 60)")
+    parser.add_argument("--images", type=int, default=48, help="maximum number of images (default 48)")
+    parser.add_argument("--seconds", type=float, default=60, help="time for a line, without loading (default 60)")
     parser.add_argument("--least", type=int, default=5, help="rounds, however long they take (default 5)")
     parser.add_argument("--apart", choices=["prepare", "time_line"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -75,7 +76,7 @@ def _measure(line: str, options: argparse.Namespace, folder: Path) -> dict:
     return common.run_apart(__file__, *shared, *limits, "--apart", "time_line", "--contestants", *options.contestants)
 
 
-# The processes apart
+# The separate processes
 
 
 def prepare(options: argparse.Namespace) -> dict:

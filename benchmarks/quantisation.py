@@ -1,11 +1,11 @@
-"""Quantisation of a ViT to int8 (`hf-vit quantize`): accuracy, agreement with float32, and speed beside bfloat16.
+"""Quantisation of a ViT to int8 (`hf-vit quantize`): accuracy, agreement with float32, and speed against bfloat16.
 
     python benchmarks/quantisation.py FOLDER CALIBRATION_IMAGES IMAGES.zip LABELS.csv
 
-FOLDER holds a classifier and its processor, CALIBRATION_IMAGES other images than those of the zip; LABELS.csv has the
-columns file_name and label (the index of the class). The speed is that of a ViT-B/16 with random weights, 1 and 8
-images, medians of forwards that take turns: in int8 with all layers, and with outliers in eight layers, as many as a
-real ViT-Ti/16 has, which then stay in float32. `--speed` leaves out accuracy, and needs no other argument.
+FOLDER holds a classifier and its processor. CALIBRATION_IMAGES holds images that are not in the zip. LABELS.csv has the
+columns file_name and label (the index of the class). Speed is measured with a ViT-B/16 of random weights and 1 and 8
+images, as the median of forwards in turn. int8 is measured with all layers, and with outliers in eight layers, which
+then stay in float32; a real ViT-Ti/16 has as many. `--speed` measures only the speed, and needs no other argument.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import hf_vit
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.models.loading import save_folder
 
-_OUTLIERS = (0, 4, 5, 6, 7, 8, 9, 10)  # of 12 layers
+_OUTLIERS = (0, 4, 5, 6, 7, 8, 9, 10)  # layers with outliers, of 12
 _SECONDS = 10
 
 
@@ -37,8 +37,8 @@ def main() -> None:
     parser.add_argument("calibration", nargs="?")
     parser.add_argument("images", nargs="?")
     parser.add_argument("labels", nargs="?")
-    parser.add_argument("--speed", action="store_true", help="measure speed alone")
-    parser.add_argument("--prepared", type=Path, help="where the B/16 are kept, for another run (default: nowhere)")
+    parser.add_argument("--speed", action="store_true", help="measure only the speed")
+    parser.add_argument("--prepared", type=Path, help="folder that keeps the B/16 for other runs (default: none)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         if not arguments.speed:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def compare_answers(arguments: argparse.Namespace, place: Path) -> None:
-    """Print top-1, agreement and the largest difference of logits."""
+    """Print top-1 accuracy, agreement and the largest difference of logits."""
     output = place / "int8"
     record = hf_vit.quantize(arguments.folder, output, [arguments.calibration], min_agreement=0)
     images, labels = _read(arguments.images, arguments.labels)
@@ -68,7 +68,7 @@ def compare_answers(arguments: argparse.Namespace, place: Path) -> None:
 
 
 def compare_speed(place: Path) -> None:
-    """Print the times of B/16 in int8 and in bfloat16."""
+    """Print the times of a B/16 in int8 and in bfloat16."""
     folders = {f"int8, outliers in {count} layers": place / f"int8-{count}" for count in (0, len(_OUTLIERS))}
     for (name, folder), outliers in zip(folders.items(), ((), _OUTLIERS), strict=True):
         if not folder.exists():
@@ -91,7 +91,7 @@ def compare_speed(place: Path) -> None:
 
 
 def _prepare(folder: Path, outliers: tuple[int, ...]) -> None:
-    """Quantise a B/16 with random weights, and outliers in the inputs of some layers' second product."""
+    """Quantise a B/16 with random weights and outliers in the inputs of some layers' second product."""
     torch.manual_seed(0)
     model = HfViTForImageClassification(HfViTConfig.from_variant("B/16", num_labels=1000)).eval()
     with torch.no_grad():

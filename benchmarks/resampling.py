@@ -1,9 +1,10 @@
-"""Cost of resampled position embeddings: a forward with them, compared with one with stored embeddings.
+"""Cost of resampled position embeddings, compared with stored ones.
 
     python benchmarks/resampling.py [--variant S/16] [--rounds 30]
 
-Two models of the same random weights take images of 288 pixels: one stores position embeddings for 288, the other for
-224 and resamples. The table of a size is computed at its first forward and kept; both figures are printed.
+Two models with the same random weights take images of 288 pixels. One stores position embeddings for 288 pixels, the
+other stores them for 224 pixels and resamples them. The resampled table is computed at the first forward of a size and
+then cached; both times are printed.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Runtimes of the benchmarks: OpenVINO and ONNX Runtime without hf_vit, on the ONNX export of the same weights.
 
-Not through `hf_vit.backends`: what that adds, or loses, shows in the comparison. Each gets the latency setting, the
-shape of the images and the number of threads beforehand, and inputs without a copy.
+They do not use `hf_vit.backends`, so that a comparison shows its overhead or gain. Each gets the latency setting, the
+shape of the images and the number of threads when it is loaded. Inputs are not copied.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def load(name: str, folder: Path, dtype: str, shape: tuple[int, ...]) -> Callable[[Any], Any]:
-    """Return a function from images, an array (batch, 3, height, width) of float32, to logits."""
+    """Return a function from images (batch, 3, height, width), a float32 array, to logits."""
     if name == "ONNX Runtime" and dtype != "float32":
         raise NotThere(f"no kernels for {dtype} on a CPU")
     return (_load_openvino if name == "OpenVINO" else _load_onnxruntime)(_export(folder), dtype, shape)

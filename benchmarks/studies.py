@@ -1,19 +1,19 @@
 """Small versions of the paper's studies, each with one command, a table and pictures.
 
     python benchmarks/studies.py figure3 --output_dir out       # weight decay, dropout, label smoothing
-    python benchmarks/studies.py figure4 --output_dir out       # images of pre-training against few-shot transfer
+    python benchmarks/studies.py figure4 --output_dir out       # number of pre-training images, few-shot transfer
     python benchmarks/studies.py figure5 --output_dir out       # accuracy against compute, ViT and hybrids
     python benchmarks/studies.py figure8 --output_dir out       # depth, width, MLP width, patch size
     python benchmarks/studies.py table7 --output_dir out        # SGD and Adam for a ResNet
     python benchmarks/studies.py positions --output_dir out     # Table 8: position embeddings
     python benchmarks/studies.py heads --output_dir out         # Figure 9: class token and mean pooling
     python benchmarks/studies.py axial_resnet --output_dir out  # Figure 13: axial attention in a ViT and in a ResNet
-    python benchmarks/studies.py speed --output_dir out         # Figure 12: images a second and largest batch
+    python benchmarks/studies.py speed --output_dir out         # Figure 12: images per second and largest batch
     python benchmarks/studies.py axial --output_dir out         # multiply-adds of Axial-ViT beside ViT
 
-The images are the digits of scikit-learn; `--dataset mnist --data FOLDER` (t10k-*.gz, cut into 8,000 and 2,000) and
-`--dataset cifar10 --data FOLDER` (train.parquet, test.parquet) take others. The same command goes on where it was
-stopped. Results: runs.csv, study.md and a picture or two. OMP_NUM_THREADS=1 keeps it to one core.
+The images are the digits of scikit-learn. Other data: `--dataset mnist --data FOLDER` (t10k-*.gz, split into 8,000 and
+2,000) and `--dataset cifar10 --data FOLDER` (train.parquet, test.parquet). The same command continues a stopped study.
+The results are runs.csv, study.md and one or two figures. OMP_NUM_THREADS=1 limits it to one core.
 """
 
 import argparse
@@ -42,10 +42,10 @@ NAMES = {"vit": "ViT", "resnet": "ResNet", "adam": "Adam", "sgd": "SGD", "class_
 
 
 class Study(NamedTuple):
-    """Study: its recipe, and the drawing of its results.
+    """Study: its recipe, and the function that draws its results.
 
-    groups: of the recipe's options, whose levels are combined.
-    measured: columns of `measure` -> their heads in the table.
+    groups: groups of the recipe's options, whose levels are combined.
+    measured: columns of `measure` -> their headings in the table.
     """
 
     recipe: str
@@ -59,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=[*STUDIES, *studies_cost.TABLES])
     parser.add_argument("--dataset", choices=IMAGES, default="digits")
-    parser.add_argument("--data", help="the folder of mnist or cifar10")
+    parser.add_argument("--data", help="folder of mnist or cifar10")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--only", nargs="+", default=[], metavar="LEVEL", help="trials that have one of these levels")
-    parser.add_argument("--settings", nargs="+", default=[], metavar="NAME=VALUE", help="of training: steps=50")
+    parser.add_argument("--only", nargs="+", default=[], metavar="LEVEL", help="trials with one of these levels")
+    parser.add_argument("--settings", nargs="+", default=[], metavar="NAME=VALUE", help="training settings: steps=50")
     parser.add_argument("--output_dir", type=Path, required=True)
     options = parser.parse_args(argv)
     if (options.data is None) != (options.dataset == "digits"):
@@ -85,7 +85,7 @@ def _run(name: str, setup: Setup, only: Sequence[str]) -> None:
     if only:
         known = {str(level) for trial in trials for level in trial.columns.values()}
         if unknown := sorted(set(only) - known):
-            raise SystemExit(f"{name} has no level {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+            raise SystemExit(f"{name} has no level {', '.join(unknown)} (expected {', '.join(sorted(known))})")
         trials = [trial for trial in trials if set(map(str, trial.columns.values())) & set(only)]
     for row in run_trials(study.recipe, trials, setup, study.measure):
         rows.append(row)
@@ -106,7 +106,7 @@ def trials_of(name: str, dataset: str) -> list[Trial]:
     selections = [dict(zip(study.groups, combination, strict=True)) for combination in product(*levels)]
     if name != "figure4":
         return [Trial({**select}, select) for select in selections]
-    split = "test" if dataset == "mnist" else "train"  # of MNIST there is the test file alone; see small.yaml
+    split = "test" if dataset == "mnist" else "train"  # for MNIST only the test file is used; see small.yaml
     return [
         Trial({**select, "images": images}, select, ["--train_split", f"{split}[:{images}]"])
         for select in selections
@@ -120,7 +120,7 @@ def levels_of(recipe: str, group: str) -> list[str]:
 
 
 def few_shot(folder: Path, setup: Setup) -> dict[str, float]:
-    """Return the 5-shot accuracy of the frozen features in percent: on digits for MNIST, else on the same data."""
+    """Return the 5-shot accuracy of the frozen features in percent, on the digits for MNIST, else on the same data."""
     dataset = "digits" if setup.dataset in ("digits", "mnist") else str(setup.data)
     arguments = ["--model", str(folder), "--protocol", "few_shot", "--dataset", dataset, "--shots", str(SHOTS)]
     with redirect_stdout(sys.stderr):
@@ -171,7 +171,7 @@ def draw_optimisers(rows: Sequence[Row]) -> "Mapping[str, Figure]":
 
 
 def draw_dimensions(rows: Sequence[Row]) -> "Mapping[str, Figure]":
-    """Draw the lines of all dimensions, relative to the base model, through which all of them go."""
+    """Draw the lines of all dimensions; they all go through the base model."""
     base = [row for row in rows if row["change"] == "none"]
     changed = [row for row in rows if row["change"] != "none"]
     if not base:

@@ -1,4 +1,4 @@
-"""Studies without training: images a second and the largest batch by input size (D.5), compute of Axial-ViT (D.6)."""
+"""Studies without training: images per second and the largest batch by input size (D.5), compute of Axial-ViT (D.6)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,19 +16,19 @@ from hf_vit.models.variants import config_of_variant
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MODELS = ("S/16", "B/32", "R50x1")  # about as many multiply-adds each at 224 pixels
+MODELS = ("S/16", "B/32", "R50x1")  # similar numbers of multiply-adds at 224 pixels
 SIZES = (64, 128, 224, 384)
 BATCH = 2
 MEMORY = 16 * 2**30  # bytes of a TPUv3 core, the paper's device
-BYTES_PER_PARAMETER = 16  # of training with Adam in float32: weight, gradient, two moments
+BYTES_PER_PARAMETER = 16  # training with Adam in float32: weight, gradient, two moments
 GRIDS = ((14, 14), (14, 28), (28, 28), (28, 56), (56, 56))
 Result = tuple[str, "Mapping[str, Figure]"]
 
 
 def speed_and_batch(models: Sequence[str] = MODELS, sizes: Sequence[int] = SIZES, rounds: int = 7) -> Result:
-    """Measure images a second of inference on this machine, and compute the largest training batch in 16 GiB.
+    """Measure images per second of inference on this machine, and compute the largest training batch in 16 GiB.
 
-    Models take turns, and the fastest of the rounds counts, whatever else the machine does.
+    Models take turns; the fastest round counts, so that other load on the machine matters little.
     """
     speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     batches: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
@@ -54,7 +54,7 @@ def speed_and_batch(models: Sequence[str] = MODELS, sizes: Sequence[int] = SIZES
 
 
 def largest_batch(compute: Compute, memory: float) -> int:
-    """Return the largest batch of a training step in so many bytes, after those of the weights and of Adam."""
+    """Return the largest batch of a training step in the bytes that remain after the weights and Adam's state."""
     return max(int((memory - BYTES_PER_PARAMETER * compute.parameters) // compute.activation_bytes), 0)
 
 
@@ -83,7 +83,7 @@ def images_per_second_of(folder: Path, _: object) -> dict[str, float]:
 
 
 def axial_compute() -> Result:
-    """Return billions of multiply-adds of a block at width 768: one layer of plain attention, or two axial ones."""
+    """Return billions of multiply-adds of a block of width 768: one layer of full attention, or two axial layers."""
     rows, lines = [], {"ViT": [], "Axial-ViT": []}
     for grid in GRIDS:
         plain, axial = multiply_adds(grid, "all", 1), multiply_adds(grid, "axial", 2)

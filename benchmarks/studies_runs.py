@@ -1,6 +1,6 @@
-"""Runs of a study: one recipe at levels of its options and several seeds, each in a folder of its own.
+"""Runs of a study: one recipe at levels of its options and several seeds, each in its own folder.
 
-A run that has ended is read, one that was stopped goes on, and one of other settings is made again.
+A finished run is read, a stopped run is continued, and a run with other settings is repeated.
 """
 
 import csv
@@ -24,7 +24,7 @@ from hf_vit.training.settings import PretrainSettings
 from hf_vit.training.sources import load_split
 
 RECIPES = Path(__file__).parents[1] / "training" / "recipes"
-IMAGES = {"digits": 1437, "mnist": 8000, "cifar10": 5000}  # to train on, as small.yaml splits them
+IMAGES = {"digits": 1437, "mnist": 8000, "cifar10": 5000}  # training images, as small.yaml splits them
 
 Row = dict[str, Any]
 Measure = Callable[[Path, "Setup"], Mapping[str, float]]
@@ -37,19 +37,19 @@ class Setup(NamedTuple):
     dataset: str = "digits"
     data: str | None = None  # folder of mnist or cifar10
     seeds: Sequence[int] = (0,)
-    settings: Sequence[str] = ()  # of training, over the recipe's: ["--steps", "2"]
+    settings: Sequence[str] = ()  # settings of training that override the recipe's: ["--steps", "2"]
 
     def arguments(self) -> list[str]:
-        """Training settings for the data."""
+        """Return the settings of training for the data."""
         return [*(["--dataset", self.data] if self.data else []), "--num_workers", "0", *self.settings]
 
 
 class Trial(NamedTuple):
     """One model of a study.
 
-    columns: what the table says of it.
+    columns: columns of its row in the table.
     select: levels of the recipe's options.
-    settings: of training, over the recipe's.
+    settings: settings of training that override the recipe's.
     """
 
     columns: dict[str, str | float]
@@ -58,10 +58,10 @@ class Trial(NamedTuple):
 
 
 def run_trials(recipe: str, trials: Sequence[Trial], setup: Setup, measure: Measure | None = None) -> Iterator[Row]:
-    """Train each trial with every seed; yield the row of each run when it ends.
+    """Train each trial with every seed; yield the row of each finished run.
 
     A row has the columns of its trial, `seed`, `accuracy` (percent), `multiply_adds` (of an image), `exaflops` (of the
-    training), `cpu_seconds` (of the training), and what `measure` returns for the folder of the model.
+    training), `cpu_seconds` (of the training), and the columns that `measure` returns for the folder of the model.
     """
     for trial in trials:
         for seed in setup.seeds:
@@ -131,7 +131,7 @@ def as_markdown(rows: Sequence[Row], measured: Mapping[str, str]) -> str:
     """Return a table with a line per trial: its columns, accuracy of every seed and their mean, then the cost.
 
     Args:
-        measured: columns of the rows that `run_trials` did not bring -> their heads.
+        measured: columns of the rows that `run_trials` does not have -> their headings.
     """
     columns = list(rows[0])[: list(rows[0]).index("seed")]
     seeds = list(dict.fromkeys(row["seed"] for row in rows))

@@ -1,10 +1,11 @@
-"""Speed of a whole training loop, JPEG files on disk to optimiser step, beside transformers' Trainer and timm.
+"""Speed of a whole training loop, from JPEG files to optimiser step, compared with transformers' Trainer and timm.
 
     python benchmarks/training.py --images FOLDER [--variants Ti/16 S/16 B/16] [--rounds 3]
 
-FOLDER holds train/<class>/*.jpg. Every side trains the same architecture at 224 pixels on the same files with random
-crops and flips, SGD with momentum and clipping, in the same precision, batch, threads and number of workers. Sides
-take turns, each in a process of its own; the figure is the median over rounds. A peer that is not installed is skipped.
+FOLDER holds train/<class>/*.jpg. Each library trains the same architecture at 224 pixels on the same files with random
+crops and flips, and SGD with momentum and clipping. Precision, batch size, threads and number of workers are the same.
+The libraries take turns, each in a separate process; the result is the median over rounds. A library that is not
+installed is skipped.
 """
 
 import argparse
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--variants", nargs="+", default=["Ti/16", "S/16", "B/16"], choices=SIZES)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6, help="timed steps of a round, after two that are not")
+    parser.add_argument("--steps", type=int, default=6, help="timed steps of a round, after two steps of warm-up")
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--num_workers", type=int, default=1)
     parser.add_argument("--mixed_precision", default="no", choices=["no", "bf16"])
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, variant: str) -> None:
-    """Run the contestants in turn and print a line for each."""
+    """Run the contestants in turn; print a line for each."""
     results: dict[str, list[dict]] = {side: [] for side in _SIDES}
     for _ in range(options.rounds):
         for side in _SIDES:
@@ -178,7 +179,7 @@ def _train_with_transformers(options: argparse.Namespace) -> dict:
 
 
 def _usual_transform():
-    """Return torchvision's transform; if it cannot be imported, the same with Pillow."""
+    """Return torchvision's transform, or the same with Pillow if torchvision cannot be imported."""
     try:
         from torchvision import transforms  # pyright: ignore[reportMissingImports] - a peer
 

@@ -1,11 +1,11 @@
-"""Speed and memory of one optimiser step, model only, beside transformers and timm, with the same weights.
+"""Speed and memory of one optimiser step of the model, compared with transformers and timm, with the same weights.
 
     python benchmarks/training_step.py [--variants S/16 B/16] [--batch_size 32] [--seconds 120] [--write]
 
-A step is forward, cross entropy, backward and SGD with momentum, in float32 on images that are in memory. Loss and
-norm of the gradient of the first step are compared before anything is timed; then the contestants take turns in one
-process. Peak memory is that of a process for each contestant, which makes three steps, with activation checkpointing
-and without. `benchmarks/training.py` measures whole training loops, with reading of images.
+A step is forward, cross entropy, backward and SGD with momentum, in float32 on images in memory. First, the loss and
+the norm of the gradient of the first step are compared. Then the contestants take turns in one process. Peak memory is
+measured in a separate process for each contestant, over three steps, with and without activation checkpointing.
+`benchmarks/training.py` measures whole training loops, which also read images.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from common import Aim, Failed, milliseconds_text, peak_mib, report_progress, ru
 PEERS = ("transformers", "timm")
 CONTESTANTS = ("hf_vit", *PEERS)
 AIMS = [Aim("hf_vit", PEERS, 1.05)]
-TOLERANCE = 1e-3  # of the loss, and of the norm of the gradient
+TOLERANCE = 1e-3  # for the loss, and for the norm of the gradient
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -41,7 +41,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", default=["S/16", "B/16"])
     parser.add_argument("--image_size", type=int, default=224)
     parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=120, help="for a variant, without loading (default 120)")
+    parser.add_argument("--seconds", type=float, default=120, help="time for a variant, without loading (default 120)")
     parser.add_argument("--least", type=int, default=5, help="rounds, however long they take (default 5)")
     parser.add_argument("--contestants", nargs="+", default=CONTESTANTS, choices=CONTESTANTS, metavar="NAME")
     parser.add_argument("--no_memory", action="store_true", help="leave out the processes that measure memory")
@@ -80,7 +80,7 @@ def _measure_variant(variant: str, folder: str, options: argparse.Namespace) -> 
     return result
 
 
-# The processes apart
+# The separate processes
 
 
 def prepare(options: argparse.Namespace) -> dict:
@@ -104,7 +104,7 @@ def time_steps(options: argparse.Namespace) -> dict:
 
 
 def measure_memory(options: argparse.Namespace) -> dict:
-    """Return the peak memory of three steps in MiB, and its part before the model was loaded."""
+    """Return the peak memory of three steps in MiB, and the memory before the model was loaded."""
     (name,) = options.contestants
     import_libraries(name)
     before = peak_mib()
@@ -135,7 +135,7 @@ def load(name: str, folder: Path) -> Any:
 
 
 def _make_step(model, options: argparse.Namespace) -> Callable[[], Any]:
-    """Return a function that takes one step and returns the loss."""
+    """Return a function that makes one step and returns the loss."""
     import torch
     from contestants import logits_of
 
@@ -163,12 +163,12 @@ def _first_step(step: Callable[[], Any], model) -> dict[str, float]:
 
 
 def compare(first_steps: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Raise an error if the contestants do not compute the same."""
+    """Raise an error if the contestants do not compute the same results."""
     expected, *_ = first_steps.values()
     for name, found in first_steps.items():
         for what, value in found.items():
             if not abs(value / expected[what] - 1) <= TOLERANCE:
-                raise SystemExit(f"the {what} of {name} is {value:.6g}, not {expected[what]:.6g}")
+                raise SystemExit(f"cannot compare {name}: its {what} is {value:.6g} (expected {expected[what]:.6g})")
     return first_steps
 
 

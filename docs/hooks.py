@@ -1,7 +1,7 @@
 """Hooks of MkDocs: pages from elsewhere in the repository, notebooks, tables made from data, links.
 
-A page is written to be read in the repository too, so its links are those between files; here they become links of the
-site. A marker such as `<!-- table: recipes -->` is replaced by a table that is made from its source.
+Pages are also read in the repository, so their links point to files. These hooks turn them into links of the site. A
+marker such as `<!-- table: recipes -->` is replaced by a table that is made from its source.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-# Page of the site: file of the repository, where that is not a file of docs/ with the same name.
+# Page of the site -> file of the repository; only pages that are not files of docs/ with the same name.
 ELSEWHERE = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
     **{path: path for path in sorted(f"benchmarks/{page.name}" for page in (ROOT / "benchmarks").glob("*.md"))},
 }
-# Page of the reference: module whose public names it has, and what the page is about.
+# Module with public names -> title of its page in the reference.
 REFERENCE = {
     "hf_vit": "Models, images, loading and the Hub",
     "hf_vit.conversion": "Checkpoints of others, and programs",
@@ -41,10 +41,10 @@ _MARKER = re.compile(r"<!-- table: (\w+) -->")
 
 
 class SingularExamples(griffe.Extension):
-    """Docstrings head one example with `Example:`, which is no section of Google's style."""
+    """Extension that reads the heading `Example:` of our docstrings; Google's style knows only `Examples:`."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs) -> None:
-        """Call the section as the parser knows it."""
+        """Rename the section to the name that the parser knows."""
         if obj.docstring is not None:
             obj.docstring.value = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
 
@@ -71,23 +71,27 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _site_link(found: re.Match, source: str, files: Files) -> str:
-    """The same link on the site; the text alone where it leads to a file that the site does not have."""
+    """Return the same link on the site, or the text alone if the site does not have the file.
+
+    Raises:
+        ValueError: the repository does not have the file.
+    """
     path = ELSEWHERE.get(source, f"docs/{source}")
     target = posixpath.normpath(posixpath.join(posixpath.dirname(path), found["target"]))
     pages = {path: page for page, path in ELSEWHERE.items()} | {"README.md": "index.md"}
     page = pages.get(target, target.removeprefix("docs/") if target.startswith("docs/") else None)
-    if target.endswith(".ipynb") and target != f"{path.removesuffix('.md')}.ipynb":  # its own page links to the file
+    if target.endswith(".ipynb") and target != f"{path.removesuffix('.md')}.ipynb":  # its page links to it
         page = f"{target.removeprefix('docs/').removesuffix('.ipynb')}.md"
     if page is None:
         if not (ROOT / target).exists():
-            raise ValueError(f"{path} links to {target}, which is not in the repository")
+            raise ValueError(f"cannot link {path} to {target}: no such file in the repository")
         return found["text"]
     relative = posixpath.relpath(page, posixpath.dirname(source) or ".")
     return f"{found['before']}{relative}{found['anchor'] or ''})"
 
 
 def _notebook(path: Path) -> str:
-    """A notebook as a page: text, code and outputs."""
+    """Return a notebook as a page: text, code and outputs."""
     parts, heading = [], ""
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
@@ -101,12 +105,12 @@ def _notebook(path: Path) -> str:
             parts.append(_fenced("python", source))
         parts += [_output(output, heading) for output in cell["outputs"]]
     title, *rest = parts
-    own = f"*This page is a notebook: [{path.name}]({path.name}), to download and run.*"
+    own = f"*This page is a notebook. Download and run it: [{path.name}]({path.name}).*"
     return "\n\n".join([title, own, *rest]) + "\n"
 
 
 def _output(output: dict, about: str) -> str:
-    """Text or a picture, as HTML."""
+    """Return an output, text or an image, as HTML."""
     data = output.get("data", {})
     for kind in ("image/png", "image/jpeg"):
         if kind in data:
@@ -126,7 +130,7 @@ def _reference_page(module: str) -> str:
 
 
 def public_names(module: str) -> list[str]:
-    """The functions and classes that a module exports, or has where it does not say."""
+    """Return the functions and classes of `__all__`; without it, all public ones of the module."""
     loaded = import_module(module)
     if hasattr(loaded, "__all__"):
         return [name for name in loaded.__all__ if callable(getattr(loaded, name))]
@@ -146,8 +150,8 @@ def _reference_index() -> str:
     lines = [
         "# Reference",
         "",
-        "Every public name, from the code. A leading underscore is private everywhere. The command line has pages of",
-        "its own: [commands](commands.md) and [settings of training and evaluation](settings.md).",
+        "Every public name, from the docstrings. Names with a leading underscore are private. The command line has",
+        "its own pages: [commands](commands.md) and [settings of training and evaluation](settings.md).",
         "",
     ]
     for module, title in REFERENCE.items():
@@ -174,7 +178,7 @@ def _reference_of(module: str) -> str:
 
 
 def _pages_that_show(name: str) -> list[str]:
-    """Links to the pages whose blocks of Python have a name."""
+    """Return links to the pages whose Python blocks contain a name."""
     links = []
     for path in sorted((ROOT / "docs").glob("*.md")):
         text = path.read_text(encoding="utf-8")
@@ -185,11 +189,11 @@ def _pages_that_show(name: str) -> list[str]:
 
 
 def _commands() -> str:
-    """Every command of `hf-vit`, from its parser."""
+    """Return the page of the commands of `hf-vit`, from its parser."""
     from hf_vit.cli import build_parser
 
     listing = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
-    lines = ["# Commands", "", "`hf-vit COMMAND`, as `hf-vit COMMAND --help` has it.", ""]
+    lines = ["# Commands", "", "`hf-vit COMMAND`, from the text of `hf-vit COMMAND --help`.", ""]
     for choice in listing._choices_actions:
         command = listing.choices[choice.dest]
         lines += [f"## hf-vit {choice.dest}", "", f"{_sentence(choice.help)}", ""]
@@ -202,7 +206,7 @@ def _commands() -> str:
 
 
 def _settings() -> str:
-    """Every setting of training and evaluation, by group, and which commands take it."""
+    """Return the page of the settings of training and evaluation, by group, with the commands that take them."""
     from hf_vit.training.options import add_options
     from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
 
@@ -217,7 +221,7 @@ def _settings() -> str:
     lines = [
         "# Settings",
         "",
-        "An option of `hf-vit finetune`, `pretrain` or `evaluate`, with dashes; a field of a recipe, with underscores.",
+        "Options of `hf-vit finetune`, `pretrain` and `evaluate` (with dashes), fields of a recipe (with underscores).",
         "",
     ]
     for title, rows in groups.items():
@@ -231,7 +235,7 @@ def _settings() -> str:
 
 
 def _options_of(parser) -> Iterator[tuple[str, str]]:
-    """Name and help of each option of a parser or a group of one."""
+    """Yield name and help of each option of a parser, or of a group of its options."""
     actions = parser._group_actions if isinstance(parser, argparse._ArgumentGroup) else parser._actions
     for action in sorted(actions, key=lambda action: bool(action.option_strings)):
         if action.dest == "help" or action.help == argparse.SUPPRESS:
@@ -247,7 +251,7 @@ def _sentence(text: str) -> str:
 
 
 def _recipes() -> str:
-    """Every recipe, as its file says: those for a CPU, and below what folds away the others."""
+    """Return a table of the recipes for a CPU, and a folded table of the others; the texts come from their files."""
     from hf_vit.training.recipes import about_recipe, installed_recipes
 
     heading = ["| recipe | what it is |", "| --- | --- |"]
@@ -256,13 +260,13 @@ def _recipes() -> str:
         about = about_recipe(path)
         more = f"<br><small>Needs: {about.hardware} Expect: {about.expected}</small>"
         (small if "CPU" in about.hardware else large).append(f"| `{name}` | {about.what}{more} |")
-    title = f"{len(large) - 2} recipes for accelerators, and what they have in common"
+    title = f"{len(large) - 2} recipes for accelerators"
     fold = ["<details markdown>", f"<summary>{title}</summary>", "", *large, "", "</details>"]
     return "\n".join([f"For a CPU or a small GPU ({len(small) - 2} recipes):", "", *small, "", *fold])
 
 
 def _launch_templates() -> str:
-    """Every launch template, as the comments at its beginning say."""
+    """Return a table of the launch templates, with the comments at the beginning of each file."""
     rows = ["| template | what it is |", "| --- | --- |"]
     for path in sorted((ROOT / "training" / "accelerate").glob("*.yaml")):
         comments = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
@@ -271,7 +275,7 @@ def _launch_templates() -> str:
 
 
 def _packages() -> str:
-    """Every package, as its docstring says."""
+    """Return a table of the packages, with the first paragraph of each docstring."""
     rows = ["| package | what it does |", "| --- | --- |"]
     for path in sorted((ROOT / "hf_vit").glob("*/__init__.py")):
         if documented := ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))):

@@ -29,6 +29,20 @@ def pytest_testnodedown(node, error):
         print(f"\n{node.gateway.id} ended with status {process.wait(10)}")
 
 
+def pytest_make_parametrize_id(val):
+    """Name a collection of plain values by its content; pytest would number it ("fields0")."""
+    if isinstance(val, dict | list | tuple) and val and _is_plain(val):
+        text = ", ".join(f"{name}={value}" for name, value in val.items()) if isinstance(val, dict) else str(val)
+        return text if len(text) <= 60 and text.isascii() and text.isprintable() else None
+    return None
+
+
+def _is_plain(value) -> bool:
+    if isinstance(value, dict | list | tuple):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, str | int | float)
+
+
 def pytest_collection_modifyitems(items):
     """Begin with training: its tests are the longest, and fork best before other tests load runtimes with threads."""
     items.sort(key=lambda item: "training" not in item.path.parts)

@@ -99,7 +99,7 @@ def test_subsets_end_at_all_images(studies):
 
 
 def test_an_unknown_level_is_refused(studies, tmp_path):
-    with pytest.raises(SystemExit, match=r"table7 has no level adam; it has adam-0\.003"):
+    with pytest.raises(SystemExit, match=r"table7 has no level adam \(expected adam-0\.003"):
         studies.main(["table7", "--only", "adam", "--output_dir", str(tmp_path)])
 
 

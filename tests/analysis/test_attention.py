@@ -1,4 +1,4 @@
-"""Attention: values by hand on 2 x 2 grids, the authors' formulas written out, every pooling and stem."""
+"""Attention: values by hand on 2 x 2 grids, the authors' formulas, every pooling and stem."""
 
 import copy
 
@@ -25,13 +25,13 @@ def model(request):
 
 @torch.no_grad()
 def attentions_of(model, pixel_values) -> np.ndarray:
-    """(layers, images, heads, tokens, tokens), through the model's own output, float64."""
+    """Return the model's attentions in float64: (layers, images, heads, tokens, tokens)."""
     outputs = encoder_of(model)(pixel_values, output_attentions=True)
     return np.stack([attentions.numpy() for attentions in outputs.attentions]).astype(np.float64)
 
 
 def author_distances(attentions: np.ndarray, grid, pixels, prefix) -> np.ndarray:
-    """The formula of google-research/vision_transformer, issue 162, for any grid: (layers, heads)"""
+    """Compute the formula of google-research/vision_transformer, issue 162, for any grid: (layers, heads)."""
     places = [(row * pixels[0], column * pixels[1]) for row in range(grid[0]) for column in range(grid[1])]
     distances = np.array([[np.hypot(y - v, x - u) for v, u in places] for y, x in places])
     return (attentions[..., prefix:, prefix:] * distances).sum(axis=-1).mean(axis=(1, 3))
@@ -51,7 +51,7 @@ def test_distance_by_hand_on_a_2_x_2_grid():
 
 
 def test_rollout_by_hand_on_a_2_x_2_grid():
-    """Two heads, one of which looks at the first patch and one at the last."""
+    """Of two heads, one attends to the first patch and one to the last."""
     attentions = torch.zeros(1, 2, 4, 4)
     attentions[0, 0, :, 0] = attentions[0, 1, :, 3] = 1
     without, mixing = mix_heads(attentions, identity=False), mix_heads(attentions, identity=True)
@@ -61,7 +61,7 @@ def test_rollout_by_hand_on_a_2_x_2_grid():
 
 
 def test_uniform_attention_by_hand():
-    """Without queries every token looks everywhere alike: 3 x 2 patches of 4 x 6 pixels and the class token."""
+    """With zero queries attention is uniform: 3 x 2 patches of 4 x 6 pixels and the class token."""
     model = tiny(image_size=(8, 12))
     for layer in model.vit.layers:
         torch.nn.init.zeros_(layer.attention.q_proj.weight)
@@ -73,7 +73,7 @@ def test_uniform_attention_by_hand():
     np.testing.assert_allclose(analysis.attention_maps(model, pixel_values), np.full((2, 3, 2, 2, 2), 0.2), rtol=1e-6)
 
 
-def test_distances_are_the_authors_formula(model):
+def test_distances_equal_the_authors_formula(model):
     pixel_values, config = images(model, batch=3), model.config
     expected = author_distances(
         attentions_of(model, pixel_values), config.grid_size, patch_pixels(config), config.num_prefix_tokens
@@ -82,7 +82,7 @@ def test_distances_are_the_authors_formula(model):
     np.testing.assert_allclose(analysis.attention_distance(model, pixel_values), expected, rtol=2e-6)
 
 
-def test_a_patch_behind_a_stem_is_as_large_as_it_is_in_the_image():
+def test_patch_size_of_a_hybrid_in_image_pixels():
     assert patch_pixels(tiny(hybrid=True).config) == (8, 16)
 
 
@@ -102,7 +102,7 @@ def test_rollout_is_the_product_of_the_layers(model, identity):
     np.testing.assert_allclose(found.sum(axis=(1, 2)), 1, rtol=1e-6)
 
 
-def test_each_layer_mixes_to_one(model):
+def test_mixing_weights_of_each_layer_sum_to_one(model):
     mixing, weights, grid = next(iter(layer_mixing(model, images(model), True, None, False)))
     assert grid == model.config.grid_size
     assert len(mixing) == model.config.num_hidden_layers
@@ -111,8 +111,8 @@ def test_each_layer_mixes_to_one(model):
 
 
 @torch.no_grad()
-def test_what_the_head_sees(model):
-    """The share of each token is the derivative of what it is pooled to, if values were their tokens."""
+def test_pooling_weights_equal_the_derivative_of_the_pooled_output(model):
+    """The weight of a token is the derivative of the pooled output, if the values are the tokens."""
     encoder, config = encoder_of(model), model.config
     states = encoder(images(model)).last_hidden_state
     weights = pooling_weights(encoder, torch.zeros(2, states.shape[1], states.shape[1]), states)
@@ -178,8 +178,8 @@ def test_batches_and_data_loaders_give_the_same(function):
     np.testing.assert_allclose(function(model, iter(labelled), progress=True), expected, rtol=1e-5)
 
 
-def test_as_many_images_at_once_as_fit():
-    """B/16: 12 heads of 197 x 197 attentions in float32 are 1.86 MB for an image."""
+def test_batches_have_as_many_images_as_fit_into_the_limit():
+    """For B/16, 12 heads of 197 x 197 attentions in float32 are 1.86 MB for each image."""
     encoder = torch.nn.Linear(1, 1)
     encoder.config = HfViTConfig()
     sizes = [len(batch) for batch in batches(encoder, torch.zeros(40, 3, 224, 224))]
@@ -187,7 +187,7 @@ def test_as_many_images_at_once_as_fit():
     assert 17 < LAYER_BYTES / (12 * 197**2 * 4) < 19
 
 
-def test_other_sizes_than_the_models():
+def test_images_of_another_size_than_the_models():
     model = tiny()
     pixel_values = torch.randn(2, 3, 12, 24)
     assert analysis.attention_rollout(model, pixel_values).shape == (2, 3, 4)
@@ -198,7 +198,7 @@ def test_other_sizes_than_the_models():
         analysis.attention_rollout(model, torch.randn(2, 3, 13, 24))
 
 
-def test_images_as_patches_of_one_shape():
+def test_native_images_of_one_shape():
     model = tiny()
     pixel_values = images(model)
     patches = torch.nn.functional.pad(patchify(pixel_values, (4, 6)), (0, 0, 0, 7))
@@ -211,13 +211,13 @@ def test_images_as_patches_of_one_shape():
 
 
 @pytest.mark.parametrize("model_class", [HfViTModel, HfViTBackbone, HfViTForMaskedPatchPrediction])
-def test_other_models_than_classifiers(model_class):
+def test_encoders_backbones_and_masked_patch_prediction(model_class):
     model = model_class(HfViTConfig(**TINY)).eval()
     assert analysis.attention_rollout(model, images(model)).shape == (2, 5, 6)
     assert analysis.attention_distance(torch.nn.Sequential(model), images(model)).shape == (3, 2)
 
 
-def test_the_model_is_left_as_it_was():
+def test_the_model_is_unchanged_afterwards():
     model = tiny(hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5).train()
     model.vit.layers[1].eval()
     modes = [module.training for module in model.modules()]
@@ -264,7 +264,7 @@ def test_bad_input_is_refused():
 
 
 @pytest.mark.parametrize("function", [analysis.attention_distance, analysis.attention_rollout, analysis.attention_flow])
-def test_weights_that_are_no_numbers_are_named(function):
+def test_weights_that_are_nan_are_named(function):
     model = tiny()
     model.vit.layers[1].mlp.fc1.weight.data[:2, 3] = torch.nan
     with pytest.raises(ValueError, match=r"vit.layers.1.mlp.fc1.weight has 2 of 308 values that are NaN or infinite"):

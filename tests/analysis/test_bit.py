@@ -1,4 +1,4 @@
-"""BiT ResNets in the account of compute, beside what the paper printed; and their filters."""
+"""Compute of BiT ResNets, compared with the paper's values; filters of BiT ResNets."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from ..published import BIT_PARAMETERS
 
 
 def taps(size: int, kernel: int, stride: int, with_padding: bool) -> int:
-    """Along one axis: how many values of the kernel meet how many positions, those in the padding or not."""
+    """Count the products of a kernel along one axis, with or without those with padding."""
     padding = (kernel - 1) // 2
     places = range((size + 2 * padding - kernel) // stride + 1)
     return sum(
@@ -54,8 +54,8 @@ def test_multiply_adds_and_parameters(name):
 
 
 @pytest.mark.slow
-def test_the_papers_resnets():
-    """Table 6: 3 to 5 % above what it prints; without what is multiplied with padding, within 1.5 %."""
+def test_exaflops_of_resnets_are_close_to_table_6():
+    """Table 6: 3 to 5 % above its values; within 1.5 % without the products with padding."""
     rows = [row for row in training_runs.table_rows(6) if row["model"] in VARIANTS]
     assert len(rows) == 7
     for row in rows:
@@ -72,7 +72,7 @@ def test_the_command(capsys):
     assert "25,549,352" in capsys.readouterr().out
 
 
-def test_a_report_says_what_a_resnet_has_not(tmp_path):
+def test_a_report_of_a_resnet_has_filters(tmp_path):
     torch.manual_seed(0)
     model = HfBiTForImageClassification(HfBiTConfig(embedding_size=32, depths=[1, 1], image_size=32, num_labels=5))
     save_folder(tmp_path / "folder", model, HfViTImageProcessor("bit", size=32))

@@ -1,4 +1,4 @@
-"""Compute: formulas written out, torch's own counter on real tensors, and what the paper printed."""
+"""Compute, compared with formulas, torch's own counter on real tensors, and the paper's values."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from ..published import VIT_PARAMETERS
 
 
 def stem_multiply_adds(config: HfViTHybridConfig, pixels: int) -> int:
-    """Root and bottlenecks written out: 1 x 1, 3 x 3 (with the stride), 1 x 1, and a projection in each first unit."""
+    """Sum the root and the bottlenecks: 1 x 1, 3 x 3 (with the stride), 1 x 1, and a projection in each first unit."""
     side = -(-pixels // 2)
     total = side**2 * config.stem_width * config.num_channels * 7 * 7
     side, inputs = -(-side // 2), config.stem_width
@@ -46,7 +46,7 @@ def model_multiply_adds(config: HfViTConfig, pixels: int) -> int:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_variants_by_formula(name):
+def test_compute_of_variants_equals_the_formula(name):
     config = HfViTConfig.from_variant(name, num_labels=1000)
     assert analysis.compute.count_multiply_adds(config) == model_multiply_adds(config, 224)
     if name in ("B/16", "R50+B/16"):
@@ -56,7 +56,7 @@ def test_variants_by_formula(name):
 
 
 @pytest.mark.parametrize("name", ["B/16", "S/32-gap-norep", "R+Ti/16", "R50+L/32"])
-def test_parts(name):
+def test_compute_of_each_part_equals_the_formula(name):
     config = HfViTConfig.from_variant(name, num_labels=1000)
     compute = analysis.count_compute(config)
     assert compute.parameters == VIT_PARAMETERS[name]
@@ -75,7 +75,7 @@ def test_parts(name):
 
 
 @pytest.mark.parametrize("fields", TINY_VARIANTS.values(), ids=TINY_VARIANTS)
-def test_torchs_counter_on_real_tensors(fields):
+def test_multiply_adds_equal_torchs_counter(fields):
     model = tiny(**fields)
     model.set_attn_implementation("eager")
     compute = analysis.count_compute(model)
@@ -95,7 +95,7 @@ def test_torchs_counter_on_real_tensors(fields):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("fields", [{}, {"hybrid": True}], ids=["plain", "hybrid"])
-def test_activations_are_what_autograd_keeps_of_real_tensors(attention, fields):
+def test_activation_memory_equals_what_autograd_saves(attention, fields):
     model = tiny(**fields)
     model.set_attn_implementation(attention)
     weights, kept = {weight.data_ptr() for weight in model.parameters()}, {1: {}, 2: {}}
@@ -115,10 +115,10 @@ def test_activations_are_what_autograd_keeps_of_real_tensors(attention, fields):
 
 
 @pytest.mark.slow
-def test_the_papers_exaflops():
-    """Table 6 of arXiv 2010.11929: as torch counts, within 5 %; without the products with padding, within 1.5 %.
+def test_exaflops_are_close_to_the_papers():
+    """Table 6 of arXiv 2010.11929: within 5 % by torch's count; within 1.5 % without the products with padding.
 
-    Except one row: what the paper prints for R50+L/16 after 7 epochs is not half of what it prints after 14.
+    One row is an exception: the paper's value for R50+L/16 after 7 epochs is not half of that after 14.
     """
     rows = training_runs.table_rows(6)
     assert len(rows) == 18
@@ -130,7 +130,7 @@ def test_the_papers_exaflops():
 
 
 def test_products_with_padding_by_hand():
-    """3x3 on 5 x 7: at 'fixed', the first and last of the outputs miss one row or column each."""
+    """For a 3 x 3 kernel on 5 x 7, the first and the last output lack one row or column each."""
     config = HfBiTConfig(depths=[1], embedding_size=32, image_size=(20, 28))
     root = (10 * 14 * 49 - inside(20, 7, 2, 3) * inside(28, 7, 2, 3)) * 3 * 32
     unit = (5 * 7 * 9 - (3 * 5 - 2) * (3 * 7 - 2)) * 32 * 32
@@ -143,8 +143,8 @@ def inside(size: int, kernel: int, stride: int, before: int) -> int:
     return len([place for place in places if 0 <= place < size])
 
 
-def test_the_papers_days():
-    """Table 2: our three rows run at the share of the peak that the default says, on average."""
+def test_accelerator_days_are_close_to_table_2():
+    """The mean share of the peak of the three rows of Table 2 is the default."""
     rows = [row for row in training_runs.table_rows(2) if row["computed"] is not None]
     assert len(rows) == 3
     shares = [analysis.accelerator_days(row["computed"], utilization=1) / row["TPUv3-core-days"] for row in rows]
@@ -165,8 +165,8 @@ def test_training_by_hand():
 
 
 @pytest.mark.slow
-def test_counting_takes_no_weights():
-    """H/14, whose weights are 2.5 GB, for which the process grows by less than 300 MB."""
+def test_counting_allocates_no_weights():
+    """The weights of H/14 are 2.5 GB; the process grows by less than 300 MB."""
     code = (
         "import resource; from hf_vit.analysis.compute import count_multiply_adds, load_config\n"
         "count_multiply_adds(load_config('Ti/16'))\n"

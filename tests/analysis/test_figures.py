@@ -1,4 +1,4 @@
-"""Figures: they show the numbers they were given, and no text is cut off."""
+"""Figures: drawn values, and text that is not cut off."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_no_text_is_cut_off(drawn):
 
 
 def labels_not_drawn(figure) -> set[Text]:
-    """Of ticks beyond the ends of an axis, and of axes that are switched off."""
+    """Return the labels of ticks beyond the ends of an axis, and of axes that are switched off."""
     labels = set()
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
@@ -89,7 +89,7 @@ def test_distance_shows_every_head_and_the_mean():
     assert mean.get_ydata().tolist() == [2, 7, 3]
 
 
-def test_rollout_shows_times_the_mean():
+def test_rollout_is_drawn_relative_to_its_mean():
     attention = np.array([[0.1, 0.2], [0.3, 0.4]])
     over = analysis.plot_attention_rollout(COLOUR, attention).axes[1].images[1]
     np.testing.assert_allclose(over.get_array(), [[0.4, 0.8], [1.2, 1.6]])
@@ -115,14 +115,14 @@ def test_filters_are_centred_on_grey():
     assert second[3, 4].tolist() == [0.5, 0.5, 1]
 
 
-def test_the_scale_ends_where_a_few_patches_stand_out():
+def test_outliers_do_not_stretch_the_scale_of_a_rollout():
     attention = np.ones((10, 10))
     attention[0, 0] = 1000
     over = analysis.plot_attention_rollout(COLOUR, attention).axes[1].images[1]
     assert over.get_clim()[1] < 1
 
 
-def test_lines_go_through_their_points_and_the_axis_names_the_places_that_were_measured():
+def test_lines_go_through_their_points_and_ticks_are_the_measured_values():
     lines = {"adam": [(0.001, 90.0), (0.003, 95.0)], "sgd": [(0.03, 80.0), (0.1, 85.0)]}
     figure = analysis.plot_lines(lines, "learning rate", "accuracy [%]", "A title")
     (axes,) = figure.axes

@@ -1,4 +1,4 @@
-"""Attention flow: by hand, and against the solver of another library."""
+"""Attention flow, compared with values by hand and with the solver of another library."""
 
 import networkx
 import numpy as np
@@ -13,7 +13,7 @@ from ..models import images, tiny
 
 
 def test_flow_by_hand():
-    """The class token asks both patches at the last depth; in the first layer the first patch is hard to reach."""
+    """In the last layer the class token attends to both patches; in the first, the first patch is hard to reach."""
     last = np.array([[0.2, 0.5, 0.3], [0, 1, 0], [0, 0, 1]])
     first = np.array([[0.8, 0.1, 0.1], [0.7, 0.1, 0.2], [0, 0.1, 0.9]])
     flows = flows_to(np.array([1.0, 0, 0]), [first, last], range(2))
@@ -34,7 +34,7 @@ def networkx_flow(weights, layers, target) -> float:
 
 @pytest.mark.parametrize("fields", [{}, {"pooling": "mean"}, {"pooling": "map"}], ids=["cls", "mean", "map"])
 @pytest.mark.parametrize("identity", [True, False])
-def test_flow_against_another_solver(fields, identity):
+def test_flow_equals_another_solver(fields, identity):
     model = tiny(image_size=(8, 18), **fields)
     for layer in model.vit.layers:  # sharp attention, so that there are bottlenecks in the middle
         layer.attention.scaling *= 30
@@ -48,7 +48,7 @@ def test_flow_against_another_solver(fields, identity):
         np.testing.assert_allclose(found[image].ravel(), np.array(flows) / sum(flows), atol=1e-6)
 
 
-def test_what_would_take_hours_is_refused():
+def test_a_flow_of_too_many_steps_is_refused():
     model = tiny(image_size=(160, 240), num_hidden_layers=2)
     with pytest.raises(ValueError, match=r"2 layers of 1601 tokens to 1600 patches takes 8.2e\+09 steps"):
         analysis.attention_flow(model, torch.zeros(1, 3, 160, 240))

@@ -1,7 +1,7 @@
 """Attention distance and rollout in float64 NumPy, written from their definitions, on the original's own tokens.
 
-The original's JAX code says what enters the first layer (`embedded`: patches behind a ResNet stem too). From there on
-NumPy computes every attention with the arrays of the checkpoint; what it ends with is what the original ends with.
+The input of the first layer is the output of the original JAX code (`embedded`, also behind a ResNet stem). From there,
+NumPy computes every attention with the arrays of the checkpoint. Its final output equals that of the original.
 """
 
 import re
@@ -22,7 +22,7 @@ RUNS = {run["id"]: run for run in golden_runs("vit")}
 
 
 def part(arrays: dict, pattern: str) -> dict:
-    """The arrays below a module whose name matches, by the rest of their names."""
+    """Return the arrays below a module whose name matches, by the rest of their names."""
     return {re.sub(f"^{pattern}/", "", name): array for name, array in arrays.items() if re.match(f"{pattern}/", name)}
 
 
@@ -38,7 +38,7 @@ def mlp(states: np.ndarray, arrays: dict) -> np.ndarray:
 
 
 def attend(queries: np.ndarray, states: np.ndarray, arrays: dict) -> tuple[np.ndarray, np.ndarray]:
-    """(images, queries, width), and the attention, (images, heads, queries, tokens)."""
+    """Return the output (images, queries, width) and the attention (images, heads, queries, tokens)."""
     query, key, value = (
         np.einsum("btc,chd->bhtd", tokens, arrays[f"{name}/kernel"]) + arrays[f"{name}/bias"][:, None]
         for name, tokens in (("query", queries), ("key", states), ("value", states))
@@ -50,7 +50,7 @@ def attend(queries: np.ndarray, states: np.ndarray, arrays: dict) -> tuple[np.nd
 
 
 def encode(arrays: dict, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The final LayerNorm, and the attentions of all layers: (layers, images, heads, tokens, tokens)."""
+    """Return the output of the final LayerNorm, and the attentions: (layers, images, heads, tokens, tokens)."""
     attentions = []
     while any(name.startswith(f"Transformer/encoderblock_{len(attentions)}/") for name in arrays):
         block = part(arrays, f"Transformer/encoderblock_{len(attentions)}")
@@ -63,7 +63,7 @@ def encode(arrays: dict, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pool(arrays: dict, encoded: np.ndarray, classifier: str) -> tuple[np.ndarray, np.ndarray]:
-    """What the head sees, and what share of each token is in it, (images, tokens)."""
+    """Return the input of the head, and the weight of each token in it, (images, tokens)."""
     share = np.zeros(encoded.shape[:2])
     if classifier in ("token", "tok"):
         share[:, 0] = 1
@@ -79,14 +79,13 @@ def pool(arrays: dict, encoded: np.ndarray, classifier: str) -> tuple[np.ndarray
 
 
 def steps_of_the_stem(run: dict) -> int:
-    """Pixels of the image for a step on the map that is cut into patches: root and max-pool halve it, and each stage
-    after the first."""
+    """Return the image pixels of one step on the stem's map: root, max-pool and each later stage halve the map."""
     return 1 if run["resnet"] is None else 4 * 2 ** max(len(run["resnet"]["num_layers"]) - 1, 0)
 
 
 @pytest.fixture(params=NAMES)
 def case(request, goldens):
-    """A golden run, its arrays in float64, its expected outputs, and our model of the checkpoint."""
+    """A golden run: its arrays in float64, its expected outputs, and our model of the checkpoint."""
     run = RUNS[request.param]
     with np.load(goldens / run["checkpoint"]) as arrays, np.load(goldens / run["expected"]) as expected:
         arrays = {name: arrays[name].astype(np.float64) for name in arrays.files}
@@ -94,7 +93,7 @@ def case(request, goldens):
     return run, arrays, expected, convert(goldens / run["checkpoint"], position_grid=tuple(run["token_grid"]))[0]
 
 
-def test_distance_and_rollout_are_their_definitions(case):
+def test_distance_and_rollout_equal_their_definitions(case):
     run, arrays, expected, model = case
     rows, columns = run["token_grid"]
     encoded, attentions = encode(arrays, expected["embedded"])

@@ -1,4 +1,4 @@
-"""The report: what is in it, that it needs nothing else, and that what fails leaves the rest."""
+"""The report: content, self-contained page, and errors that leave the other parts."""
 
 import re
 import shutil
@@ -36,7 +36,7 @@ def make_image(path, seed=0):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """The folder that `hf-vit inspect` wrote for a model with an awkward label, of two images and a broken one."""
+    """The folder of `hf-vit inspect` for a model with a label that needs escaping, two images and a broken one."""
     root = tmp_path_factory.mktemp("inspect")
     model = tiny()
     model.config.id2label = {index: f"<b>class</b> & {index}" for index in range(11)}
@@ -62,7 +62,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_folder_has_the_pictures_and_the_report(report):
+def test_the_folder_has_the_figures_and_the_report(report):
     assert {path.name for path in report.iterdir()} == {
         "report.html",
         "filters.png",
@@ -77,7 +77,7 @@ def test_the_folder_has_the_pictures_and_the_report(report):
     assert not list(report.parent.glob(".*"))
 
 
-def test_the_page_is_complete_and_needs_nothing_else(report):
+def test_the_page_is_complete_and_self_contained(report):
     html = (report / "report.html").read_text()
     page = Page(html)
     assert page.tags.count("img") == 9
@@ -91,11 +91,11 @@ def test_the_page_is_complete_and_needs_nothing_else(report):
     assert "<b>" not in page.tags
 
 
-def test_an_unreadable_image_is_said_in_the_page(report):
+def test_an_unreadable_image_is_reported_in_the_page(report):
     assert "broken.png is not an image in a format that Pillow reads" in Page((report / "report.html").read_text()).text
 
 
-def test_an_unreadable_image_is_said_by_the_command(tmp_path, capsys):
+def test_an_unreadable_image_is_reported_by_the_command(tmp_path, capsys):
     save(tmp_path / "tiny", tiny())
     make_image(tmp_path / "good.png")
     images = [str(tmp_path / name) for name in ("good.png", "none.png")]
@@ -106,7 +106,7 @@ def test_an_unreadable_image_is_said_by_the_command(tmp_path, capsys):
     assert (tmp_path / "out" / "01-good.rollout.png").exists()
 
 
-def test_weights_that_are_nan_leave_what_can_be_seen(tmp_path, capsys):
+def test_weights_that_are_nan_leave_the_other_figures(tmp_path, capsys):
     model = tiny()
     model.vit.layers[1].mlp.fc1.weight.data[0, 0] = torch.nan
     save(tmp_path / "tiny", model)
@@ -166,7 +166,7 @@ def test_another_image_size(tmp_path):
     assert all(words in (tmp_path / "out" / "report.html").read_text() for words in ("12 x 48 pixels", "3 x 8"))
 
 
-def test_the_command_refuses_at_the_door(tmp_path, capsys):
+def test_the_command_refuses_bad_folders_before_it_starts(tmp_path, capsys):
     (tmp_path / "out").mkdir()
     assert main(["inspect", "anything", "--output", str(tmp_path / "out")]) == 2
     assert "exists; give --overwrite" in capsys.readouterr().err
@@ -176,7 +176,7 @@ def test_the_command_refuses_at_the_door(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("channels", [3, 1])
-def test_images_are_shown_as_they_were(channels):
+def test_shown_images_equal_the_original_pixels(channels):
     levels = torch.randint(0, 256, (channels, 5, 7), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     processor = HfViTImageProcessor("timm", size={"height": 5, "width": 7}, num_channels=channels, do_resize=False)
     processor.update(do_center_crop=False, image_mean=[0.4] * channels, image_std=[0.2] * channels)
@@ -187,8 +187,8 @@ def test_images_are_shown_as_they_were(channels):
 
 @pytest.mark.browser
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium or Chrome on this machine")
-def test_a_browser_shows_it_from_disk_without_a_network(report, tmp_path):
-    """The title says how many pictures the browser could decode, and whether any text runs out of the page."""
+def test_a_browser_shows_the_page_without_a_network(report, tmp_path):
+    """The page's title has the number of decoded images, and a flag for text outside the page."""
     html = (report / "report.html").read_text().replace("default-src 'none';", "script-src 'unsafe-inline';")
     count = (
         "<script>addEventListener('load', () => { const pictures = [...document.images];"

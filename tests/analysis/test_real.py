@@ -1,4 +1,4 @@
-"""The real ViT-Ti/16 on real photographs: what the paper says of trained models."""
+"""The real ViT-Ti/16 on real photographs: statements of the paper about trained models."""
 
 import zipfile
 
@@ -45,7 +45,7 @@ def test_distance_grows_with_depth(model, pixel_values):
     assert distances[:2].max() > 2 * distances[:2].min()
 
 
-def test_near_positions_are_alike(model):
+def test_embeddings_of_near_positions_are_similar(model):
     """Section 4.5: closer patches tend to have more similar position embeddings."""
     similarity = analysis.position_similarity(model)
     rows, columns = np.indices((14, 14)).reshape(2, -1)

@@ -1,4 +1,4 @@
-"""Filters against NumPy's eigenvectors, positions against their cosines."""
+"""Filters compared with NumPy's eigenvectors, positions compared with their cosines."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from ..models import tiny, tiny_bit
 
 
 def principal_components(kernels: np.ndarray) -> np.ndarray:
-    """Eigenvectors of the covariance of (samples, values), by falling variance, one per row."""
+    """Return the eigenvectors of the covariance of (samples, values), by falling variance, one per row."""
     values, vectors = np.linalg.eigh(np.cov(kernels.reshape(len(kernels), -1), rowvar=False))
     return vectors[:, np.argsort(values)[::-1]].T
 

@@ -16,7 +16,7 @@ def programs(tmp_path_factory):
 
 
 class TorchAsRuntime(Runtime):
-    """A runtime whose program is a copy of the model: made at once, and as stale as any."""
+    """Runtime whose program is a copy of the model: it is converted at once, and can be outdated."""
 
     made = 0
 
@@ -42,7 +42,7 @@ class TorchAsRuntime(Runtime):
 
 @pytest.fixture
 def quick(monkeypatch, tmp_path):
-    """`backend="openvino"` is the runtime above, with a cache of its own."""
+    """Use the runtime above, with its own cache, for `backend="openvino"`."""
     TorchAsRuntime.made = 0
     monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
     monkeypatch.setitem(RUNTIMES, "openvino", TorchAsRuntime("openvino", (), (torch.float32, torch.bfloat16)))

@@ -1,4 +1,4 @@
-"""Every backend computes what the original's code and torch do, and says and refuses the same."""
+"""Every backend: outputs compared with the original's code and torch, warnings and errors."""
 
 import copy
 import pickle
@@ -33,13 +33,13 @@ def slow_but(*quick):
 
 
 def some(names, *quick):
-    """Parameters of which all but a few are slow."""
+    """Return the parameters, with all but a few marked as slow."""
     return [pytest.param(name, marks=slow_but(*quick)(name)) for name in names]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("run", some(GOLDEN_RUNS, "vit_token", "bv_map"))
-def test_the_original_judges(backend, run, goldens):
+def test_outputs_equal_the_goldens(backend, run, goldens):
     assert len(RUNS) == len(GOLDEN_RUNS)
     model, _ = convert(goldens / RUNS[run]["checkpoint"])
     with np.load(goldens / RUNS[run]["expected"]) as expected:
@@ -55,7 +55,7 @@ def test_the_original_judges(backend, run, goldens):
 
 @torch.no_grad()
 @pytest.mark.parametrize("variant", some([*VARIANTS, "bit"], "cls"))
-def test_torch_judges_any_batch(backend, variant):
+def test_outputs_equal_torch_for_every_batch_size(backend, variant):
     model = tiny_bit() if variant == "bit" else tiny(**VARIANTS[variant])
     pixel_values = BIT_PIXELS if variant == "bit" else images(model)
     batches = [pixel_values, pixel_values[:1], torch.cat([pixel_values, -pixel_values, pixel_values])[:5]]
@@ -70,7 +70,7 @@ def test_torch_judges_any_batch(backend, variant):
 
 
 @torch.no_grad()
-def test_encoders_and_other_sizes(backend):
+def test_encoders_with_images_of_another_size(backend):
     model = tiny().vit
     pixel_values = torch.randn(2, 3, 28, 24)
     expected = model(pixel_values, interpolate_pos_encoding=True)
@@ -82,7 +82,7 @@ def test_encoders_and_other_sizes(backend):
 
 
 @torch.no_grad()
-def test_loss_pipeline_and_training(backend):
+def test_loss_pipeline_and_training_mode(backend):
     model = tiny()
     labels = torch.tensor([3, 0])
     expected = model(images(model), labels)
@@ -101,7 +101,7 @@ def test_loss_pipeline_and_training(backend):
 
 
 @torch.no_grad()
-def test_copied_and_pickled(backend, tmp_path):
+def test_optimised_models_can_be_copied_and_pickled(backend, tmp_path):
     model = tiny().optimize_for_inference(backend=backend)
     expected = model(images(model)).logits
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -118,8 +118,8 @@ def test_copied_and_pickled(backend, tmp_path):
 
 @torch.no_grad()
 @pytest.mark.parametrize("pixels", [(2, 4, 20, 36), (2, 3, 20, 35), (3, 20, 36), (0, 3, 20, 36)], ids=str)
-def test_torch_refuses(backend, pixels):
-    """Images of a wrong shape end in torch's own words."""
+def test_images_of_a_wrong_shape_give_torchs_errors(backend, pixels):
+    """The errors are those of torch."""
     plain, model = tiny(), tiny().optimize_for_inference(backend=backend)
     errors = []
     for one in (plain, model):
@@ -130,7 +130,7 @@ def test_torch_refuses(backend, pixels):
     assert errors[0] == errors[1]
 
 
-def test_refused(backend, monkeypatch):
+def test_unsupported_models_and_backends_are_refused(backend, monkeypatch):
     with pytest.raises(ValueError, match=r"torch.float16 on cpu \(expected torch.float32"):
         tiny().half().optimize_for_inference(backend=backend)
     config = tiny().config
@@ -144,7 +144,7 @@ def test_refused(backend, monkeypatch):
 
 
 @torch.no_grad()
-def test_bfloat16(backend):
+def test_bfloat16_is_close_to_torch(backend):
     model = tiny(seed=2).bfloat16()
     expected = model(images(model)).logits
     if torch.bfloat16 not in RUNTIMES[backend].dtypes:
@@ -156,8 +156,8 @@ def test_bfloat16(backend):
     torch.testing.assert_close(ours, expected, rtol=0, atol=5e-2 * float(expected.abs().max()))
 
 
-def test_auto_follows_its_rule(backend, monkeypatch):
-    """Not what is fastest just now: the same every time."""
+def test_auto_selects_the_backend_by_a_fixed_rule(backend, monkeypatch):
+    """The selection is the same every time; no time is measured."""
     for name in RUNTIMES:
         monkeypatch.setitem(
             RUNTIMES, name, Runtime(name, () if name == backend else ("no_such",), RUNTIMES[name].dtypes)

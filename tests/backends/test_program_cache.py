@@ -1,4 +1,4 @@
-"""Programs on the disk: found again, whole or made anew, and bounded."""
+"""Cache of programs on disk: reuse, damaged entries, size limit."""
 
 import os
 import time
@@ -24,7 +24,7 @@ def logits_of(**fields) -> torch.Tensor:
         return model(images(model)).logits
 
 
-def test_a_second_start_converts_nothing(quick):
+def test_a_cached_program_is_not_converted_again(quick):
     first = logits_of()
     assert torch.equal(logits_of(), first)
     assert quick.made == 1
@@ -51,7 +51,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_entry_is_made_again(quick, damage):
+def test_a_damaged_entry_is_converted_again(quick, damage):
     first = logits_of()
     (entry,) = cache_folder().iterdir()
     damage(entry)
@@ -60,7 +60,7 @@ def test_a_damaged_entry_is_made_again(quick, damage):
     assert quick.made == 2
 
 
-def test_what_the_runtime_cannot_load_is_made_again():
+def test_an_entry_that_cannot_be_loaded_is_converted_again():
     made = []
 
     def load(folder):
@@ -79,7 +79,7 @@ def test_what_the_runtime_cannot_load_is_made_again():
     assert len(made) == 2
 
 
-def test_the_oldest_go(monkeypatch):
+def test_the_least_recently_used_entries_are_deleted(monkeypatch):
     monkeypatch.setenv("HF_VIT_PROGRAM_CACHE", str(2500 / 2**30))
 
     def use(name):
@@ -91,7 +91,7 @@ def test_the_oldest_go(monkeypatch):
     assert {entry.name for entry in cache_folder().iterdir()} == {"a", "c"}
 
 
-def test_without_a_cache(monkeypatch, tmp_path):
+def test_the_cache_can_be_disabled(monkeypatch, tmp_path):
     def make(folder):
         (folder / "program").write_text("x")
 

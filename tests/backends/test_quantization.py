@@ -1,4 +1,4 @@
-"""int8: what computes is OpenVINO's program as it was saved, which these tests run themselves; real photographs."""
+"""int8: outputs compared with the saved program in OpenVINO, without this package; real photographs."""
 
 import csv
 import io
@@ -49,20 +49,20 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(source):
-    """The folder that the command writes, and what it prints."""
+    """The quantised folder."""
     output = source.parent / "int8"
     quantize(source, output, [source.parent / "images"], min_agreement=0)
     return output
 
 
 def of_program(folder, pixel_values):
-    """The judge: the saved files in OpenVINO, without this package."""
+    """Return the logits of the saved files in OpenVINO, without this package."""
     core = openvino.Core()
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     return torch.from_numpy(core.compile_model(core.read_model(folder / PROGRAM[0]), "CPU", settings)(pixel_values)[0])
 
 
-def test_a_quantised_folder_computes_with_its_program(source, made):
+def test_a_quantised_model_computes_with_its_program(source, made):
     model, _ = hf_vit.load(made)
     plain = HfViTForImageClassification.from_pretrained(source).eval()
     pixel_values = images(model, 3)
@@ -77,7 +77,7 @@ def test_a_quantised_folder_computes_with_its_program(source, made):
     assert 0 < difference < 0.1 * expected.logits.abs().max()
 
 
-def test_the_record_says_what_was_done(made):
+def test_the_record_describes_the_quantisation(made):
     record = json.loads((made / "quantization.json").read_text())
     assert record["in_float32"] == [OUTLIERS]
     assert (record["calibration"]["images"], record["held_out"]["images"]) == (12, 4)
@@ -88,7 +88,7 @@ def test_the_record_says_what_was_done(made):
     assert stored.count(openvino.Type.i8) == 3 * 6 + 2 - 1  # weights: layers, patches, head, without the outliers'
 
 
-def test_what_the_program_cannot_do_is_done_in_float32_and_said(made, caplog):
+def test_unsupported_forwards_run_in_float32_with_a_warning(made, caplog):
     model, _ = hf_vit.load(made)
     plain = HfViTForImageClassification.from_pretrained(made).eval()
     pixel_values = images(model)
@@ -108,7 +108,7 @@ def test_what_the_program_cannot_do_is_done_in_float32_and_said(made, caplog):
     assert "changed since it was quantised" in said[1]
 
 
-def test_predict_and_pipeline(made, source, capsys):
+def test_predict_and_pipeline_use_the_quantised_program(made, source, capsys):
     photograph = str(source.parent / "images" / "LABEL_3" / "00.png")
     model, processor = hf_vit.load(made)
     judged = of_program(made, processor([photograph], return_tensors="pt")["pixel_values"].numpy()).softmax(-1)
@@ -168,7 +168,7 @@ def test_a_damaged_or_foreign_program_is_refused(made, tmp_path, harm, sentence)
         ("bad share", "--min-agreement is 1.5"),
     ],
 )
-def test_what_cannot_be_quantised_is_one_sentence_and_leaves_nothing(case, sentence, source, tmp_path, capsys):
+def test_errors_of_quantize_are_one_sentence_and_leave_no_output(case, sentence, source, tmp_path, capsys):
     folder = shutil.copytree(source, tmp_path / "float")
     calibration = write_images(tmp_path / "images", 15 if case == "few" else 16)
     if case == "damaged":
@@ -186,7 +186,7 @@ def test_what_cannot_be_quantised_is_one_sentence_and_leaves_nothing(case, sente
 
 
 @pytest.mark.slow
-def test_predictions_that_agree_too_rarely_are_not_written(source, tmp_path):
+def test_too_low_agreement_leaves_no_output(source, tmp_path):
     with pytest.raises(ValueError, match=r"of 4 predictions agree with float32 \(expected 101.0%\)"):
         quantize(source, tmp_path / "out", [source.parent / "images"], min_agreement=1.01)
     assert not list(tmp_path.iterdir())
@@ -194,7 +194,7 @@ def test_predictions_that_agree_too_rarely_are_not_written(source, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "weights").is_dir(), reason="needs real weights and photographs in shared/")
-def test_a_real_model_keeps_its_answers(tmp_path):
+def test_a_real_model_keeps_its_predictions(tmp_path):
     """AugReg's Ti/16, calibrated with small photographs of other data, on 104 with ImageNet's own labels."""
     weights = SHARED / "weights" / "Ti_16-imagenet2012-res_224.npz"
     assert main(["convert", str(weights), str(tmp_path / "ti16")]) == 0

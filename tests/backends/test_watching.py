@@ -1,4 +1,4 @@
-"""No program answers for a model that is another by now; what a program cannot do is torch's. A plain twin judges."""
+"""Programs of changed models are converted again; torch computes unsupported calls. A plain model is the reference."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ WAYS = [half_the_head, by_data, by_load, by_array, by_optimizer, by_another_para
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_stale(quick, way):
+def test_changed_weights_are_used(quick, way):
     model, twin = tiny().optimize_for_inference(backend="openvino"), tiny()
     for _ in range(2):
         for one in (model, twin):
@@ -78,7 +78,7 @@ def test_nothing_is_stale(quick, way):
 
 
 @torch.no_grad()
-def test_what_somebody_holds_is_left_to_torch(quick, caplog):
+def test_weights_with_other_references_are_computed_by_torch(quick, caplog):
     model, twin = tiny().optimize_for_inference(backend="openvino"), tiny()
     held = {name: value.numpy() for name, value in model.state_dict().items()}
     for scale in (2, 3):
@@ -93,7 +93,7 @@ def test_what_somebody_holds_is_left_to_torch(quick, caplog):
 
 
 @torch.no_grad()
-def test_reading_makes_nothing_anew(quick):
+def test_reading_the_weights_converts_nothing(quick):
     model = tiny().optimize_for_inference(backend="openvino")
     model.state_dict()
     model(images(model), output_hidden_states=True)
@@ -111,7 +111,7 @@ CALLS = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CALLS)
-def test_arguments_that_torch_computes(quick, name, caplog):
+def test_unsupported_arguments_are_computed_by_torch(quick, name, caplog):
     model, twin = tiny().optimize_for_inference(backend="openvino"), tiny()
     for _ in range(2):
         ours, theirs = model(images(model), **CALLS[name]), twin(images(twin), **CALLS[name])
@@ -123,7 +123,7 @@ def test_arguments_that_torch_computes(quick, name, caplog):
     assert said == ([] if CALLS[name][name] is None else expected)
 
 
-def test_gradients_autocast_and_settings(quick, caplog):
+def test_gradients_autocast_and_output_settings_are_computed_by_torch(quick, caplog):
     model, twin = tiny().optimize_for_inference(backend="openvino"), tiny()
     for one in (model, twin):
         one(images(one)).logits.square().sum().backward()
@@ -144,7 +144,7 @@ def test_gradients_autocast_and_settings(quick, caplog):
 
 
 @torch.no_grad()
-def test_exporting_does_not_see_it(quick, tmp_path):
+def test_an_optimised_model_exports_as_a_plain_one(quick, tmp_path):
     model = tiny().optimize_for_inference(backend="openvino")
     expected = tiny()(images(model)).logits
     export_torch(model, tmp_path / "program.pt2")
@@ -154,7 +154,7 @@ def test_exporting_does_not_see_it(quick, tmp_path):
 
 
 @torch.no_grad()
-def test_few_programs_are_kept(quick):
+def test_the_number_of_kept_programs_is_limited(quick):
     model = tiny().optimize_for_inference(backend="openvino")
     for columns in range(2, 10):
         model(torch.randn(1, 3, 20, 6 * columns), interpolate_pos_encoding=True)

@@ -1,4 +1,4 @@
-"""A tiny model and small folders of images that it can tell apart."""
+"""A tiny model, and small folders of images that it can distinguish."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ COLORS = {"blue": (30, 60, 220), "green": (40, 200, 50), "red": (220, 40, 40)}
 
 @pytest.fixture(autouse=True)
 def _fresh_accelerator(fresh_accelerator):
-    """Every test here may run an evaluation in this process."""
+    """Reset Accelerate's state, so that every test can run an evaluation in this process."""
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +22,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def colors(tmp_path_factory):
-    """Pictures of three colours: 7, 9 and 8 to learn from, 5 each to measure on, of which one red one is broken."""
+    """Images of three colours: 7, 9 and 8 for training, 5 each for testing; one red test image is broken."""
     root, rng = tmp_path_factory.mktemp("colors"), np.random.default_rng(0)
     for split, counts in (("train", (7, 9, 8)), ("test", (5, 5, 5))):
         for (name, color), count in zip(COLORS.items(), counts, strict=True):

@@ -1,4 +1,4 @@
-"""ReaL labels and ObjectNet: which labels belong to which image, and what counts as right."""
+"""ReaL labels and ObjectNet: labels of each image, and correct predictions."""
 
 import http.server
 import json
@@ -24,7 +24,7 @@ from ..photographs import draw_picture
 
 
 def prediction(folder, file, crop=0, preset=None) -> list[int]:
-    """The classes of a picture file, best first, computed apart from the evaluation."""
+    """Return the classes of an image file, best first, without the code of the evaluation."""
     model, processor = (
         HfViTForImageClassification.from_pretrained(folder).eval(),
         HfViTImageProcessor(size={"height": 20, "width": 36}, preset=preset or "vit_jax"),
@@ -37,7 +37,7 @@ def prediction(folder, file, crop=0, preset=None) -> list[int]:
 
 @pytest.fixture(scope="module")
 def validation(tmp_path_factory, tiny):
-    """Seven of ImageNet's validation files in folders by class, so not in the order of their numbers."""
+    """Seven of ImageNet's validation files in folders by class, not in the order of their numbers."""
     root, rng = tmp_path_factory.mktemp("imagenet"), np.random.default_rng(1)
     for number, name in zip((5, 2, 7, 1, 3, 6, 4), "aabbccc", strict=True):
         folder = root / "validation" / name
@@ -47,7 +47,7 @@ def validation(tmp_path_factory, tiny):
 
 
 def labels_by_number(tiny, root) -> list[list[int]]:
-    """Right for the images 1, 2, 3 and 5 (the second label of two); image 4 has none; wrong for 6 and 7."""
+    """Return labels: right for images 1, 2, 3 and 5 (the second of two labels), none for 4, wrong for 6 and 7."""
     files = sorted(root.rglob("*.png"), key=lambda file: file.name)
     ranked = [prediction(tiny, file) for file in files]
     return [
@@ -61,7 +61,7 @@ def labels_by_number(tiny, root) -> list[list[int]]:
     ]
 
 
-def test_real_labels_go_by_file_name(tiny, validation, tmp_path):
+def test_real_labels_are_matched_by_file_name(tiny, validation, tmp_path):
     (tmp_path / "real.json").write_text(json.dumps(labels_by_number(tiny, validation)))
     settings = {"model": tiny, "dataset": validation, "num_workers": 0, "eval_batch_size": 3}
     results = evaluate(arguments(**settings, protocol="real", real_labels=tmp_path / "real.json"))
@@ -69,7 +69,7 @@ def test_real_labels_go_by_file_name(tiny, validation, tmp_path):
     assert results["samples"] == 7
 
 
-def test_real_labels_go_by_place_without_such_names(tiny, validation, tmp_path, capsys):
+def test_real_labels_are_matched_by_position_without_file_names(tiny, validation, tmp_path, capsys):
     real = labels_by_number(tiny, validation)
     files = sorted(validation.rglob("*.png"), key=lambda file: file.name)
     columns = {"image": [{"bytes": file.read_bytes(), "path": None} for file in files], "label": [0] * 7}
@@ -124,12 +124,12 @@ def test_accuracy_with_another_preset(tiny, validation, preset):
 
 
 def test_accuracy_with_the_native_preset(tiny, colors):
-    """Aspect ratios are kept, and a broken picture is left out."""
+    """Aspect ratios are kept, and a broken image is skipped."""
     results = evaluate(arguments(model=tiny, dataset=colors, num_workers=0, preset="native", eval_batch_size=4))
     assert (results["samples"], results["skipped"]) == (14, 1)
 
 
-def test_a_set_of_labels_and_the_first_k():
+def test_top_k_accuracy_with_several_labels():
     metric = SetTopKAccuracy(ks=(1, 3))
     ranked = [[4, 1, 2], [0, 1, 2], [3, 2, 0], [5, 6, 7]]
     assert metric.compute(predictions=ranked, references=[[2, 9], [0], [], [1]]) == {
@@ -139,7 +139,7 @@ def test_a_set_of_labels_and_the_first_k():
 
 
 @pytest.mark.parametrize("entry", ["3", [1.0], [True], [-1], [10**400], [[1]], None])
-def test_class_numbers_of_a_file_are_numbers(tmp_path, entry):
+def test_class_files_with_other_values_than_numbers_are_refused(tmp_path, entry):
     (tmp_path / "real.json").write_text(json.dumps([[0, 1], [], entry]))
     with pytest.raises(ValueError, match=r"entry 2 of .*real\.json is .*; it must be a list of class numbers"):
         classification.read_real_labels(str(tmp_path / "real.json"))
@@ -165,7 +165,7 @@ def test_objectnet_classes_are_those_of_imagenet(shared):
         assert names[number].split(",", 2)[2].strip('"').startswith(name)
 
 
-def test_objectnet(tmp_path):
+def test_accuracy_on_objectnet(tmp_path):
     """Images with a red border, and a folder that ImageNet does not have."""
     model = save_tiny(tmp_path / "model", num_labels=1000)
     rng, files = np.random.default_rng(2), {}
@@ -189,7 +189,7 @@ def test_objectnet(tmp_path):
     assert 0 < top1 < top5
 
 
-def test_the_red_border_is_cut_off():
+def test_the_red_border_of_objectnet_is_removed():
     framed = Image.new("RGB", (19, 16), "red")
     framed.paste((10, 20, 30), (2, 2, 17, 14))
     inside = classification.without_border(lambda image, **options: np.asarray(image), framed, return_tensors="np")
@@ -197,7 +197,7 @@ def test_the_red_border_is_cut_off():
     assert (inside == (10, 20, 30)).all()
 
 
-def test_objectnet_refuses(tiny, colors, tmp_path):
+def test_objectnet_refuses_other_classes(tiny, colors, tmp_path):
     settings = {"dataset": colors, "num_workers": 0, "protocol": "objectnet"}
     with pytest.raises(ValueError, match=r"objectnet needs ImageNet's 1000 classes, but .* has 11"):
         evaluate(arguments(**settings, model=tiny))

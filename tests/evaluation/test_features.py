@@ -1,4 +1,4 @@
-"""Features: of which layer, computed once, kept, and refused where there are none."""
+"""Features: layers, cache on disk, and errors."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def extract(extractor, **options):
     return extractor.extract(open_train_and_test(extractor.settings)[1], "test", **options)
 
 
-def test_features_are_what_the_head_sees(tiny, colors):
+def test_features_equal_the_input_of_the_head(tiny, colors):
     found = extract(extractor_of(tiny, colors))
     assert found.values.shape == (14, 10)
     assert found.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 4
@@ -100,7 +100,7 @@ def test_images_are_computed_once_and_kept(tiny, colors, tmp_path, monkeypatch):
     assert len(computed) == 45
 
 
-def test_what_was_computed_stays_when_the_run_stops(tiny, colors, tmp_path, monkeypatch):
+def test_computed_features_are_kept_when_the_run_stops(tiny, colors, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_PIECE", 4)
     compute, calls = Extractor.compute, []
 
@@ -126,7 +126,7 @@ def test_not_finite_features_are_an_error(tiny, colors, tmp_path):
         extract(extractor_of(tmp_path, colors))
 
 
-def test_what_a_model_does_not_have_is_refused(tiny, colors):
+def test_missing_layers_and_streaming_are_refused(tiny, colors):
     with pytest.raises(ValueError, match=r"--feature-layer is 4, but .* has 3 layers"):
         extractor_of(tiny, colors, feature_layer=4)
     with pytest.raises(ValueError, match="protocol knn selects single images: leave streaming off"):

@@ -1,4 +1,4 @@
-"""Few-shot evaluation: the closed form against numpy's solver, the draw, and the whole protocol."""
+"""Few-shot evaluation: the solution compared with numpy's solver, the draw, and the whole protocol."""
 
 import json
 
@@ -14,7 +14,7 @@ from ..launching import arguments
 
 
 def by_numpy(features: np.ndarray, labels: np.ndarray, classes: int, l2: float) -> np.ndarray:
-    """The normal equations in float64, as the definition has them: (X^T X + l2)^-1 X^T Y."""
+    """Solve the normal equations in float64, by the definition: (X^T X + l2)^-1 X^T Y."""
     inputs = (features - features.mean(axis=0)) / (features.std(axis=0) + EPSILON)
     inputs = np.concatenate([inputs, np.full((len(inputs), 1), BIAS)], axis=1)
     targets = np.where(np.eye(classes)[labels] == 1, 1.0, -1.0)
@@ -23,7 +23,7 @@ def by_numpy(features: np.ndarray, labels: np.ndarray, classes: int, l2: float) 
 
 @pytest.mark.parametrize("images", [12, 70])  # fewer than features, and more
 @pytest.mark.parametrize("l2", [0.5, 2.0**10])
-def test_weights_are_those_of_numpys_solver(images, l2):
+def test_weights_equal_numpys_solver(images, l2):
     rng = np.random.default_rng(0)
     features, labels = rng.normal(3, 5, (images, 29)), np.arange(images) % 4
     features[:, 7] = 2.5  # a feature that does not vary
@@ -33,7 +33,7 @@ def test_weights_are_those_of_numpys_solver(images, l2):
 
 
 def test_five_shots_of_a_thousand_classes():
-    """5,000 images of B/16's width, on features that are their class's centre with noise."""
+    """5,000 features of B/16's width: the centre of their class with noise."""
     torch.manual_seed(0)
     centers = torch.randn(1000, 768)
     labels = torch.arange(1000).repeat(5)
@@ -42,7 +42,7 @@ def test_five_shots_of_a_thousand_classes():
     assert solver.accuracy(centers[tested] + torch.randn(len(tested), 768), tested, 2.0**10) > 0.95
 
 
-def test_the_draw_is_big_visions():
+def test_the_draw_equals_big_vision():
     """`rng = default_rng(seed)`, then for each class in turn `rng.permutation` of its images."""
     labels = np.array([1, 0, 1, 1, 0, 2, 2, 1])
     rng = np.random.default_rng(2)
@@ -51,7 +51,7 @@ def test_the_draw_is_big_visions():
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_the_protocol(tiny, colors, tmp_path):
+def test_few_shot_protocol(tiny, colors, tmp_path):
     settings = {"model": tiny, "dataset": colors, "num_workers": 0, "eval_batch_size": 5, "output_dir": tmp_path}
     results = evaluate(arguments(**settings, protocol="few_shot", shots="2,6", l2_reg="[1, 1024]", seeds=3))
     assert [(row["shots"], row["l2_reg"]) for row in results["few_shot"]] == [(2, 1), (2, 1024), (6, 1), (6, 1024)]
@@ -63,7 +63,7 @@ def test_the_protocol(tiny, colors, tmp_path):
     assert json.loads((tmp_path / "few_shot.json").read_text()) == results
 
 
-def test_too_few_images_are_one_sentence(tiny, colors, capsys):
+def test_too_few_images_are_refused(tiny, colors, capsys):
     for shots, sentence in (
         ("[1, 8]", "8 shots need 8 images of every class, but blue has 7"),
         ("0", "--shots is [0]"),
@@ -77,7 +77,7 @@ def test_too_few_images_are_one_sentence(tiny, colors, capsys):
 
 @pytest.mark.slow
 def test_flowers_with_the_real_tiny_vit(shared, tmp_path):
-    """Seen with other code: 1 shot 93.5 %, 5 98.5 %, 10 98.9 %, 25 99.3 %, as means of 3 seeds."""
+    """Independent code: 1 shot 93.5 %, 5 shots 98.5 %, 10 shots 98.9 %, 25 shots 99.3 %, means of 3 seeds."""
     import zipfile
 
     from hf_vit.conversion import convert_to_folder

@@ -1,4 +1,4 @@
-"""The linear probe against scikit-learn's logistic regression."""
+"""The linear probe, compared with scikit-learn's logistic regression."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def clusters(images: int, classes: int, features: int, noise: float):
 
 
 @pytest.mark.parametrize("l2", [0.003, 0.3])
-def test_the_optimum_is_scikit_learns(l2):
+def test_the_optimum_equals_scikit_learn(l2):
     sklearn = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is an optional extra")
     values, labels = clusters(83, 4, 11, noise=1.5)
     values = values.double() * 3 + 2
@@ -43,7 +43,7 @@ def test_regularisation_is_chosen_on_held_out_images():
         hold_out(1, 0.5, 0)
 
 
-def test_the_protocol(tiny, colors):
+def test_linear_probe_protocol(tiny, colors):
     settings = {"model": tiny, "dataset": colors, "num_workers": 0, "eval_batch_size": 5, "probe_l2": "[0.01, 1]"}
     results = evaluate(arguments(**settings, protocol="linear_probe"))
     assert results["accuracy"] > 0.9

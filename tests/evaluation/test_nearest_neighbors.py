@@ -1,4 +1,4 @@
-"""Nearest neighbours against a vote by hand."""
+"""Nearest neighbours, compared with a vote by hand."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_votes_by_hand():
     assert votes.argmax() == 1
 
 
-def test_the_protocol(tiny, colors, monkeypatch):
+def test_nearest_neighbors_protocol(tiny, colors, monkeypatch):
     monkeypatch.setattr(nearest_neighbors, "_QUERIES", 4)
     settings = {"model": tiny, "dataset": colors, "num_workers": 0, "eval_batch_size": 5, "protocol": "knn"}
     results = evaluate(arguments(**settings, neighbors="1,7"))

@@ -1,4 +1,4 @@
-"""VTAB-1k on stand-ins of the right form for each kind of task; the targets by hand."""
+"""VTAB-1k on small data sets in the form of each kind of task; targets by hand."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ from ..photographs import draw_picture
 TASKS = {task.name: task for task in read_table()["tasks"]}
 
 
-def test_tasks_groups_and_means_are_the_papers():
+def test_tasks_groups_and_means_equal_the_paper():
     """Tables 2 and 9 of arXiv 2010.11929."""
     assert (
         list(TASKS)
@@ -48,8 +48,8 @@ def test_tasks_groups_and_means_are_the_papers():
     assert [round(100 * mean, 1) for mean in means] == [77.6, 76.3, 72.7]
 
 
-def test_the_setting_is_the_recipe():
-    """One setting for all tasks: what the recipe says besides the splits, at each level of augmentation."""
+def test_the_setting_equals_the_recipe():
+    """All tasks have one setting: that of the recipe without splits, at each level of augmentation."""
     table, path = read_table(), ROOT / "training" / "recipes" / "finetune_vtab.yaml"
     unused = {"train_split", "eval_split", "crop_area"}
     for level, augmentation in table["augmentation"].items():
@@ -59,7 +59,7 @@ def test_the_setting_is_the_recipe():
         }
 
 
-def test_augmentation_is_what_bit_says():
+def test_augmentation_equals_bits_appendix():
     """The appendix of arXiv 1912.11370 on VTAB; sizes of Scenic's vtab_plainvit_config.py, which agrees with it."""
     table = read_table()
     levels = {name: table["augmentation"][task.augmentation] for name, task in TASKS.items()}
@@ -91,7 +91,7 @@ def test_kitti_target():
     assert kitti_distance([]) == 3
 
 
-def test_positions_and_angles():
+def test_targets_of_dsprites_and_smallnorb():
     assert [dsprites_location(x) for x in (0, 1, 2, 31)] == [0, 0, 1, 15]
     bins = [dsprites_orientation(number) for number in range(40)]
     assert np.bincount(bins).tolist() == [3, 2] * 8
@@ -105,7 +105,7 @@ def images(count: int, rng, shades: np.ndarray | None = None) -> list:
 
 
 def write(folder, split, columns, **features):
-    """A parquet file of a split."""
+    """Write the parquet file of a split."""
     folder.mkdir(parents=True, exist_ok=True)
     dataset = datasets.Dataset.from_dict(columns)
     for name, feature in {"image": datasets.Image(), **features}.items():
@@ -121,7 +121,7 @@ def _fewer_examples(monkeypatch):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Data of nine tasks as they come: lists, an image folder, labels of parquet, annotation of objects and latents."""
+    """Data of nine tasks in their published forms: lists, an image folder, parquet, annotations, latents."""
     root, rng = tmp_path_factory.mktemp("vtab"), np.random.default_rng(0)
     write_lists(root / "caltech101", rng)
     for split, count in (("train", 106), ("test", 20)):
@@ -138,7 +138,7 @@ def root(tmp_path_factory):
 
 
 def write_lists(folder, rng):
-    """VTAB-1k as it is passed around."""
+    """Write lists in the usual form of VTAB-1k."""
     (folder / "images").mkdir(parents=True)
     for number, image in enumerate(images(7, rng)):
         image.save(folder / "images" / f"{number} x.png")
@@ -195,7 +195,7 @@ HERE = {  # images to measure on, and classes that occur
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_every_kind_of_task_is_carved(root, name):
+def test_splits_of_every_kind_of_task(root, name):
     data = open_task(TASKS[name], str(root))
     test_images, seen = HERE[name]
     assert (len(data.train), len(data.validation), len(data.test)) == (80, 20, test_images)
@@ -218,7 +218,7 @@ def images_of(split, column) -> set:
     return {row["bytes"] or row["path"] for row in split.samples[column]}
 
 
-def test_a_thousand_examples(tmp_path, monkeypatch):
+def test_one_thousand_examples_are_drawn(tmp_path, monkeypatch):
     monkeypatch.undo()
     rng = np.random.default_rng(0)
     for split, count in (("train", 1003), ("test", 4)):
@@ -230,7 +230,7 @@ def test_a_thousand_examples(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_hub_has_all_tasks_by_name(hub, client, tmp_path):
-    """A data set of the CLIP benchmark's form: shards with an image and `cls`, in folders for the splits."""
+    """The data set has the CLIP benchmark's form: shards with an image and `cls`, in a folder for each split."""
     code = """
         import io, json, tarfile
         import numpy as np
@@ -262,7 +262,7 @@ def test_the_hub_has_all_tasks_by_name(hub, client, tmp_path):
     assert json.loads(client(code).splitlines()[-1]) == [800, 200, 40, list(range(16))]
 
 
-def test_bad_data_are_one_sentence_that_names_the_task(root, tmp_path):
+def test_bad_data_give_one_sentence_that_names_the_task(root, tmp_path):
     with pytest.raises(ValueError, match=r"^Pets: cannot read split .train.*there is no folder .*oxford_iiit_pet"):
         open_task(TASKS["Pets"], str(root))
     rng = np.random.default_rng(0)
@@ -287,7 +287,7 @@ def vtab_arguments(tiny, root, output, tasks, **changes) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_runner_finishes_what_can_be_done_and_goes_on_later(tiny, root, tmp_path, capsys, monkeypatch):
+def test_other_tasks_run_when_one_fails_and_the_rest_runs_later(tiny, root, tmp_path, capsys, monkeypatch):
     trained = []
     run = vtab.Runner.run
     monkeypatch.setattr(vtab.Runner, "run", lambda self, task: trained.append(task.name) or run(self, task))
@@ -319,7 +319,7 @@ def test_the_runner_finishes_what_can_be_done_and_goes_on_later(tiny, root, tmp_
 
 
 def test_a_task_has_its_augmentation_at_any_size(tiny, tmp_path):
-    """Random crops in the proportion of 448 to 384, evaluation by a plain resize; what the user sets wins."""
+    """Training uses random crops (448 to 384), evaluation a plain resize; the user's settings override both."""
 
     def settings_of(name, **finetune):
         settings = EvaluateSettings(model=str(tiny), protocol="vtab", output_dir=str(tmp_path), finetune=finetune)
@@ -333,14 +333,14 @@ def test_a_task_has_its_augmentation_at_any_size(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_settings_are_chosen_on_the_200(tiny, root, tmp_path, capsys):
+def test_validation_uses_the_200_examples(tiny, root, tmp_path, capsys):
     evaluate(vtab_arguments(tiny, root, tmp_path, "EuroSAT", split="validation"))
     assert "EuroSAT: 80 examples to train on, 20 to measure on" in capsys.readouterr().out
     assert json.loads((tmp_path / "results" / "eurosat.json").read_text())["samples"] == 20
 
 
 @pytest.mark.slow
-def test_a_task_that_was_stopped_goes_on_from_its_checkpoint(tiny, root, tmp_path, capsys, monkeypatch):
+def test_a_stopped_task_continues_from_its_checkpoint(tiny, root, tmp_path, capsys, monkeypatch):
     keep = vtab.Runner.keep
 
     def stop(self, task, result):
@@ -366,7 +366,7 @@ def test_a_table_of_some_tasks():
     assert "| **mean of all tasks** |  | 62.5 | - |" in table
 
 
-def test_every_row_of_the_table_is_understood():
+def test_every_row_of_the_task_table_is_valid():
     rows = yaml.safe_load((vtab_data.files(vtab_data.__package__) / "vtab.yaml").read_text())["tasks"]
     assert len({row["folder"] for row in rows}) == len({row["hub"] for row in rows}) == 19
     for task in TASKS.values():
@@ -376,7 +376,7 @@ def test_every_row_of_the_table_is_understood():
 
 @pytest.mark.slow
 def test_a_result_of_other_data_or_another_model_is_refused(root, tmp_path, capsys):
-    """Of images that were replaced, and of a config.json that was edited beside the same weights."""
+    """Cases: replaced images, and an edited config.json with the same weights."""
     model, data = save_tiny(tmp_path / "model"), tmp_path / "data"
     shutil.copytree(root / "eurosat", data / "eurosat")
     settings = vtab_arguments(model, data, tmp_path / "out", "EuroSAT")

@@ -1,4 +1,4 @@
-"""The labels of VTAB's tasks survive their augmentation: each is learnt, from generated images, by the VTAB command.
+"""Augmentation keeps the labels of VTAB's tasks: the VTAB command learns each from generated images.
 
 The generators draw what the data sets annotate, in images of 32 x 32 pixels.
 """
@@ -26,12 +26,12 @@ ROWS, COLUMNS = np.mgrid[:SIDE, :SIDE]
 
 
 def disc(row: float, column: float, radius: float) -> np.ndarray:
-    """A disc with soft edges: (SIDE, SIDE) from 0 to 1."""
+    """Draw a disc with soft edges: (SIDE, SIDE) from 0 to 1."""
     return np.clip(radius + 0.5 - np.hypot(ROWS - row, COLUMNS - column), 0, 1)
 
 
 def drop(row: float, column: float, angle: float, radius: float) -> np.ndarray:
-    """A drop that is thin towards `angle`: white on black, (SIDE, SIDE) from 0 to 255."""
+    """Draw a drop that is thin towards `angle`: white on black, (SIDE, SIDE) from 0 to 255."""
     along = np.linspace(0, 1, 4)
     rows, columns = row - 1.6 * radius * along * math.sin(angle), column + 1.6 * radius * along * math.cos(angle)
     discs = [disc(*center, radius * (1 - 0.7 * t)) for *center, t in zip(rows, columns, along, strict=True)]
@@ -39,21 +39,21 @@ def drop(row: float, column: float, angle: float, radius: float) -> np.ndarray:
 
 
 def dsprites_position(rng: np.random.Generator) -> dict[str, Any]:
-    """A drop at one of 32 columns, in any row and direction."""
+    """Draw a drop at one of 32 columns, in any row and direction."""
     position = int(rng.integers(32))
     pixels = drop(rng.uniform(6, 26), 5 + 22 * position / 31, rng.uniform(0, 7), rng.uniform(2, 3))
     return {"image": pixels, "label_x_position": position}
 
 
 def dsprites_orientation(rng: np.random.Generator) -> dict[str, Any]:
-    """A drop in one of 40 directions, in any place."""
+    """Draw a drop in one of 40 directions, at any place."""
     orientation = int(rng.integers(40))
     pixels = drop(*rng.uniform(12, 20, 2), 2 * math.pi * orientation / 40, rng.uniform(3.5, 4.5))
     return {"image": pixels, "label_orientation": orientation}
 
 
 def clevr(rng: np.random.Generator) -> dict[str, Any]:
-    """Three to ten balls on a grey plane: one that is further from the camera is smaller, and higher up."""
+    """Draw three to ten balls on a grey plane; a ball further from the camera is smaller and higher up."""
     distances = rng.uniform(7.75, 10.25) + np.append(0, rng.uniform(0.2, 3, rng.integers(2, 10)))
     pixels = rng.normal(110, 4, (SIDE, SIDE, 1)).repeat(3, axis=-1)
     for distance in sorted(distances, reverse=True):
@@ -64,7 +64,7 @@ def clevr(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def smallnorb(rng: np.random.Generator) -> dict[str, Any]:
-    """A grey toy, a plate with three balls and a mast, from one of 18 azimuths and 9 elevations in any light."""
+    """Draw a grey toy (a plate, three balls, a mast) from one of 18 azimuths and 9 elevations, in any light."""
     turn, tilt = int(rng.integers(18)), int(rng.integers(9))
     azimuth, elevation = math.radians(20 * turn), math.radians(30 + 5 * tilt)
     (row, column), light, size = rng.uniform(15, 17, 2), rng.uniform(0.7, 1), rng.uniform(0.75, 1.1)
@@ -128,7 +128,7 @@ def write_generated(folder, generate, counts: dict[str, int]):
 
 
 def learn(name: str, model, folder, **changes) -> float:
-    """Test accuracy of a task by the VTAB command, on generated images."""
+    """Return the test accuracy of a task by the VTAB command, on generated images."""
     generate, counts, steps, _ = GENERATED[name]
     write_generated(folder / "data" / TASKS[name].folder, generate, counts)
     settings = {
@@ -143,6 +143,6 @@ def learn(name: str, model, folder, **changes) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GENERATED)
-def test_generated_tasks_are_learnt(name, untrained, tmp_path):
-    """Above twice the accuracy of chance, and above what inception crop and flip leave of the label."""
+def test_a_model_learns_the_generated_tasks(name, untrained, tmp_path):
+    """The accuracy is above twice chance, and above that with inception crop and flip, which destroy the label."""
     assert learn(name, untrained, tmp_path) > GENERATED[name][-1] > 2 / TASKS[name].classes

@@ -445,7 +445,7 @@ def test_local_files_and_folders(tmp_path, monkeypatch):
     assert sha256_of("a.npz") == hashlib.sha256(BODY).hexdigest()
 
 
-def test_local_faults(tmp_path, monkeypatch):
+def test_errors_of_the_local_disk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError, match=f"{tmp_path / 'b.npz'} does not exist"):
         fetch("b.npz")

@@ -55,7 +55,7 @@ def small_arrays():
 
 
 @pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)
-def test_checkpoints_read_as_numpy_reads_them(path):
+def test_arrays_equal_numpys(path):
     assert_same(read_all(path), load_with_numpy(path))
 
 
@@ -234,7 +234,7 @@ def damaged_file(path, kind):
         ("bzip2", r"'cls'.* compressed by another method than deflate"),
     ],
 )
-def test_faults_are_named(kind, message, tmp_path):
+def test_error_messages_of_damaged_files(kind, message, tmp_path):
     path = damaged_file(tmp_path / "broken.npz", kind)
     with pytest.raises(NpzError, match=message) as caught:
         read_all(path)

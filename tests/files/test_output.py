@@ -127,7 +127,7 @@ MODEL_FILES = ("config.json", "model-00001.safetensors", "model.safetensors.inde
 
 
 @pytest.mark.parametrize("moves", [0, 1, 2, 3])
-def test_new_model_files_keep_other_files_and_a_kill_leaves_the_old_model_the_new_or_none(tmp_path, monkeypatch, moves):
+def test_new_model_files_keep_other_files_and_are_never_mixed_with_old_ones(tmp_path, monkeypatch, moves):
     folder, done, replace = tmp_path / "run", [], os.replace
     (folder / "checkpoints").mkdir(parents=True)
     for name in MODEL_FILES:
@@ -191,7 +191,7 @@ OURS = {
 
 
 @pytest.mark.parametrize("kind", OURS)
-def test_a_folder_of_ours_is_replaced(kind, tmp_path):
+def test_a_folder_of_hf_vit_is_replaced(kind, tmp_path):
     folder = save(tmp_path / "it", *OURS[kind], config='{"model_type": "vit"}' if kind == "export" else "{}")
     folder.mkdir(exist_ok=True)
     if kind not in ("export", "report"):

@@ -1,4 +1,4 @@
-"""Every text is UTF-8 in any locale, and every write is atomic; judged from the source code and in a process."""
+"""Every text is UTF-8 in any locale, and every write is atomic: checks of the source code and in a process."""
 
 import ast
 import subprocess

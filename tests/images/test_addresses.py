@@ -75,7 +75,7 @@ def redirect_to(location):
     return answer
 
 
-def test_both_copies_of_the_checks_are_equal():
+def test_the_two_copies_of_the_checks_are_equal():
     """image_reading.py travels to the Hub without download.py."""
     names = "_AddressError _open_address _check_address _check_connection _refuse_private _is_public _bare".split()
     for name in names:

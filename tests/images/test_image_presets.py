@@ -1,4 +1,4 @@
-"""Presets on real photographs, against an independent computation; dependencies between settings."""
+"""Presets on real photographs, compared with an independent computation; dependencies between settings."""
 
 import numpy as np
 import pytest
@@ -97,7 +97,7 @@ COMPUTATIONS = {
 
 
 @pytest.mark.parametrize("preset", COMPUTATIONS)
-def test_real_photographs(photographs, preset):
+def test_presets_on_real_photographs(photographs, preset):
     compute, largest_difference, largest_share = COMPUTATIONS[preset]
     processor = HfViTImageProcessor(preset)
     differences = []
@@ -185,7 +185,7 @@ def test_patches_of_the_native_preset():
     assert changed(preset="native", size=384, max_num_patches=100)["max_num_patches"] == 100
 
 
-def test_none_changes_nothing():
+def test_none_keeps_a_setting():
     assert changed(size=None, preset=None, do_resize=None) == first_settings()
 
 

@@ -1,4 +1,4 @@
-"""The image processor: TensorFlow's numbers from every kind of input, and the conventions of transformers."""
+"""The image processor, compared with TensorFlow for every kind of input; conventions of transformers."""
 
 import copy
 import json
@@ -71,7 +71,7 @@ GOLDEN_SETTINGS = {
 
 @pytest.mark.parametrize("key", [key for kind in GOLDEN_SETTINGS for key in golden_runs(kind)])
 @pytest.mark.parametrize("backend", ["pillow", "torch"])
-def test_equals_the_original(key, backend):
+def test_pixel_values_equal_the_original(key, backend):
     image, kind, side = key.split("/")
     result = process(TENSORFLOW_PIXELS[image], backend=backend, **GOLDEN_SETTINGS[kind](int(side)))
     np.testing.assert_allclose(result[0].permute(1, 2, 0), TENSORFLOW_PIXELS[key], atol=1e-6, rtol=0)
@@ -85,7 +85,7 @@ def evaluated(goldens):
 
 @pytest.mark.parametrize("backend", ["pillow", "torch"])
 @pytest.mark.parametrize(("resized", "side", "step"), [(256, 224, 5), (448, 384, 9)])
-def test_evaluation_equals_that_of_augreg(evaluated, backend, resized, side, step):
+def test_evaluation_equals_augreg(evaluated, backend, resized, side, step):
     """`resize_small(256)|central_crop(224)|value_range(-1, 1)`, and 448 with 384."""
     for number in range(4):
         run = f"image{number}/eval_{resized}_{side}"
@@ -95,7 +95,7 @@ def test_evaluation_equals_that_of_augreg(evaluated, backend, resized, side, ste
         np.testing.assert_allclose(result.mean((1, 2)), evaluated[f"{run}/mean"], rtol=0, atol=1e-6)
 
 
-def test_sizes_before_the_crop_equal_the_originals(evaluated):
+def test_sizes_before_the_crop_equal_the_original(evaluated):
     for height, width, side, *expected in evaluated["resize_small_sizes"].tolist():
         assert shortest_edge_size(height, width, side, truncate=False) == tuple(expected)
     for number in range(4):
@@ -105,14 +105,14 @@ def test_sizes_before_the_crop_equal_the_originals(evaluated):
             assert shortest_edge_size(height, width, side, truncate=False) == tuple(expected)
 
 
-def test_values_of_levels_equal_the_originals(evaluated):
+def test_scaled_levels_equal_the_original(evaluated):
     """`value_range(-1, 1)` of 0 to 255."""
     levels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, axis=2)
     result = process(levels, preset="augreg", do_resize=False, do_center_crop=False)
     np.testing.assert_allclose(result[0, 1].flatten(), evaluated["value_range/levels"], rtol=0, atol=1e-6)
 
 
-def test_equals_transformers(pixels):
+def test_pixel_values_equal_transformers(pixels):
     images = [Image.fromarray(pixels), Image.fromarray(random_pixels(211, 90))]
     expected = ViTImageProcessorPil(size={"height": 20, "width": 36})(images, return_tensors="pt").pixel_values
     result = process(images, preset="transformers", size=(20, 36))
@@ -124,7 +124,7 @@ def test_equals_transformers(pixels):
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (2, 3), (37, 53), (190, 75), (3, 3)])
-def test_the_same_from_every_kind_of_input(preset, shape, tmp_path):
+def test_every_type_of_input_gives_equal_pixel_values(preset, shape, tmp_path):
     pixels, path = random_pixels(*shape), tmp_path / "picture.png"
     picture, tensor = Image.fromarray(pixels), torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
     picture.save(path)
@@ -173,7 +173,7 @@ def test_extreme_aspect_ratios(preset, shape):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_same_on_a_gpu(preset):
+def test_results_on_a_gpu_are_equal(preset):
     processor = HfViTImageProcessor(preset)
     batch = torch.from_numpy(random_pixels(5, 375, 500)).permute(0, 3, 1, 2)
     expected = process(batch, processor)
@@ -184,7 +184,7 @@ def test_the_same_on_a_gpu(preset):
     torch.testing.assert_close(process(list(batch), processor, device="cuda").cpu(), expected, atol=1e-6, rtol=0)
 
 
-def test_channels():
+def test_images_with_other_numbers_of_channels():
     grey = random_pixels(9, 7, channels=1)
     torch.testing.assert_close(process(grey), process(np.repeat(grey, 3, -1)))
     assert process(grey, num_channels=1).shape == (1, 1, 224, 224)
@@ -201,7 +201,7 @@ def test_channels():
 # Steps
 
 
-def test_steps_can_be_left_out(pixels):
+def test_steps_can_be_switched_off(pixels):
     tensor = torch.from_numpy(pixels).permute(2, 0, 1).float()[None]
     off = {"do_resize": False, "do_rescale": False, "do_normalize": False}
     torch.testing.assert_close(process(pixels, **off), tensor)
@@ -227,7 +227,7 @@ def test_floats_keep_their_values_without_rescaling():
         torch.testing.assert_close(result[0], torch.from_numpy(image).float(), atol=1e-6, rtol=0)
 
 
-def test_forms_of_the_result(pixels):
+def test_types_and_layouts_of_the_result(pixels):
     images = [pixels, pixels[::-1]]
     batch = process(images)
     assert batch.is_contiguous()
@@ -302,7 +302,7 @@ def test_an_unknown_argument_is_refused(pixels, tmp_path):
         HfViTImageProcessor()(pixels, do_resize="yes")
 
 
-def test_nothing_to_process():
+def test_an_empty_batch():
     with pytest.raises(ValueError, match="there are no images to process"):
         HfViTImageProcessor()([])
 
@@ -336,7 +336,7 @@ def test_a_setting_is_changed_at_loading(tmp_path):
     assert unused == {"foo": 1}
 
 
-def test_json(tmp_path):
+def test_settings_are_saved_and_loaded_as_json(tmp_path):
     processor = HfViTImageProcessor(size=(20, 36))
     processor.to_json_file(tmp_path / "processor.json")
     assert HfViTImageProcessor.from_json_file(tmp_path / "processor.json").to_dict() == processor.to_dict()
@@ -344,7 +344,7 @@ def test_json(tmp_path):
     assert HfViTImageProcessor.from_dict(processor.to_dict(), size=42).size == {"height": 42, "width": 42}
 
 
-def test_class():
+def test_the_processor_has_the_interface_of_transformers():
     assert issubclass(HfViTImageProcessor, BaseImageProcessor)
     assert HfViTImageProcessor.valid_kwargs is HfViTImageProcessorKwargs
     processor = HfViTImageProcessor()
@@ -353,7 +353,7 @@ def test_class():
         assert hasattr(processor, name)
 
 
-def test_processors_share_nothing(pixels):
+def test_processors_share_no_settings(pixels):
     first, second = HfViTImageProcessor(), HfViTImageProcessor()
     first.size["height"] = 999
     first.image_mean[0] = 0.1
@@ -363,26 +363,26 @@ def test_processors_share_nothing(pixels):
     assert second.to_dict() == before
 
 
-def test_copies_and_pickles(pixels):
+def test_a_processor_can_be_copied_and_pickled(pixels):
     processor = HfViTImageProcessor("timm", size=20)
     for other in (copy.deepcopy(processor), pickle.loads(pickle.dumps(processor))):
         assert other.to_dict() == processor.to_dict()
         assert torch.equal(process(pixels, other), process(pixels, processor))
 
 
-def test_arguments_of_a_call_win_over_settings(pixels):
+def test_arguments_of_a_call_override_settings(pixels):
     processor = HfViTImageProcessor(size=(20, 36))
     changed = HfViTImageProcessor(size=(48, 32), do_normalize=False)
     torch.testing.assert_close(process(pixels, processor, size=(48, 32), do_normalize=False), process(pixels, changed))
 
 
-def test_casts(pixels):
+def test_the_result_can_be_cast(pixels):
     features = HfViTImageProcessor(size=20)(pixels, return_tensors="pt")
     assert isinstance(features, BatchFeature)
     assert features.to("cpu", torch.bfloat16).pixel_values.dtype == torch.bfloat16
 
 
-def test_devices(pixels):
+def test_pixel_values_are_computed_on_the_device(pixels):
     torch.testing.assert_close(process(pixels, device="cpu"), process(pixels))
     assert process(pixels, device="meta").device.type == "meta"
     batch = random_pixels(3, 37, 53)  # an array, which is not split for an accelerator
@@ -408,7 +408,7 @@ def test_works_in_a_pipeline(pixels, tmp_path):
 
 
 @pytest.mark.slow
-def test_travels_to_a_process_without_the_package(pixels, tmp_path, monkeypatch):
+def test_remote_code_runs_without_the_package(pixels, tmp_path, monkeypatch):
     monkeypatch.setattr(HfViTImageProcessor, "_auto_class", "AutoImageProcessor")
     processor = HfViTImageProcessor("timm", size=20)
     processor.save_pretrained(tmp_path / "processor")

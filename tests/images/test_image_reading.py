@@ -45,7 +45,7 @@ def over(colour, alpha, background):
 # Where it comes from
 
 
-def test_sources(tmp_path):
+def test_types_of_sources(tmp_path):
     data = encode(Image.fromarray(COLOUR))
     path = tmp_path / "picture.png"
     path.write_bytes(data)
@@ -56,7 +56,7 @@ def test_sources(tmp_path):
         np.testing.assert_array_equal(read(source), COLOUR)
 
 
-def test_an_address(tmp_path, monkeypatch):
+def test_an_image_is_read_from_an_address(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
     (tmp_path / "picture.png").write_bytes(encode(Image.fromarray(COLOUR)))
     handler = functools.partial(QuietHandler, directory=str(tmp_path))
@@ -145,7 +145,7 @@ def test_floating_point_image():
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_orientation(orientation, kind):
+def test_exif_orientation_is_applied(orientation, kind):
     image = Image.fromarray(np.kron(COLOUR, np.ones((8, 8, 1), dtype=np.uint8)))
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -228,6 +228,10 @@ def test_reduced_decoding_gives_at_least_the_requested_size():
         np.asfortranarray(COLOUR),
         np.frombuffer(COLOUR.tobytes(), np.uint8).reshape(COLOUR.shape),  # read-only
     ],
+    ids=[
+        *("int64", "uint32", "uint64", "float32", "longdouble", "float64", "uint16", "big-endian", "reversed twice"),
+        *("column-major", "read-only"),
+    ],
 )
 def test_types_of_arrays(array):
     np.testing.assert_array_equal(read(array), COLOUR)
@@ -236,7 +240,7 @@ def test_types_of_arrays(array):
         np.testing.assert_array_equal(read(torch.from_numpy(array)), COLOUR)
 
 
-def test_half_precision_is_right_to_one_level():
+def test_half_precision_is_accurate_to_one_level():
     for dtype in (torch.float16, torch.bfloat16):
         half = (torch.from_numpy(COLOUR) / 255).to(dtype)
         assert np.abs(read(half) - COLOUR).max() < 1
@@ -254,7 +258,7 @@ def test_alpha_in_arrays_is_the_same_as_in_files():
         assert np.abs(read(array, background=BACKGROUND) - expected.astype(float)).max() <= 0.5
 
 
-def test_one_channel_is_pillows_grey():
+def test_one_channel_equals_pillows_grey():
     expected = np.asarray(Image.fromarray(COLOUR).convert("L"))
     np.testing.assert_array_equal(read(COLOUR, num_channels=1)[..., 0], expected)
     assert np.abs(read(COLOUR / 255, num_channels=1)[..., 0] - expected).max() <= 0.51
@@ -324,21 +328,21 @@ def test_a_wrong_number_of_channels_is_refused():
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "TIFF", "WEBP"])
 @pytest.mark.parametrize("part", [0.02, 0.5, 0.95])
-def test_truncated_files(kind, part):
+def test_truncated_files_are_refused(kind, part):
     image = Image.fromarray(RNG.integers(0, 256, (90, 70, 3), dtype=np.uint8))
     data = encode(image, kind)
     with pytest.raises(ImageReadingError, match=r"photo is not an image|cannot read photo: ."):
         read_image(data[: int(len(data) * part)], name="photo")
 
 
-def test_damaged_file():
+def test_a_damaged_file_is_refused():
     data = bytearray(encode(Image.fromarray(COLOUR)))
     data[60:70] = b"\0" * 10
     with pytest.raises(ImageReadingError, match=r"cannot read photo: ."):
         read_image(bytes(data), name="photo")
 
 
-def test_decompression_bomb():
+def test_a_decompression_bomb_is_refused():
     bomb = encode(Image.new("1", (20_000, 20_000)))
     assert len(bomb) < 100_000
     with pytest.raises(ImageReadingError, match=r"cannot read photo: .*400000000 pixels.* decompression bomb"):

@@ -54,7 +54,7 @@ def channels_last(levels):
 
 
 @pytest.mark.parametrize("kind", TENSORFLOW)
-def test_equals_tensorflow(kind):
+def test_resizing_equals_tensorflow(kind):
     (resample, antialias, output), tolerance = TENSORFLOW[kind]
     keys = [key for key in TENSORFLOW_PIXELS.files if f"/{kind}/" in key]
     assert len(keys) == 6
@@ -87,7 +87,7 @@ def test_layout_batch_and_window_change_nothing(name, old, channels):
 @pytest.mark.parametrize("old", [(1, 1), (1, 67), (201, 2), (350, 3), (20, 36), (31, 36), (37, 53), (300, 400)])
 @pytest.mark.parametrize("new", [(20, 36), (62, 53), (7, 200)])
 @pytest.mark.parametrize("extreme", [False, True])
-def test_pillows_filters_to_the_last_bit(resample, old, new, extreme):
+def test_filters_are_bit_identical_to_pillow(resample, old, new, extreme):
     if old[0] > 100 * old[1] and PILLOW_VERSION < (12, 2):
         pytest.skip("Pillow before 12.2 resizes columns of pixels in another order")
     levels = random_levels(3, *old)
@@ -109,7 +109,7 @@ def test_two_and_four_channels_are_not_treated_as_alpha():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["bilinear", "area", "antialiased", "like Pillow"])
 @pytest.mark.parametrize("old", [(1, 1), (37, 53), (3000, 4000)])
-def test_the_same_on_a_gpu(name, old):
+def test_results_on_a_gpu_are_equal(name, old):
     levels, size = random_levels(3, *old), (20, 36)
     expected = resize(levels, size, whole(size), FILTERS[name])
     result = resize(levels.cuda(), size, whole(size), FILTERS[name])

@@ -1,4 +1,4 @@
-"""Images in their own aspect ratio, against transformers' Siglip2 image processor."""
+"""Images in their own aspect ratio, compared with transformers' Siglip2 image processor."""
 
 import math
 
@@ -24,7 +24,7 @@ def pictures():
 
 
 @pytest.mark.parametrize("max_num_patches", [1, 7, 35, 256])
-def test_grids_are_those_of_siglip2(max_num_patches):
+def test_grids_equal_siglip2(max_num_patches):
     for height, width in [*SIZES, (375, 500), (3000, 4000), (480, 640), (6000, 8000)]:
         expected = get_image_size_for_max_num_patches(height, width, 16, max_num_patches)
         grid = fit_grid(height, width, (16, 16), max_num_patches)
@@ -57,7 +57,7 @@ def test_the_values_of_a_patch_are_in_the_order_of_siglip2():
     np.testing.assert_array_equal(patch, images[0, :, 2:4, 3:6].permute(1, 2, 0).flatten())
 
 
-def test_equals_siglip2():
+def test_pixel_values_equal_siglip2():
     expected = Siglip2ImageProcessorPil(patch_size=16, max_num_patches=35)(pictures(), return_tensors="pt")
     result = HfViTImageProcessor("native", max_num_patches=35)(pictures(), return_tensors="pt")
     assert result.keys() == expected.keys()
@@ -66,7 +66,7 @@ def test_equals_siglip2():
         assert result[name].dtype == value.dtype
 
 
-def test_a_batch_holds_each_image_alone():
+def test_a_batch_equals_its_single_images():
     processor = HfViTImageProcessor(size=(48, 80), patch_size=(8, 16))
     batch = processor(pictures(), preset="native", return_tensors="pt")
     assert batch.pixel_values.shape == (7, 6 * 5, 8 * 16 * 3)

@@ -1,4 +1,4 @@
-"""A model and its image processor agree on the size of images; where they do not, it is said, once.
+"""Agreement of a model and its image processor on the image size; a difference gives one warning.
 
 Judged by what `transformers.pipeline` hands to the model, and by the numbers of the published processors.
 """
@@ -34,7 +34,7 @@ def _nothing_was_said_before():
 
 @pytest.fixture
 def said(caplog):
-    """What was said of sizes since."""
+    """Return a function that returns the warnings about sizes since the start of the test."""
     return lambda: [record.getMessage() for record in caplog.records if record.name.startswith("hf_vit")]
 
 
@@ -51,7 +51,7 @@ def processor_for(model, **settings) -> hf_vit.HfViTImageProcessor:
 
 @pytest.fixture(params=["vit", "hybrid", "bit", "transformers vit", "transformers bit"])
 def pair(request, tmp_path):
-    """A folder, of which model and image processor agree on 24 pixels, or 24 x 48."""
+    """A folder whose model and image processor have the size 24 x 24, or 24 x 48."""
     if request.param == "transformers vit":
         transformers.ViTForImageClassification(transformers.ViTConfig(**UPSTREAM)).save_pretrained(tmp_path)
         transformers.ViTImageProcessorPil(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
@@ -66,7 +66,7 @@ def pair(request, tmp_path):
 
 
 def sizes_in_pipeline(*args, **kwargs) -> set[tuple[int, ...]]:
-    """Heights and widths that reach the model in a real pipeline, and the model's own."""
+    """Return the sizes of images that a pipeline gives to the model, and the model's size."""
     classify = pipeline("image-classification", *args, **kwargs)
     seen = {tuple(classify.preprocess(PICTURE)["pixel_values"].shape[2:])}
     assert len(classify(PICTURE)) == 5
@@ -74,7 +74,7 @@ def sizes_in_pipeline(*args, **kwargs) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("preset", [None, "timm"])
-def test_a_pair_of_another_size(pair, preset, tmp_path, said):
+def test_load_with_another_image_size_sets_model_and_processor(pair, preset, tmp_path, said):
     model, processor = hf_vit.load(pair, image_size=ASKED, preset=preset)
     assert tuple(model.config.image_size) == ASKED
     assert sizes_in_pipeline(model=model, image_processor=processor) == {ASKED}
@@ -83,14 +83,14 @@ def test_a_pair_of_another_size(pair, preset, tmp_path, said):
     assert not said()
 
 
-def test_a_pair_as_stored(pair, said):
+def test_load_keeps_the_stored_image_size(pair, said):
     model, processor = hf_vit.load(pair)
     assert sizes_in_pipeline(model=model, image_processor=processor) == {output_size(processor)}
     assert output_size(processor) in ((24, 24), (24, 48))
     assert not said()
 
 
-def test_a_preset_leaves_mean_and_deviation(tmp_path):
+def test_a_preset_keeps_the_stored_mean_and_deviation(tmp_path):
     transformers.ViTForImageClassification(transformers.ViTConfig(**UPSTREAM)).save_pretrained(tmp_path)
     theirs = transformers.ViTImageProcessorPil(size={"height": 24, "width": 24}, image_mean=[0.1, 0.2, 0.3])
     theirs.save_pretrained(tmp_path)
@@ -114,8 +114,9 @@ def test_a_preset_leaves_mean_and_deviation(tmp_path):
         (transformers.BitImageProcessorPil(size={"shortest_edge": 448}), {"shortest_edge": 768}),
         (transformers.ViTImageProcessorPil(), [384, 384]),
     ],
+    ids=["augreg", "timm", "timm with crop_pct", "vit_jax with crop", "augreg without crop", "BiT", "ViT"],
 )
-def test_the_crop_keeps_its_share(processor, resized):
+def test_a_new_size_keeps_the_ratio_of_crop_and_resize(processor, resized):
     set_processor_size(processor, 384)
     expected = resized if isinstance(resized, dict) else dict(zip(("height", "width"), resized, strict=True))
     assert dict(processor.size) == expected
@@ -155,14 +156,14 @@ def test_a_folder_without_an_image_processor(kind, preset, normalization, tmp_pa
 
 
 def disagreeing(folder):
-    """A folder with a model of 40 x 56 pixels and a processor of 24."""
+    """Save a model of 40 x 56 pixels and a processor of 24 x 24 pixels."""
     tiny(image_size=(40, 56), patch_size=8).save_pretrained(folder)
     settings = {**hf_vit.HfViTImageProcessor("timm", size=24).to_dict()}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
 
 
-def test_a_folder_that_disagrees_is_said(tmp_path, said):
+def test_different_sizes_of_model_and_processor_give_a_warning(tmp_path, said):
     model, processor = hf_vit.load(disagreeing(tmp_path))
     assert output_size(processor) == tuple(model.config.image_size) == (40, 56)
     (sentence,) = said()
@@ -172,7 +173,7 @@ def test_a_folder_that_disagrees_is_said(tmp_path, said):
     assert all("40 x 56" in sentence for sentence in said())
 
 
-def test_a_pipeline_of_a_folder_that_disagrees_says_so_once(tmp_path, said):
+def test_a_pipeline_with_different_sizes_warns_once(tmp_path, said):
     classify = pipeline("image-classification", str(disagreeing(tmp_path)))
     assert len(classify([PICTURE] * 3)) == 3
     (sentence,) = said()
@@ -182,7 +183,7 @@ def test_a_pipeline_of_a_folder_that_disagrees_says_so_once(tmp_path, said):
 
 
 @pytest.mark.parametrize("kind", ["vit", "hybrid", "bit"])
-def test_another_size_of_the_model_alone_is_said(kind, tmp_path, said):
+def test_a_new_size_of_the_model_alone_gives_a_warning(kind, tmp_path, said):
     model_of(kind).save_pretrained(tmp_path)
     model = AutoModelForImageClassification.from_pretrained(tmp_path, image_size=ASKED)
     (sentence,) = said()
@@ -196,7 +197,7 @@ def test_another_size_of_the_model_alone_is_said(kind, tmp_path, said):
 
 
 @pytest.mark.parametrize("kind", ["vit", "hybrid", "bit"])
-def test_images_of_another_size_are_said_once_and_not_where_they_are_meant(kind, said):
+def test_images_of_another_size_give_one_warning_unless_requested(kind, said):
     images = torch.zeros(1, 3, *ASKED)
     meant, model = model_of(kind), model_of(kind)
     expected = meant(images, interpolate_pos_encoding=True).logits
@@ -207,7 +208,7 @@ def test_images_of_another_size_are_said_once_and_not_where_they_are_meant(kind,
     assert "The images have 40 x 64 pixels, but the model is for 24 x" in sentence
 
 
-def test_native_resolution_and_analysis_are_meant(said):
+def test_native_resolution_and_analysis_give_no_warning(said):
     model = model_of("vit")
     native = processor_for(model, preset="native", patch_size=8, max_num_patches=20)(PICTURE, return_tensors="pt")
     model(**native)
@@ -217,7 +218,7 @@ def test_native_resolution_and_analysis_are_meant(said):
 
 
 @pytest.mark.slow
-def test_programs_are_made_of_one_piece(said):
+def test_exported_and_compiled_models_have_no_graph_break_and_no_warning(said):
     model = model_of("vit")
     with torch.no_grad():
         program = torch.export.export(nn.Sequential(model), (torch.zeros(2, 3, *ASKED),))
@@ -239,7 +240,7 @@ def test_programs_are_made_of_one_piece(said):
         ("Trainer", False),
     ],
 )
-def test_what_is_saved_agrees(how, theirs, tmp_path, said):
+def test_saved_model_and_processor_have_the_same_size(how, theirs, tmp_path, said):
     model = model_of("vit")
     processor = transformers.ViTImageProcessorPil(size={"height": 24, "width": 24}) if theirs else processor_for(model)
     model.set_image_size((40, 56), processor_follows=True)
@@ -257,7 +258,7 @@ def test_what_is_saved_agrees(how, theirs, tmp_path, said):
     assert "takes images of 40 x 56 pixels, but its image processor makes 24 x 24" in sentence
 
 
-def test_arguments_reach_both(tmp_path):
+def test_arguments_of_load_reach_model_and_processor(tmp_path):
     save_folder(tmp_path / "outer" / "inner", model := model_of("vit"), processor_for(model, preset="augreg"))
     model, processor = hf_vit.load(tmp_path / "outer", image_size=40, subfolder="inner", dtype=torch.float64)
     assert (model.config.image_size, output_size(processor), processor.preset) == (40, (40, 40), "augreg")
@@ -265,8 +266,8 @@ def test_arguments_reach_both(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_pair_on_the_hub(hub, client, tmp_path):
-    """Of a branch, with a token, into a cache; what is pushed agrees, whatever comes first."""
+def test_model_and_processor_on_the_hub_have_the_same_size(hub, client, tmp_path):
+    """Load from a branch, with a token, into a cache; model and processor are pushed in any order."""
     client(f"""
         from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, load
         from hf_vit.models.processor_size import output_size

@@ -1,4 +1,4 @@
-"""Attention as a program of oneDNN: the formula in float64 says what it has to compute."""
+"""Attention as a program of oneDNN, compared with the formula in float64."""
 
 import numpy as np
 import pytest
@@ -19,16 +19,16 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def test_the_programs_are_there():
-    """They are internal to torch: a version without them is to be noticed."""
+def test_torch_has_the_internal_onednn_operators():
+    """They are internal to torch; this test fails with a version that lacks them."""
     assert layers.has_onednn_attention()
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("logits", [2**19, 4 * 11])
 @pytest.mark.parametrize("are_views", [True, False])
-def test_a_program_is_attention(monkeypatch, logits, are_views):
-    """With queries in one block and in blocks of 4, 4 and 1; large logits too; after more calls and other layouts."""
+def test_onednn_attention_equals_the_formula_in_float64(monkeypatch, logits, are_views):
+    """Cases: queries in one block, and in blocks of 4, 4 and 1; large logits; repeated calls; other layouts."""
     monkeypatch.setattr(layers, "LOGITS_PER_THREAD", logits)
     batch, heads, queries, tokens, head_dim = 3, 5, 9, 11, 6
     for threads, size in ((1, 1), (1, 40), (2, 1), (1, 1)):
@@ -47,7 +47,7 @@ def test_a_program_is_attention(monkeypatch, logits, are_views):
 
 
 @torch.no_grad()
-def test_programs_are_for_optimised_models_without_gradients(monkeypatch):
+def test_onednn_attention_is_used_in_optimised_models_without_gradients(monkeypatch):
     monkeypatch.setattr(layers, "mkl_is_narrower", lambda: True)
     model = tiny(attention_probs_dropout_prob=0.1)
     layer, query = model.vit.layers[0].attention, torch.zeros(2, 2, 5, 7)
@@ -86,7 +86,7 @@ def test_programs_are_for_optimised_models_without_gradients(monkeypatch):
         (XEON, "AVX2", False, False),
     ],
 )
-def test_a_rule_says_whether_mkl_is_narrower(monkeypatch, cpu, mkl, has_avx512, expected):
+def test_detection_of_cpus_where_mkl_uses_narrower_vectors_than_onednn(monkeypatch, cpu, mkl, has_avx512, expected):
     """No time is measured. MKL at AVX2 on AMD's CPUs: benchmarks/RESULTS.md."""
     monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", mkl)
     monkeypatch.setattr(inference, "onednn_has_avx512", lambda: has_avx512)

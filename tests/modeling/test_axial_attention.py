@@ -1,4 +1,4 @@
-"""AxialResNet: its attention against axial-deeplab's output, and what the network around it is."""
+"""AxialResNet: attention compared with axial-deeplab's output, and the structure of the network."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def original_attention(golden, axis: str) -> AxialAttention:
 
 
 @pytest.mark.parametrize("axis", ["columns", "rows"])
-def test_attention_is_that_of_axial_deeplab(golden, axis):
+def test_attention_equals_axial_deeplab(golden, axis):
     with torch.no_grad():
         output = original_attention(golden, axis)(golden["input"])
     torch.testing.assert_close(output, golden[f"{axis}/output"], rtol=0, atol=1e-12)
@@ -105,7 +105,7 @@ def test_smaller_images_use_the_positions_in_the_middle_and_larger_ones_are_refu
         AxialAttention(16, 4, False, 1e-5)(feature_map)
 
 
-def test_a_folder_of_it_loads_and_other_formats_refuse_it(tmp_path):
+def test_a_saved_model_loads_and_exports_refuse_it(tmp_path):
     model = tiny_bit(**{**ORIGINALS["bit"], **AXIAL})
     pixels = torch.randn(2, 3, *_size(model))
     model.save_pretrained(tmp_path / "model")
@@ -118,6 +118,6 @@ def test_a_folder_of_it_loads_and_other_formats_refuse_it(tmp_path):
             export(model, tmp_path / export.__name__)
 
 
-def test_it_needs_post_activation_units():
+def test_axial_attention_needs_post_activation_units():
     with pytest.raises(Exception, match="axial attention needs units of type 'bottleneck'"):
         HfBiTConfig(spatial_mixing="axial_attention")

@@ -1,4 +1,4 @@
-"""BiT ResNets: their numbers against the goldens and a NumPy forward, and what every model of the family does."""
+"""BiT ResNets: outputs compared with the goldens and a NumPy forward, loading, gradients and initialisation."""
 
 import json
 
@@ -22,7 +22,7 @@ RUNS = {run["id"]: run for run in golden_runs("bit", "bit_paper")}
 
 
 def count(depths, factor: int, classes: int = 1000) -> int:
-    """Kernels, and two numbers for each channel that a GroupNorm sees."""
+    """Count kernels, and two numbers for each channel of a GroupNorm."""
     width = 64 * factor
     total, entering = 7 * 7 * 3 * width, width
     for stage, depth in enumerate(depths):
@@ -34,7 +34,7 @@ def count(depths, factor: int, classes: int = 1000) -> int:
     return total + 2 * entering + (entering + 1) * classes
 
 
-def test_every_variant_is_counted():
+def test_every_variant_has_a_known_parameter_count():
     assert set(VARIANTS) == set(BIT_PARAMETERS)
 
 
@@ -48,7 +48,7 @@ def test_parameter_counts(name, parameters):
         )
 
 
-def test_variants_of_every_original():
+def test_variants_and_originals_are_selected_by_name():
     config = HfBiTConfig.from_variant("R50x3", "bit", image_size=480)
     assert (config.layer_type, config.embedding_size, config.padding) == ("bottleneck", 192, "same")
     assert (config.image_size, config.hidden_size, config.stride) == (480, 6144, 32)
@@ -76,7 +76,7 @@ def test_impossible_architectures_are_refused(fields, message):
 
 
 def capture(model, stages: dict[str, torch.Tensor], unit_name: str) -> None:
-    """Have the next forward put every stage that the goldens name into `stages`, channels last."""
+    """Register hooks that put every stage of the goldens into `stages`, channels last."""
 
     def put(name):
         def hook(module, inputs, output):
@@ -93,7 +93,7 @@ def capture(model, stages: dict[str, torch.Tensor], unit_name: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_every_stage_of_the_goldens(run, goldens, dtype, tolerance):
+def test_every_stage_equals_the_goldens(run, goldens, dtype, tolerance):
     model, _ = convert(goldens / run["checkpoint"])
     model.to(dtype)
     stages: dict[str, torch.Tensor] = {}
@@ -119,8 +119,8 @@ def test_every_stage_of_the_goldens(run, goldens, dtype, tolerance):
 @pytest.mark.parametrize(("height", "width"), [(43, 64), (34, 49)])
 @pytest.mark.parametrize("padding", ["fixed", "same"])
 @pytest.mark.parametrize("original", ORIGINALS)
-def test_an_independent_forward_in_float64(goldens, original, padding, height, width):
-    """Every original's numbers at even and odd sizes, with the weights of the goldens; they differ from each other."""
+def test_forward_equals_an_independent_one_in_float64(goldens, original, padding, height, width):
+    """Every original at even and odd sizes, with the weights of the goldens; their outputs differ."""
     numbers = {**ORIGINALS[original], "padding": padding}
     checkpoint = goldens / ("bit_v1.npz" if original == "bit" else "bit_v2.npz")
     model, _ = convert(checkpoint, **numbers)
@@ -134,7 +134,7 @@ def test_an_independent_forward_in_float64(goldens, original, padding, height, w
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
 
 
-def test_outputs_have_the_shapes_they_say():
+def test_shapes_of_the_outputs():
     model = tiny_bit()
     with torch.no_grad():
         outputs = model(BIT_PIXELS, output_hidden_states=True)
@@ -179,7 +179,7 @@ def test_a_folder_loads_by_the_auto_classes(tmp_path, layer_type):
     assert type(load_model(tmp_path / "folder")) is HfBiTForImageClassification
 
 
-def test_a_head_for_other_labels_is_zero_and_nothing_else_may_differ(tmp_path):
+def test_another_number_of_labels_gives_a_zero_head_and_other_mismatches_are_refused(tmp_path):
     tiny_bit().save_pretrained(tmp_path)
     model = HfBiTForImageClassification.from_pretrained(tmp_path, num_labels=5)
     assert not model.classifier.weight.any()
@@ -189,8 +189,8 @@ def test_a_head_for_other_labels_is_zero_and_nothing_else_may_differ(tmp_path):
         HfBiTForImageClassification.from_pretrained(tmp_path)
 
 
-def test_initialisation_is_the_originals():
-    """flax's defaults: kernels with variance 1 / fan-in, zero head; the last norm of a post-activation unit is zero."""
+def test_initialisation_equals_the_original():
+    """flax's defaults: kernels with variance 1 / fan-in, zero head, zero last norm of a post-activation unit."""
     torch.manual_seed(0)
     model = HfBiTForImageClassification(HfBiTConfig(**TINY_BIT, layer_type="bottleneck"))
     unit = model.bit.resnet.stages[1].layers[1]

@@ -13,7 +13,7 @@ from ..models import UNKNOWN_FIELDS, add_fields, save_tiny
 from ..published import VIT_PARAMETERS
 
 
-def test_every_variant_is_counted():
+def test_every_variant_has_a_known_parameter_count():
     assert set(VARIANTS) == set(VIT_PARAMETERS)
 
 
@@ -26,14 +26,14 @@ def test_parameter_counts(name, parameters):
         assert model_class(config).num_parameters() == parameters
 
 
-def test_from_variant_overrides_and_refuses():
+def test_from_variant_takes_overrides_and_refuses_unknown_names():
     config = HfViTConfig.from_variant("B/16", image_size=384)
     assert config.grid_size == (24, 24)
     with pytest.raises(ValueError, match=r"unknown variant 'B/17'; known: Ti/16"):
         HfViTConfig.from_variant("B/17")
 
 
-def test_defaults_are_the_originals():
+def test_defaults_equal_the_original():
     config = HfViTConfig()
     assert (config.hidden_act, config.layer_norm_eps) == ("gelu_pytorch_tanh", 1e-6)
 
@@ -70,7 +70,7 @@ def test_impossible_architectures_are_refused(fields, message):
         HfViTConfig(**fields)
 
 
-def test_a_field_of_a_recipe_that_python_has_another_meaning_for():
+def test_a_config_field_called_name_is_unknown():
     """`config: {name: x}` is an unknown field, not the name of the variant."""
     for variant in ("B/16", "R50x1"):
         with pytest.raises(ValueError, match="does not know name"):
@@ -87,7 +87,7 @@ def test_impossible_stems_are_refused(fields, message):
 
 
 @pytest.mark.parametrize("name", ["S/32-gap-norep", "R26+S/32"])
-def test_saved_and_loaded_through_auto_config(name, tmp_path):
+def test_auto_config_loads_a_saved_configuration(name, tmp_path):
     config = HfViTConfig.from_variant(name, image_size=(256, 320), num_labels=11, drop_path_rate=0.1)
     config.save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
@@ -101,7 +101,7 @@ FILES = ("config.json", "preprocessor_config.json")
 
 @pytest.fixture
 def newer_folder(tmp_path):
-    """A folder that a newer version, or another tool, has put more fields into."""
+    """A folder with additional fields of a newer version or another tool."""
     folder = save_tiny(tmp_path / "folder")
     for file in FILES:
         add_fields(folder / file, UNKNOWN_FIELDS)
@@ -126,7 +126,7 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
-def test_unknown_fields_of_a_folder_are_kept_and_said_once(loader, newer_folder, tmp_path, caplog):
+def test_unknown_fields_of_a_folder_are_kept_with_one_warning(loader, newer_folder, tmp_path, caplog):
     model, processor = loader(newer_folder)
     for file in FILES:
         said = [record.getMessage() for record in caplog.records if f"the {file} of" in record.getMessage()]
@@ -149,6 +149,7 @@ def test_unknown_fields_of_a_folder_are_kept_and_said_once(loader, newer_folder,
         AutoModel.from_pretrained,
         load,
     ],
+    ids=["configuration", "variant", "from_pretrained", "AutoConfig", "HfViTModel", "AutoModel", "load"],
 )
 def test_unknown_arguments_are_refused(call, tmp_path):
     folder = save_tiny(tmp_path / "folder")

@@ -1,4 +1,4 @@
-"""The libraries around a model, for real: pipelines, Trainer, PEFT, device maps, tensor parallelism."""
+"""Models in other libraries: pipelines, Trainer, PEFT, device maps, tensor parallelism."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def test_pipeline_for_classification(folder, images, pixel_values):
         assert answer[0]["label"] == f"LABEL_{its_scores.argmax()}"
 
 
-def test_pipeline_for_features_has_nothing_random(folder, images, pixel_values):
+def test_pipeline_for_features_has_no_random_weights(folder, images, pixel_values):
     model = AutoModelForImageClassification.from_pretrained(folder).eval()
     with torch.inference_mode():
         expected = model.vit(pixel_values)
@@ -52,7 +52,7 @@ def test_pipeline_for_features_has_nothing_random(folder, images, pixel_values):
     torch.testing.assert_close(torch.cat(tokens), expected.last_hidden_state)
 
 
-def test_map_with_the_processor(folder, images, pixel_values):
+def test_datasets_map_with_the_processor(folder, images, pixel_values):
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=11)})
     data = datasets.Dataset.from_dict({"image": images, "label": [3, 0, 10]}, features=features)
@@ -134,7 +134,7 @@ def test_lora_is_saved_loaded_and_merged(folder, pixel_values, tmp_path):
     torch.testing.assert_close(logits_of(merged, pixel_values), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_lora_of_transformers_own(folder, pixel_values, tmp_path):
+def test_lora_by_add_adapter_of_transformers(folder, pixel_values, tmp_path):
     peft = pytest.importorskip("peft")
     model = AutoModelForImageClassification.from_pretrained(folder)
     plain = logits_of(model, pixel_values)
@@ -150,12 +150,12 @@ def test_lora_of_transformers_own(folder, pixel_values, tmp_path):
     torch.testing.assert_close(logits_of(again, pixel_values), adapted)
 
 
-def test_the_documented_targets_of_lora_are_the_models_modules(folder):
+def test_documented_lora_targets_are_modules_of_the_model(folder):
     names = {name.rsplit(".", 1)[-1] for name, module in AutoModel.from_pretrained(folder).named_modules()}
     assert {"q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"} <= names
 
 
-def test_shards(folder, pixel_values, tmp_path):
+def test_sharded_weights_are_saved_and_loaded(folder, pixel_values, tmp_path):
     model = AutoModelForImageClassification.from_pretrained(folder)
     model.save_pretrained(tmp_path / "shards", max_shard_size="4KB")
     shards = sorted((tmp_path / "shards").glob("model-*.safetensors"))

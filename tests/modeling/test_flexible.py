@@ -1,4 +1,4 @@
-"""Patch sizes: those of a flexible model, chosen by each forward, and of a fixed one, which is resized for good."""
+"""Patch sizes: a flexible model takes one in each forward; a fixed model is resized permanently."""
 
 import json
 from typing import Any
@@ -40,7 +40,7 @@ def kernel_of(model) -> torch.Tensor:
 @pytest.mark.parametrize("fields", POSITIONS.values(), ids=POSITIONS)
 @torch.no_grad()
 def test_a_flexible_model_changes_its_patch_size_without_loss(fields):
-    """Each size gives what a model computes whose weights were resized for it once, and nothing else changes."""
+    """Each size gives the outputs of a model with resized weights; the stored weights do not change."""
     model = tiny(**FLEXIBLE, **fields)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     for patch_size in (*SIZES, *SIZES):
@@ -79,7 +79,7 @@ def test_every_forward_takes_a_patch_size():
 
 
 @torch.no_grad()
-def test_a_model_with_one_patch_size_is_resized_for_good():
+def test_a_model_with_one_patch_size_is_resized_permanently():
     model = tiny(image_size=(24, 36))
     stored = kernel_of(model).clone()
     with pytest.raises(
@@ -108,7 +108,7 @@ def HfBiT():
 @pytest.mark.parametrize("image_size", [None, (18, 10)])
 @pytest.mark.parametrize("fields", [{}, FLEXIBLE], ids=["fixed", "flexible"])
 @torch.no_grad()
-def test_the_patch_size_at_load(tmp_path, fields, image_size):
+def test_patch_size_is_an_argument_of_loading(tmp_path, fields, image_size):
     model = tiny(**fields, image_size=(36, 60))
     model.save_pretrained(tmp_path)
     stored = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -136,7 +136,7 @@ def test_the_patch_size_at_load(tmp_path, fields, image_size):
 
 @torch.no_grad()
 @pytest.mark.parametrize("fields", [{}, FLEXIBLE], ids=["fixed", "flexible"])
-def test_load_gives_a_pair_at_both_sizes(tmp_path, fields):
+def test_load_sets_patch_and_image_size_of_model_and_processor(tmp_path, fields):
     model, processor = load(save_tiny(tmp_path / "folder", **fields), patch_size=(9, 2), image_size=(18, 10))
     images = processor(np.zeros((30, 40, 3), np.uint8), return_tensors="pt")
     assert images.pixel_values.shape == (1, 3, 18, 10)
@@ -147,7 +147,7 @@ def test_load_gives_a_pair_at_both_sizes(tmp_path, fields):
 
 @torch.no_grad()
 def test_the_table_of_a_new_flexible_model_keeps_its_grid():
-    """Its grid is that of the sizes that it was made for until these change."""
+    """The grid follows from the sizes at creation, until these change."""
     model = tiny(stored_patch_size=(7, 5))
     assert model.config.stored_grid == (5, 6)
     expected = model(pixels((4, 6), 5, 6)).logits
@@ -178,7 +178,7 @@ def test_autocast_leaves_the_resize_in_float32():
 
 
 @torch.no_grad()
-def test_others_get_the_resized_weights(tmp_path):
+def test_exports_have_the_resized_weights(tmp_path):
     model = tiny(stored_patch_size=7, position_grid=(3, 3), patch_size=6, image_size=30, qkv_bias=True)
     images = torch.randn(2, 3, 30, 30)
     expected = model(images).logits

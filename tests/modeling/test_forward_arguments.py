@@ -1,4 +1,4 @@
-"""What `forward` takes by position, and what the mask token does: both as in transformers."""
+"""Positional arguments of `forward` and the mask token, as in transformers."""
 
 import inspect
 
@@ -24,7 +24,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
-def test_positional_arguments_come_in_the_order_of_transformers(ours, theirs):
+def test_positional_arguments_have_the_order_of_transformers(ours, theirs):
     def positional(model_class):
         parameters = inspect.signature(model_class.forward).parameters.values()
         return [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]

@@ -1,4 +1,4 @@
-"""Every stage of every golden run, against what the original JAX code computed."""
+"""Every stage of every golden run, compared with the outputs of the original JAX code."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def load(run: dict, goldens, dtype: torch.dtype):
 
 
 def capture(model, stages: dict[str, torch.Tensor]) -> None:
-    """Have the next forward put every stage that the goldens name into `stages`, channels last."""
+    """Register hooks that put every stage of the goldens into `stages`, channels last."""
 
     def put(name, images=False):
         def hook(module, inputs, output):
@@ -61,7 +61,7 @@ def capture(model, stages: dict[str, torch.Tensor]) -> None:
 
 
 def forward(model, run: dict, pixel_values: torch.Tensor) -> None:
-    """The model's own forward; for a size that it refuses, the same with the rest of the map cut off by hand."""
+    """Call the model; for a size that it refuses, do the same with the remainder of the map cut off."""
     if run["id"] not in DROPPED:
         model(pixel_values, output_hidden_states=True)  # without, the last layer computes only what the logits need
         return
@@ -79,14 +79,14 @@ def forward(model, run: dict, pixel_values: torch.Tensor) -> None:
 
 
 def difference(ours: torch.Tensor, expected: np.ndarray) -> float:
-    """Largest difference, relative to the largest value where that is above 1."""
+    """Return the largest difference, relative to the largest value if that is above 1."""
     assert tuple(ours.shape) == expected.shape
     return np.abs(ours.numpy() - expected).max() / max(1.0, np.abs(expected).max())
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_every_stage_in_float32(run, goldens, attention):
+def test_every_stage_equals_the_goldens_in_float32(run, goldens, attention):
     model = load(run, goldens, torch.float32)
     model.set_attn_implementation(attention)
     with np.load(goldens / run["expected"]) as expected, torch.no_grad():
@@ -103,7 +103,7 @@ def test_every_stage_in_float32(run, goldens, attention):
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS.values() if run["id"] not in DROPPED], ids=lambda run: run["id"])
-def test_only_what_the_logits_need(run, goldens):
+def test_the_classification_path_equals_the_goldens(run, goldens):
     model = load(run, goldens, torch.float32)
     with np.load(goldens / run["expected"]) as expected, torch.no_grad():
         name = "logits" if "logits" in expected else "pre_logits"
@@ -115,7 +115,7 @@ def test_only_what_the_logits_need(run, goldens):
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_outputs_in_float64(run, goldens):
+def test_outputs_equal_the_goldens_in_float64(run, goldens):
     model = load(run, goldens, torch.float64)
     with np.load(goldens / run["expected"]) as expected, torch.no_grad():
         stages: dict[str, torch.Tensor] = {}
@@ -129,8 +129,8 @@ def test_outputs_in_float64(run, goldens):
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS.values() if run["id"] not in DROPPED], ids=lambda run: run["id"])
-def test_bfloat16(run, goldens):
-    """Within 2e-2 of the logits' scale; the deep random stems are chaotic: rounding their weights alone gives 8e-2."""
+def test_bfloat16_is_close_to_the_goldens(run, goldens):
+    """Tolerance: 2e-2 of the largest logit; more for deep random stems, where rounded weights alone give 8e-2."""
     model = load(run, goldens, torch.bfloat16)
     with np.load(goldens / run["expected"]) as expected, torch.no_grad():
         name = "logits" if "logits" in expected else "pre_logits"
@@ -140,7 +140,7 @@ def test_bfloat16(run, goldens):
         assert gap < (0.4 if run["resnet"] and run["resnet"]["num_layers"] else 2e-2)
 
 
-def test_every_golden_is_run_here_or_in_the_tests_of_bit(goldens):
+def test_every_golden_has_a_test(goldens):
     bit = golden_runs("bit", "bit_paper")
     assert len(RUNS) + len(bit) + len(golden_runs("mixer")) == 52
     assert {path.name for path in goldens.glob("*.expected.npz")} == {run["expected"] for run in (*RUNS.values(), *bit)}

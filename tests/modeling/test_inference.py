@@ -1,4 +1,4 @@
-"""`optimize_for_inference` changes no number beyond rounding, and is not in the way of anything."""
+"""`optimize_for_inference`: outputs equal to rounding, and no effect on other features."""
 
 import copy
 import pickle
@@ -22,7 +22,7 @@ EXACT = {"rtol": 0, "atol": 0}
 
 @pytest.fixture(autouse=True)
 def everything_wins(monkeypatch):
-    """Whatever this CPU is; products of tiny layers are as fast in one way as in the other."""
+    """Pack all layers, on any CPU and of any size."""
     monkeypatch.setattr(layers, "mkl_is_narrower", lambda: True)
     monkeypatch.setattr(inference, "gains_from_packing", lambda weight: True)
 
@@ -36,8 +36,8 @@ def replaced(model) -> list[str]:
     return [type(module.__dict__["forward"]).__name__ for module in model.modules() if "forward" in module.__dict__]
 
 
-def test_the_operators_are_there():
-    """They are internal to torch: a version without them is to be noticed."""
+def test_torch_has_the_internal_onednn_operators():
+    """They are internal to torch; this test fails with a version that lacks them."""
     assert inference.has_onednn()
 
 
@@ -52,8 +52,8 @@ def test_the_operators_are_there():
         ("aarch64", "DEFAULT", "", torch.float32, False, False),
     ],
 )
-def test_what_is_packed_is_a_rule_without_a_clock(monkeypatch, machine, capability, limit, dtype, narrow, wide):
-    """By features of the CPU and shape; a race of wall-clock times left layers unpacked under load, by chance."""
+def test_packing_depends_on_cpu_and_shape_not_on_timing(monkeypatch, machine, capability, limit, dtype, narrow, wide):
+    """An earlier rule measured times; under load it left layers unpacked at random."""
     monkeypatch.undo()
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
@@ -69,7 +69,7 @@ def test_what_is_packed_is_a_rule_without_a_clock(monkeypatch, machine, capabili
 
 
 @torch.no_grad()
-def test_same_outputs(model):
+def test_optimised_outputs_equal_the_plain_ones(model):
     expected = model(images(model), output_hidden_states=True)
     assert model.optimize_for_inference(batch_size=2) is model
     kinds = replaced(model)
@@ -88,7 +88,7 @@ def test_same_outputs(model):
 
 @torch.no_grad()
 @pytest.mark.parametrize("original", ["big_transfer", "bit_paper", "bit"])
-def test_resnets(original):
+def test_optimised_resnets_have_equal_outputs(original):
     torch.manual_seed(2)
     config = HfBiTConfig(**ORIGINALS[original], embedding_size=32, depths=[1, 2], num_labels=5)
     model = HfBiTForImageClassification(config).eval()
@@ -101,7 +101,7 @@ def test_resnets(original):
 
 @torch.no_grad()
 @pytest.mark.parametrize("hidden_act", ["gelu", "gelu_pytorch_tanh", "relu"])
-def test_activations(hidden_act):
+def test_optimised_models_support_every_activation(hidden_act):
     model = tiny(hidden_act=hidden_act)
     expected = model(images(model)).logits
     assert ("PackedMLP" in replaced(model.optimize_for_inference())) == (hidden_act != "relu")
@@ -132,7 +132,7 @@ def test_changed_weights_are_used(model):
 
 
 @torch.no_grad()
-def test_copied_pickled_saved_and_called_twice(model, tmp_path):
+def test_optimised_models_can_be_copied_pickled_and_saved(model, tmp_path):
     expected = model(images(model)).logits
     model.optimize_for_inference().optimize_for_inference(batch_size=3)
     model(images(model))
@@ -163,7 +163,7 @@ def test_other_dtypes_and_autocast(model):
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["fc1", "activation", "dropout"])
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
-def test_hooks_see_what_they_saw(name, kind):
+def test_hooks_get_the_same_values_after_optimisation(name, kind):
     model = tiny().optimize_for_inference()
     seen: list[torch.Tensor] = []
     register = getattr(model.vit.layers[1].mlp.get_submodule(name), kind)
@@ -176,8 +176,8 @@ def test_hooks_see_what_they_saw(name, kind):
 
 
 @pytest.mark.slow
-def test_compiled_without_graph_breaks(model):
-    """Through every stage of torch's compiler before its code generation; products stay with oneDNN."""
+def test_optimised_models_compile_without_graph_breaks(model):
+    """Every stage of torch's compiler before code generation; oneDNN still computes the products."""
     model.optimize_for_inference()
     products = []
 
@@ -193,7 +193,7 @@ def test_compiled_without_graph_breaks(model):
     torch.compiler.reset()
 
 
-def test_exported():
+def test_optimised_models_can_be_exported():
     model = tiny().optimize_for_inference()
     pixel_values = images(model)
     program = torch.export.export(model, (pixel_values,))
@@ -212,7 +212,7 @@ def test_without_the_operators_nothing_is_packed(monkeypatch):
     torch.testing.assert_close(model(images(model)).logits, expected, rtol=0, atol=2e-5)
 
 
-def test_a_forward_of_somebody_else_stays():
+def test_a_forward_replaced_by_other_code_is_kept():
     model = tiny()
     fc1 = model.vit.layers[0].mlp.fc1
     fc1.forward = theirs = lambda tokens: torch.zeros(*tokens.shape[:-1], 22)

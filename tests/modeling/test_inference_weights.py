@@ -1,4 +1,4 @@
-"""`optimize_for_inference` misses no change of a weight: judged by a twin, never optimised, that is changed alike."""
+"""Changes of weights after `optimize_for_inference`, compared with an equal model that is not optimised."""
 
 import functools
 import threading
@@ -25,7 +25,7 @@ def everything_wins(monkeypatch):
 
 
 def targets(model) -> list:
-    """Modules of each kind whose forward is replaced."""
+    """Return modules of each kind whose forward is replaced."""
     convolution = next(module for module in model.modules() if isinstance(module, inference.StandardizedConv2d))
     return [model.vit.layers[1].mlp.fc1, model.vit.layers[0].attention.q_proj, convolution]
 
@@ -35,12 +35,12 @@ def weights(model) -> list[nn.Parameter]:
 
 
 def factor(weight: torch.Tensor) -> torch.Tensor:
-    """No two elements are scaled alike, or a standardised convolution would not change."""
+    """Return a different factor for each element; an equal one would not change a standardised convolution."""
     return torch.linspace(0.2, 3, weight.numel(), dtype=weight.dtype).reshape(weight.shape)
 
 
 def for_each(act: Callable) -> Callable:
-    """The way in which each weight by itself is changed by what `act` returns for it."""
+    """Return a change of each weight by the function that `act` returns for it."""
 
     def way(model):
         changes = [act(weight) for weight in weights(model)]
@@ -50,12 +50,12 @@ def for_each(act: Callable) -> Callable:
 
 
 def at_once(act: Callable) -> Callable:
-    """The way in which nothing is held beforehand."""
+    """Return a change that keeps no reference before the call."""
     return lambda model: lambda: act(model)
 
 
 def through(view_of: Callable) -> Callable:
-    """The way that multiplies, in place, what `view_of` gives of a weight, and keeps it."""
+    """Return a change that multiplies, in place, a view of the weight by `view_of`, and keeps the view."""
 
     def act(weight):
         view = view_of(weight)
@@ -228,7 +228,7 @@ def guarded(model) -> list[bool]:
 @pytest.mark.parametrize("made", ["before", "after"])
 @pytest.mark.parametrize("way", _PARAMETERS)
 def test_a_changed_weight_is_used(way, made):
-    """Optimisers, views and arrays are made before or after the weights are packed."""
+    """Optimisers, views and arrays are created before or after the weights are packed."""
     model, twin = tiny(hybrid=True), tiny(hybrid=True)
     pixel_values, change_twin = images(model), way(twin)
     change = way(model) if made == "before" else None
@@ -247,7 +247,7 @@ def test_a_changed_weight_is_used(way, made):
 
 
 @torch.no_grad()
-def test_weights_are_packed_while_nobody_else_holds_them(tmp_path):
+def test_weights_are_packed_only_without_other_references(tmp_path):
     tiny(hybrid=True).save_pretrained(tmp_path)
     model = AutoModelForImageClassification.from_pretrained(tmp_path)  # its weights lie in a mapped file
     pixel_values, weight = images(model), weights(model)[0]
@@ -270,7 +270,7 @@ def test_weights_are_packed_while_nobody_else_holds_them(tmp_path):
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_the_model_around_packed_weights_works_as_any_other():
+def test_models_with_packed_weights_work_with_torch_transforms():
     model: Any = tiny()
     twin: Any = tiny()
     pixel_values = images(model)

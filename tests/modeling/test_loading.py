@@ -1,4 +1,4 @@
-"""Loading a folder, and classifying with it."""
+"""Loading of a folder, and classification."""
 
 import sys
 
@@ -15,7 +15,7 @@ from hf_vit.models.prediction import Prediction, classify, most_likely, predict
 from ..models import TINY, tiny, tiny_bit
 
 
-def test_model_and_processor_of_a_folder(folder):
+def test_load_returns_model_and_processor(folder):
     model, processor = load(folder)
     assert type(model) is hf_vit.HfViTForImageClassification
     assert not model.training
@@ -24,7 +24,7 @@ def test_model_and_processor_of_a_folder(folder):
     assert load_processor(folder) is None
 
 
-def test_both_follow_another_image_size(folder):
+def test_load_sets_the_image_size_of_model_and_processor(folder):
     model, processor = load(folder, image_size=(40, 72))
     assert model.config.image_size == (40, 72)
     assert processor(torch.zeros(3, 9, 9, dtype=torch.uint8), return_tensors="pt").pixel_values.shape[2:] == (40, 72)
@@ -39,8 +39,8 @@ def test_both_follow_another_image_size(folder):
         ("more", r"classifier\.scale is not used"),
     ],
 )
-def test_half_a_head_is_refused(folder, harm, message):
-    """A whole one may be new; one that lost an array is a damaged file."""
+def test_an_incomplete_head_is_refused(folder, harm, message):
+    """A complete head may be new; a head that lacks an array is damaged."""
     weights = load_file(folder / "model.safetensors")
     bias, weight = weights.pop("classifier.bias"), weights.pop("classifier.weight")
     heads = {
@@ -56,7 +56,7 @@ def test_half_a_head_is_refused(folder, harm, message):
 
 
 def test_a_folder_of_transformers(tmp_path):
-    """With the numbers of transformers' own ViT, and its image processor."""
+    """Outputs are those of transformers' own ViT and image processor."""
     sizes = {"hidden_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 22}
     theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=20, patch_size=5)).eval()
     theirs.save_pretrained(tmp_path)
@@ -83,7 +83,7 @@ def test_most_likely_classes():
     assert len(most_likely(logits, {0: "a", 1: "b", 2: "c"})[0]) == 3
 
 
-def test_classify_is_what_predict_does(folder, tmp_path):
+def test_classify_equals_predict(folder, tmp_path):
     model, processor = load(folder)
     files = []
     for number in range(3):
@@ -95,14 +95,14 @@ def test_classify_is_what_predict_does(folder, tmp_path):
     ]
 
 
-def test_without_head_nothing_is_predicted(folder):
+def test_predict_refuses_a_model_without_head(folder):
     with pytest.raises(ValueError, match="HfViTModel has no classification head"):
         classify(load_model(folder).vit, None, [])
 
 
 @pytest.mark.parametrize("kind", ["model", "processor"])
-def test_without_hf_vit_transformers_pushes(monkeypatch, kind):
-    """As remote code, the classes run where there is nothing else of hf_vit."""
+def test_without_hf_vit_push_to_hub_is_that_of_transformers(monkeypatch, kind):
+    """As remote code, the classes run without the rest of hf_vit."""
     saved = hf_vit.HfViTModel(hf_vit.HfViTConfig(**TINY)) if kind == "model" else hf_vit.HfViTImageProcessor()
     theirs = (
         transformers.PreTrainedModel if kind == "model" else transformers.image_processing_base.ImageProcessingMixin
@@ -133,7 +133,7 @@ def test_config_json_is_read_once(tmp_path, monkeypatch, kind):
 
 
 def test_requests_of_loading_from_the_hub(hub, client):
-    """Each file, and what the branch is at, is asked for once, as by transformers' own models."""
+    """Each file and the branch's commit are requested once, as by transformers' own models."""
     client("""
         from hf_vit import HfViTConfig, HfViTModel
         HfViTModel(HfViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6,

@@ -1,4 +1,4 @@
-"""The manifest of a pushed folder: whatever a file has become, it is loaded as it was pushed or not at all."""
+"""The manifest of a pushed folder: a file that differs from the pushed one is refused."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from hf_vit.models.manifest import MANIFEST, check_files, manifest_text, read_ma
 
 @pytest.fixture
 def pushed(folder, tmp_path, monkeypatch):
-    """A folder with a manifest; what is known of hashed weights is empty."""
+    """A folder with a manifest; the cache of hashed weights is empty."""
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     monkeypatch.setattr(module, "_SMALL", 10_000)
     entries = {}
@@ -83,7 +83,7 @@ def test_weights_are_hashed_once_and_again_on_request(pushed, hashed):
     assert hashed.count("config.json") == 6  # before and after each load
 
 
-def test_bits_that_flip_without_a_trace_are_found_on_request(pushed):
+def test_changed_bits_with_an_unchanged_time_stamp_are_found_by_verify(pushed):
     load(pushed)
     status = (pushed / "model.safetensors").stat()
     flip(pushed / "model.safetensors")
@@ -93,7 +93,7 @@ def test_bits_that_flip_without_a_trace_are_found_on_request(pushed):
         load(pushed, verify=True)
 
 
-def test_a_folder_that_is_saved_anew_has_no_manifest_and_others_keep_theirs(pushed):
+def test_saving_again_removes_our_manifest_and_keeps_foreign_files(pushed):
     model = load(pushed)[0]
     model.save_pretrained(pushed)
     assert not (pushed / MANIFEST).exists()
@@ -104,13 +104,13 @@ def test_a_folder_that_is_saved_anew_has_no_manifest_and_others_keep_theirs(push
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../secret", "a/../../secret"])
-def test_only_files_beside_it_are_read(name, pushed):
+def test_files_outside_the_folder_are_refused(name, pushed):
     (pushed / MANIFEST).write_text(manifest_text({name: {"size": 1, "sha256": "0"}}))
     with pytest.raises(ValueError, match="which is outside its folder"):
         load(pushed)
 
 
-def test_a_manifest_that_is_none_says_so():
+def test_an_invalid_manifest_is_not_read():
     text = manifest_text({"a": {"size": 3, "sha256": "b"}})
     assert read_manifest(text) == {"a": {"size": 3, "sha256": "b"}}
     broken = json.loads(text)
@@ -129,7 +129,7 @@ def test_hf_vit_verify(pushed, capsys):
     assert "it has no manifest.json" in capsys.readouterr().err
 
 
-def test_nothing_is_lost_where_nothing_can_be_remembered(pushed, hashed, monkeypatch, tmp_path):
+def test_without_a_writable_cache_files_are_hashed_every_time(pushed, hashed, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "file" / "below"))
     for _ in range(2):
@@ -138,7 +138,7 @@ def test_nothing_is_lost_where_nothing_can_be_remembered(pushed, hashed, monkeyp
     assert isinstance(HfViTImageProcessor.from_pretrained(pushed), HfViTImageProcessor)
 
 
-def test_a_manifest_of_any_size_is_not_read(pushed):
+def test_a_too_large_manifest_is_refused(pushed):
     with open(pushed / MANIFEST, "r+b") as file:
         file.truncate(2**24 + 1)  # a file with a hole: nothing is written
     with pytest.raises(ValueError, match=r"manifest\.json has 16777217 bytes; at most 16777216 are read"):

@@ -1,4 +1,4 @@
-"""Masked patch prediction as appendix B.1.2 of the paper describes it."""
+"""Masked patch prediction, according to appendix B.1.2 of the paper."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_corruption_statistics():
     assert np.bincount(others.numpy(), minlength=20).min() > 100
 
 
-def test_a_share_of_no_patch_is_refused():
+def test_a_share_below_one_patch_is_refused():
     with pytest.raises(ValueError, match=r"a share of 0\.01 of 15 patches: it rounds to none"):
         sample_corruption(2, PATCHES, share=0.01)
 
@@ -96,8 +96,8 @@ def test_only_selected_patches_count(pixel_values):
     torch.testing.assert_close(output.loss, by_hand)
 
 
-def test_what_stands_where(pixel_values):
-    """Masked patches are the mask token; replaced ones are another patch; all before the position embeddings."""
+def test_masked_and_replaced_patches_have_the_right_content(pixel_values):
+    """Masked patches are the mask token, replaced ones another patch, before position embeddings are added."""
     model = make()
     patches = model.vit.embeddings.as_patches(pixel_values)
     own = torch.arange(PATCHES).repeat(3, 1)
@@ -121,7 +121,7 @@ def test_uncorrupted_encoding_is_that_of_the_plain_model(pixel_values):
     torch.testing.assert_close(logits, plain)
 
 
-def test_every_parameter_learns(pixel_values):
+def test_every_parameter_gets_a_gradient(pixel_values):
     model = make().train()
     torch.nn.init.normal_(model.predictor.weight)
     model(pixel_values).loss.backward()
@@ -141,7 +141,7 @@ def test_saved_encoder_goes_into_a_classifier(tmp_path, pixel_values):
     HfViTModel.from_pretrained(tmp_path)
 
 
-def test_pretraining_goes_on_from_an_encoder_or_a_classifier(tmp_path):
+def test_pretraining_continues_from_an_encoder_or_a_classifier(tmp_path):
     torch.manual_seed(0)
     classifier = HfViTForImageClassification(HfViTConfig(**SMALL, representation_size=9))
     classifier.save_pretrained(tmp_path / "classifier")
@@ -155,7 +155,7 @@ def test_pretraining_goes_on_from_an_encoder_or_a_classifier(tmp_path):
             assert torch.equal(classifier.vit.state_dict()[name], tensor)
 
 
-def test_a_tuple_on_request_and_what_the_layers_computed(pixel_values):
+def test_outputs_as_a_tuple_and_with_hidden_states_and_attentions(pixel_values):
     model = make()
     output = model(pixel_values, output_hidden_states=True, output_attentions=True)
     assert [states.shape for states in output.hidden_states] == [(3, 1 + PATCHES, 14)] * 3

@@ -30,8 +30,8 @@ def test_eager_and_sdpa_agree(model):
     torch.testing.assert_close(model(pixel_values).logits, eager, rtol=0, atol=1e-5)
 
 
-def test_blocked_attention_is_attention(monkeypatch):
-    """Values and gradients of the formula in float64; 15 heads in blocks of 2 times the threads, and a rest."""
+def test_blocked_attention_equals_the_formula_in_float64(monkeypatch):
+    """Values and gradients; 15 heads in blocks of twice the number of threads, and a remainder."""
     monkeypatch.setattr(layers_module, "LOGITS_PER_THREAD", 2 * 7 * 11)
     batch, heads, queries, tokens, head_dim = 3, 5, 7, 11, 6
     shapes = [(batch, heads, queries, head_dim), *[(batch, heads, tokens, head_dim)] * 2]
@@ -48,7 +48,7 @@ def test_blocked_attention_is_attention(monkeypatch):
 
 
 @pytest.mark.skipif(not layers_module.has_bfloat16_products(), reason="this CPU has no products for bfloat16")
-def test_attention_in_bfloat16_takes_blocks_unless_it_cannot():
+def test_attention_in_bfloat16_is_blocked_where_possible():
     layer = tiny(attention_probs_dropout_prob=0.1).vit.layers[0].attention
     torch_kernel = layers_module.ALL_ATTENTION_FUNCTIONS["sdpa"]
     query = torch.zeros(2, 2, 5, 7, dtype=torch.bfloat16)
@@ -79,7 +79,7 @@ def test_attentions_are_always_returned(model, attention):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_last_layer_computes_only_what_the_logits_need(model, checkpointing):
-    """With the same gradients: all tokens of the last layer are there when they are asked for, or are needed."""
+    """Gradients are the same; all tokens of the last layer are computed if requested or needed."""
     model.train()
     if checkpointing:
         model.activation_checkpointing_enable()
@@ -131,7 +131,7 @@ def test_gradients_reach_every_parameter_with_and_without_checkpointing(model):
 
 
 @torch.no_grad()
-def test_a_bare_model_from_a_classifier_has_nothing_random(model, tmp_path):
+def test_a_bare_model_from_a_classifier_has_no_random_weights(model, tmp_path):
     model.save_pretrained(tmp_path)
     bare = AutoModel.from_pretrained(tmp_path)
     pooled = bare(images(model)).pooler_output
@@ -139,7 +139,7 @@ def test_a_bare_model_from_a_classifier_has_nothing_random(model, tmp_path):
 
 
 @torch.no_grad()
-def test_another_number_of_labels_gives_a_zero_head_and_says_so(model, tmp_path, caplog):
+def test_another_number_of_labels_gives_a_zero_head_with_a_warning(model, tmp_path, caplog):
     model.save_pretrained(tmp_path)
     fresh = AutoModelForImageClassification.from_pretrained(tmp_path, num_labels=5)
     assert fresh.classifier.weight.shape[0] == 5
@@ -149,7 +149,7 @@ def test_another_number_of_labels_gives_a_zero_head_and_says_so(model, tmp_path,
         assert torch.equal(fresh.vit.state_dict()[name], parameter), name
 
 
-def test_anything_else_that_does_not_match_is_an_error(tmp_path):
+def test_other_mismatches_are_refused(tmp_path):
     tiny().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"fc1.bias has shape \(22,\), not \(23,\)"):
         HfViTForImageClassification.from_pretrained(tmp_path, intermediate_size=23)
@@ -185,7 +185,7 @@ def test_resampled_positions_are_cached_until_the_weights_change():
     torch.testing.assert_close(embeddings.positions_on((6, 5), like), 2 * first)
 
 
-def test_images_of_the_wrong_form_are_refused():
+def test_images_of_a_wrong_shape_are_refused():
     model = tiny()
     with pytest.raises(ValueError, match=r"shape \(2, 1, 20, 36\); expected \(batch, 3, height, width\)"):
         model(torch.zeros(2, 1, 20, 36))
@@ -195,7 +195,7 @@ def test_images_of_the_wrong_form_are_refused():
         model(torch.zeros(2, 3, 21, 36))
 
 
-def test_initialisation_is_the_originals():
+def test_initialisation_equals_the_original():
     torch.manual_seed(0)
     config = HfViTConfig(hidden_size=96, intermediate_size=160, num_attention_heads=3, num_hidden_layers=2)
     config.representation_size, config.num_labels = 64, 7
@@ -224,7 +224,7 @@ def test_a_replaced_head_is_zero_when_it_is_initialised():
 
 
 def test_regional_compilation_of_accelerate():
-    """It puts a plain `nn.ModuleList` in the place of a list of layers."""
+    """Accelerate replaces the list of layers by a plain `nn.ModuleList`."""
     compile_regions = pytest.importorskip("accelerate.utils").compile_regions
     model = tiny()
     pixel_values = images(model)
@@ -312,8 +312,8 @@ def test_attention_mask_hides_patches(hybrid):
 
 
 @torch.no_grad()
-def test_upstreams_vit_computes_the_same_with_our_names():
-    """Names and numbers are transformers', but for the epsilon and the GELU, which its config can state."""
+def test_transformers_vit_with_our_weights_has_equal_logits():
+    """Only epsilon and GELU differ; transformers' config can set both."""
     ours = tiny(image_size=20, patch_size=4)
     config = ViTConfig(**{**ours.config.to_diff_dict(), "model_type": "vit"})
     config.hidden_act, config.layer_norm_eps = "gelu_pytorch_tanh", 1e-6

@@ -1,4 +1,4 @@
-"""The paper's comparisons as options of the encoder, against loops in NumPy, float64: Table 8 and Axial-ViT."""
+"""Position embeddings of Table 8 and Axial-ViT, compared with loops in NumPy (float64)."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ RESIZED = {"image_size": (12, 54)}  # 3 x 9 patches
 
 
 def every(names: str):
-    """The variants whose name has one of these words."""
+    """Parametrise with the variants whose names contain one of these words."""
     chosen = {name: fields for name, fields in VARIANTS.items() if any(word in name for word in names.split())}
     return pytest.mark.parametrize("fields", chosen.values(), ids=chosen)
 
@@ -186,7 +186,7 @@ def test_another_resolution_at_load_and_at_run_time(fields, tmp_path):
 
 @torch.no_grad()
 @every("D relative axial")
-def test_the_backbone_and_masked_patch_prediction_use_them_too(fields, tmp_path):
+def test_the_backbone_and_masked_patch_prediction_support_the_variants(fields, tmp_path):
     model = tiny(**fields)
     model.save_pretrained(tmp_path)
     last = f"stage{model.config.num_hidden_layers}"
@@ -206,7 +206,7 @@ def test_the_backbone_and_masked_patch_prediction_use_them_too(fields, tmp_path)
 
 
 @every("D relative")
-def test_tables_start_as_position_embeddings_do(fields):
+def test_initialisation_of_the_tables(fields):
     torch.manual_seed(0)
     config = tiny(**fields).config
     config.image_size, config.initializer_range = (400, 360), 0.05
@@ -232,7 +232,7 @@ def test_relative_positions_and_a_mask(attention):
     torch.testing.assert_close(model(images(model)).logits[1], expected[1], rtol=0, atol=1e-5)
 
 
-def test_what_cannot_be_done_is_refused():
+def test_unsupported_combinations_are_refused():
     model = tiny(**VARIANTS["relative"], hidden_size=16)
     model.set_attn_implementation("flex_attention")
     with pytest.raises(ValueError, match="cannot use flex_attention attention, which takes no bias; set eager or sdpa"):
@@ -252,7 +252,7 @@ def test_what_cannot_be_done_is_refused():
 
 
 @every("2-D layer shared relative axial")
-def test_formats_that_have_no_such_variant_refuse_it(fields, tmp_path):
+def test_exports_refuse_the_variants_that_their_formats_lack(fields, tmp_path):
     model = tiny(**{**fields, "image_size": 24, "patch_size": 4})
     for export, path in ((export_jax, "a.npz"), (export_timm, "a.safetensors"), (export_transformers, "folder")):
         with pytest.raises(ConversionError, match=NOT_SAID):

@@ -1,4 +1,4 @@
-"""Many images at once: what comes out, in which order, and what stays behind."""
+"""Prediction for many images: outputs, their order, and threads that are left."""
 
 import _thread
 import itertools
@@ -19,7 +19,7 @@ def pair(folder):
 
 @pytest.fixture
 def files(tmp_path):
-    """As many pictures as no batch size of the tests divides."""
+    """Images; no batch size of the tests divides their number."""
     generator = torch.Generator().manual_seed(0)
     paths = [str(tmp_path / f"{number}.png") for number in range(23)]
     for path in paths:
@@ -34,8 +34,8 @@ def workers_left():
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("kind", ["plain", "optimised", "with a hook"])
-def test_outputs_are_those_of_each_image_alone_in_order(pair, files, kind, workers):
-    """Of rows of a product, each is summed up alone: to rounding, for kernels depend on the number of rows."""
+def test_batched_outputs_equal_those_of_each_image_in_order(pair, files, kind, workers):
+    """Equal to rounding: kernels of matrix products depend on the number of rows."""
     model, processor = pair
     with torch.inference_mode():
         alone = torch.cat([model(**processor(file, return_tensors="pt")).logits for file in files])
@@ -52,7 +52,7 @@ def test_outputs_are_those_of_each_image_alone_in_order(pair, files, kind, worke
     assert (workers_left(), torch.get_num_threads()) == ([], threads)
 
 
-def test_images_are_shared_equally_by_the_workers(pair, files):
+def test_images_are_distributed_equally_to_the_workers(pair, files):
     sizes = [len(batch.logits) for batch in predict_batches(pair[0], pair[1], files[:7], 32, 3)]
     assert sizes == [3, 3, 1]
     sizes = [len(batch.logits) for batch in predict_batches(pair[0], pair[1], files[:10], 4, 2)]
@@ -60,7 +60,7 @@ def test_images_are_shared_equally_by_the_workers(pair, files):
     assert list(predict_batches(pair[0], pair[1], [])) == []
 
 
-def test_what_cannot_be_read_is_named_after_the_batches_before(pair, files, tmp_path):
+def test_an_unreadable_image_is_an_error_after_the_earlier_batches(pair, files, tmp_path):
     bad = tmp_path / "bad.jpg"
     bad.write_text("no picture")
     outputs = predict_batches(pair[0], pair[1], iter([*files[:9], str(bad), *files[9:]]), 4, 2)
@@ -70,8 +70,8 @@ def test_what_cannot_be_read_is_named_after_the_batches_before(pair, files, tmp_
     assert workers_left() == []
 
 
-def test_no_more_images_are_taken_than_are_soon_needed(pair, files):
-    """From a sequence without an end; who leaves the loop leaves no threads."""
+def test_images_are_taken_from_the_source_only_when_needed(pair, files):
+    """The source is infinite; leaving the loop ends all threads."""
     taken = []
     endless = (taken.append(file) or file for file in itertools.cycle(files))
     for number, _ in enumerate(predict_batches(pair[0], pair[1], endless, 4, 2), start=1):
@@ -98,6 +98,6 @@ def test_ctrl_c_leaves_no_threads(pair, files):
 
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": 0}])
-def test_without_a_batch_or_a_worker_nothing_starts(pair, files, wrong):
+def test_zero_batch_size_or_workers_are_refused(pair, files, wrong):
     with pytest.raises(ValueError, match="both must be at least 1"):
         next(predict_batches(pair[0], pair[1], files, **wrong))

@@ -1,4 +1,4 @@
-"""Quantisation through torchao: loading, saving and loading again gives the same logits, close to float32's."""
+"""Quantisation by torchao: logits are close to float32's, and equal after saving and loading."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     "name", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "Float8WeightOnlyConfig"]
 )
-def test_quantised_models_come_back_as_they_were(folder, tmp_path, name):
+def test_torchao_quantised_models_are_saved_and_loaded(folder, tmp_path, name):
     from torchao import quantization
 
     how = transformers.TorchAoConfig(getattr(quantization, name)())

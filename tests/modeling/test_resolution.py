@@ -89,7 +89,7 @@ def test_native_batches_have_gradients():
 
 
 @torch.no_grad()
-def test_from_the_processor_to_the_model():
+def test_native_batches_of_the_processor_equal_single_images():
     model = tiny(patch_size=4, image_size=20)
     processor = HfViTImageProcessor(size=20, patch_size=4)
     images = [
@@ -154,7 +154,7 @@ def test_compiles_for_any_size(name):
         torch.testing.assert_close(compiled(pixel_values).logits, model(pixel_values).logits, rtol=0, atol=1e-5)
 
 
-def test_empty_position_embeddings_are_refused_clearly():
+def test_empty_position_embeddings_are_refused():
     model = tiny()
     model.vit.embeddings.position_embeddings = torch.nn.Parameter(torch.empty(0))
     with pytest.raises(ValueError, match=r"shape \(0,\) \(expected 31 tokens\); under DeepSpeed ZeRO-3"):
@@ -163,8 +163,8 @@ def test_empty_position_embeddings_are_refused_clearly():
 
 @torch.no_grad()
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_attention_mask_as_transformers_takes_it(attention):
-    """(batch, tokens), the class token first; what is hidden does not change the rest."""
+def test_attention_mask_has_the_form_of_transformers(attention):
+    """The mask is (batch, tokens), class token first; hidden tokens do not change the others."""
     model = tiny()
     model.set_attn_implementation(attention)
     pixel_values = torch.randn(1, 3, 20, 36)
@@ -196,7 +196,7 @@ def test_frozen_position_embeddings_stay_frozen_at_another_size(positions, train
     ],
     ids=[".data", "numpy", "fused optimiser"],
 )
-def test_resampled_positions_follow_a_change_that_raises_no_version(change):
+def test_resampled_positions_follow_changes_without_a_version_counter(change):
     model = tiny().eval()
     height, width = patch_pixels(model.config)
     images = torch.randn(2, 3, 3 * height, 7 * width)

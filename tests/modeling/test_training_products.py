@@ -1,4 +1,4 @@
-"""Products of linear layers in training through oneDNN: judged by float64, and by torch where they are torch's own."""
+"""Products of linear layers by oneDNN in training, compared with float64; other cases compared with torch."""
 
 import copy
 import pickle
@@ -29,7 +29,7 @@ def onednn_wins(monkeypatch):
 
 @pytest.fixture
 def model():
-    """In training, with 4 x 25 rows for each product of its encoder."""
+    """A model in training mode; each product of its encoder has 4 x 25 rows."""
     return tiny(**SIZES).train()
 
 
@@ -42,7 +42,7 @@ def trained(model) -> list[str]:
 
 
 def counted(monkeypatch) -> list:
-    """What goes through oneDNN from here on."""
+    """Return a list of the later products by oneDNN."""
     calls: list = []
     multiply = inference._multiply
     monkeypatch.setattr(inference, "_multiply", lambda *arguments: calls.append(1) or multiply(*arguments))
@@ -64,7 +64,7 @@ def counted(monkeypatch) -> list:
         (("", 0, 0), "AVX512", "", "", False),
     ],
 )
-def test_the_rule(monkeypatch, cpu, capability, mkl, onednn, expected):
+def test_cpus_that_use_onednn_products_in_training(monkeypatch, cpu, capability, mkl, onednn, expected):
     monkeypatch.undo()
     monkeypatch.setattr(inference, "has_onednn", lambda: True)
     monkeypatch.setattr(inference, "_cpu", lambda: cpu)
@@ -82,7 +82,7 @@ def test_the_rule(monkeypatch, cpu, capability, mkl, onednn, expected):
         (None, "arm", None),
     ],
 )
-def test_the_cpu_is_read(monkeypatch, tmp_path, cpuinfo, processor, expected):
+def test_detection_of_the_cpu(monkeypatch, tmp_path, cpuinfo, processor, expected):
     path = tmp_path / "cpuinfo"
     if cpuinfo is not None:
         path.write_text(cpuinfo)
@@ -95,7 +95,7 @@ def test_the_cpu_is_read(monkeypatch, tmp_path, cpuinfo, processor, expected):
 @pytest.mark.parametrize("outputs", [201, 1024])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("frozen", ["", "tokens", "weight", "bias"])
-def test_gradients_are_as_near_to_float64_as_those_of_torch(monkeypatch, inputs, outputs, bias, frozen):
+def test_gradients_are_as_close_to_float64_as_torchs(monkeypatch, inputs, outputs, bias, frozen):
     torch.manual_seed(3)
     layer = nn.Linear(inputs, outputs, bias=bias)
     tokens, direction = torch.randn(2, 37, inputs), torch.randn(2, 37, outputs)
@@ -120,7 +120,7 @@ def test_gradients_are_as_near_to_float64_as_those_of_torch(monkeypatch, inputs,
     assert calls
 
 
-def test_a_model_in_training_multiplies_so_and_in_evaluation_does_not(model, monkeypatch):
+def test_onednn_products_are_used_in_training_mode_only(model, monkeypatch):
     assert len(trained(model)) == 6
     assert type(model.vit.layers[0].attention.q_proj) is nn.Linear
     calls = counted(monkeypatch)
@@ -135,14 +135,14 @@ def test_a_model_in_training_multiplies_so_and_in_evaluation_does_not(model, mon
 
 @pytest.fixture
 def one_process():
-    """A process group of this process alone."""
+    """Process group of one process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def test_sharded_weights_are_multiplied_so_whenever_training_begins(model, monkeypatch, one_process):
-    """FSDP2, which gathers each layer for its forward and for its backward; judged by the model without it."""
+def test_onednn_products_work_with_fsdp(model, monkeypatch, one_process):
+    """FSDP2 gathers each layer for its forward and its backward; the model without FSDP2 is the reference."""
 
     def gradients(model):
         before = len(calls)
@@ -218,7 +218,7 @@ def compiled(model, pixels):
     [under_autocast, by_func, forward_mode, flops, in_bfloat16, without_gradients, of_few_rows, compiled],
     ids=lambda work: work.__name__,
 )
-def test_everything_else_is_torchs_own(model, monkeypatch, work):
+def test_other_cases_use_torchs_products(model, monkeypatch, work):
     calls = counted(monkeypatch)
     found = work(model, pixel_values(model))
     assert not calls
@@ -227,7 +227,7 @@ def test_everything_else_is_torchs_own(model, monkeypatch, work):
 
 
 def test_second_derivatives(monkeypatch):
-    """Those of a product and a square, against float64."""
+    """Second derivatives of a product and a square, compared with float64."""
     torch.manual_seed(4)
     layer = nn.Linear(192, 193)
     layer.forward = TrainedLinear(layer)

@@ -61,7 +61,7 @@ HYBRID = {**TINY, "patch_size": 1, "stem_depths": [1, 1], "stem_width": 32}
 
 @pytest.fixture(autouse=True)
 def ours_are_known(monkeypatch):
-    """The common tests go by class names where they decide what takes labels."""
+    """Register our classes, because the common tests recognise models with labels by class names."""
     for model_type, prefix in (("hf_vit", "HfViT"), ("hf_vit_hybrid", "HfViTHybrid"), ("hf_bit", "HfBiT")):
         for table, kind in (
             (modeling.MODEL_MAPPING_NAMES, "Model"),
@@ -72,7 +72,7 @@ def ours_are_known(monkeypatch):
 
 
 class Common:
-    """Refuse skips of tests that are about ours."""
+    """Base of the common tests; a skip of a test that concerns our models is an error."""
 
     of_other_kinds = "|".join(OF_OTHER_KINDS.values())
 
@@ -83,7 +83,7 @@ class Common:
 
 
 class SmallModel:
-    """What the common tests ask for: a configuration, and a batch that its models take."""
+    """Input of the common tests: a configuration, and a batch for its models."""
 
     batch_size, is_training = 3, True
     seq_length, mask_length, num_masks = 10, 9, 4  # tokens of all: the class token and 3 x 3 patches; and masked ones
@@ -110,7 +110,7 @@ class Models(Common, modeling.ModelTesterMixin):
         self.model_tester = SmallModel(self.config_class, self.settings)
 
     def test_configuration(self):
-        """As transformers' own ViT and BiT run it."""
+        """Run the test like transformers' own ViT and BiT."""
         settings = {name: value for name, value in self.settings.items() if name != "num_labels"}
         kind = {"has_text_modality": False, "common_properties": self.common_properties}
         configurations.ConfigTester(self, self.config_class, **kind, **settings).run_common_tests()
@@ -121,7 +121,7 @@ class Models(Common, modeling.ModelTesterMixin):
             yield model_class(config).eval(), inputs
 
     def test_model_get_set_embeddings(self):
-        """What embeds an image is no table."""
+        """The embedding of an image is not a table."""
         for model, _ in self.each_model():
             assert any(parameter.ndim == 4 for parameter in model.get_input_embeddings().parameters())
             model.set_input_embeddings(torch.nn.Identity())
@@ -129,7 +129,7 @@ class Models(Common, modeling.ModelTesterMixin):
             assert any(isinstance(module, torch.nn.Identity) for module in model.base_model.modules())
 
     def test_gradients_with_checkpointing(self):
-        """The common test of `enable_input_require_grads` looks for the weight of a table, and passes over ours."""
+        """The common test of `enable_input_require_grads` needs the weight of a table, and skips our models."""
         for model, inputs in self.each_model():
             weight = next(model.get_input_embeddings().parameters())
             gradients = []
@@ -164,7 +164,7 @@ class Models(Common, modeling.ModelTesterMixin):
         self.missing_weights_are_refused(super().test_can_init_all_missing_weights)
 
     def missing_weights_are_refused(self, common_test):
-        """As we document; and the common test passes where they are not."""
+        """Check that missing weights are refused, as documented, and that the common test passes without this check."""
         with pytest.raises(ValueError, match=r"does not fit its configuration: .* is missing"):
             common_test()
         with mock.patch.object(pretrained.HfVisionPreTrainedModel, "_check_loading"):
@@ -188,7 +188,7 @@ class TestBiT(Models, unittest.TestCase):
     of_other_kinds = f"{Common.of_other_kinds}|{WITH_ATTENTION}"
 
     def setUp(self):
-        """Hidden states are maps: what enters the first stage, 6 x 6, and what leaves each."""
+        """Hidden states are maps: the input of the first stage, 6 x 6, and the output of each stage."""
         super().setUp()
         vars(self.model_tester).update(num_hidden_layers=2, seq_length=6, hidden_size=6)
 
@@ -255,13 +255,13 @@ class TestImageProcessor(Common, processors.ImageProcessingTestMixin, unittest.T
 MIXINS = (modeling.ModelTesterMixin, backbones.BackboneTesterMixin, processors.ImageProcessingTestMixin)
 
 
-def test_what_is_named_is_there():
+def test_every_pattern_matches_a_common_test():
     names = [name for mixin in MIXINS for name in dir(mixin) if name.startswith("test_")]
     for pattern in f"{Common.of_other_kinds}|{WITH_ATTENTION}".split("|"):
         assert any(re.search(pattern, name) for name in names), pattern
 
 
-def test_nothing_else_differs():
+def test_every_overridden_common_test_is_listed():
     cases = [case for case in globals().values() if isinstance(case, type) and issubclass(case, Common)]
     written_here = {
         name

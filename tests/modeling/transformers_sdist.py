@@ -1,4 +1,4 @@
-"""transformers' common tests: only its source distribution has them, so it is fetched by name, once, and kept."""
+"""transformers' common tests, from its source distribution, which is downloaded once and cached."""
 
 import importlib
 import subprocess
@@ -38,11 +38,11 @@ DOWNLOADS.url_to_local_path = str
 
 
 class NotAvailableError(Exception):
-    """Why there are no common tests here."""
+    """Error: the common tests are not available; the message gives the reason."""
 
 
 def fetch() -> Path:
-    """The folder `tests` of the source distribution of the installed transformers.
+    """Return the folder `tests` of the source distribution of the installed transformers.
 
     Raises:
         NotAvailableError: the package index cannot be reached, or has no such distribution.
@@ -72,7 +72,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def load(*names: str) -> list[types.ModuleType]:
-    """Import some of its test modules; they do not become part of this package's tests.
+    """Import some of its test modules without collecting their tests.
 
     Raises:
         NotAvailableError: see `fetch`.
