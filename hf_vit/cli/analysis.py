@@ -115,9 +115,9 @@ def _draw_runs(arguments: argparse.Namespace) -> None:
 
 
 def _print_compute(arguments: argparse.Namespace) -> None:
-    from ..analysis import accounts
+    from ..analysis import compute_report
 
-    compute = accounts.account(
+    compute = compute_report.account(
         arguments.model,
         arguments.image_size,
         arguments.epochs,
@@ -125,12 +125,12 @@ def _print_compute(arguments: argparse.Namespace) -> None:
         arguments.accelerator,
         arguments.utilization,
     )
-    print(json.dumps(compute, indent=2) if arguments.json else accounts.as_text(compute))
+    print(json.dumps(compute, indent=2) if arguments.json else compute_report.as_text(compute))
 
 
 def _print_table(arguments: argparse.Namespace) -> None:
-    from ..analysis import accounts
+    from ..analysis import compute_report
     from ..analysis.training_runs import table_rows
 
     rows = table_rows(arguments.table)
-    print(json.dumps(rows, indent=2) if arguments.json else accounts.table_as_text(arguments.table, rows))
+    print(json.dumps(rows, indent=2) if arguments.json else compute_report.table_as_text(arguments.table, rows))

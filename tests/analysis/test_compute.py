@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vit import analysis
-from hf_vit.analysis import accounts, training_runs
+from hf_vit.analysis import compute_report, training_runs
 from hf_vit.cli import main
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
@@ -247,4 +247,4 @@ def test_families_and_names_of_the_published_runs():
 
 
 def test_tables_are_aligned():
-    assert accounts.align([["a", "bb"], ["ccc", "d"]]) == "a    bb\nccc   d"
+    assert compute_report.align([["a", "bb"], ["ccc", "d"]]) == "a    bb\nccc   d"
