@@ -285,7 +285,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         logger.warning_once(
             f"{self.name_or_path or 'The model'} now takes images of {_in_words(image_size)} pixels, not "
             f"{_in_words(before)}, but its image processor was not changed: load both with hf_vit.load("
-            f"{self.name_or_path!r}, image_size={image_size}), or change the processor yourself and call "
+            f"{self.name_or_path or 'FOLDER'!r}, image_size={image_size}), or change the processor yourself and call "
             "set_image_size(..., processor_follows=True)."
         )
 
@@ -316,8 +316,8 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             self._image_size_noted = True
             logger.warning(
                 f"The images have {_in_words(size)} pixels, but the model is for {_in_words(own)}, to which its image "
-                f"processor resizes: load both at one size with hf_vit.load({self.name_or_path!r}, image_size=...), or "
-                "pass interpolate_pos_encoding=True if this size is intended."
+                f"processor resizes: load both at one size with hf_vit.load({self.name_or_path or 'FOLDER'!r}, "
+                "image_size=...), or pass interpolate_pos_encoding=True if this size is intended."
             )
 
     def optimize_for_inference(self: _Model, batch_size: int = 1, backend: str = "torch") -> _Model:
