@@ -286,7 +286,7 @@ def _measured(sources: Sources) -> list[dict[str, str]]:
     return [
         {
             "data": data,
-            "metric": _METRICS.get(name, name.replace("_", " ")),
+            "metric": _METRICS.get(name) or name.replace("_", " "),
             "value": _value(name, value),
             "source": source,
         }
