@@ -16,7 +16,9 @@ from torch import nn
 if TYPE_CHECKING:
     from hf_vit import HfViTConfig
 
-VIT_PYTORCH_NOTE = "its own random weights: it has two LayerNorms more in front, and no biases of query, key and value"
+VIT_PYTORCH_NOTE = (
+    "its own random weights: it has two more LayerNorms before the layers, and no biases of query, key and value"
+)
 
 
 def config_of(variant: str, image_size: int) -> "HfViTConfig":

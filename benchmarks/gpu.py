@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(row.name for row in rows))
         return 0
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        return _refuse(f"{sys.executable} has no {', '.join(missing)}; install them for it, or take another python")
+        return _refuse(f"{sys.executable} has no {', '.join(missing)}; install them, or use another Python")
     return _measure(options, rows)
 
 
@@ -81,7 +81,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--start", choices=["forkserver", "spawn"], default="forkserver", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.minutes <= 0:
-        parser.error(f"--minutes is {options.minutes:g}; it must be above 0")
+        parser.error(f"--minutes is {options.minutes:g} (expected more than 0)")
     return options
 
 
@@ -97,7 +97,7 @@ def _measure(options: argparse.Namespace, rows: list) -> int:
     end = time.monotonic() + 60 * options.minutes - _SPARE_SECONDS
     path = options.output / "results.jsonl"
     if path.exists() and not options.resume:
-        return _refuse(f"{options.output} has results; go on with --resume, or name another --output")
+        return _refuse(f"{options.output} has results; give --resume to continue, or another --output")
     options.output.mkdir(parents=True, exist_ok=True)
     results = Results(path)
     before = {number: signal.signal(number, _tell) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -136,7 +136,7 @@ def _set_up(options: argparse.Namespace, results, make) -> tuple:
         return None, f"{outcome and outcome.reason} (see {log})"
     known = results.result("setup")
     if known and known != outcome.result:
-        return None, f"{options.output} has results of {known}, and this is {outcome.result}; name another --output"
+        return None, f"{options.output} has results of {known}, not of {outcome.result}; give another --output"
     if not known:
         results.add({"name": "setup", "kind": "setup", "date": date.today().isoformat(), **_parts_of(outcome)})
     return processes, ""

@@ -63,7 +63,7 @@ def setup(message: dict, report: Report) -> dict:
     device = torch.device(message["device"])
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise LeftOut(f"this torch ({torch.__version__}) finds no CUDA device; for a trial: --device cpu --toy")
+            raise LeftOut(f"this torch ({torch.__version__}) finds no CUDA device; give --device cpu --toy for a test")
         torch.ones(8, device=device).sum().item()
     names = ("torch", "triton", "transformers", "accelerate", "torchao", "kernels", "torchvision", "datasets")
     versions = {name: version for name in names if (version := _version(name))}

@@ -132,7 +132,7 @@ def time_line(options: argparse.Namespace) -> dict:
     first = next(iter(answers.values()))
     agreement = {name: sum(map(int.__eq__, classes, first)) / len(files) for name, classes in answers.items()}
     if options.lines[0].startswith("Ti/16") and min(agreement.values()) < _LEAST_AGREEMENT:
-        common.report_progress(f"classes agree too rarely to be of the same weights on photographs: {agreement}")
+        common.report_progress(f"the classes of the contestants differ too often for equal weights: {agreement}")
     turns = common.take_turns(ready, options.seconds, options.least, warm_up=1)
     sizes = [len(Path(file).read_bytes()) for file in files]
     return {**common.stamp(), "turns": turns, "agreement": agreement, "left_out": left_out, "images": len(files),

@@ -66,7 +66,7 @@ def test_contestants_take_turns_and_warm_up_first():
     assert {name: len(seconds) for name, seconds in turns.items()} == {"A": 3, "B": 3, "C": 3}
 
 
-def test_the_ratio_is_that_of_the_medians_and_the_spread_that_of_the_rounds():
+def test_speed_up_is_the_ratio_of_medians_with_quartiles_of_the_rounds():
     common = load_benchmark("common")
     turns = {"ours": [1.0, 2.0, 4.0], "theirs": [3.0, 3.0, 4.0], "slow": [9.0, 9.0, 9.0]}
     assert common.fastest(turns, ("slow", "theirs", "absent")) == "theirs"
@@ -84,7 +84,7 @@ def test_results_of_another_machine_are_not_kept(tmp_path):
     assert common.keep(path, {"c": {"machine": 2}}) == {"c": {"machine": 2}} == json.loads(path.read_text())
 
 
-def test_results_are_kept_as_they_come(tmp_path, monkeypatch, capsys):
+def test_each_result_is_saved_at_once(tmp_path, monkeypatch, capsys):
     common, page = load_benchmark("common"), tmp_path / "page.md"
     monkeypatch.setattr(common, "HERE", tmp_path)
     page.write_text("<!-- a: made by the benchmark --><!-- end of a -->")
@@ -114,7 +114,7 @@ def test_a_section_is_replaced_and_the_rest_stays(tmp_path):
         common.update_section(page, "b", "text")
 
 
-def test_the_pages_have_the_sections_that_are_written():
+def test_the_pages_have_every_written_section():
     for page, names in {
         "RESULTS.md": ("inference", "training_step", "gpu", "loading", "cold_start", "loading_images", "pipeline"),
         "README.md": ("cost", "floor"),
@@ -125,7 +125,7 @@ def test_the_pages_have_the_sections_that_are_written():
             assert (BENCHMARKS / page).read_text().count(f"<!-- {name}: made by the benchmark -->") == 1
 
 
-def test_a_process_apart_returns_its_last_line_or_its_last_words(tmp_path):
+def test_a_separate_process_returns_its_last_line_or_its_error(tmp_path):
     common, program = load_benchmark("common"), tmp_path / "program.py"
     program.write_text("import sys\nprint('noise')\nprint('{\"sum\": %d}' % sum(map(int, sys.argv[1:])))")
     assert common.run_apart(program, 2, 3) == {"sum": 5}
@@ -144,7 +144,7 @@ print(json.dumps({"before": before, "after": peak_mib()}))
 """
 
 
-def test_peak_memory_is_that_of_the_process_alone(tmp_path):
+def test_peak_memory_does_not_include_the_parent(tmp_path):
     """And not of this one, which has torch in it."""
     program = tmp_path / "program.py"
     program.write_text(MEMORY)
@@ -154,7 +154,7 @@ def test_peak_memory_is_that_of_the_process_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["inference", "training_step", "loading", "floor"])
-def test_arguments(name, capsys):
+def test_arguments_of_a_benchmark(name, capsys):
     benchmark = load_benchmark(name)
     assert benchmark.parse_arguments(["--threads", "1"]).write is False
     assert benchmark.parse_arguments(["--write"]).threads == load_benchmark("common").processors()
@@ -172,7 +172,7 @@ def line(**fields):
     )
 
 
-def test_lines_have_names_of_their_own(capsys):
+def test_lines_have_different_names(capsys):
     inference = load_benchmark("inference")
     inference.main(["--list"])
     names = capsys.readouterr().out.splitlines()
@@ -183,7 +183,7 @@ def test_lines_have_names_of_their_own(capsys):
 
 
 @pytest.mark.parametrize("fields", [{}, {"dtype": "bfloat16"}, {"mode": "attentions"}], ids=str)
-def test_a_contest(checkpoints, fields):
+def test_contestants_are_compared_and_timed(checkpoints, fields):
     inference, names = load_benchmark("inference"), ["hf_vit", "hf_vit optimised", "transformers"]
     result = inference.time_contest(line(**fields), names, checkpoints, seconds=0, least=2)
     assert {name: len(seconds) for name, seconds in result["turns"].items()} == dict.fromkeys(names, 2)
@@ -194,7 +194,7 @@ def test_a_contest(checkpoints, fields):
     assert f"| {name} | hf_vit optimised | transformers |" in page
 
 
-def test_who_cannot_take_part_is_named_with_the_reason(checkpoints, monkeypatch):
+def test_omitted_contestants_are_listed_with_the_reason(checkpoints, monkeypatch):
     inference = load_benchmark("inference")
     monkeypatch.setitem(sys.modules, "timm", None)
     _, left_out = inference.enter(line(), ["hf_vit", "timm"], checkpoints)
@@ -202,7 +202,7 @@ def test_who_cannot_take_part_is_named_with_the_reason(checkpoints, monkeypatch)
     assert left_out["timm"].startswith("not installed")
 
 
-def test_what_computes_something_else_is_not_timed(checkpoints):
+def test_contestants_with_other_outputs_are_not_timed(checkpoints):
     inference = load_benchmark("inference")
     ours = inference.build("hf_vit", line(), checkpoints)
     other = inference.Contestant(ours.forward, lambda: [array + 1 for array in ours.outputs()])
@@ -211,7 +211,7 @@ def test_what_computes_something_else_is_not_timed(checkpoints):
         inference.compare(line(), {"hf_vit": ours, "timm": other})
 
 
-def test_torchvision_gets_every_weight(checkpoints):
+def test_torchvision_loads_every_weight(checkpoints):
     """Where it is not installed, the names that its model would want are those that we convert from."""
     weights = torch.load(checkpoints / "torchvision.pth")
     assert weights["encoder.layers.encoder_layer_2.self_attention.in_proj_weight"].shape == (3 * 14, 14)
@@ -265,7 +265,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_the_cost_on_paper_is_what_torch_counts(config):
+def test_the_computed_cost_equals_torchs_counter(config):
     parts = load_benchmark("cost").cost(config)
     model = AutoModelForImageClassification.from_config(config, attn_implementation="eager").eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -276,7 +276,7 @@ def test_the_cost_on_paper_is_what_torch_counts(config):
     assert sum(part.multiply_adds for part in parts) == count_compute(config).logits_multiply_adds
 
 
-def test_the_row_of_a_model_at_the_floor():
+def test_a_row_of_the_floor_by_hand():
     floor = load_benchmark("floor")
     result = {"parts": [{"multiply_adds": 5, "weights": 20, "activations": 3}], "batch_size": 2, "dtype": "bfloat16"}
     result["turns"] = {"hf_vit optimised": [0.5]}
@@ -284,7 +284,7 @@ def test_the_row_of_a_model_at_the_floor():
     assert row == ["tiny", "250.0", "500.0", "2.00", "0", "2000.0"]  # 10 multiply-adds, and 26 numbers of 2 bytes
 
 
-def test_the_table_of_models_has_what_is_computed_and_what_was_measured(monkeypatch):
+def test_the_table_of_models_has_computed_and_measured_values(monkeypatch):
     """The parameters and multiply-adds are those that timm gives for its copy of the architecture."""
     models = load_benchmark("models")
     [kind] = (kind for kind in models.kinds() if kind.name == "R+Ti/16 224")

@@ -35,7 +35,7 @@ def read(output):
 
 
 @pytest.mark.slow
-def test_everything_at_toy_size(tmp_path):
+def test_every_row_runs_at_toy_size(tmp_path):
     rows, results = load_benchmark("gpu_rows"), load_benchmark("gpu_results")
     program = start(tmp_path / "out")
     printed, progress = program.communicate(timeout=600)
@@ -59,7 +59,7 @@ def test_everything_at_toy_size(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_measured_outlives_the_program(tmp_path):
+def test_measured_rows_are_kept_after_a_kill(tmp_path):
     """After a kill too; a resumed run measures the rest alone, and SIGTERM has it print what there is."""
     path = tmp_path / "results.jsonl"
     program = start(tmp_path, "--only", "peak", "images", "train toy TF32")
@@ -87,11 +87,11 @@ def wait_for(program, path, text):
         time.sleep(0.02)
 
 
-def test_what_cannot_begin_is_refused(tmp_path, capsys, monkeypatch):
+def test_runs_that_cannot_start_are_refused(tmp_path, capsys, monkeypatch):
     gpu = load_benchmark("gpu")
     (tmp_path / "results.jsonl").write_text("")
     assert gpu.main(["--device", "cpu", "--toy", "--output", str(tmp_path)]) == 2
-    assert "go on with --resume" in capsys.readouterr().err
+    assert "give --resume to continue" in capsys.readouterr().err
     monkeypatch.setattr(gpu, "NEEDED", ("torch", "no_such_package"))
     assert gpu.main(["--output", str(tmp_path / "new")]) == 2
     assert "has no no_such_package" in capsys.readouterr().err
@@ -124,7 +124,7 @@ def test_a_crash_or_a_hang_costs_one_row(tmp_path, monkeypatch, name, status, re
     assert reason in outcome.reason
 
 
-def test_the_share_is_of_the_peak_of_the_same_kind(tmp_path):
+def test_the_share_is_relative_to_the_peak_of_the_same_precision(tmp_path):
     results = load_benchmark("gpu_results").Results(tmp_path / "results.jsonl")
     results.add({"name": "peak", "kind": "peak", "status": "done", "result": {"peaks": {"bfloat16": 800, "tf32": 400}}})
     measured = {"images_per_second": 2, "flops_per_image": 100, "loss": 1.5}
@@ -135,7 +135,7 @@ def test_the_share_is_of_the_peak_of_the_same_kind(tmp_path):
     assert of == {"autocast": 0.25, "fp8": 0.25, "tf32": 0.5, "float32": None}
 
 
-def test_padded_tokens_change_nothing():
+def test_padded_tokens_do_not_change_the_logits():
     model: Any = tiny().eval()
     expected = model(images(model)).logits
     seen = []
@@ -145,7 +145,7 @@ def test_padded_tokens_change_nothing():
     assert seen[0] % 8 == 0
 
 
-def test_crops_on_the_device_are_those_of_the_training_loader():
+def test_crops_on_the_device_equal_those_of_the_training_loader():
     """PIL's bilinear transform cuts each value down to an integer, and clamps at the crop's border: both within 2."""
     module = load_benchmark("gpu_images")
     jpeg = module.make_jpegs(1, 60, 80)[0]

@@ -54,7 +54,7 @@ def is_refused(action, message, error=ValueError, growth=60_000_000):
     assert growth_of(refused) < growth
 
 
-def test_a_compressed_file_that_declares_far_more_than_it_holds(tmp_path, monkeypatch):
+def test_a_compressed_file_that_declares_too_many_bytes_is_refused(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "bomb.npz", **{name: np.zeros(1_000_000, bool) for name in "abc"})
     monkeypatch.setattr(limits, "_ALWAYS_ALLOWED_BYTES", 2**20)
     message = (
@@ -67,7 +67,7 @@ def test_a_compressed_file_that_declares_far_more_than_it_holds(tmp_path, monkey
         assert len(reader.arrays) == 3
 
 
-def test_arrays_that_overlap(tmp_path):
+def test_overlapping_arrays_are_refused(tmp_path):
     """Both directory entries point to the same bytes, as in a zip bomb without compression."""
     np.savez(tmp_path / "a.npz", a=np.zeros(1000, np.float32), b=np.zeros(1000, np.float32))
     content = bytearray((tmp_path / "a.npz").read_bytes())
@@ -78,7 +78,7 @@ def test_arrays_that_overlap(tmp_path):
         NpzReader(tmp_path / "b.npz")
 
 
-def test_too_many_arrays_and_a_header_without_end(tmp_path, monkeypatch):
+def test_too_many_arrays_and_a_too_long_header_are_refused(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", a=np.zeros(1), b=np.zeros(1))
     with zipfile.ZipFile(tmp_path / "b.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", b"\x93NUMPY\2\0" + struct.pack("<I", 20_000_000) + bytes(20_000_000))
@@ -97,7 +97,7 @@ def test_too_many_arrays_and_a_header_without_end(tmp_path, monkeypatch):
         ("vit_token", "encoderblock_0/", "encoderblock_900/", r"its arrays do not match its architecture; missing: "),
     ],
 )
-def test_a_number_in_a_name_builds_nothing(file, old, new, message, tmp_path, monkeypatch):
+def test_a_large_number_in_a_name_creates_no_model(file, old, new, message, tmp_path, monkeypatch):
     arrays = dict(np.load(GOLDENS / f"{file}.npz"))
     name = next(name for name in arrays if old in name)
     arrays[name.replace(old, new)] = arrays[name]
@@ -106,7 +106,7 @@ def test_a_number_in_a_name_builds_nothing(file, old, new, message, tmp_path, mo
     is_refused(lambda: convert(tmp_path / "a.npz"), message)
 
 
-def test_stacked_blocks_without_numbers_get_no_names(tmp_path):
+def test_too_many_empty_stacked_blocks_are_refused(tmp_path):
     arrays = {"embedding/kernel": np.zeros((2, 2, 3, 4), "f4")}
     arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.zeros((500_000, 0), "f4")
     np.savez(tmp_path / "a.npz", **arrays)
@@ -121,7 +121,7 @@ class Array:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_pickles_that_take_more_memory_than_their_file(zipped, tmp_path, monkeypatch):
+def test_pickles_that_need_more_memory_than_their_file_are_refused(zipped, tmp_path, monkeypatch):
     def save(contents, name):
         torch.save(contents, tmp_path / name, _use_new_zipfile_serialization=zipped)
         return lambda: torch_files.read_arrays(tmp_path / name)
@@ -146,7 +146,7 @@ def test_pickles_that_take_more_memory_than_their_file(zipped, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("kind", ["folder", "pth"])
-def test_a_pickle_that_declares_a_text_of_4_eib(kind, tmp_path):
+def test_a_pickle_that_declares_a_text_of_4_eib_is_refused(kind, tmp_path):
     """Python's reader takes the memory before it looks whether the file has as much."""
     text = b"\x80\x04\x8d" + (2**62).to_bytes(8, "little") + b"x" * 2_000
     if kind == "pth":
@@ -161,7 +161,7 @@ def test_a_pickle_that_declares_a_text_of_4_eib(kind, tmp_path):
     )
 
 
-def test_a_long_name_in_the_pickle_of_a_folder(tmp_path):
+def test_a_long_name_in_the_pickle_of_a_folder_is_refused(tmp_path):
     """PyTorch's search in its own message about this name takes half an hour."""
     save_tiny(tmp_path / "folder")
     (tmp_path / "folder" / "model.safetensors").unlink()
@@ -172,7 +172,7 @@ def test_a_long_name_in_the_pickle_of_a_folder(tmp_path):
     is_refused(lambda: load(tmp_path / "folder"), message)
 
 
-def test_an_image_file_that_declares_a_box_of_4_eib(tmp_path):
+def test_an_image_file_that_declares_a_box_of_4_eib_is_refused(tmp_path):
     """Pillow asks the file for as much as a JPEG 2000 says that its header has."""
     Image.new("RGB", (8, 9)).save(tmp_path / "a.jp2")
     content = (tmp_path / "a.jp2").read_bytes()
@@ -183,7 +183,7 @@ def test_an_image_file_that_declares_a_box_of_4_eib(tmp_path):
     is_refused(lambda: read_image(tmp_path / "a.jp2"), "Expected to read 4611686018427387888 bytes", ImageReadingError)
 
 
-def test_an_old_pth_declares_more_than_it_holds(tmp_path):
+def test_an_old_pth_that_declares_more_than_it_holds_is_refused(tmp_path):
     """PyTorch takes the memory before it looks for the numbers: 120 GB end in an error of its allocator."""
     torch.save({"a": torch.zeros(1000)}, tmp_path / "a.pth", _use_new_zipfile_serialization=False)
     content = (tmp_path / "a.pth").read_bytes()
@@ -209,20 +209,20 @@ WIDE = {"hidden_size": 5_000, "intermediate_size": 20_000}
 
 
 @pytest.mark.parametrize("read", [HfViTForImageClassification.from_pretrained, AutoModel.from_pretrained, load])
-def test_a_config_json_that_describes_more_than_the_weights_hold(read, tmp_path):
+def test_a_config_json_of_a_larger_model_than_the_weights_is_refused(read, tmp_path):
     """It took 3.4 GB and 50 seconds."""
     message = r"describes 900,7\d\d,\d+ parameters in \d+ tensors; its weights have [67],\d+ in \d+ \(HF_VIT_ALLOW"
     is_refused(lambda: read(settings_of(tmp_path, **WIDE)), message)
 
 
-def test_layers_that_the_weights_do_not_have(tmp_path):
+def test_layers_without_weights_are_refused(tmp_path):
     folder = settings_of(tmp_path, num_hidden_layers=70)
     message = r"describes 110,\d+ parameters in 1,128 tensors; its weights have 6,307 in 56 \("
     with pytest.raises(ValueError, match=message):
         HfViTForImageClassification.from_pretrained(folder)
 
 
-def test_a_config_json_alone(tmp_path):
+def test_a_config_json_without_weights_creates_no_model(tmp_path):
     settings_of(tmp_path, **WIDE)
     (tmp_path / "model.safetensors").unlink()
     is_refused(lambda: AutoModelForImageClassification.from_pretrained(tmp_path), "no file named", OSError)
@@ -241,7 +241,7 @@ def test_a_head_may_be_larger_than_the_file(tmp_path):
     HfViTForImageClassification.from_pretrained(tmp_path)
 
 
-def test_the_header_of_a_safetensors(tmp_path, monkeypatch):
+def test_a_too_long_header_of_a_safetensors_file_is_refused(tmp_path, monkeypatch):
     tiny().save_pretrained(tmp_path)
     monkeypatch.setattr(pretrained, "_MAX_HEADER_BYTES", 1000)
     message = r"model\.safetensors declares a header of \d,\d+ bytes in a file of \d+,\d+; at most 1,000 are read"
@@ -249,7 +249,7 @@ def test_the_header_of_a_safetensors(tmp_path, monkeypatch):
         HfViTForImageClassification.from_pretrained(tmp_path)
 
 
-def test_the_size_and_depth_of_a_config_json(tmp_path, monkeypatch):
+def test_a_too_large_or_too_deep_config_json_is_refused(tmp_path, monkeypatch):
     nested: dict = {}
     for _ in range(40):
         nested = {"a": [nested]}
@@ -261,7 +261,7 @@ def test_the_size_and_depth_of_a_config_json(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["B/16", "H/14", "R50+B/16", "R101x3"])
-def test_the_count_of_a_configuration_is_that_of_its_model(name):
+def test_the_parameter_count_of_a_configuration_equals_the_models(name):
     """The model judges; biases and norms, which the count leaves out, are less than 1 %."""
     config = config_of_variant(name)
     with torch.device("meta"):
@@ -273,7 +273,7 @@ def test_the_count_of_a_configuration_is_that_of_its_model(name):
     assert 0.99 * parameters < counted <= parameters
 
 
-def test_the_largest_of_the_family_are_within_the_limits():
+def test_the_largest_variants_are_within_the_limits():
     """ViT-G/14 (arXiv 2106.04560, Table 2), the published files of FACTS, and tiles of 48 megapixels."""
     giant = {"hidden_size": 1664, "num_hidden_layers": 48, "num_attention_heads": 16, "intermediate_size": 8192}
     HfViTConfig(**giant, patch_size=14, num_labels=29_593)
@@ -297,7 +297,7 @@ def png_of(width, height):
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_an_image_that_declares_too_many_pixels():
+def test_an_image_that_declares_too_many_pixels_is_refused():
     with pytest.raises(ImageReadingError, match=r"it has 12000 x 12000 pixels; at most 134,217,728 are read; set HF"):
         read_image(png_of(12_000, 12_000))
 
@@ -318,14 +318,14 @@ def test_an_array_of_a_million_channels_is_not_resized():
     is_refused(lambda: processor(many, input_data_format="channels_first"), message, ImageReadingError)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
+def test_a_pipe_is_refused_without_waiting(tmp_path):
 
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(ImageReadingError, match="it is not a regular file"):
         read_image(tmp_path / "pipe.png")
 
 
-def test_lists_inside_each_other_without_end():
+def test_endlessly_nested_lists_are_refused():
     images: list = []
     images.append(images)
     with pytest.raises(ValueError, match="their lists are nested more than 16 deep"):

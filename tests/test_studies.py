@@ -60,7 +60,7 @@ def test_smoke_of_a_study(studies, study, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_study_goes_on_where_it_stopped_and_makes_runs_of_other_settings_again(studies, tmp_path, monkeypatch):
+def test_a_study_continues_where_it_stopped_and_repeats_runs_of_other_settings(studies, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     arguments = ["figure5", "--output_dir", str(tmp_path), *FEW_STEPS, "--only"]
     studies.main([*arguments, "16x1/4"])
@@ -78,7 +78,7 @@ def test_a_study_goes_on_where_it_stopped_and_makes_runs_of_other_settings_again
     assert float(rows_of(tmp_path)[0]["exaflops"]) == pytest.approx(1.5 * float(first[0]["exaflops"]))
 
 
-def test_every_trial_of_every_study_can_be_built_on_every_data_set(studies):
+def test_every_trial_builds_on_every_data_set(studies):
     for name, study in studies.STUDIES.items():
         for dataset in studies.IMAGES:
             trials = studies.trials_of(name, dataset)
@@ -131,7 +131,7 @@ def test_table_and_lines_are_means_over_seeds(studies):
     assert len(table) == 2 + 6
 
 
-def test_lines_of_dimensions_meet_in_the_base(studies):
+def test_lines_of_dimensions_go_through_the_base_model(studies):
     rows = [
         {"change": change, "accuracy": accuracy, "multiply_adds": cost}
         for change, accuracy, cost in (("none", 50, 10), ("depth-2", 40, 5), ("depth-8", 60, 20), ("patch-2", 70, 40))

@@ -267,7 +267,7 @@ def test_backbone(tmp_path):
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("model_class", [HfViTModel, HfViTBackbone, HfViTForMaskedPatchPrediction])
 def test_images_are_converted_to_the_dtype_of_the_weights(model_class, hybrid):
-    """The same images in bfloat16 judge."""
+    """The outputs equal those of the same images in bfloat16."""
     torch.manual_seed(0)
     model = model_class(tiny(hybrid).config).bfloat16().eval()
     patches = model.config.grid_size[0] * model.config.grid_size[1]
@@ -281,8 +281,8 @@ def test_images_are_converted_to_the_dtype_of_the_weights(model_class, hybrid):
 
 
 @torch.no_grad()
-def test_the_mean_of_many_tokens_in_float16():
-    """Of equal tokens, whose sum is beyond float16; without those that the mask hides."""
+def test_mean_pooling_of_many_tokens_in_float16():
+    """The sum of the tokens exceeds float16; masked tokens are left out."""
     pooler = HfViTPooler(HfViTConfig(pooling="mean"))
     tokens = torch.full((1, 2_048, 5), 40.0, dtype=torch.float16)
     tokens[:, 1_900:] = 7
