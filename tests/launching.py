@@ -68,11 +68,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, **offline, "PYTHONPATH": str(ROOT)}
 
 
-def launch(script: str, processes: int = 1, check: bool = True, **settings) -> subprocess.CompletedProcess:
-    """Run a script to its end."""
-    done = subprocess.run(
-        command(script, processes, **settings), env=environment(), capture_output=True, text=True, timeout=LIMIT
-    )
+def launch(
+    script: str, processes: int = 1, check: bool = True, variables: dict[str, str | None] | None = None, **settings
+) -> subprocess.CompletedProcess:
+    """Run a script to its end; `variables` change its environment, where None takes one out."""
+    changed = {name: value for name, value in {**environment(), **(variables or {})}.items() if value is not None}
+    line = command(script, processes, **settings)
+    done = subprocess.run(line, env=changed, capture_output=True, text=True, timeout=LIMIT)
     if check and done.returncode:
         raise AssertionError(f"exit status {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     return done

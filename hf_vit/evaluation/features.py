@@ -23,7 +23,7 @@ from ..training import models
 from ..training.assembly import evaluation_batches, open_named
 from ..training.data import EvalSamples, Split
 from ..training.identity import identify_data, identify_model
-from ..training.labels import match_to_split
+from ..training.labels import match_to_split, refuse_unlabelled
 from ..training.measuring import collect, model_inputs
 from ..training.patch_sizes import set_patch_size
 from ..training.settings import EvaluateSettings
@@ -204,9 +204,12 @@ def open_train_and_test(settings: EvaluateSettings) -> tuple[Split, Split]:
     """Open the training split and the test split, with one label per image and the same classes.
 
     Raises:
-        ValueError: images have several labels, or the classes differ.
+        ValueError: images have no label or several, or the classes differ.
     """
-    train, test = (open_named(settings, name) for name in (settings.train_split, settings.split or "test"))
+    names = settings.train_split, settings.split or "test"
+    train, test = (open_named(settings, name) for name in names)
+    for split, name in zip((train, test), names, strict=True):
+        refuse_unlabelled(split, name)
     if train.multi_label:
         raise ValueError(f"{settings.protocol} needs one label per image; {settings.dataset} has several")
     if train.label_names is None and test.label_names is None:

@@ -7,7 +7,7 @@ They are read from the Hub, or from a folder per task, which holds either
 * the data set in any form that `sources.load_split` reads, from which 800 and 200 examples are drawn, always the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -62,6 +62,10 @@ class _TargetSplit(Split):
     def label(self, sample: dict) -> int:
         """Return the class number of a row."""
         return self.target(sample[self.label_column])
+
+    def class_numbers(self, purpose: str = "it") -> np.ndarray:
+        """Return the class number of each image, (images,)."""
+        return np.array([self.label(row) for row in self.samples.select_columns([self.label_column])])
 
 
 def read_table() -> dict[str, Any]:
@@ -158,13 +162,9 @@ def _take(split: Split, start: int, count: int, spec: str) -> Split:
 
 def _check_labels(task: Task, split: Split):
     """Raise ValueError for unknown labels, before any training."""
-    for number, label in enumerate(_labels_of_rows(split)):
+    for number, label in enumerate(split.class_numbers()):
         if not 0 <= label < task.classes:
             raise ValueError(f"there are {task.classes} classes, but example {number} has the label {label}")
-
-
-def _labels_of_rows(split: Split) -> Iterator[int]:
-    return (split.label(row) for row in split.samples.select_columns(split.label_column))
 
 
 def join(train: Split, validation: Split) -> Split:

@@ -13,6 +13,7 @@ from pathlib import Path
 from .readme import is_ours_alone
 
 MARK = ".hf_vit"  # an empty file that marks our folders in the formats of other packages
+LOCK = ".lock"  # an empty file that a training run locks
 _WEIGHTS = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
 _DESCRIPTIONS = ("config.json", "preprocessor_config.json", "conversion.json")
 # Of a training run.
@@ -35,6 +36,7 @@ _RUN = (
     "training/*events.out.tfevents.*",  # TensorBoard files, written by accelerate
     "training/*hparams.yml",
     "profile/trace.json",
+    LOCK,
 )
 _EVALUATION = (
     *(f"{protocol}.json" for protocol in ("real", "objectnet", "few_shot", "linear_probe", "knn")),

@@ -229,8 +229,10 @@ def _replace_folder(path: Path, folder: Path, replaced: Path) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Ask the system to write a file, or the entries of a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Ask the system to write a file, or the entries of a folder, to the disk; Windows opens no folders."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -12,6 +12,7 @@ from ..models.configuration_hf_vit import as_pair
 from .assembly import count_steps
 from .data import Split
 from .devices import describe_device
+from .run import in_words
 from .settings import AUTO, TrainingSettings
 
 _LISTED = 4  # number of class names to list
@@ -69,7 +70,7 @@ def conclude(settings: TrainingSettings, accelerator: Accelerator, metrics: dict
     """Print the results of a run, where they are saved, and the next commands to try."""
     output = settings.output_dir
     if "accuracy" in metrics:
-        best = f"; best {metrics['best']:.2%} after step {metrics['best_step']:,}, in {Path(str(output), 'best')}"
+        best = f"; best {in_words(metrics)}, in {Path(str(output), 'best')}" if metrics["best"] is not None else ""
         accelerator.print(f"accuracy {metrics['accuracy']:.2%} on {metrics['samples']:,} held-out images{best}")
     if Path(str(output), "report.html").exists():
         accelerator.print(f"mistakes are shown in {Path(str(output), 'report.html')}")

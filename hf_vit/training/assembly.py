@@ -1,19 +1,19 @@
 """Build the parts of a run from its settings."""
 
-import shutil
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, ProjectConfiguration
+from accelerate.utils import DistributedType, ProjectConfiguration, is_torch_xla_available
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from ..files.contents import refuse_foreign
-from ..files.output import new_model_files, write_text
+from ..files.messages import did_you_mean
+from ..files.output import new_model_files
 from ..models.configuration_hf_vit import as_pair
 from ..models.processor_size import settle_processor
 from . import checkpoints
@@ -25,15 +25,16 @@ from .data import EvalSamples, Split, eval_loader, open_split, train_loader
 from .devices import is_xla, keep_float32_weights, make_states
 from .fsdp import is_sharded, shard_by_layers
 from .held_out import cut_off, find_eval_split
-from .labels import distinguish, match_to_split, names_of, state_classes
+from .labels import distinguish, match_to_split, names_of, refuse_unlabelled, state_classes
 from .losses import balanced_weights
-from .measuring import empty_batch, predict, score, score_classes
+from .measuring import TOP_K, empty_batch, predict, score, score_classes
 from .models import save_plain
 from .native import native_loader
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
 from .optimization import MovingAverage, build_optimizer
+from .output_folder import checkpoints_of
 from .patch_sizes import compile_model, over_patch_sizes
-from .recipes import SettingsError, dump
+from .recipes import SettingsError
 from .reporting import choose_trackers
 from .run import Run
 from .schedules import build_schedule
@@ -47,62 +48,56 @@ def start(settings: DataSettings) -> Accelerator:
     """Start the accelerator.
 
     Raises:
-        SettingsError: the number of processes is not `num_processes`.
+        SettingsError: the number of processes is not `num_processes` or not the launcher's, or the device lacks the
+            precision or the sharding of the launch.
     """
     keep_freed_memory()
     trackers = choose_trackers(settings.report_to) if isinstance(settings, TrainingSettings) else []
     project = ProjectConfiguration(project_dir=str(settings.output_dir)) if trackers else None
     accelerator = Accelerator(
+        cpu=_started_on_cpus(),
         mixed_precision=settings.mixed_precision,
         log_with=[*trackers] or None,
         project_config=project,
     )
     keep_float32_weights(accelerator)
+    _check_launch(accelerator)
     if settings.num_processes not in (None, accelerator.num_processes):
         raise SettingsError(
             f"--num-processes is {settings.num_processes}, but {accelerator.num_processes} run. "
-            "`accelerate launch --cpu` always starts one; for several on CPUs use "
-            "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu"
+            "`accelerate launch --cpu` always starts one; for several on CPUs use the launch template multi_cpu"
         )
     start_server(settings.num_workers)
     return accelerator
 
 
-def output_of(settings: TrainingSettings) -> Path:
-    """Output folder of a run."""
-    return Path(str(settings.output_dir))
+def _started_processes() -> int:
+    """Number of processes that the launcher started, by its own variable; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
-def checkpoints_of(settings: TrainingSettings) -> Path:
-    """Folder of a run's checkpoints."""
-    return output_of(settings) / "checkpoints"
+def _started_on_cpus() -> bool:
+    """Tell whether a launcher started several processes on a machine that only has CPUs.
 
-
-def prepare_output(settings: TrainingSettings, accelerator: Accelerator) -> None:
-    """Create the output folder of a run.
-
-    Raises:
-        SettingsError: it is not empty, and neither `resume` nor `overwrite` is set.
-        FileExistsError: `overwrite` is set, but the folder has files that no run wrote.
+    Accelerate joins them only if it is told so; otherwise each process would train alone.
     """
-    output = output_of(settings)
-    if accelerator.is_main_process:
-        if output.is_file():
-            raise SettingsError(f"--output-dir is {output}, a file (expected a folder)")
-        if output.exists() and any(output.iterdir()) and not settings.resume:
-            if not settings.overwrite:
-                raise SettingsError(f"{output} is not empty: continue it with --resume, or delete it with --overwrite")
-            refuse_foreign(output)
-            shutil.rmtree(output)
-        output.mkdir(parents=True, exist_ok=True)
-        if not (output / "recipe.yaml").exists():
-            write_recipe(settings)
-    accelerator.wait_for_everyone()
+    return _started_processes() > 1 and not torch.accelerator.is_available() and not is_torch_xla_available()
 
 
-def write_recipe(settings: TrainingSettings) -> None:
-    """Write the settings of a run to its folder, as recipe.yaml."""
-    write_text(output_of(settings) / "recipe.yaml", dump(settings))
+def _check_launch(accelerator: Accelerator) -> None:
+    """Raise SettingsError if the accelerator silently differs from the launch."""
+    if accelerator.num_processes == 1 and (started := _started_processes()) > 1:
+        raise SettingsError(
+            f"WORLD_SIZE is {started}, but this process would train alone (RANK or LOCAL_RANK is not set): start the "
+            "processes with accelerate launch or torchrun"
+        )
+    if accelerator.device.type == "cpu" and accelerator.mixed_precision == "fp16":
+        raise SettingsError("mixed precision fp16 needs a GPU (the device is a CPU): use bf16 or no")
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and not is_sharded(accelerator):
+        raise SettingsError(
+            f"the launch asks for FSDP, which Accelerate does not have on {accelerator.device.type} with "
+            f"{accelerator.num_processes} processes: use another launch template (hf-vit launch-configs)"
+        )
 
 
 def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[Split, Split | None]:
@@ -111,9 +106,10 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     Where the setting is "auto" and the data have such a split, the setting becomes its name.
 
     Raises:
-        ValueError: when they do not.
+        ValueError: they do not, or images have no labels.
     """
     split = open_named(settings, settings.train_split, needs_labels)
+    refuse_unlabelled(split, settings.train_split)
     if settings.eval_split == AUTO:
         names = str(settings.dataset), settings.dataset_config, settings.train_split
         settings.eval_split = find_eval_split(*names)
@@ -122,6 +118,7 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     if settings.eval_split == AUTO:
         return cut_off(split)
     eval_split = open_named(settings, settings.eval_split, needs_labels)
+    refuse_unlabelled(eval_split, settings.eval_split)
     return split, match_to_split(split, eval_split, settings.train_split, settings.eval_split)
 
 
@@ -219,7 +216,12 @@ def training_batches(
 def evaluator(
     settings: TrainingSettings, accelerator: Accelerator, state: Run, split: Split | None, processor: Any, config: Any
 ) -> Callable[[], dict[str, float]]:
-    """Return a function that evaluates the current model; without a split it returns no metrics."""
+    """Return a function that evaluates the current model; without a split it returns no metrics.
+
+    Raises:
+        ValueError: the evaluation will not have the metric of `best_metric`, or `early_stopping` has no evaluation.
+    """
+    _check_evaluation(settings, split, config)
     if split is None:
         return dict
     samples = EvalSamples(split, processor, as_pair(config.image_size), config.num_channels)
@@ -236,6 +238,29 @@ def evaluator(
         return score(state.predictions) | score_classes(state.predictions, names)
 
     return evaluate
+
+
+def _check_evaluation(settings: TrainingSettings, split: Split | None, config: Any) -> None:
+    """Raise ValueError for settings that need another evaluation, before any step."""
+    name = settings.best_metric
+    if split is None:
+        if settings.early_stopping or name != "auto":
+            what = "early_stopping" if settings.early_stopping else "best_metric"
+            raise ValueError(f"{what} ({getattr(settings, what)}) needs held-out images: set --eval-split")
+        return
+    if isinstance(settings, PretrainSettings) and settings.objective == "masked_patch_prediction":
+        known = ["loss", "patch_accuracy"]
+    elif split.multi_label:
+        known = ["loss", "accuracy"]
+    else:
+        top5 = ["top5_accuracy"] if config.num_labels >= TOP_K else []
+        known = ["loss", "accuracy", *top5, "mean_per_class_accuracy"]
+        known += [f"accuracy/{one}" for one in distinguish(names_of(config))]
+    known += [f"accuracy_at_patch_{size}" for size in settings.eval_patch_sizes or settings.patch_sizes]
+    if name != "auto" and name not in known:
+        listed = [metric for metric in known if "/" not in metric]
+        listed += ["accuracy/CLASS"] if len(listed) < len(known) else []
+        raise ValueError(f"best_metric is {name!r}; it must be {', '.join(listed)}{did_you_mean(name, known)}")
 
 
 def evaluation_batches(

@@ -126,7 +126,7 @@ class _Writer(HuggingFaceStorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Create the folder before any process writes, and delete unfinished ones of a killed run."""
-        for unfinished in self.target.parent.glob(".*"):
+        for unfinished in self.target.parent.glob(".*.incomplete.*"):
             shutil.rmtree(unfinished)
         Path(self.path).mkdir(parents=True)
         return super().prepare_global_plan(plans)

@@ -1,6 +1,6 @@
 """The confusion matrix of a few classes as a picture, in the style of report.html."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,12 +14,12 @@ _LONGEST = 24  # characters of a name
 _SHADE = 0.75  # of a cell that holds all images of its row, as in report.html
 
 
-def write_matrix(matrix: np.ndarray, names: Sequence[str], path: Path) -> None:
+def write_matrix(matrix: np.ndarray, names: Mapping[int, str], path: Path) -> None:
     """Draw a confusion matrix, where matplotlib is installed.
 
     Args:
         matrix: images with each label (rows) and prediction (columns), (classes, classes).
-        names: of the classes, in that order.
+        names: the classes in that order, by class number.
     """
     if not find_spec("matplotlib"):
         return
@@ -50,7 +50,7 @@ def write_matrix(matrix: np.ndarray, names: Sequence[str], path: Path) -> None:
         figure.savefig(file, dpi=120, bbox_inches="tight")
 
 
-def _shorten(names: Sequence[str]) -> list[str]:
+def _shorten(names: Mapping[int, str]) -> list[str]:
     """The names as they fit on an axis; the number of a class whose letters the font lacks."""
     from matplotlib.font_manager import findfont, get_font
 
@@ -59,5 +59,5 @@ def _shorten(names: Sequence[str]) -> list[str]:
         (name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…")
         if all(font.get_char_index(ord(letter)) for letter in name)
         else f"class {number}"
-        for number, name in enumerate(names)
+        for number, name in names.items()
     ]

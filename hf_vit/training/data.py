@@ -70,9 +70,7 @@ class Split:
         if self.multi_label or self.label_column is None or isinstance(self.samples, Shards):
             kind = "shards" if isinstance(self.samples, Shards) else kind
             raise ValueError(f"{purpose}, which counts images per class: this does not work with {kind}")
-        column = str(self.label_column)
-        labels = self.samples.select_columns([column]).with_format("numpy")[column][:]
-        return np.array([-1 if label is None else self._renumber(int(label)) for label in labels])
+        return np.array([self._renumber(label) for label in _read_labels(self.samples, self.label_column)], np.int64)
 
     def _renumber(self, label: int) -> int:
         return label if self.numbers is None or label < 0 else self.numbers[label]
@@ -131,7 +129,13 @@ def _open_shards(files: list[str], columns: Columns, together: int | None) -> Sp
 
 def _count_labels(samples: datasets.Dataset, column: str) -> int:
     """Number of classes of labels without names: class numbers from 0."""
-    return int(max(samples.with_format("numpy")[column])) + 1
+    return max(_read_labels(samples, column)) + 1
+
+
+def _read_labels(samples: datasets.Dataset, column: str) -> list[int]:
+    """Read a column of class numbers; -1 for no label."""
+    labels = samples.select_columns([column]).with_format("arrow")[:][column]
+    return labels.fill_null(-1).to_pylist()
 
 
 def decode(sample: dict, reduce_to: Callable[[int, int], tuple[int, int]] | None = None) -> Image.Image | None:
@@ -173,8 +177,14 @@ class TrainSamples(Dataset):
             visit, index, sample = self._read(epoch, (place + skipped * self.order.stride) % len(self.split))
             entries = self.augment(sample[self.split.image_column], sample_generator(self.seed, visit, index))
             if entries is not None:
-                return {**entries, "label": self.split.label(sample), "skipped": skipped}
+                return {**entries, "label": self._label_of(sample), "skipped": skipped}
         raise ValueError(f"none of the {len(self.split)} images can be read")
+
+    def _label_of(self, sample: dict) -> Any:
+        label = self.split.label(sample)
+        if self.split.label_column is not None and not self.split.multi_label and label < 0:  # of shards
+            raise ValueError(f"an image of the training split has no label in the column {self.split.label_column}")
+        return label
 
     def augment(self, picture: dict, rng: np.random.Generator) -> dict[str, np.ndarray] | None:
         """Return the sample's "image" and other entries; None for an image that cannot be read."""
@@ -254,7 +264,9 @@ class EvalSamples(Dataset):
 
     def _pixels(self, image: Image.Image) -> dict[str, Any]:
         """Run the processor on an image; with preset "native" the result is patches and their grid."""
-        entries = {name: values[0] for name, values in self.processor(image, return_tensors="np").items()}
+        is_native = getattr(self.processor, "preset", None) == "native"
+        options = {"padding": "max_num_patches"} if is_native else {}  # all samples have one shape
+        entries = {name: values[0] for name, values in self.processor(image, return_tensors="np", **options).items()}
         return {"image": entries.pop("pixel_values"), **entries}
 
     def padding(self) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
         another layout.
     """
     folder = Path(os.path.abspath(folder))
+    _refuse_undecodable(str(folder))
     place = cached_assets_path("hf_vit", "folders", hashlib.sha256(str(folder).encode()).hexdigest()[:16])
     with FileLock(place / "lock"):
         index = place / "index"
@@ -140,6 +141,8 @@ def _list(folder: Path, directory: str) -> _Listing:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
+            if not entry.name.isascii():
+                _refuse_undecodable(entry.name)
             if entry.is_dir():
                 if not entry.name.startswith("__"):
                     directories.append(entry.name)
@@ -150,6 +153,14 @@ def _list(folder: Path, directory: str) -> _Listing:
                 raise _Unsuitable
     names, sizes, times = zip(*sorted(images), strict=True) if images else ((), (), ())
     return _Listing(directory, changed, sorted(directories), list(names), list(sizes), list(times))
+
+
+def _refuse_undecodable(name: str) -> None:
+    """Raise ValueError for a name that is not UTF-8: neither an index nor a table can hold it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the name {os.fsencode(name)!r} is not UTF-8: rename it") from None
 
 
 def _splits_of(listings: list[_Listing]) -> dict[str, list[_Listing]]:

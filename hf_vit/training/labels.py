@@ -88,6 +88,22 @@ def state_classes(split: Split, num_labels: int | None, names_file: str | None) 
     return replace(split, label_names=names or split.label_names, num_labels=count)
 
 
+def refuse_unlabelled(split: Split, name: str) -> None:
+    """Raise ValueError if images of a split have no class number. The labels of shards are not read in advance.
+
+    Args:
+        name: the split's name, for the message.
+    """
+    if split.label_column is None or split.multi_label or isinstance(split.samples, Shards):
+        return
+    labels = split.class_numbers()
+    if missing := int(((labels < 0) | (labels >= split.num_labels)).sum()):
+        raise ValueError(
+            f"{missing} of {len(labels)} images of {name} have no label (expected class numbers from 0 to "
+            f"{split.num_labels - 1}): choose another split, or leave these images out"
+        )
+
+
 def _order_names(split: Split, names: list[str], file: str) -> Split:
     """Renumber the named classes of shards in the order of a list, which may have more names."""
     ours = split.label_names or []

@@ -132,16 +132,26 @@ def score_classes(predictions: dict[str, Any], names: Sequence[str]) -> dict[str
 
 
 def score(predictions: dict[str, Any], real_labels: list[list[int]] | None = None) -> dict[str, float | int]:
-    """Return the metrics of `predict`'s result; see `hf_vit.training.metrics`."""
+    """Return the metrics of `predict`'s result; see `hf_vit.training.metrics`.
+
+    With `real_labels`, images may have no label of their own; then there are no metrics of such labels.
+
+    Raises:
+        ValueError: images have no label.
+    """
     from .metrics import MeanPerClassAccuracy, RealAccuracy, TopKAccuracy  # here: importing evaluate takes seconds
 
-    ranked, labels = predictions["ranked"], predictions["label"]
-    results: dict[str, float | int] = {"loss": float(predictions["loss"].mean())}
-    if labels.ndim == 2:  # several labels: the first prediction must be one of them
-        results["accuracy"] = float(labels[np.arange(len(labels)), ranked[:, 0]].mean())
+    ranked, labels, results = predictions["ranked"], predictions["label"], {}
+    if missing := int((labels < 0).sum()):
+        if real_labels is None:
+            raise ValueError(f"{missing} of {len(labels)} images have no label; choose another split")
     else:
-        results |= TopKAccuracy().compute(predictions=ranked, references=labels) or {}
-        results |= MeanPerClassAccuracy().compute(predictions=ranked, references=labels) or {}
+        results["loss"] = float(predictions["loss"].mean())
+        if labels.ndim == 2:  # several labels: the first prediction must be one of them
+            results["accuracy"] = float(labels[np.arange(len(labels)), ranked[:, 0]].mean())
+        else:
+            results |= TopKAccuracy().compute(predictions=ranked, references=labels) or {}
+            results |= MeanPerClassAccuracy().compute(predictions=ranked, references=labels) or {}
     if real_labels is not None:
         chosen = [real_labels[index] for index in predictions["index"]]
         results |= RealAccuracy().compute(predictions=ranked, references=chosen) or {}

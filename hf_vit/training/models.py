@@ -48,7 +48,9 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     processor = with_resizing_of(processor, settings.preset, model.config)
     if settings.lora_rank:
         model = _add_adapters(model, settings)
-    freeze_parameters(model, settings.freeze + ([r"^(?!classifier)"] if settings.linear_probe else []))
+    frozen = freeze_parameters(model, settings.freeze + ([r"^(?!classifier)"] if settings.linear_probe else []))
+    if settings.lora_rank and {name for name, _ in model.named_parameters() if ".lora_" in name} <= set(frozen):
+        raise ValueError(f"freeze {settings.freeze} freezes the adapters of lora_rank ({settings.lora_rank})")
     return model, processor
 
 
@@ -199,9 +201,9 @@ def set_head_bias(model: PreTrainedModel, settings: TrainingSettings) -> None:
 
     With a sigmoid loss over 21,843 classes, -10 makes the initial probability of every class small (big_vision).
     """
-    classifier = getattr(model, "classifier", None)
-    if settings.head_bias is not None and isinstance(classifier, nn.Linear):
-        nn.init.constant_(classifier.bias, settings.head_bias)
+    for module in model.modules() if settings.head_bias is not None else ():
+        if isinstance(module, HfViTHead):  # PEFT keeps two: the original one and the one that trains
+            nn.init.constant_(module.bias, settings.head_bias)
 
 
 def _add_adapters(model: PreTrainedModel, settings: FinetuneSettings) -> Any:

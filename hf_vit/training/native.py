@@ -32,9 +32,16 @@ _WINDOW = 8  # optimiser steps whose images are bucketed together
 _RATIOS = 0.75, 1.33  # range of a crop's aspect ratio divided by the image's
 
 
-def check_native(settings: TrainingSettings, accelerator: Accelerator, model: Any, split: Split) -> None:
-    """Raise ValueError if preset is "native" but model, data or device do not support it."""
+def check_native(
+    settings: TrainingSettings, accelerator: Accelerator, model: Any, processor: Any, split: Split
+) -> None:
+    """Raise ValueError if preset is "native" but model, data or device do not support it.
+
+    If only the model's own processor is native, a message says that training differs from the evaluation.
+    """
     if settings.preset != "native":
+        if getattr(processor, "preset", None) == "native":
+            accelerator.print("The model is evaluated at native aspect ratios; to train it so, set --preset native.")
         return
     if not isinstance(model.config, HfViTConfig):
         raise ValueError(

@@ -58,15 +58,15 @@ def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
     """Freeze parameters; return their names.
 
     Args:
-        patterns: "encoder" (all but the head), "embeddings", "first N layers" (with the embeddings), or regular
-            expressions to search in the names.
+        patterns: "encoder" (all but the head), "embeddings", "first N layers" (with the embeddings; of a ResNet its
+            stem and stages), or regular expressions to search in the names.
 
     Raises:
-        ValueError: a pattern matches no parameter, or no parameter is left to train.
+        ValueError: a pattern matches no parameter, there are fewer layers, or no parameter is left to train.
     """
     frozen = []
     for pattern in patterns:
-        names = [name for name, _ in model.named_parameters() if re.search(_pattern_of(pattern), name)]
+        names = _find_part(model, pattern)
         if not names:
             raise ValueError(f"freeze pattern {pattern!r} matches no parameter of the model")
         frozen += names
@@ -77,13 +77,21 @@ def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
     return frozen
 
 
-def _pattern_of(part: str) -> str:
-    """Return the regular expression of a named part; any other text is one itself."""
-    if part == "encoder":
-        return r"^(?!.*classifier\.)"
+def _find_part(model: nn.Module, part: str) -> list[str]:
+    """Return the names of the parameters of a part; a text that names no part is a regular expression."""
+    names = [name for name, _ in model.named_parameters()]
     if found := re.fullmatch(r"first (\d+) layers?", part):
-        return rf"(^|\.)(embeddings|layers\.({'|'.join(map(str, range(int(found[1]))))}))\."
-    return part
+        count, num_layers = int(found[1]), _count_layers(model)
+        if count > num_layers:
+            raise ValueError(f"freeze is {part!r}, but the model has {num_layers} layers")
+        return [name for name in names if layer_of(name, num_layers) <= count]
+    pattern = r"^(?!.*classifier\.)" if part == "encoder" else part
+    return [name for name in names if re.search(pattern, name)]
+
+
+def _count_layers(model: nn.Module) -> int:
+    """Number of encoder layers or ResNet stages."""
+    return max((layer_of(name, -1) for name, _ in model.named_parameters()), default=0)
 
 
 def layer_of(name: str, num_layers: int) -> int:
@@ -103,7 +111,7 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.0, layer_decay: f
     """
     kernels = kernel_names(model)
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    num_layers = max((layer_of(name, -1) for name, _ in model.named_parameters()), default=0)
+    num_layers = _count_layers(model)
     groups: dict[tuple[float, float], _State] = {}
     for name, parameter in trained:
         decay = weight_decay if name in kernels else 0.0

@@ -239,7 +239,13 @@ def _convert_to(value: Any, kind: Any) -> Any:
         if text in typing.get_args(kind):
             return text
     elif origin is list:
-        items = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int | float) else value
+        items = (
+            [item.strip() for item in value.split(",")]
+            if isinstance(value, str)
+            else [value]
+            if isinstance(value, int | float)
+            else value
+        )
         if isinstance(items, list | tuple):
             return [_convert_to(item, typing.get_args(kind)[0]) for item in items]
     elif origin is dict:

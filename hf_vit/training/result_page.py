@@ -19,7 +19,7 @@ from .confusion_figure import MOST_CLASSES, write_matrix
 from .data import Split, decode
 from .labels import distinguish, names_of
 from .recipes import dump
-from .run import Run
+from .run import Run, in_words
 from .settings import AUTO
 
 _PICTURES = 24  # number of images on each of the two contact sheets
@@ -102,12 +102,13 @@ def write_run_results(output: Path, run: Run, held_out: HeldOut, facts: Mapping[
     base = facts["base_model"] or "a new model"
     speed = f"{metrics['train_images_per_second']:,.1f} images a second, with evaluations and checkpoints"
     sizes = settings.eval_patch_sizes or settings.patch_sizes
+    early = f"; {run.num_steps:,} were planned" if run.step < run.num_steps else ""
     shown = {
         "data set": str(settings.dataset),
         "fine-tuned from" if facts["base_model"] else "trained from": facts["base_model"] or "random weights",
         "held out": "a tenth of the training images" if settings.eval_split == AUTO else str(settings.eval_split),
-        "best": f"{run.best:.2%} after step {run.best_step:,}, in best/",
-        "length": f"{run.num_steps:,} optimiser steps of {settings.batch_size:,} images",
+        **({"best": f"{in_words(metrics)}, in best/"} if metrics["best"] is not None else {}),
+        "length": f"{run.step:,} optimiser steps of {settings.batch_size:,} images{early}",
         **({"throughput": speed} if metrics["train_images_per_second"] else {}),  # a resumed run may have no step left
         "device": facts["device"] + (f", {facts['processes']} processes" if facts["processes"] > 1 else ""),
         **({"patch size": f"{sizes[-1]} on this page, of {', '.join(map(str, sizes))}"} if sizes else {}),
@@ -135,7 +136,7 @@ def write_card_results(output: Path, held_out: HeldOut) -> dict[str, Any]:
     names = held_out.names
     if 2 <= len(numbers) <= MOST_CLASSES:
         matrix = outcome.confusion_matrix(labels, predicted, numbers)
-        write_matrix(matrix, [names[number] for number in numbers], output / "confusion_matrix.png")
+        write_matrix(matrix, {number: names[number] for number in numbers}, output / "confusion_matrix.png")
     scores = [one for one in scores if one.images]
     is_small = len(scores) <= _CARD_CLASSES
     shown = sorted(scores, key=lambda one: one.number) if is_small else scores[:_CARD_WORST]

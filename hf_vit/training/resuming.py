@@ -53,6 +53,7 @@ def _state_of(run: Run) -> dict[str, Any]:
         "best": run.best,
         "skipped": run.skipped,
         "num_steps": run.num_steps,
+        "precision": run.accelerator.mixed_precision,
         "shares": {"processes": run.shares.processes, "per_device_batch_size": run.shares.per_device},
         "settings": asdict(run.settings),
         "identity": run.identity,
@@ -101,8 +102,13 @@ def _newest(run: Run) -> tuple[Path | None, list[str]]:
 
 
 def with_new_defaults(saved: dict[str, Any], settings_class: type[TrainingSettings]) -> dict[str, Any]:
-    """Add to saved settings the defaults of settings that did not exist yet."""
+    """Add to saved settings the defaults of settings that did not exist yet.
+
+    Before there was token_drop, the preset native was one of the evaluation alone.
+    """
     defaults = settings_class()
+    if saved.get("preset") == "native" and "token_drop" not in saved:
+        saved = {**saved, "preset": "native in the evaluation only"}
     return {**{name: value for name, value in asdict(defaults).items() if name not in FREE_ON_RESUME}, **saved}
 
 
@@ -123,6 +129,8 @@ def _refuse_differences(saved: dict[str, Any], run: Run) -> None:
         for name, value in _fixed(current).items()
         if before.get(name) != value
     ]
+    if (precision := saved.get("precision", current["precision"])) != current["precision"]:
+        differences.append(f"the mixed precision was {precision} and is {current['precision']}")
     differences += _differing_shares(saved["shares"], current["shares"], run) + _differing_length(saved, run)
     if differences:
         raise ValueError(f"cannot resume with other settings: {'; '.join(differences)}")

@@ -1,6 +1,7 @@
 """State of a training run, and the error that ends one."""
 
 import math
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,13 @@ from .stalls import Place
 
 class TrainingStopped(RuntimeError):
     """Error after which training cannot continue; the last checkpoint is good."""
+
+
+def in_words(best: Mapping[str, Any]) -> str:
+    """Describe the result of `Run.best_evaluation`: "91.20% after step 300"; any other metric has its name."""
+    name, value = best["best_metric"], best["best"]
+    shown = f"{value:.2%}" if name == "accuracy" else f"{name} {value:.4g}"
+    return f"{shown} after step {best['best_step']:,}"
 
 
 @dataclass
@@ -67,15 +75,26 @@ class Run:
         ]
         return [(self.quality_of(metrics), step) for metrics, step in named]
 
+    def best_evaluation(self) -> dict[str, Any]:
+        """Return "best", the value of the "best_metric", and the "best_step"; None without an evaluation."""
+        evaluated = next((entry for entry in reversed(self.history) if "eval_loss" in entry), None)
+        if evaluated is None or not math.isfinite(self.best):
+            return {"best": None, "best_metric": None, "best_step": None}
+        name = self._metric_among({name.removeprefix("eval_") for name in evaluated})
+        return {"best": -self.best if name == "loss" else self.best, "best_metric": name, "best_step": self.best_step}
+
+    def _metric_among(self, metrics: Container[str]) -> str:
+        """Name of the metric that decides: that of `best_metric`, where "auto" is accuracy, else the loss."""
+        name = self.settings.best_metric
+        return name if name != "auto" else "accuracy" if "accuracy" in metrics else "loss"
+
     def quality_of(self, metrics: dict[str, float]) -> float:
         """Return the quality of an evaluation by `best_metric`; higher is better.
 
         Raises:
             TrainingStopped: the evaluation has no such metric.
         """
-        name = self.settings.best_metric
-        if name == "auto":
-            name = "accuracy" if "accuracy" in metrics else "loss"
+        name = self._metric_among(metrics)
         if name not in metrics:
             known = [metric for metric in metrics if "/" not in metric]
             known += ["accuracy/CLASS"] if len(known) < len(metrics) else []

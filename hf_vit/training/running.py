@@ -12,16 +12,7 @@ from transformers import PreTrainedModel
 from ..files.messages import ends_in_one_sentence
 from ..files.output import write_json
 from ..files.progress import silence_progress_bars
-from .assembly import (
-    checkpoints_of,
-    evaluator,
-    output_of,
-    prepare_output,
-    prepare_run,
-    saver,
-    training_batches,
-    write_recipe,
-)
+from .assembly import evaluator, prepare_run, saver, training_batches
 from .batches import Shares
 from .data import Split
 from .identity import identify_run
@@ -29,12 +20,13 @@ from .loop import train
 from .models import set_head_bias
 from .native import check_native
 from .objectives import Classification
+from .output_folder import checkpoints_of, claimed_output, output_of, write_recipe
 from .patch_sizes import prepare_patch_sizes
 from .preemption import PREEMPTED, Preempted
-from .reporting import card_data, write_curve
+from .reporting import Report, card_data, write_curve
 from .result_page import held_out_of, write_card_results, write_run_results
 from .resuming import resume, saved_per_device
-from .run import TrainingStopped
+from .run import Run, TrainingStopped
 from .settings import TrainingSettings
 from .stalls import named_when_missing
 
@@ -51,27 +43,30 @@ def train_and_save(
 ) -> dict[str, Any]:
     """Train a model and save it; return the metrics.
 
-    With `find_batch_size`, the number of images per forward is halved until they fit into memory.
+    With `find_batch_size`, the number of images per forward is halved until the first step fits into memory.
     """
-    check_native(settings, accelerator, model, split)
+    check_native(settings, accelerator, model, processor, split)
     set_head_bias(model, settings)
     prepare_patch_sizes(model, [*settings.patch_sizes, *settings.eval_patch_sizes])
     if settings.gradient_checkpointing:
         newer = getattr(model, "activation_checkpointing_enable", None)
         (newer or model.gradient_checkpointing_enable)()
-    prepare_output(settings, accelerator)
-    per_device = settings.per_device_batch_size or max(settings.batch_size // accelerator.num_processes, 1)
-    if settings.resume and (settings.find_batch_size or settings.per_device_batch_size is None):
-        per_device = saved_per_device(checkpoints_of(settings)) or per_device
-    while True:
-        try:
-            return _train_at(settings, accelerator, model, processor, split, eval_split, per_device)
-        except RuntimeError as error:
-            if not settings.find_batch_size or per_device == 1 or not should_reduce_batch_size(error):
+    with claimed_output(settings, accelerator):
+        per_device = settings.per_device_batch_size or max(settings.batch_size // accelerator.num_processes, 1)
+        if settings.resume and (settings.find_batch_size or settings.per_device_batch_size is None):
+            per_device = saved_per_device(checkpoints_of(settings)) or per_device
+        while True:
+            try:
+                return _train_at(settings, accelerator, model, processor, split, eval_split, per_device)
+            except TrainingStopped:
                 raise
-            accelerator.print(f"{per_device} images per forward do not fit into memory; trying {per_device // 2}.")
-            per_device //= 2
-            accelerator.free_memory()
+            except RuntimeError as error:
+                if not settings.find_batch_size or per_device == 1 or not should_reduce_batch_size(error):
+                    raise
+                accelerator.print(f"{per_device} images per forward do not fit into memory; trying {per_device // 2}.")
+                per_device //= 2
+                accelerator.free_memory()
+                model.zero_grad()  # gradients of the forwards that did fit
 
 
 def _train_at(
@@ -89,19 +84,21 @@ def _train_at(
     accelerator.gradient_accumulation_steps = shares.accumulation
     state = prepare_run(settings, accelerator, model, processor, split, shares)
     state.identity = identify_run(settings, split)
-    if settings.resume and resume(state) and accelerator.is_main_process:
-        write_recipe(settings)
+    if settings.resume:
+        resume(state)
     steps = range(state.step, state.num_steps)
     loader = training_batches(settings, split, processor, model.config, shares, steps)
     evaluate = evaluator(settings, accelerator, state, eval_split, processor, model.config)
     keep_best = saver(accelerator, state.model, processor, output / "best")
+    if accelerator.is_main_process:
+        write_recipe(settings)
     with named_when_missing(state.place, shares.rank, shares.processes, settings.stall_timeout):
-        report = train(state, iter(loader), evaluate, keep_best)
+        report = _train(state, iter(loader), evaluate, keep_best)
     if state.average is not None:
         state.average.swap(state.parameters)
     known = state.metrics if state.predictions or not isinstance(state.objective, Classification) else {}
     metrics = {**(known or evaluate()), **report.totals(state.skipped)}
-    metrics |= {"best": state.best, "best_step": state.best_step}
+    metrics |= state.best_evaluation()
     saver(accelerator, state.model, processor, output)()
     if accelerator.is_main_process:
         write_json(output / "metrics.json", metrics)
@@ -116,6 +113,19 @@ def _train_at(
             write_run_results(output, state, held_out, facts)
     accelerator.wait_for_everyone()
     return metrics
+
+
+def _train(state: Run, *arguments: Any) -> Report:
+    """Call `loop.train`; a lack of memory after the first step cannot be mended by starting over."""
+    first = state.step
+    try:
+        return train(state, *arguments)
+    except RuntimeError as error:
+        if state.step == first or not should_reduce_batch_size(error):
+            raise
+        raise TrainingStopped(
+            f"memory ran out at step {state.step}: {error}; set a smaller --per-device-batch-size or --eval-batch-size"
+        ) from error
 
 
 def run_script(page: Callable[[list[str] | None], dict[str, Any]], argv: list[str] | None = None) -> None:

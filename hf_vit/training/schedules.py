@@ -23,11 +23,16 @@ def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
         num_steps: the step at which the decay ends, unless `decay_steps` sets another.
 
     Raises:
-        ValueError: the warm-up fills the run.
+        ValueError: the warm-up fills the run, or leaves no room for the decay of wsd.
     """
     warmup_steps, cooldown_steps, decay = settings.warmup_steps, settings.cooldown_steps, _DECAYS[settings.schedule]
     if warmup_steps >= num_steps:
         raise ValueError(f"--warmup-steps ({warmup_steps}) must be less than the {num_steps} steps of the run")
+    if decay is _wsd and warmup_steps + cooldown_steps > num_steps:
+        raise ValueError(
+            f"--warmup-steps ({warmup_steps}) and --cooldown-steps ({cooldown_steps}) are more than the {num_steps} "
+            "steps of the run"
+        )
 
     def learning_rate(step: int) -> float:
         warmup = min(1.0, step / warmup_steps) if warmup_steps else 1.0

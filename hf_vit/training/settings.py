@@ -79,7 +79,7 @@ class DataSettings:
         if "://" in (self.dataset or ""):
             self.streaming = True
         _require_positive(self, "eval_batch_size", "num_labels")
-        _require_between(self, 0, None, "num_workers")
+        _require_between(self, 0, None, "num_workers", "seed")
 
 
 @dataclass
@@ -232,13 +232,14 @@ class TrainingSettings(DataSettings):
             raise ValueError(f"set one of steps and epochs; {given} set. Try --epochs 10")
         _require_positive(self, "batch_size", "learning_rate", "log_every", "keep_checkpoints", "shuffle_buffer")
         _require_positive(self, "steps", "epochs", "per_device_batch_size", "max_grad_norm", "eval_every", "save_every")
-        _require_positive(self, "profile", "early_stopping")
+        _require_positive(self, "profile", "early_stopping", "layer_decay")
         if self.class_sampling == self.class_weights == "balanced":
             raise ValueError("class_sampling and class_weights both balance the classes: choose one")
         if self.early_stopping and not self.eval_split:
             raise ValueError(f"early_stopping ({self.early_stopping}) needs evaluations, but eval_split is none")
-        _require_between(self, 0, 1, "label_smoothing", "ema_decay", "momentum", "dropout", "attention_dropout")
-        _require_between(self, 0, 1, "drop_path", "layer_decay", "adam_beta1", "adam_beta2", "final_learning_rate")
+        _require_between(self, 0, 1, "label_smoothing", "layer_decay", "final_learning_rate")
+        _require_below(self, 1, "ema_decay", "momentum", "dropout", "attention_dropout", "drop_path")
+        _require_below(self, 1, "adam_beta1", "adam_beta2")
         _require_between(self, 0, None, "warmup_steps", "weight_decay", "mixup_alpha", "cutmix_alpha")
         _require_between(self, 0, None, "cooldown_steps", "timescale_shift", "stall_timeout")
         _require_between(self, 0, None, "randaugment_layers", "randaugment_magnitude")
@@ -251,6 +252,8 @@ class TrainingSettings(DataSettings):
             )
         if self.optimizer == "muon" and self.momentum_dtype == "bfloat16":
             raise ValueError("momentum_dtype is bfloat16, but muon keeps its momentum in float32")
+        if len(self.crop_area) != 2 or not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
+            raise ValueError(f"crop_area is {self.crop_area}; it must be two shares, as 0.05,1: above 0 and at most 1")
         if self.crop in ("random", "resmall") and self.resize is None:
             raise ValueError(f"crop {self.crop} needs resize, the size before the crop")
         if self.reduced_decoding and self.crop in ("random", "resmall"):
@@ -380,6 +383,10 @@ class PretrainSettings(TrainingSettings):
             raise ValueError("head is mlp, but masked_patch_prediction has no head")
         if self.objective == "masked_patch_prediction" and (self.mixup_alpha or self.cutmix_alpha):
             raise ValueError("mixup_alpha or cutmix_alpha is set, but masked_patch_prediction has no labels to mix")
+        of_labels = {"class_weights": "none", "class_sampling": "natural", "label_smoothing": 0, "loss": "softmax"}
+        for name, usual in {**of_labels, "head_bias": None}.items():
+            if self.objective == "masked_patch_prediction" and getattr(self, name) != usual:
+                raise ValueError(f"{name} is {getattr(self, name)}, but masked_patch_prediction has no labels")
 
 
 Protocol = Literal["accuracy", "real", "objectnet", "few_shot", "linear_probe", "knn", "vtab"]
@@ -463,6 +470,14 @@ def _require_positive(settings: DataSettings, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and value <= 0:
             raise ValueError(f"{name} is {value}; it must be above 0")
+
+
+def _require_below(settings: DataSettings, high: float, *names: str) -> None:
+    """Raise ValueError for the first of these settings that is set and outside [0, high)."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 <= value < high:
+            raise ValueError(f"{name} is {value}; it must be at least 0 and below {high}")
 
 
 def _require_between(settings: DataSettings, low: float, high: float | None, *names: str) -> None:

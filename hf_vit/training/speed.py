@@ -66,12 +66,10 @@ class Speed:
 
 def _images_at_peak(run: Run) -> float | None:
     """Images a second at the peak of the GPUs; None if the peak or the number of products is unknown."""
-    accelerator = run.accelerator
-    if (
-        run.settings.token_drop
-        or accelerator.device.type != "cuda"
-        or accelerator.mixed_precision not in ("bf16", "fp16")
-    ):
+    accelerator, settings = run.accelerator, run.settings
+    varies = settings.preset == "native" or settings.patch_sizes  # the number of patches
+    is_partial = not all(parameter.requires_grad for parameter in run.parameters.values())  # the backward pass
+    if varies or is_partial or accelerator.device.type != "cuda" or accelerator.mixed_precision not in ("bf16", "fp16"):
         return None
     peak = peak_of(torch.cuda.get_device_name(accelerator.device))
     if peak is None:

@@ -201,6 +201,7 @@ def test_splits_of_every_kind_of_task(root, name):
     assert (len(data.train), len(data.validation), len(data.test)) == (80, 20, test_images)
     assert data.listed == (name == "Caltech101")
     labels = {split.label(row) for split in (data.train, data.validation) for row in split.samples}
+    assert data.train.class_numbers().tolist() == [data.train.label(row) for row in data.train.samples]
     assert labels <= set(range(TASKS[name].classes))
     assert seen in (len(labels), None)  # shuffled: every class is there
     assert data.train.num_labels == TASKS[name].classes

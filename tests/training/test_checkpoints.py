@@ -59,9 +59,10 @@ def test_unfinished_checkpoint_is_ignored(tmp_path):
     for unfinished in (".0123.incomplete.step_00000002", ".00000002.incomplete.step_00000002"):
         (tmp_path / unfinished).mkdir()
         (tmp_path / unfinished / "shard-00009-model-00001-of-00001.safetensors").touch()
+    (tmp_path / ".DS_Store").touch()  # of macOS, which shows the folder
     assert [path.name for path in store.paths()] == ["step_00000001"]
     save(store, 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000001", "step_00000002"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".DS_Store", "step_00000001", "step_00000002"]
     assert len(list(store.paths()[-1].glob("*.safetensors"))) == 1
 
 

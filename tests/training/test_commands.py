@@ -4,6 +4,9 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -22,12 +25,14 @@ from hf_vit.scripts import finetune as finetune_page
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training import reporting, running
+from hf_vit.training import assembly, reporting, running
+from hf_vit.training.objectives import Classification
+from hf_vit.training.recipes import SettingsError
 from hf_vit.training.run import TrainingStopped
 from hf_vit.training.running import run_script
 from hf_vit.training.sources import load_split
 
-from ..launching import DIGITS, arguments, history
+from ..launching import DIGITS, arguments, history, weights
 from ..models import SIZES
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
@@ -328,6 +333,76 @@ def test_lack_of_memory_halves_the_forward(tmp_path, monkeypatch, capsys):
     pretrain(arguments(**settings))
     assert tried == [24, 12, 6]
     assert "24 images per forward do not fit into memory; trying 12" in capsys.readouterr().out
+
+
+def test_gradients_of_a_forward_that_did_not_fit_are_forgotten(tmp_path, monkeypatch):
+    """The second forward of 12 lacks memory, those of 6 fit: the same weights as with 6 from the start."""
+    compute, sizes = Classification.__call__, []
+
+    def lack_memory(self, model, batch, rng, **patch):
+        sizes.append(len(batch["image"]))
+        if sizes == [12, 12]:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+        return compute(self, model, batch, rng, **patch)
+
+    settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0, "find_batch_size": "true"}
+    pretrain(arguments(**settings, output_dir=tmp_path / "plain"))
+    monkeypatch.setattr(Classification, "__call__", lack_memory)
+    pretrain(arguments(**{**settings, "per_device_batch_size": 12}, output_dir=tmp_path / "found"))
+    assert sizes == [12, 12, 6, 6, 6, 6]
+    for name, tensor in weights(tmp_path / "plain").items():
+        assert torch.equal(tensor, weights(tmp_path / "found")[name]), name
+    monkeypatch.setattr(running, "train", lack_later)
+    with pytest.raises(TrainingStopped, match=r"memory ran out at step 3: .*; set a smaller --per-device-batch-size"):
+        pretrain(arguments(**settings, output_dir=tmp_path / "late"))
+
+
+def lack_later(run, *rest):
+    """Three steps, which another start would count twice, and then no memory."""
+    run.step = 3
+    raise RuntimeError("CUDA out of memory. Tried to allocate 99 bytes")
+
+
+def test_another_process_that_trains_into_the_folder_is_respected(tmp_path):
+    """With its lock, which ends with the process; both would write the same files."""
+    pytest.importorskip("fcntl")
+    (tmp_path / "out").mkdir()
+    program = "import fcntl, time; file = open('.lock', 'w'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
+    program += "print('held', flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path / "out", stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    assert other.stdout.readline() == b"held\n"
+    settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0, "output_dir": tmp_path / "out"}
+    for how in ({}, {"resume": "true"}, {"overwrite": "true"}):
+        with pytest.raises(SettingsError, match=r"another process trains into .*: wait until it ends, or choose"):
+            pretrain(arguments(**settings, **how))
+    other.kill()
+    other.communicate()
+    pretrain(arguments(**settings))
+    assert not (tmp_path / "out" / ".lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "device", "precision", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "cuda", "no", "WORLD_SIZE is 2, but this process would train alone"),
+        ({}, "cpu", "fp16", "fp16 needs a GPU"),
+        (
+            {"ACCELERATE_USE_FSDP": "true"},
+            "cpu",
+            "no",
+            "the launch asks for FSDP, which Accelerate does not have on cpu",
+        ),
+    ],
+)
+def test_what_accelerate_would_silently_ignore_is_refused(monkeypatch, variables, device, precision, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = SimpleNamespace(
+        num_processes=1, device=torch.device(device), mixed_precision=precision, distributed_type="NO"
+    )
+    with pytest.raises(SettingsError, match=message):
+        assembly._check_launch(found)
 
 
 def test_print_config_shows_the_resolved_settings(capsys):

@@ -13,11 +13,17 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The same 30 steps on one process, with one forward per step, and on two with two each."""
+    """The same 30 steps on one process, with one forward per step, and on two with two each.
+
+    Nothing but the template says that the two are on CPUs.
+    """
     folder = tmp_path_factory.mktemp("runs")
     settings = {**DIGITS, "steps": 30, "eval_every": 15}
     launch("pretrain", output_dir=folder / "one", **{**settings, "per_device_batch_size": 24}, num_processes=1)
-    launch("pretrain", 2, output_dir=folder / "two", **settings, num_processes=2)
+    use_cpu = None if not torch.accelerator.is_available() else "true"
+    launch(
+        "pretrain", 2, output_dir=folder / "two", **settings, num_processes=2, variables={"ACCELERATE_USE_CPU": use_cpu}
+    )
     return folder / "one", folder / "two"
 
 

@@ -1,5 +1,6 @@
 """Default evaluation images: an existing split, or a tenth of each class."""
 
+import json
 from itertools import chain, repeat
 
 import datasets
@@ -77,6 +78,48 @@ def test_a_run_is_announced_and_concluded(tmp_path, capsys):
     assert metrics["best_step"] in (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"eval_split": "none", "best_metric": "loss"},
+            r"best_metric \(loss\) needs held-out images: set --eval-split",
+        ),
+        ({"best_metric": "acuracy"}, "best_metric is 'acuracy'; it must be loss, accuracy, .*did you mean accuracy"),
+        ({"best_metric": "accuracy/ten"}, "best_metric is 'accuracy/ten'; it must be loss, .*, accuracy/CLASS"),
+    ],
+)
+def test_settings_that_no_evaluation_serves_are_refused_before_the_first_step(tmp_path, changes, message):
+    """The same folder is then free for another try."""
+    settings = {**DIGITS, "num_workers": 0, "steps": 2, "warmup_steps": 0, "output_dir": tmp_path / "out", **changes}
+    with pytest.raises(ValueError, match=message):
+        pretrain(arguments(**settings))
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
+
+
+def test_a_run_without_evaluation_has_no_best(tmp_path, capsys):
+    """metrics.json is JSON as other programs read it, too."""
+    settings = {**DIGITS, "num_workers": 0, "steps": 1, "warmup_steps": 0, "eval_split": "none"}
+    assert pretrain(arguments(**settings, output_dir=tmp_path / "out"))["best"] is None
+    json.loads((tmp_path / "out" / "metrics.json").read_text(), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("missing", [None, -1])
+def test_images_without_labels_are_refused(tmp_path, missing):
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    labels = {"train": [0, 1, 1, 0], "test": [0, missing, 1, missing]}
+    for name, numbers in labels.items():
+        rows = {"image": [np.zeros((9, 9, 3), np.uint8)] * 4, "label": numbers}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / f"{name}.parquet")
+    for changes in ({}, {"train_split": "test", "eval_split": None}):
+        with pytest.raises(
+            ValueError, match=r"2 of 4 images of test have no label \(expected class numbers from 0 to 1"
+        ):
+            open_splits(FinetuneSettings(dataset=str(tmp_path), model="model", **changes))
+    split, _ = open_splits(FinetuneSettings(dataset=str(tmp_path), model="model", eval_split=None))
+    assert split.class_numbers().tolist() == labels["train"]
+
+
 def test_early_stopping(tmp_path, capsys, monkeypatch):
     """The metrics are invented; the second evaluation is the best."""
     losses = chain([3.0, 1.0, 2.0, 2.5, 2.2], repeat(0.5))
@@ -85,9 +128,11 @@ def test_early_stopping(tmp_path, capsys, monkeypatch):
     settings = {**DIGITS, "steps": 12, "warmup_steps": 0, "eval_every": 2, "save_every": 50, "num_workers": 0}
     settings |= {"best_metric": "loss", "early_stopping": 3, "output_dir": tmp_path / "out"}
     metrics = pretrain(arguments(**settings))
-    assert (metrics["best_step"], metrics["best"]) == (4, -1.0)
+    assert (metrics["best_step"], metrics["best"], metrics["best_metric"]) == (4, 1.0, "loss")
     ended = "training ends at step 10 of 12: 3 evaluations in a row were no better than that of step 4\n"
-    assert ended in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert ended in said
+    assert "accuracy 50.00% on 9 held-out images; best loss 1 after step 4, in" in said
     again = pretrain(arguments(**settings, resume="true"))  # nothing more to do, and 0.5 is what the model has
     assert again["best_step"] == 4
     settings |= {"best_metric": "top9", "overwrite": "true"}

@@ -189,4 +189,7 @@ def test_a_run_of_an_earlier_version_is_resumed(tmp_path, capsys):
 def test_new_settings_have_their_defaults(settings_class):
     settings = with_new_defaults({"steps": 7}, settings_class)
     assert (settings["steps"], settings["batch_size"]) == (7, 512)
+    earlier = with_new_defaults({"preset": "native"}, settings_class)  # which then was one of evaluation
+    assert earlier["preset"] == "native in the evaluation only"
+    assert with_new_defaults({"preset": "native", "token_drop": 0.0}, settings_class)["preset"] == "native"
     assert not FREE_ON_RESUME & settings.keys()

@@ -55,6 +55,11 @@ def test_padding_and_broken_images_do_not_count():
 def test_real_labels_follow_the_index():
     results = score(_tidy(columns()), real_labels=[[0], [5], [1], []])
     assert results["real_accuracy"] == 1.0
+    unlabelled = _tidy(columns(label=np.full(5, -1)))
+    of_real = {"real_accuracy", "real_images", "samples", "skipped"}
+    assert score(unlabelled, real_labels=[[0], [5], [1], []]) == {name: results[name] for name in of_real}
+    with pytest.raises(ValueError, match="3 of 3 images have no label"):
+        score(unlabelled)
 
 
 def test_several_labels_count_the_first_prediction():

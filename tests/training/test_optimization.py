@@ -1,10 +1,14 @@
 """Optimisers against outputs of optax (goldens/training), and their groups of parameters."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
+from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification
 from hf_vit.training.optimization import (
     MovingAverage,
@@ -90,6 +94,14 @@ def test_freezing_the_first_layers_by_name(model):
     assert layers == {"0", "1"}
     assert "vit.embeddings.cls_token" in frozen
     assert all(".layers." in name or ".embeddings." in name for name in frozen)
+    with pytest.raises(ValueError, match="freeze is 'first 4 layers', but the model has 3 layers"):
+        freeze_parameters(model, ["first 4 layers"])
+    resnet = HfBiTForImageClassification(HfBiTConfig(embedding_size=32, depths=[2, 1, 1], image_size=16))
+    stages = {
+        re.sub(r".*(stages\.\d|resnet\.convolution).*", r"\1", name)
+        for name in freeze_parameters(resnet, ["first 2 layers"])
+    }
+    assert stages == {"resnet.convolution", "stages.0", "stages.1"}
 
 
 def test_published_decay_conversion():

@@ -23,7 +23,7 @@ def test_command_line_values_have_the_type_of_their_field():
             "--crop_area",
             "0.2,1",
             "--freeze",
-            "[a.b]",
+            "first 2 layers, a.b",
             "--eval_split",
             "none",
         ],
@@ -33,7 +33,7 @@ def test_command_line_values_have_the_type_of_their_field():
     assert settings.flip is False
     assert settings.compile is True
     assert settings.crop_area == [0.2, 1.0]
-    assert settings.freeze == ["a.b"]
+    assert settings.freeze == ["first 2 layers", "a.b"]
 
 
 def test_yaml_and_command_line_agree_and_the_command_line_wins(tmp_path):
@@ -130,6 +130,11 @@ def test_recipe_overrides_the_options_of_its_base(tmp_path):
         (["--crop", "resmall", "--resize", "[448, 448]"], "crop resmall takes one number"),
         (["--label_smoothing", "1.5"], "--label-smoothing is 1.5; it must be at least 0 and at most 1"),
         (["--batch_size", "0"], "--batch-size is 0; it must be above 0"),
+        (["--crop_area", "0.5"], r"--crop-area is \[0.5\]; it must be two shares"),
+        (["--crop_area", "1,0.05"], r"--crop-area is \[1.0, 0.05\]; it must be two shares"),
+        (["--ema_decay", "1"], "--ema-decay is 1.0; it must be at least 0 and below 1"),
+        (["--layer_decay", "0"], "--layer-decay is 0.0; it must be above 0"),
+        (["--seed", "-1"], "--seed is -1; it must be at least 0"),
         (["--recipe", "missing.yaml"], "there is no recipe missing.yaml"),
         (["--select", "a=b"], "needs --recipe"),
     ],
@@ -185,6 +190,8 @@ def test_contradictions_of_pretraining():
         parse_settings(PretrainSettings, [*masked, "--mixup_alpha", "0.2"])
     with pytest.raises(SettingsError, match=r"--mask-share \(0.95\) plus --random-patch-share \(0.1\) is above 1"):
         parse_settings(PretrainSettings, [*masked, "--mask_share", "0.95"])
+    with pytest.raises(SettingsError, match="--class-weights is balanced, but masked_patch_prediction has no labels"):
+        parse_settings(PretrainSettings, [*masked, "--class_weights", "balanced"])
     with pytest.raises(SettingsError, match="masked_patch_prediction has no head"):
         parse_settings(PretrainSettings, [*masked, "--head", "mlp"])
     with pytest.raises(SettingsError, match="choose one"):

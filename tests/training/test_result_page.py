@@ -229,6 +229,8 @@ def test_what_a_run_leaves_for_its_card(run, tmp_path, monkeypatch):
     assert [list(one.values()) for one in data["classes"]] == expected
     leave([*labels, 1], [*predicted, 1], [names[0], "蘭", "$red$"])  # letters that the font lacks, and no formula
     axes = drawn[-1].axes[0]
+    leave([0, 2, 2], [0, 2, 2], [names[0], "never seen", "蘭"])
+    assert [label.get_text() for label in drawn[-1].axes[0].get_yticklabels()] == ["<script>", "class 2"]
     matrix[1, 1] += 1
     assert [int(text.get_text().replace("·", "0")) for text in axes.texts] == matrix.ravel().tolist()
     assert [label.get_text() for label in axes.get_yticklabels()] == ["<script>", "class 1", "$red$"]

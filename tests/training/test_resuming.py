@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training.recipes import read_recipe
@@ -32,7 +33,8 @@ def test_extended_run_equals_a_run_of_the_new_length(tmp_path, schedule):
         assert torch.equal(tensor, prolonged[name]), name
 
 
-def test_a_number_of_steps_that_earlier_rates_depend_on_is_refused(tmp_path):
+def test_a_number_of_steps_that_earlier_rates_depend_on_is_refused(tmp_path, monkeypatch):
+    """And a precision of the launch that is not in the settings."""
     train(tmp_path / "out", steps=4)
     with pytest.raises(
         ValueError, match="the number of steps was 4 and is 6, which changes the learning rates of steps"
@@ -40,6 +42,11 @@ def test_a_number_of_steps_that_earlier_rates_depend_on_is_refused(tmp_path):
         train(tmp_path / "out", steps=6)
     with pytest.raises(ValueError, match="the number of steps was 4 and is 3, but 4 are already done"):
         train(tmp_path / "out", steps=3)
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(ValueError, match="the mixed precision was no and is bf16"):
+        train(tmp_path / "out", steps=4)
 
 
 def test_images_per_forward_may_change_without_random_numbers_per_forward(tmp_path):
