@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -156,11 +157,15 @@ def _list(folder: Path, directory: str) -> _Listing:
 
 
 def _refuse_undecodable(name: str) -> None:
-    """Raise ValueError for a name that is not UTF-8: neither an index nor a table can hold it."""
+    """Raise ValueError for a name that Python could not decode: neither an index nor a table can hold it."""
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"the name {os.fsencode(name)!r} is not UTF-8: rename it") from None
+        encoding = sys.getfilesystemencoding()
+        raise ValueError(
+            f"the name {os.fsencode(name)!r} is not {encoding}: rename it"
+            + ("" if encoding == "utf-8" else ", or set the variable PYTHONUTF8=1")
+        ) from None
 
 
 def _splits_of(listings: list[_Listing]) -> dict[str, list[_Listing]]:

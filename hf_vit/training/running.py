@@ -1,5 +1,6 @@
 """Train a model on opened splits and save it; error handling of the scripts."""
 
+import io
 import logging
 import sys
 from collections.abc import Callable
@@ -136,6 +137,8 @@ def run_script(page: Callable[[list[str] | None], dict[str, Any]], argv: list[st
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     silence_progress_bars()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # class names that the terminal lacks end no run
     with ends_in_one_sentence("error", TrainingStopped):
         try:
             page(argv)

@@ -1,5 +1,6 @@
 """Commands on small real data, in this process: errors, written files, and loading of the results."""
 
+import io
 import json
 import math
 import re
@@ -410,6 +411,14 @@ def test_print_config_shows_the_resolved_settings(capsys):
     shown = capsys.readouterr().out
     assert "learning_rate: 0.001" in shown
     assert "steps: 3" in shown
+
+
+def test_a_class_name_that_the_terminal_lacks_is_printed_with_escapes(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    run_script(lambda argv: {"printed": print("classes (Gänseblümchen, 蓮)")}, [])
+    terminal.flush()
+    assert terminal.buffer.getvalue().decode("cp1252") == "classes (Gänseblümchen, \\u84ee)\n"
 
 
 def test_mistakes_end_with_status_2_and_one_sentence(capsys, tmp_path):
