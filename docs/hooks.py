@@ -196,7 +196,7 @@ def _commands() -> str:
     lines = ["# Commands", "", "`hf-vit COMMAND`, from the text of `hf-vit COMMAND --help`.", ""]
     for choice in listing._choices_actions:
         command = listing.choices[choice.dest]
-        lines += [f"## hf-vit {choice.dest}", "", f"{_sentence(choice.help)}", ""]
+        lines += [f"## hf-vit {choice.dest}", "", _sentence(choice.help or ""), ""]
         if command.get_default("takes_settings"):
             lines += ["It takes the [settings](settings.md).", ""]
             continue
