@@ -65,7 +65,9 @@ def _add_verify(commands: Commands) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> None:
-    from ..models.manifest import MANIFEST, check_files
+    from ..files.contents import in_words
+    from ..files.reading import read_text
+    from ..models.manifest import MANIFEST, check_files, read_manifest
 
     manifest = arguments.folder / MANIFEST
     if not manifest.is_file():
@@ -74,6 +76,8 @@ def _verify(arguments: argparse.Namespace) -> None:
     if not checked:
         raise ValueError(f"{manifest} is not the manifest of a push, or lists none of the files here")
     print(f"{len(checked)} files are unchanged since the push: {', '.join(checked)}")
+    if missing := sorted((read_manifest(read_text(manifest)) or {}).keys() - set(checked)):
+        print(f"not here: {in_words(missing)}")
 
 
 def _add_card(commands: Commands) -> None:
@@ -90,6 +94,8 @@ def _add_card(commands: Commands) -> None:
 
 def _card(arguments: argparse.Namespace) -> None:
     if arguments.published is not None:
+        if given := [name for name in ("name", "license", "write") if getattr(arguments, name)]:
+            raise ValueError(f"--{given[0]} has no effect on --published; leave it out")
         from ..hub.published_cards import write_published_cards
 
         print(f"{len(write_published_cards(arguments.published))} cards written to {arguments.published}")

@@ -6,8 +6,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..files.readme import BEGIN, END
 from ..hub.cards import CARD_SOURCES, render_card, split_readme
 from ..models.loading import find_file
@@ -47,9 +45,10 @@ def _read(folder: str | Path, name: str) -> str:
 def _sound(readme: str) -> str:
     """Return a README with readable front matter; any other as ""."""
     try:
-        return readme if isinstance(split_readme(readme)[0], dict) else ""
-    except yaml.YAMLError:
+        split_readme(readme)
+    except ValueError:
         return ""
+    return readme
 
 
 def _facts(head: str, metadata: dict[str, Any]) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from .cards import split_readme
 
 _PLACEHOLDER = re.compile(r"more information needed", re.IGNORECASE)
 _CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _NUMBER = re.compile(r"\d+(\.\d+)?\s*%")
 
 
@@ -17,8 +18,11 @@ def check_card(card: str) -> list[str]:
     """Return the problems of a card, a sentence each; none for a good card."""
     metadata = split_readme(card)[0]
     problems = []
-    if not metadata.get("license"):
+    licence = metadata.get("license")
+    if not licence:
         problems.append("it names no licence; give license= (--license), or write `license:` into the front matter")
+    elif not all(_LICENCE.fullmatch(str(name)) for name in (licence if isinstance(licence, list) else [licence])):
+        problems.append(f"its licence {licence!r} is no identifier of the Hub (expected one such as apache-2.0 or mit)")
     if _PLACEHOLDER.search(card):
         problems.append("it says 'More Information Needed'; write that information, or delete the line")
     problems += _unknown_data_sets(metadata)

@@ -1,10 +1,11 @@
 """Sources of a card: the small files of a folder, and the catalog's entry of the checkpoint."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from ..catalog import Released, find_released
+from ..files.reading import parse_json
+from ..models.auto import AUTO_MODELS
 
 
 class Sources:
@@ -13,14 +14,19 @@ class Sources:
     Args:
         texts: texts of config.json and, if they exist, preprocessor_config.json, conversion.json (written by
             `convert`), card_data.json (written by training) and README.md.
+
+    Raises:
+        ValueError: a file is not JSON, or config.json is of a model of another package.
     """
 
     def __init__(self, texts: Mapping[str, str]):
-        self.config: dict[str, Any] = json.loads(texts["config.json"])
-        self.processor, self.conversion, self.training = (
-            json.loads(texts.get(name, "{}"))
-            for name in ("preprocessor_config.json", "conversion.json", "card_data.json")
+        self.config, self.processor, self.conversion, self.training = (
+            _parse(texts.get(name, "{}"), name)
+            for name in ("config.json", "preprocessor_config.json", "conversion.json", "card_data.json")
         )
+        named = (self.config.get("architectures") or ["nothing"])[0]
+        if named not in [model.__name__ for _, model in AUTO_MODELS]:
+            raise ValueError(f"cannot write a card: config.json names {named} (expected a model of hf_vit)")
         self.readme = texts.get("README.md", "")
         source = self.conversion.get("source")
         self.released: Released | None = None if source is None else find_released(source)
@@ -41,3 +47,10 @@ class Sources:
         """Data sets that the model was trained on: keys of released.yaml, and that of our training."""
         trained_on = self.training.get("dataset")
         return [*self.facts.get("datasets", ()), *([trained_on] if trained_on else ())]
+
+
+def _parse(text: str, name: str) -> dict[str, Any]:
+    content = parse_json(text, name)
+    if not isinstance(content, dict):
+        raise ValueError(f"{name} holds a {type(content).__name__} (expected an object with names and values)")
+    return content

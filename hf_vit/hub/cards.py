@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from ..files.messages import shorten
+from ..files.reading import read_text
 from ..files.readme import BEGIN, END
 from .card_metadata import metadata_yaml, render_metadata
 from .card_sections import render_sections
@@ -47,7 +49,7 @@ def render_folder_card(folder: str | Path, *, name: str | None = None, license: 
         ValueError: the folder holds no config.json.
     """
     folder = Path(folder)
-    texts = {name: (folder / name).read_text(encoding="utf-8") for name in CARD_SOURCES if (folder / name).is_file()}
+    texts = {name: read_source(folder / name) for name in CARD_SOURCES if (folder / name).is_file()}
     if "config.json" not in texts:
         raise ValueError(
             f"{folder} holds no config.json; give a folder that save_pretrained, convert or training wrote"
@@ -55,10 +57,23 @@ def render_folder_card(folder: str | Path, *, name: str | None = None, license: 
     return render_card(texts, name or folder.resolve().name, license=license)
 
 
+def read_source(path: str | Path) -> str:
+    """Read a small file of a folder, with the line ends and the byte order mark of any system."""
+    return read_text(path).replace("\r\n", "\n")
+
+
 def split_readme(text: str) -> tuple[dict[str, Any], str, str]:
-    """Split a README into its front matter and the user's own text before and after our part."""
+    """Split a README into its front matter and the user's own text before and after our part.
+
+    Raises:
+        ValueError: the front matter is not YAML, or its tags or data sets are not names.
+    """
     match = _FRONT_MATTER.match(text)
-    metadata = (yaml.safe_load(match[1]) if match else None) or {}
+    try:
+        metadata = (yaml.safe_load(match[1]) if match else None) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"cannot read the front matter of README.md: {' '.join(str(error).split())}") from None
+    _check_metadata(metadata)
     body = text[match.end() :] if match else text
     if BEGIN in body and END in body:
         before, rest = body.split(BEGIN, 1)
@@ -66,3 +81,15 @@ def split_readme(text: str) -> tuple[dict[str, Any], str, str]:
     if all(sign in body for sign in _NOBODYS_TEXT):
         return metadata, "", ""
     return metadata, _EMPTY_SECTION.sub("", body).strip(), ""
+
+
+def _check_metadata(metadata: Any) -> None:
+    if not isinstance(metadata, dict):
+        raise ValueError(
+            f"the front matter of README.md is {shorten(metadata)} (expected fields, such as license: mit)"
+        )
+    for field in ("tags", "datasets"):
+        value = metadata.get(field)
+        names = [value] if isinstance(value, str) else value or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{field} in README.md is {shorten(value)} (expected a list of names)")

@@ -9,11 +9,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, get_token
 from huggingface_hub.errors import (
     HfHubHTTPError,
     LocalTokenNotFoundError,
@@ -31,7 +31,7 @@ from ..models.manifest import MANIFEST, manifest_text, read_manifest
 from ..models.processor_size import agreeing_settings
 from .card_check import check_card
 from .card_metadata import eval_results_file
-from .cards import CARD_SOURCES, render_card
+from .cards import CARD_SOURCES, read_source, render_card
 from .remote_code import add_code
 
 _logger = logging.getLogger(__name__)
@@ -204,7 +204,9 @@ def _push_files(
         if dry_run:
             return _plan(api, files, listed, _look_up(api, full), full, card)[0]
         if not exists:  # or an empty repository would stay behind
-            _check_card(_plan(api, files, listed, _Remote(None, []), full, card)[0], full, card)
+            planned, operations = _plan(api, files, listed, _Remote(None, []), full, card)
+            _check_card(planned, full, card)
+            _let_the_hub_check(operations, full)
         _create_repository(api, full, exists)
         return _commit(api, files, listed, full, card)
 
@@ -326,15 +328,30 @@ def _check_card(pushed: Pushed, target: _Target, card: _CardRequest) -> None:
         )
 
 
+def _let_the_hub_check(operations: list[CommitOperationAdd | CommitOperationDelete], target: _Target) -> None:
+    """Let the Hub check the front matter of the card; raise PushError if it refuses."""
+    cards = (one for one in operations if isinstance(one, CommitOperationAdd) and one.path_in_repo == "README.md")
+    for operation in cards:
+        with operation.as_file() as file:
+            card = ModelCard(file.read().decode(), ignore_metadata_errors=True)
+        try:
+            card.validate()
+        except ValueError as error:
+            reasons = str(error)
+            with suppress(ValueError, TypeError, KeyError):
+                reasons = "; ".join(entry["message"] for entry in json.loads(reasons)["errors"])
+            raise PushError(f"{target.repo_id}: the Hub refuses the card: {reasons}; nothing was pushed") from error
+
+
 def _text(api: HfApi, files: _Files, remote: _Remote, target: _Target, name: str) -> str | None:
     """Return the text of a small file of the folder, else of the repository; for the README the other way round."""
     here, there = name in files, name in remote.names
     if there and (name == "README.md" or not here):
-        return Path(api.hf_hub_download(target.repo_id, name, revision=remote.sha)).read_text(encoding="utf-8")
+        return read_source(api.hf_hub_download(target.repo_id, name, revision=remote.sha))
     if not here:
         return None
     content = files[name]
-    return content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
+    return content.decode() if isinstance(content, bytes) else read_source(content)
 
 
 def _with_retries(attempt: Callable[[], Pushed]) -> Pushed:

@@ -17,14 +17,14 @@ from .auto import AUTO_MODELS
 from .configuration_hf_bit import HfBiTConfig, is_upstream_bit
 from .configuration_hf_vision import HfVisionConfig, Size, as_pair, read_settings, wrong_types_refused
 from .configuration_hf_vit import HfViTConfig
-from .pretrained import CONVERSION_RECORD, WHERE, HfVisionPreTrainedModel
+from .pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, WHERE, HfVisionPreTrainedModel
 from .processor_size import let_agree, output_size, settle_processor
 from .upstream import is_of_transformers, model_class_for
 
 logger = logging.get_logger(__name__)
 
 _CLASSES = {model_class.__name__: model_class for _, model_class in AUTO_MODELS}
-_QUANTIZATION_RECORD, _INT8_PROGRAM = "quantization.json", ("program.xml", "program.bin")
+_INT8_PROGRAM = ("program.xml", "program.bin")
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 # Settings of the pixel values, to which the weights are trained; another resizing preset keeps them.
 _NORMALIZATION = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
@@ -82,7 +82,7 @@ def load(
         check_choices({"preset": preset})
     where = {key: settings[key] for key in WHERE if key in settings}
     stored = read_settings(name, **where)
-    model = _class_for(stored, name).from_pretrained(name, **settings)
+    model = _class_for(stored, name).from_pretrained(name, _warns_of_int8=False, **settings)
     if backend is None:
         _use_int8_program(model, name, where)
     processor = load_processor(name, **where) or _make_processor(name, stored, model.config, where)
@@ -99,9 +99,9 @@ def load(
 
 def _use_int8_program(model: Any, name: str | os.PathLike, where: dict[str, Any]) -> None:
     """Use the int8 program that `hf-vit quantize` saved beside a model, if there is one."""
-    if (record := find_file(name, _QUANTIZATION_RECORD, where)) is not None:
+    if (record := find_file(name, QUANTIZATION_RECORD, where)) is not None:
         files = {file: find_file(name, file, where) for file in _INT8_PROGRAM}
-        sys.modules[__name__.split(".")[0]].use_quantized(model, {_QUANTIZATION_RECORD: record, **files})
+        sys.modules[__name__.split(".")[0]].use_quantized(model, {QUANTIZATION_RECORD: record, **files})
 
 
 def _set_sizes(model: Any, processor: Any, image_size: Size | None, patch_size: Size | None) -> None:
@@ -129,7 +129,7 @@ def load_model(
     """
     stored = read_settings(folder, **{key: settings[key] for key in WHERE if key in settings})
     size = {} if image_size is None else {"image_size": image_size}
-    return _class_for(stored, folder).from_pretrained(folder, **size, **settings)
+    return _class_for(stored, folder).from_pretrained(folder, _warns_of_int8=False, **size, **settings)
 
 
 def _class_for(stored: dict[str, Any], folder: str | os.PathLike) -> type[HfVisionPreTrainedModel]:

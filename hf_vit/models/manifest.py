@@ -112,10 +112,21 @@ def check_pushed(
     Raises:
         ValueError: a file is not the one that was pushed.
     """
+    if (file := find_beside(name, MANIFEST, settings, where)) is not None:
+        check_files(Path(file), thorough)
+
+
+def find_beside(name: str | os.PathLike, file: str, settings: dict[str, Any], where: dict[str, Any]) -> str | None:
+    """Return the path of a file beside config.json; None if there is none or the Hub cannot be reached.
+
+    Args:
+        name: a folder, or a name on the Hub.
+        settings, where: as in `check_pushed`.
+    """
     try:
-        file = cached_file(
+        return cached_file(
             os.fspath(name),
-            MANIFEST,
+            file,
             _commit_hash=settings.get("_commit_hash"),
             _raise_exceptions_for_gated_repo=False,
             _raise_exceptions_for_missing_entries=False,
@@ -123,9 +134,7 @@ def check_pushed(
             **{option: where[option] for option in _WHERE if option in where},
         )
     except OSError:
-        return
-    if file is not None:
-        check_files(Path(file), thorough)
+        return None
 
 
 def drop_manifest(folder: str | os.PathLike) -> None:

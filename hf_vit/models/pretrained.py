@@ -33,13 +33,13 @@ from .configuration_hf_vision import (
     wrong_types_refused,
 )
 from .inference import is_recorded, optimize, use_training_products
-from .manifest import check_pushed, drop_manifest
+from .manifest import check_pushed, drop_manifest, find_beside
 
 logger = logging.get_logger(__name__)
 
 _Model = TypeVar("_Model", bound="HfVisionPreTrainedModel")
 
-CONVERSION_RECORD = "conversion.json"
+CONVERSION_RECORD, QUANTIZATION_RECORD = "conversion.json", "quantization.json"
 HEAD_KEYS = r"^classifier\."  # parameters of a checkpoint besides the encoder's
 # Parameters and tensors that a config.json may describe beyond its weights, for a head or a pre-logits layer. A head of
 # ViT-g/14 for ImageNet-21k has 31 million parameters, a fourth of this limit.
@@ -146,7 +146,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             kwargs["stored_settings"] = settings  # so that config.json is not read again
         if upstream_names := cls.upstream_names(settings):
             kwargs["key_mapping"] = {**upstream_names, **kwargs.get("key_mapping", {})}
-        verify = kwargs.pop("verify", False)
+        verify, warns_of_int8 = kwargs.pop("verify", False), kwargs.pop("_warns_of_int8", True)
         if name is not None and not kwargs.get("force_download"):
             check_pushed(name, settings, kwargs, thorough=verify)
         wants_info = kwargs.pop("output_loading_info", False)
@@ -154,6 +154,11 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         result: Any = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
         if name is not None:  # once more, for files that were downloaded just now
             check_pushed(name, settings, kwargs)
+            if warns_of_int8 and find_beside(name, QUANTIZATION_RECORD, settings, kwargs) is not None:
+                logger.warning(
+                    f"{name} holds an int8 program, which from_pretrained does not use: the model computes in float32. "
+                    f"hf_vit.load({str(name)!r}) uses it; a pipeline takes the model and the processor that it returns."
+                )
         model, info = result
         if upstream_names:
             model._settle_upstream(info)

@@ -103,9 +103,10 @@ def test_unsupported_forwards_run_in_float32_with_a_warning(made, caplog):
     with torch.inference_mode():
         torch.testing.assert_close(model(pixel_values).logits, plain(pixel_values).logits)
     said = [record.getMessage() for record in caplog.records if "int8" in record.getMessage()]
-    assert len(said) == 2
-    assert "output_hidden_states" in said[0]
-    assert "changed since it was quantised" in said[1]
+    assert len(said) == 3
+    assert "holds an int8 program, which from_pretrained does not use" in said[0]  # of the plain one, and pipelines
+    assert "output_hidden_states" in said[1]
+    assert "changed since it was quantised" in said[2]
 
 
 def test_predict_and_pipeline_use_the_quantised_program(made, source, capsys):

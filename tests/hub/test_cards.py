@@ -179,6 +179,8 @@ def test_rendering_again_changes_nothing_and_keeps_own_text(folder):
     again = render_folder_card(folder)
     (folder / "README.md").write_text(again)
     assert render_folder_card(folder) == again
+    (folder / "README.md").write_bytes(b"\xef\xbb\xbf" + again.replace("\n", "\r\n").encode())  # of Windows
+    assert render_folder_card(folder) == again
     metadata, before, after = split_readme(again)
     assert (before, after) == ("Mine.", "Mine too.")
     assert (metadata["license"], metadata["license_name"], metadata["language"]) == ("other", "garden", "en")
@@ -244,6 +246,7 @@ datasets: [uoft-cs/cifar10]
 
 def faults():
     yield "license: apache-2.0\n", "", "it names no licence"
+    yield "apache-2.0", "Apache 2.0", "its licence 'Apache 2.0' is no identifier of the Hub"
     yield "## Compute", "[More Information Needed]\n## Compute", "More Information Needed"
     yield "| Table 5 |", "| |", "the result 98.1 % (CIFAR-10 accuracy) has no source"
     yield "## Compute", "It reaches 99 % elsewhere.\n## Compute", "outside the tables of results: It reaches 99 %"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,6 +133,8 @@ def test_branches_pull_requests_and_dry_runs(hub, client, folder):
 
 def test_failures_are_one_sentence_and_commit_nothing(hub, client, folder, tmp_path):
     hub.fail("/commit/", "POST", status=413, times=1)
+    odd = shutil.copytree(folder, tmp_path / "odd")
+    (odd / "README.md").write_text("---\nmetrics: 5\n---\n")
     output = client(
         f"""
         import json
@@ -153,16 +156,22 @@ def test_failures_are_one_sentence_and_commit_nothing(hub, client, folder, tmp_p
             refused(folder, "alice/new", token="hf_reader"),
             refused(folder, "alice/taken", private=True),
             refused({str(tmp_path)!r}, "alice/taken"),
+            refused({str(odd)!r}, "alice/odd"),
         ]))
         """
     )
-    full, wrong, other, reader, private, empty = json.loads(output.splitlines()[-1])
+    full, wrong, other, reader, private, empty, metadata = json.loads(output.splitlines()[-1])
     assert "alice/taken: it is too large, or the storage quota is exceeded: injected fault" in full
     assert "does not accept the token" in wrong
     assert "no write access; give create_pr" in other
     assert "no write access" in reader
     assert "alice/taken exists and is public, not private" in private
     assert "holds no config.json" in empty
+    assert 'alice/odd: the Hub refuses the card: "metrics" must be a string or an array of strings; not' in metadata
+    made = [
+        request for request in hub.requests if request["path"].endswith("/repos/create") and request["status"] < 300
+    ]
+    assert len(made) == 1  # "taken"
     assert len(commits_of(hub, "alice/taken")) == 1
     no_token = client(push(folder, "alice/taken", *MIT), status=2, token=None)
     assert no_token.startswith(f"hf-vit push: alice/taken: there is no token for {hub.url}: run `hf auth login`")

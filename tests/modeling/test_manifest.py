@@ -120,7 +120,9 @@ def test_an_invalid_manifest_is_not_read():
 
 def test_hf_vit_verify(pushed, capsys):
     assert main(["verify", str(pushed)]) == 0
-    assert capsys.readouterr().out.startswith("3 files are unchanged since the push: config.json, model.safetensors, ")
+    told = capsys.readouterr().out
+    assert told.startswith("3 files are unchanged since the push: config.json, model.safetensors, ")
+    assert told.endswith("not here: not_downloaded.bin\n")
     flip(pushed / "model.safetensors")
     assert main(["verify", str(pushed)]) == 2
     assert capsys.readouterr().err.startswith(f"hf-vit verify: {pushed / 'model.safetensors'} is not the file that was")
