@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from ..files.contents import refuse_model
 from ..files.output import new_folder
 from ..files.versions import versions_of
 from ..images.image_processing_hf_vit import HfViTImageProcessor
@@ -79,11 +80,12 @@ def inspect(
         A sentence for each problem, such as an unreadable image or weights that are NaN. The report has the rest.
 
     Raises:
-        FileExistsError: `output` exists, and `overwrite` is False.
+        FileExistsError: `output` exists and may not be overwritten, or holds a model.
         ValueError: there is no image processor, or one of another package.
     """
     if not isinstance(processor, HfViTImageProcessor):
         raise ValueError(f"cannot inspect {title}: it has no image processor of hf_vit; save one beside the model")
+    refuse_model(output)
     with new_folder(output, overwrite) as temporary:
         report = Report(temporary)
         compute = None
@@ -135,7 +137,7 @@ def _look_at_images(
         sound = True
     with report.attempt():
         has_attention = encoder_of(model) is not None
-    bar = tqdm(images if sound else (), unit="image", disable=not progress, leave=False)
+    bar = tqdm(images if sound else (), unit="image", disable=None if progress else True, leave=False)
     for number, path in enumerate(bar, start=1):
         with report.attempt(str(path)):
             pixel_values = as_images(processor([str(path)], return_tensors="pt"), model.config)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..files.output import new_file, refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Commands, add_command, load_or_convert, parse_size
+from .arguments import Commands, add_command, load_or_convert, need_analysis, parse_size, refuse_source
 from .imports import quick_imports
 
 
@@ -29,11 +29,14 @@ def _add_inspect(commands: Commands) -> None:
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
+    refuse_source(arguments.output, arguments.folder)
     refuse_existing(arguments.output, arguments.overwrite)
+    if arguments.flow and not arguments.image:
+        raise ValueError("--flow needs --image, the images to draw it for")
     silence_progress_bars()
-    _need("matplotlib")
+    need_analysis("matplotlib")
     if arguments.flow:
-        _need("scipy")
+        need_analysis("scipy")
     with quick_imports():
         from ..analysis.inspection import inspect
 
@@ -53,26 +56,21 @@ def _inspect(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{'; '.join(problems)} (the report is otherwise complete)")
 
 
-def _need(package: str) -> None:
-    from importlib.util import find_spec
-
-    if find_spec(package) is None:
-        raise ValueError(f"this needs {package}, which is not installed: pip install 'hf_vit[analysis]'")
-
-
 def _add_compute(commands: Commands) -> None:
     command = add_command(commands, "compute", _compute, "count a model's operations, and estimate its training time")
     command.add_argument("model", nargs="?", help='model: a variant such as "B/16", a folder, or a name on the Hub')
     command.add_argument(
         "--image-size", type=parse_size, metavar="N|HxW", help="image size in pixels (default: the model's own)"
     )
-    command.add_argument("--epochs", type=float, default=1.0, help="epochs of the training run (default 1)")
+    command.add_argument("--epochs", type=float, help="epochs of the training run, for --dataset-size (default 1)")
     command.add_argument("--dataset-size", type=float, metavar="IMAGES", help="images per epoch, such as 303e6")
     command.add_argument(
-        "--accelerator", default="tpu-v3-core", help="training hardware: tpu-v3-core (default), a100 or h100"
+        "--accelerator", help="training hardware, for --dataset-size: tpu-v3-core (default), a100 or h100"
     )
     command.add_argument(
-        "--utilization", type=float, help="share of the hardware's peak that is reached (default: the paper's, 0.38)"
+        "--utilization",
+        type=float,
+        help="share of the hardware's peak that is reached, for --dataset-size (default: the paper's, 0.38)",
     )
     command.add_argument("--table", type=int, choices=[2, 6], help="compare a table of the paper with our figures")
     command.add_argument(
@@ -89,6 +87,7 @@ def _compute(arguments: argparse.Namespace) -> None:
     chosen = [name for name in ("model", "table", "runs") if getattr(arguments, name) is not None]
     if len(chosen) != 1:
         raise ValueError("give one of a model, --table 2, --table 6 and --runs CSV")
+    _refuse_options_without(arguments)
     if arguments.runs is not None and arguments.output is None:
         raise ValueError("--runs needs --output, the picture to write")
     if arguments.output is not None and arguments.runs is None and arguments.table != 6:
@@ -101,9 +100,19 @@ def _compute(arguments: argparse.Namespace) -> None:
         _print_compute(arguments)
 
 
+def _refuse_options_without(arguments: argparse.Namespace) -> None:
+    """Raise ValueError if an option has no effect without another argument."""
+    of_training = ("epochs", "accelerator", "utilization")
+    needs = {"image_size": "model", "dataset_size": "model", **dict.fromkeys(of_training, "dataset_size")}
+    for option, other in needs.items():
+        if getattr(arguments, option) is not None and getattr(arguments, other) is None:
+            wanted = "a model" if other == "model" else "--dataset-size, the images per epoch"
+            raise ValueError(f"--{option.replace('_', '-')} needs {wanted}")
+
+
 def _draw_runs(arguments: argparse.Namespace) -> None:
     refuse_existing(arguments.output, arguments.overwrite)
-    _need("matplotlib")
+    need_analysis("matplotlib")
     from ..analysis import plot_compute_accuracy, published_runs, read_runs
 
     published = arguments.runs is None
@@ -120,9 +129,9 @@ def _print_compute(arguments: argparse.Namespace) -> None:
     compute = compute_report.account(
         arguments.model,
         arguments.image_size,
-        arguments.epochs,
+        1.0 if arguments.epochs is None else arguments.epochs,
         arguments.dataset_size,
-        arguments.accelerator,
+        arguments.accelerator or "tpu-v3-core",
         arguments.utilization,
     )
     print(json.dumps(compute, indent=2) if arguments.json else compute_report.as_text(compute))

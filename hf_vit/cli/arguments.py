@@ -2,6 +2,8 @@
 
 import argparse
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeAlias
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -22,6 +24,19 @@ def parse_size(text: str) -> int | tuple[int, int]:
     if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
         raise argparse.ArgumentTypeError(f"cannot read {text!r} as a size (expected N or HxW, such as 384 or 384x512)")
     return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+
+
+def refuse_source(output: Path, source: str) -> None:
+    """Raise ValueError if the output would replace the folder that it is made from, or one around it."""
+    folder = Path(source).resolve()
+    if Path(source).is_dir() and output.resolve() in (folder, *folder.parents):
+        raise ValueError(f"cannot write {output}: it is the folder of {source}, or around it; name another place")
+
+
+def need_analysis(package: str) -> None:
+    """Raise ValueError if a package of the extra `analysis` is not installed; nothing is imported."""
+    if find_spec(package) is None:
+        raise ValueError(f"this needs {package}, which is not installed: pip install 'hf_vit[analysis]'")
 
 
 def load_or_convert(folder: str, image_size: int | tuple[int, int] | None = None) -> tuple[Any, Any]:

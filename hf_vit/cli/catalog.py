@@ -22,6 +22,12 @@ def add_commands(commands: Commands) -> None:
 def _catalog(arguments: argparse.Namespace) -> None:
     from ..catalog import INDEX, explain, families, files_of, search, variants
 
+    if arguments.limit < 1:
+        raise ValueError(f"--limit is {arguments.limit}; it must be at least 1")
+    narrowing = [name for name in ("adapted_to", "resolution", "index") if getattr(arguments, name) is not None]
+    if narrowing and arguments.query not in variants():
+        option = narrowing[0].replace("_", "-")
+        raise ValueError(f"--{option} needs an architecture such as B/16; {arguments.query} is none")
     if arguments.query in families():
         for location, about in files_of(arguments.query):
             print(location, f"  {about}", sep="\n")

@@ -1,6 +1,8 @@
 """Program `hf-vit`."""
 
 import argparse
+import io
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -16,17 +18,29 @@ _SUBJECTS = (conversion, prediction, retrieval, quantization, training, hub, cat
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status, 2 after an error, which is one sentence on standard error."""
     given = list(sys.argv[1:] if argv is None else argv)
-    arguments, more = build_parser().parse_known_args([with_dashes(text) for text in given])
+    names = given.index("--") if "--" in given else len(given)  # no options from there on
+    arguments, more = build_parser().parse_known_args([*map(with_dashes, given[:names]), *given[names:]])
     if more and not arguments.takes_settings:
-        known = [option for action in arguments.parser._actions for option in action.option_strings]
-        arguments.parser.error(f"there is no option {more[0]}{did_you_mean(more[0].split('=')[0], known)}")
+        _refuse_option(more[0], arguments.parser)
     arguments.settings = more
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files and classes that its encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with ends_in_one_sentence(f"hf-vit {arguments.command}"):
             arguments.run(arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
+
+
+def _refuse_option(option: str, parser: argparse.ArgumentParser) -> NoReturn:
+    """End with a sentence about an unknown option, or one argument too many."""
+    if not option.startswith("-"):
+        parser.error(f"there is one argument too many: {option}")
+    if os.path.lexists(option):
+        parser.error(f"there is no option {option}; write ./{option} for the file")
+    known = [name for action in parser._actions for name in action.option_strings]
+    parser.error(f"there is no option {option}{did_you_mean(option.split('=')[0], known)}")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Commands, add_command, load_or_convert, parse_size
+from .arguments import Commands, add_command, load_or_convert, parse_size, refuse_source
 from .imports import quick_imports
 
 
@@ -63,6 +63,7 @@ def _add_convert(commands: Commands) -> None:
 def _convert(arguments: argparse.Namespace) -> None:
     output: Path | None = None if arguments.check else arguments.output
     if output is not None:
+        refuse_source(output, arguments.source)
         refuse_existing(output, arguments.overwrite)  # before the work, not after
     elif not arguments.check:
         raise ValueError("cannot convert: no output folder; give one, or --check")
@@ -74,6 +75,8 @@ def _convert(arguments: argparse.Namespace) -> None:
 
     source = address_of(arguments.source, arguments.index)
     options = {name: getattr(arguments, name) for name in ("labels", "image_size", "patch_size", "position_grid")}
+    if twice := [name for name, _ in arguments.set if options.get(name) is not None]:
+        raise ValueError(f"{twice[0]} is given twice, with --set and its own option; give it once")
     options |= dict(arguments.set)
     if output is None:
         print(check(source, **options))
@@ -117,6 +120,7 @@ def _add_export(commands: Commands) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> None:
+    refuse_source(arguments.output, arguments.folder)
     refuse_existing(arguments.output, arguments.overwrite)
     with quick_imports():
         silence_progress_bars()

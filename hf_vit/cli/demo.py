@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from ..files.image_files import images_below
+from ..files.progress import silence_progress_bars
 from .arguments import Commands, add_command
 
 
@@ -17,9 +18,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument(
         "--examples", type=Path, metavar="FOLDER", help="folder of example images (default: built-in drawings)"
     )
-    command.add_argument(
-        "--host", default="127.0.0.1", help="address of the page (default 127.0.0.1); 0.0.0.0 is open to other machines"
-    )
+    command.add_argument("--host", help="address of the page (default 127.0.0.1); 0.0.0.0 is open to other machines")
     command.add_argument("--port", type=int, help="port of the page (default: the first free one from 7860)")
     command.add_argument("--open", action="store_true", help="open the page in a browser")
     command.add_argument(
@@ -35,6 +34,8 @@ def _demo(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--port is {arguments.port}; it must be at least 1 and at most 65535")
     folders = [folder for folder in (arguments.folder, arguments.other) if folder]
     if arguments.space:
+        if given := [name for name in ("examples", "host", "port", "open") if getattr(arguments, name)]:
+            raise ValueError(f"--{given[0]} has no effect on --space, which only writes files; leave it out")
         _write_space(folders, arguments)
         return
     if arguments.wheel:
@@ -43,10 +44,11 @@ def _demo(arguments: argparse.Namespace) -> None:
         images_below(arguments.examples)  # an error before the models are loaded, if there are no images
     from ..demo.page import serve
 
-    serve(folders, arguments.examples, arguments.host, arguments.port, arguments.open)
+    serve(folders, arguments.examples, arguments.host or "127.0.0.1", arguments.port, arguments.open)
 
 
 def _write_space(folders: list[str], arguments: argparse.Namespace) -> None:
+    silence_progress_bars()
     from ..demo.looking import Demo
     from ..demo.space import write_space
 

@@ -71,4 +71,8 @@ def _completion(arguments: argparse.Namespace) -> None:
     commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     for name, settings_class in pages.items():
         add_options(commands.choices[name], settings_class)
+    for command in commands.choices.values():
+        for action in command._actions:
+            if action.nargs != 0 and not action.choices and action.type not in (int, float):
+                action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue] - shtab reads it
     sys.stdout.write(shtab.complete(parser, arguments.shell))

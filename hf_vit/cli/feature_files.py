@@ -2,11 +2,13 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
@@ -40,7 +42,7 @@ def _parquet_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
 
     def write_waiting() -> None:
         """Write one row group."""
-        names = [name for these, _ in waiting for name in these]
+        names = [_as_utf8(name) for these, _ in waiting for name in these]
         features = np.concatenate([these for _, these in waiting])
         width = features.shape[1]
         rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1), pa.float32()), width)
@@ -67,20 +69,31 @@ def _parquet_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
 
 @contextmanager
 def _npz_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
-    files: list[str] = []
-    parts: list[np.ndarray] = []
+    """Write what `np.savez` would write, with one batch of features in memory."""
+    files, shape = list[str](), (0, 0)
+    with TemporaryFile(dir=path.parent) as numbers:
 
-    def write(names: list[str], features: np.ndarray) -> None:
-        files.extend(names)
-        parts.append(features)
+        def write(names: list[str], features: np.ndarray) -> None:
+            nonlocal shape
+            files.extend(names)
+            shape = (len(files), features.shape[1])
+            numbers.write(features.astype("<f4").tobytes())
 
-    yield write
-    np.savez(path, files=np.array(files), features=np.concatenate(parts), about=np.array(json.dumps(about)))
+        yield write
+        numbers.seek(0)
+        with ZipFile(path, "w") as archive:
+            for name, array in (("files", np.array(files)), ("about", np.array(json.dumps(about)))):
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+            with archive.open("features.npy", "w", force_zip64=True) as member:
+                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(member, header)
+                shutil.copyfileobj(numbers, member)
 
 
 @contextmanager
 def _csv_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
-    with open(path, "w", encoding="utf-8", newline="") as file:
+    with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
 
         def write(names: list[str], features: np.ndarray) -> None:
@@ -89,6 +102,11 @@ def _csv_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
             table.writerows([name, *row] for name, row in zip(names, features.tolist(), strict=True))
 
         yield write
+
+
+def _as_utf8(name: str) -> str:
+    r"""Write bytes of a file name that are not UTF-8 as \udcNN, since parquet has UTF-8 only."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 class Features:
@@ -124,10 +142,11 @@ class Features:
             return json.loads(str(arrays["about"])), arrays["files"].tolist()
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """Yield arrays (images, features) of float32; of a parquet file one at a time is in memory."""
+        """Yield arrays (images, features) of float32, at most 8192 images each; a .npz is read as a whole."""
         if self._path.suffix.lower() == ".npz":
             with np.load(self._path, allow_pickle=False) as arrays:
-                yield arrays["features"]
+                features = arrays["features"]
+            yield from (features[start : start + _ROWS] for start in range(0, len(features), _ROWS))
             return
         _, pq = import_pyarrow(self._path.name)
         with pq.ParquetFile(self._path) as file:

@@ -1,6 +1,7 @@
 """Images on a command line: files, folders, globs, addresses, parquet files and data sets."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -46,7 +47,8 @@ class ImageList(Sequence[Any]):
         if rows is None:
             return name
         (image,) = rows[number].values()
-        return {"bytes": image["bytes"], "path": name} if image["bytes"] is not None else image["path"]
+        content, path = (image["bytes"], image["path"]) if image else (b"", None)  # a row may have no image
+        return {"bytes": content or b"", "path": name} if content is not None or path is None else path
 
 
 def add_image_arguments(command: argparse.ArgumentParser) -> None:
@@ -74,18 +76,20 @@ def find_images(arguments: argparse.Namespace) -> ImageList:
         ValueError: a folder has no images, or there is no such split or column.
         ImportError: a data set or parquet file needs an extra.
     """
+    if arguments.batch_size < 1:
+        raise ValueError(f"--batch-size is {arguments.batch_size}; it must be at least 1")
     entries: list[_Entry] = []
     missing: list[str] = []
     for place in arguments.images:
         if place.startswith(_ADDRESSES):
             entries.append(_Entry(place))
             continue
-        paths = [Path(place).expanduser()]
+        paths = [Path(os.path.expanduser(place))]
         if not paths[0].exists():
             paths = [Path(found) for found in sorted(glob(str(paths[0]), recursive=True))] if has_magic(place) else []
         missing += [] if paths else [place]
-        for path in paths:
-            entries += _entries_at(path, arguments.image_column)
+        found = [entry for path in paths for entry in _entries_at(path, arguments.image_column)]
+        entries += {entry.name: entry for entry in found}.values()  # `**` finds a folder, and what is in it
     if missing:
         raise FileNotFoundError(f"no such file: {', '.join(missing)}")
     if arguments.dataset:
@@ -94,6 +98,8 @@ def find_images(arguments: argparse.Namespace) -> ImageList:
         raise ValueError("--split needs --dataset")
     if not entries:
         raise ValueError("there are no images: name files, folders or addresses, or a data set with --dataset")
+    if arguments.image_column and all(entry.rows is None for entry in entries):
+        raise ValueError("--image-column needs --dataset or a .parquet file")
     return ImageList(entries)
 
 

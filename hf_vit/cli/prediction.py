@@ -14,7 +14,7 @@ from .arguments import Commands, add_command
 from .image_list import SKIPPING, Reading, add_image_arguments, find_images, load_on
 from .imports import quick_imports
 
-_FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl"}  # by the suffix of --output
+_FORMATS = {"": "text", ".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}  # by the suffix of --output
 
 
 def add_commands(commands: Commands) -> None:
@@ -28,7 +28,7 @@ def add_commands(commands: Commands) -> None:
         "--format",
         choices=["text", "jsonl", "csv"],
         help="output format; jsonl: one JSON object per image; csv: one row per image and class (default: by the "
-        "suffix of --output, else text)",
+        "suffix of --output, .txt, .csv or .jsonl; else text)",
     )
     command.add_argument("--json", action="store_const", const="jsonl", dest="format", help="same as --format jsonl")
     command.add_argument("--output", type=Path, metavar="FILE", help="file to write, instead of standard output")
@@ -38,6 +38,10 @@ def add_commands(commands: Commands) -> None:
 def _predict(arguments: argparse.Namespace) -> None:
     if arguments.top_k < 1:
         raise ValueError(f"--top-k is {arguments.top_k}; it must be at least 1")
+    suffix = arguments.output.suffix.lower() if arguments.output else ""
+    if arguments.format is None and suffix not in _FORMATS:
+        endings = ", ".join(filter(None, _FORMATS))
+        raise ValueError(f"--output is {arguments.output} (expected a name that ends in {endings}, or --format)")
     if arguments.output:
         refuse_existing(arguments.output, arguments.overwrite)  # before the work, not after
     images = find_images(arguments)
@@ -49,8 +53,7 @@ def _predict(arguments: argparse.Namespace) -> None:
     batches = classify_batches(model, processor, images, arguments.top_k, arguments.batch_size, skip_unreadable=True)
     reading = Reading("hf-vit predict", images)
     with _opened(arguments.output, arguments.overwrite) as file:
-        suffix = arguments.output.suffix.lower() if arguments.output else ""
-        write = predictions_writer(arguments.format or _FORMATS.get(suffix, "text"), file)
+        write = predictions_writer(arguments.format or _FORMATS[suffix], file)
         for names, found in reading.follow(batches):
             for name, predictions in zip(names, found, strict=True):
                 write(name, predictions)
@@ -63,5 +66,6 @@ def _opened(path: Path | None, overwrite: bool) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    with new_file(path, overwrite) as draft, open(draft, "w", encoding="utf-8", newline="") as file:
+    settings = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+    with new_file(path, overwrite) as draft, open(draft, "w", **settings) as file:
         yield file

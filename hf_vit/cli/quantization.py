@@ -6,7 +6,7 @@ from typing import Any
 
 from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Commands, add_command
+from .arguments import Commands, add_command, refuse_source
 
 
 def add_commands(commands: Commands) -> None:
@@ -34,6 +34,7 @@ def add_commands(commands: Commands) -> None:
 def _quantize(arguments: argparse.Namespace) -> None:
     if not 0 <= arguments.min_agreement <= 1:
         raise ValueError(f"--min-agreement is {arguments.min_agreement} (expected a share, 0 to 1)")
+    refuse_source(arguments.output, arguments.folder)
     refuse_existing(arguments.output, arguments.overwrite)  # before the work, not after
     silence_progress_bars()
     from ..backends.quantization import quantize

@@ -8,10 +8,11 @@ from typing import Any
 
 from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Commands, add_command
+from .arguments import Commands, add_command, need_analysis
 from .image_list import SKIPPING, Reading, add_image_arguments, find_images, load_on, read_named
 from .imports import quick_imports
 
+_PICTURES = (".png", ".jpg", ".pdf", ".svg")
 _PROCESSOR = "preprocessor_config.json"
 
 
@@ -50,7 +51,7 @@ def _add_search(commands: Commands) -> None:
     )
     command.add_argument("--device", default="cpu", help="device: cpu, cuda, cuda:1, mps, ... (default cpu)")
     command.add_argument("--json", action="store_true", help="print one JSON object per image")
-    command.add_argument("--sheet", type=Path, metavar="FILE", help=".png to draw, of the query and the results")
+    command.add_argument("--sheet", type=Path, metavar="FILE", help="picture to draw, of the query and the results")
     command.add_argument("--overwrite", action="store_true", help="replace the sheet")
 
 
@@ -91,7 +92,7 @@ def _identify(folder: str) -> dict[str, Any]:
     from ..files.download import sha256_of
 
     place = Path(folder) if Path(folder).is_dir() else Path(str(cached_file(folder, "config.json"))).parent
-    files = sorted(file for pattern in ("*.safetensors", _PROCESSOR) for file in place.glob(pattern))
+    files = sorted(file for pattern in ("*.safetensors", "*.bin", _PROCESSOR) for file in place.glob(pattern))
     digest = hashlib.sha256("".join(f"{sha256_of(file)}  {file.name}\n" for file in files).encode())
     return {"model": str(place.resolve()) if place == Path(folder) else folder, "sha256": digest.hexdigest()}
 
@@ -102,7 +103,10 @@ def _search(arguments: argparse.Namespace) -> None:
     if arguments.top_k < 1:
         raise ValueError(f"--top-k is {arguments.top_k}; it must be at least 1")
     if arguments.sheet:
+        if arguments.sheet.suffix.lower() not in _PICTURES:
+            raise ValueError(f"--sheet is {arguments.sheet} (expected a name that ends in {', '.join(_PICTURES)})")
         refuse_existing(arguments.sheet, arguments.overwrite)
+        need_analysis("matplotlib")
     if not arguments.query.startswith("https://") and not Path(arguments.query).is_file():
         raise FileNotFoundError(f"no such file: {arguments.query}")
     stored = Features(arguments.features)

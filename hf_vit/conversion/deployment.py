@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 import torch
 
-from ..files.contents import MARK
+from ..files.contents import MARK, refuse_model
 from ..files.output import new_folder, refuse_existing, write_json, write_text
 from ..images.image_presets import as_pair
 from ..images.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
@@ -54,10 +54,11 @@ def export_deployment(
 
     Raises:
         ConversionError: the script does not support the model or the processor; nothing is written.
-        FileExistsError: `folder` exists and may not be overwritten.
+        FileExistsError: `folder` exists and may not be overwritten, or holds a model.
         ImportError: the extra is not installed.
     """
     refuse_existing(folder, overwrite)
+    refuse_model(folder)
     processor = _checked(model, processor, size)
     require(*(("onnx", "onnxscript") if to == "onnx" else ("openvino",)), extra="export" if to == "onnx" else to)
     if model.dtype != torch.float32:
@@ -81,6 +82,11 @@ def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageP
         raise ConversionError(f"{type(model).__name__} does not classify images (expected a classifier that pools)")
     if processor is None:
         raise ConversionError("cannot write a deployment folder: the model has no image processor; give processor")
+    if not isinstance(processor, HfViTImageProcessor):
+        raise ConversionError(
+            f"cannot write a deployment folder: predict.py does not support {type(processor).__name__} (expected "
+            "HfViTImageProcessor); `hf_vit.load(..., preset=...)` makes one, save it beside the model"
+        )
     if isinstance(size, str):
         raise ConversionError(f"the size of a deployment folder is {size!r} (expected pixels); state N or HxW")
     if size is not None:

@@ -61,6 +61,10 @@ def export(
     if to not in FORMATS:
         raise ConversionError(f"cannot export to {to!r}: unknown format (expected {', '.join(FORMATS)})")
     refuse_existing(path, overwrite)
+    if to in _WITH_SIZE and (dialect, beside) != (None, None):
+        raise ConversionError(f"cannot export to {to} with a dialect or beside (expected jax); leave them out")
+    if hasattr(vars(model).get("forward"), "record"):
+        logger.warning("The int8 program of this model is not exported. The export computes in float32.")
     if to != "jax" and getattr(model.config, "is_flexible", False):
         model = _fixed(model, size)
     if to in RUNTIMES and not (to == "onnx" and Path(path).suffix == ".onnx"):

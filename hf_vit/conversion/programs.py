@@ -84,9 +84,9 @@ def export_onnx(
     with new_file(path, overwrite) as file:
         program.save(file)
         data = file.with_name(f"{file.name}.data")
-        if data.exists():
-            data.unlink()
-            program.save(path, external_data=True)  # stores the name of its second file, so it cannot be renamed later
+        if data.exists():  # its name is in `file`, so it cannot have another
+            refuse_existing(Path(path).with_name(data.name), overwrite)
+            os.replace(data, Path(path).with_name(data.name))
 
 
 def make_onnx(

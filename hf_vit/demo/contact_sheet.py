@@ -1,6 +1,7 @@
 """Contact sheets: pages of images with captions."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -87,13 +88,14 @@ def _draw(
     for axis, image, title, frame in zip(axes.flat, images, titles, framed, strict=False):
         if image is not None:
             axis.imshow(image, cmap="gray_r")
-        axis.set_title(title, fontsize=9, color="firebrick" if frame else "black", pad=3)
+        axis.set_title(title, fontsize=9, color="firebrick" if frame else "black", pad=3, parse_math=False)
         if frame:
             axis.axis("on")
             axis.set(xticks=[], yticks=[])
             for spine in axis.spines.values():
                 spine.set(edgecolor="firebrick", linewidth=2)
     figure.suptitle(heading, fontsize=11)
-    figure.tight_layout(pad=0.5, rect=(0, 0, 1, 1 - 0.35 / figure.get_figheight()))
-    with new_file(path, overwrite=True) as file:
+    with warnings.catch_warnings(), new_file(path, overwrite=True) as file:
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)  # drawn as a box
+        figure.tight_layout(pad=0.5, rect=(0, 0, 1, 1 - 0.35 / figure.get_figheight()))
         figure.savefig(file, dpi=120)

@@ -87,6 +87,19 @@ def refuse_foreign(folder: str | os.PathLike) -> None:
         )
 
 
+def refuse_model(folder: str | os.PathLike) -> None:
+    """Refuse a folder that holds weights, for an output without weights.
+
+    Raises:
+        FileExistsError: it holds weights; nothing was changed.
+    """
+    if weights := sorted(Path(folder).rglob("*.safetensors")):
+        raise FileExistsError(
+            f"cannot replace {folder}: it holds a model ({weights[0].relative_to(folder)}); nothing was changed. "
+            "Choose another folder"
+        )
+
+
 def _names(folder: Path) -> Iterator[str]:
     """Yield all entries below a folder except folders, as paths with slashes; links to folders are not followed."""
     for place, folders, files in os.walk(folder):

@@ -1,17 +1,18 @@
 """Error messages for users: one sentence and an exit status instead of a traceback."""
 
 import difflib
+import os
 import re
 import reprlib
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from .limits import MAX_MESSAGE
 
 # Errors that the user can correct; ImportError: an extra is not installed.
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError)
-FAILED, INTERRUPTED = 2, 130  # exit statuses
+FAILED, INTERRUPTED, UNREAD = 2, 130, 141  # exit statuses; the last two are a shell's for SIGINT and SIGPIPE
 _EXTRAS = {  # imported package -> the extra that installs it
     **dict.fromkeys(("accelerate", "datasets", "evaluate", "pyarrow"), "training"),
     **dict.fromkeys(("matplotlib", "scipy"), "analysis"),
@@ -27,16 +28,30 @@ _LAST_ERROR = re.compile(r"^[\w.]+: (.+)$", re.MULTILINE)
 def ends_in_one_sentence(program: str, *more: type[Exception]) -> Iterator[None]:
     """Print an error that the user can correct, or Ctrl+C, as one sentence on standard error, and exit.
 
+    Standard output that nobody reads any more (`hf-vit predict ... | head`) ends the program without a message.
+
     Args:
         program: beginning of the sentence.
         more: further exceptions that the user can correct.
 
     Raises:
-        SystemExit: with status 2, or 130 after Ctrl+C.
+        SystemExit: with status 2, 130 after Ctrl+C, or 141 if standard output was closed.
     """
     try:
-        yield
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # Python's own flush at the end would only warn
     except (*USER_ERRORS, *more) as error:
+        _discard_output()
+        if isinstance(error, BrokenPipeError) and _is_unread():
+            raise SystemExit(UNREAD) from None
+        print(f"{program}: {one_sentence(error)}", file=sys.stderr)
+        raise SystemExit(FAILED) from None
+    except RuntimeError as error:
+        if not _is_about_memory(error):
+            raise
         print(f"{program}: {one_sentence(error)}", file=sys.stderr)
         raise SystemExit(FAILED) from None
     except KeyboardInterrupt:
@@ -44,14 +59,40 @@ def ends_in_one_sentence(program: str, *more: type[Exception]) -> Iterator[None]
         raise SystemExit(INTERRUPTED) from None
 
 
+def _discard_output() -> None:
+    """Discard the rest of standard output if it cannot be written, or Python would warn at its end."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+
+
+def _is_unread() -> bool:
+    """Tell whether standard output was a pipe whose reader has ended."""
+    return sys.stdout is not None and not sys.stdout.isatty()
+
+
+def _is_about_memory(error: BaseException) -> bool:
+    """Tell whether there was too little memory; PyTorch raises RuntimeError for it."""
+    signs = ("out of memory", "not enough memory", "can't allocate memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    )
+
+
 def one_sentence(error: BaseException) -> str:
     """Return an error's message on one line, cut after `MAX_MESSAGE` characters."""
     text = str(error)
+    if _is_about_memory(error):
+        first = text.partition("\n")[0].rstrip(".")
+        text = f"there is too little memory ({first or 'no amount given'}); use smaller batches or smaller images"
     package = str(error.name).partition(".")[0] if isinstance(error, ImportError) else ""
     if extra := _EXTRAS.get(package):
         text = f"this needs {package}, which is not installed: pip install 'hf_vit[{extra}]'"
-    elif isinstance(error, OSError) and error.strerror and error.filename and text.startswith("[Errno"):
-        text = f"cannot use {error.filename}: {error.strerror}"
+    elif isinstance(error, OSError) and error.strerror and text.startswith("[Errno"):
+        text = f"cannot use {error.filename}: {error.strerror}" if error.filename else error.strerror
     if "in DataLoader worker process" in text[:100] and (found := _LAST_ERROR.findall(text)):
         text = found[-1]  # the worker's error, without its traceback
     text = " ".join(text[: 2 * MAX_MESSAGE].split()) or type(error).__name__

@@ -203,7 +203,7 @@ class _File(io.FileIO):
 def _open_source(image: Any) -> AbstractContextManager[Any]:
     """Open an image for `PIL.Image.open`; a file opened here is closed at the end of the block."""
     if isinstance(image, dict):
-        image = image.get("bytes") or image.get("path")
+        image = image.get("path") if image.get("bytes") is None else image["bytes"]
     if isinstance(image, bytes | bytearray | memoryview):
         return io.BytesIO(image)
     if isinstance(image, str) and image.startswith(("http://", "https://")):

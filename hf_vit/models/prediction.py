@@ -83,7 +83,7 @@ def classify_batches(
         Batches whose `outputs` are lists of `Prediction`, one list for each image.
 
     Raises:
-        ValueError: the model is not an image classifier.
+        ValueError: the model is not an image classifier, or a logit is NaN or infinite.
         ImageReadingError: an image cannot be read, without `skip_unreadable`.
     """
     _check_classifier(model)
@@ -345,7 +345,7 @@ def classify(model: Any, processor: Any, images: Any, top_k: int = 5) -> list[li
         For each image its `top_k` classes, most likely first.
 
     Raises:
-        ValueError: the model has no head, or the processor cannot read an image.
+        ValueError: the model has no head, a logit is NaN or infinite, or the processor cannot read an image.
 
     Example:
         >>> import hf_vit
@@ -366,6 +366,8 @@ def _check_classifier(model: Any) -> None:
 def _classes_of(model: Any, outputs: Any, top_k: int) -> list[list[Prediction]]:
     if outputs.logits.ndim != 2:
         raise ValueError(f"cannot classify images: the model classifies tokens (pooling {model.config.pooling!r})")
+    if not outputs.logits.isfinite().all():
+        raise ValueError("cannot classify images: the model computes NaN or infinite logits")
     return most_likely(outputs.logits, model.config.id2label, top_k)
 
 

@@ -206,7 +206,7 @@ def test_the_command(capsys, tmp_path):
         (["--runs", "runs.csv"], "--runs needs --output"),
         (["B/16", "--image-size", "100"], "image height 100 is not a multiple of 16"),
         (["B/16", "--dataset-size", "-3"], "dataset_size is -3"),
-        (["B/16", "--accelerator", "abacus"], "unknown accelerator"),
+        (["B/16", "--dataset-size", "9", "--accelerator", "abacus"], "unknown accelerator"),
         (["nowhere/at-all/here"], "neither a folder or a name on the Hub, nor one of Ti/16, S/32"),
     ],
 )

@@ -1,6 +1,7 @@
 """The command line: its output; bad input gives one sentence, status 2, and leaves no files."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -123,6 +124,19 @@ def test_parser_refuses_wrong_options(arguments, message, capsys):
         main(arguments)
     assert exit_status.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("output", "status", "said"), [
+    ("pipe", 141, ""),
+    ("/dev/full", 2, "hf-vit launch-configs: No space left on device\n"),
+])  # fmt: skip
+def test_standard_output_that_takes_nothing(output, status, said):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") if output == "pipe" else open(output, "w") as file:
+        command = [sys.executable, "-c", "import hf_vit_command; raise SystemExit(hf_vit_command.main())"]
+        done = subprocess.run([*command, "launch-configs"], stdout=file, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (status, said)
 
 
 @pytest.mark.slow

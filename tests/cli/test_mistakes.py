@@ -50,12 +50,19 @@ COMMANDS = [
     ("convert vit.npz out --imagesize 32", "there is no option --imagesize; did you mean --image-size?"),
     ("convert vit.npz out --set hiden_size=3", "HfViTConfig does not know hiden_size (did you mean hidden_size?)"),
     ("convert vit.npz out --set hidden_size=a", "hidden_size is 'a'; expected int"),
+    ("convert vit.npz out --image-size 32 --set image_size=48", "image_size is given twice, with --set and its own op"),
     ("convert augreg:best:X/16 out", "AugReg has no 'X/16' (expected Ti/16, S/32, S/16, B/32, B/16, B/8, L/16"),
     # export
     ("export vit.npz out.npz --to jax", "vit.npz is a file (expected a folder that convert, training or save_pretr"),
     ("export model out.npz", "the following arguments are required: --to"),
     ("export model out.npz --to keras", "invalid choice: 'keras' (choose from 'jax', 'transformers', 'timm', 'onnx'"),
     ("export hybrid out --to transformers", "transformers has no ViT behind a ResNet"),
+    (
+        "export model out --to onnx --dialect flax",
+        "cannot export to onnx with a dialect or beside (expected jax); leav",
+    ),
+    ("export model model --to timm --overwrite", "model: it is the folder of model, or around it; name another place"),
+    ("export model hybrid --to onnx --overwrite", "cannot replace hybrid: it holds a model (model.safetensors); nothi"),
     # predict, inspect, demo
     ("predict ./nothing photo.png", "there is no folder ./nothing (expected a folder of a model, or owner/name on t"),
     ("predict modle photo.png", "`hf-vit catalog` lists them); did you mean model?"),
@@ -70,9 +77,20 @@ COMMANDS = [
     ("embed model photo.png --output f.csv --device cuda --backend openvino", "computes on the CPU, but --device is "),
     ("predict model photo.png --top-k 0", "--top-k is 0; it must be at least 1"),
     ("predict model photo.png --top-k five", "argument --top-k: invalid int value: 'five'"),
+    ("predict model photo.png --batch-size 0", "--batch-size is 0; it must be at least 1"),
+    ("predict model photo.png --image-column x", "--image-column needs --dataset or a .parquet file"),
+    ("predict model photo.png --output a.parquet", "--output is a.parquet (expected a name that ends in .txt, .csv, "),
+    ("predict model '~$photo.png'", "no such file: ~$photo.png"),
+    ("predict model -- --no_such.png", "no such file: --no_such.png"),
+    ("predict model photo.png -dash.png", "there is no option -dash.png; write ./-dash.png for the file"),
+    ("predict nan photo.png", "cannot classify images: the model computes NaN or infinite logits"),
+    ("quantize model model --calibrate flat --overwrite", "model: it is the folder of model, or around it; name anot"),
     ("inspect vit.npz --output out", "vit.npz is a file (expected a folder that convert, training or save_pretrained"),
     ("inspect model --output out --image-size 21", "image height 21 is not a multiple of 4, the height of a patch"),
+    ("inspect model --output hybrid --overwrite", "cannot replace hybrid: it holds a model (model.safetensors); noth"),
+    ("inspect model --output out --flow", "--flow needs --image, the images to draw it for"),
     ("demo model --wheel x.whl", "--wheel needs --space"),
+    ("demo model --space out --port 7000", "--port has no effect on --space, which only writes files; leave it out"),
     ("demo model --space pets", "pets exists; name a new folder for the Space"),
     ("demo model --space out --wheel photo.png", "photo.png is not a wheel of hf_vit"),
     ("demo model --examples empty", "empty holds no images (expected files that end in .jpg"),
@@ -106,13 +124,20 @@ COMMANDS = [
     ("evaluate --model model --dataset pets --protocol acuracy", "protocol is 'acuracy'; it must be accuracy or real"),
     # the rest
     ("catalog nothing", "cannot explain 'nothing': it is no released file, no architecture (expected Ti/16, S/32"),
+    ("catalog siglip2 --resolution 224", "--resolution needs an architecture such as B/16; siglip2 is none"),
+    ("catalog B/16 --limit 0", "--limit is 0; it must be at least 1"),
     ("catalog B/16 --index none.csv", "cannot use none.csv: No such file or directory"),
     ("compute B/16 --image-size 100", "image height 100 is not a multiple of 16, the height of a patch in pixels; t"),
+    ("compute model --epochs 9", "--epochs needs --dataset-size, the images per epoch"),
+    ("compute --table 2 --image-size 32", "--image-size needs a model"),
     ("recipes show", "show needs a name; `hf-vit recipes` lists them"),
     ("shard ./nothing out", "cannot read ./nothing: there is no folder ./nothing"),
     ("shard pets pets/out", "cannot write pets/out inside pets, the folder of the images; name another folder"),
     ("push empty me/x --dry-run", "empty holds no config.json; give a folder that save_pretrained, convert or train"),
     ("card vit.npz", "vit.npz holds no config.json; give a folder that save_pretrained, convert or training wrote"),
+    ("card bert", "cannot write a card: config.json names BertModel (expected a model of hf_vit)"),
+    ("card broken", "cannot read the front matter of README.md: while parsing"),
+    ("card --published out --name x", "--name has no effect on --published; leave it out"),
     ("quantize model out --calibrate photo.png", "cannot calibrate with 1 images (expected at least 16, better 300"),
 ]
 # A package that is not installed, a command that needs it, and what to install.
@@ -157,6 +182,9 @@ def _made(tmp_path_factory):
     place = tmp_path_factory.mktemp("mistakes")
     save_tiny(place / "model")
     save_tiny(place / "hybrid", hybrid=True)
+    model, _ = hf_vit.load(save_tiny(place / "nan"))
+    torch.nn.init.constant_(model.classifier.bias, float("nan"))
+    model.save_pretrained(place / "nan")
     shutil.copy(GOLDENS / "vit_token.npz", place / "vit.npz")
     files = {
         "empty.npz": b"",
@@ -170,6 +198,9 @@ def _made(tmp_path_factory):
         "bert/config.json": json.dumps({"model_type": "bert", "architectures": ["BertModel"]}).encode(),
         "noweights/config.json": (place / "model/config.json").read_bytes(),
         "noconfig/model.safetensors": (place / "model/model.safetensors").read_bytes(),
+        "broken/config.json": (place / "model/config.json").read_bytes(),
+        "broken/README.md": b"---\nlicense: [mit\ntags: {\n---\n",
+        "-dash.png": b"",
     }
     for name, content in files.items():
         (place / name).parent.mkdir(exist_ok=True)

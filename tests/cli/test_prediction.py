@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import sys
 from typing import Any
 
@@ -66,6 +67,8 @@ def alone(folder, file) -> np.ndarray:
 
 
 def test_folders_globs_and_files_in_their_order(model, photographs, capsys):
+    (photographs / ".hidden.png").write_text("no image")
+    (photographs / "a" / "link").symlink_to(photographs)  # leads back
     places = [photographs / "c.png", photographs, photographs / "[ab]" / "*.png"]
     assert run("predict", model, *places, "--json", "--batch-size", "2") == 0
     globbed = ["a/2.png", "a/4.png", "b/0.png"]
@@ -77,6 +80,11 @@ def test_folders_globs_and_files_in_their_order(model, photographs, capsys):
         logits = classifier(**processor(answers[4]["image"], return_tensors="pt")).logits[0].double()
     scores = (logits - logits.logsumexp(0)).exp().sort(descending=True).values[:5]
     np.testing.assert_allclose([entry["score"] for entry in answers[4]["predictions"]], scores, rtol=1e-4)
+    (photographs / "a" / "link").unlink()
+    (photographs / "a" / "deep").rename(photographs.parent / "elsewhere")
+    (photographs / "a" / "deep").symlink_to(photographs.parent / "elsewhere")
+    assert run("predict", model, photographs / "[ac]*" / "**", "--json") == 0
+    assert [entry["image"] for entry in said(capsys)] == [str(photographs / name) for name in SORTED[:3]]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
@@ -133,13 +141,18 @@ def test_rows_of_parquet_files_and_data_sets(model, photographs, tmp_path, capsy
     datasets = pytest.importorskip("datasets")
     files = [str(photographs / name) for name in SORTED[:3]]
     contents = [(photographs / name).read_bytes() for name in SORTED[:3]]
-    rows = datasets.Dataset.from_dict({"number": [1, 2, 3], "picture": [{"bytes": content} for content in contents]})
+    pictures = [*({"bytes": content} for content in contents), None]
+    rows = datasets.Dataset.from_dict({"number": [1, 2, 3, 4], "picture": pictures})
     rows.cast_column("picture", datasets.Image()).to_parquet(tmp_path / "some.parquet")
     assert run("predict", model, *files, "--json") == 0
     expected = [entry["predictions"] for entry in said(capsys)]
-    assert run("predict", model, tmp_path / "some.parquet", "--json") == 0
-    answers = said(capsys)
-    assert [entry["predictions"] for entry in answers] == expected
+    assert run("predict", model, tmp_path / "some.parquet", "--json", "--output", tmp_path / "rows") == 1
+    assert "some.parquet:train:3 is not an image" in capsys.readouterr().err
+    answers = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    assert len(answers) == 3
+    for entry, predictions in zip(answers, expected, strict=True):
+        for found, wanted in zip(entry["predictions"], predictions, strict=True):
+            assert found == {"label": wanted["label"], "score": pytest.approx(wanted["score"], rel=1e-4)}
     assert answers[2]["image"] == f"{tmp_path / 'some.parquet'}:train:2"
     assert read_named(answers[2]["image"]) == {"bytes": contents[2], "path": answers[2]["image"]}
     assert run("predict", model, "--dataset", "digits", "--split", "test[:2]", "--json") == 0
@@ -178,6 +191,23 @@ def test_features_of_a_backend(model, photographs, tmp_path, monkeypatch):
     stored = Features(tmp_path / "f.npz")
     expected = np.stack([alone(model, file) for file in stored.names])
     np.testing.assert_allclose(np.concatenate(list(stored.chunks())), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_names_of_files_that_are_not_utf8(model, photographs, tmp_path, capsys):
+    name = os.fsdecode(b"caf\xe9\n,.png")
+    (photographs / "c.png").rename(tmp_path / name)
+    for command, *options in (
+        ("predict", "--output", tmp_path / "f.txt"),
+        ("predict", "--format", "csv"),
+        ("embed", "--output", tmp_path / "f.parquet"),
+        ("embed", "--output", tmp_path / "f.NPZ"),
+    ):
+        assert run(command, model, tmp_path / name, *options) == 0
+    assert r"caf\udce9" in (tmp_path / "f.txt").read_text()
+    (row, *_) = csv.DictReader(capsys.readouterr().out.split("1 images,")[0].splitlines(keepends=True))
+    assert row["image"] == str(tmp_path / name).replace("\udce9", r"\udce9")
+    assert Features(tmp_path / "f.parquet").names == [row["image"]]
+    assert Features(tmp_path / "f.NPZ").names == [str(tmp_path / name)]
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "npz"])
