@@ -66,6 +66,8 @@ def _opened(path: Path | None, overwrite: bool) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    settings = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
-    with new_file(path, overwrite) as draft, open(draft, "w", **settings) as file:
+    with (
+        new_file(path, overwrite) as draft,
+        open(draft, "w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
         yield file

@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
     numbers: list[int]  # their indices among all images
     outputs: Any  # one for each of them
-    unreadable: dict[int, ImageReadingError]  # skipped images, by index
+    unreadable: dict[int, ImageReadingError | OSError]  # skipped images, by index
 
 
 def predict(
@@ -265,7 +265,7 @@ def _compute(
         numbers, items = map(list, zip(*batch, strict=True))
         try:
             return [Batch(numbers, processor(items, return_tensors="pt").to(model.device), {})]
-        except ImageReadingError as error:
+        except (ImageReadingError, OSError) as error:  # OSError: an image processor of transformers
             if not skip_unreadable:
                 raise
             if len(batch) == 1:

@@ -1,5 +1,6 @@
 """Sources of data sets: a Hub name, a folder or files, IDX files, or scikit-learn's digits."""
 
+import glob
 import gzip
 import re
 import struct
@@ -48,7 +49,7 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
         if streaming and reader["path"] != "imagefolder":
             files = reader.get("data_files") or datasets.load_dataset_builder(name, name=config).config.data_files
             return _shards_of(files or {}, name, split)
-        return datasets.load_dataset(**reader, name=config, split=split)
+        return datasets.load_dataset(**_without_patterns(reader), name=config, split=split)
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise ValueError(f"cannot read split {split!r} of {name}: {reason}") from error
@@ -71,7 +72,7 @@ def names_of_splits(name: str, config: str | None = None) -> list[str]:
         reader = _reader_of(name)
         if reader["path"] == "imagefolder" and (splits := load_folder(path)) is not None:
             return list(splits)
-        builder = datasets.load_dataset_builder(**reader, name=config)
+        builder = datasets.load_dataset_builder(**_without_patterns(reader), name=config)
         return [str(split) for split in builder.config.data_files or builder.info.splits or ()]
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
@@ -126,7 +127,8 @@ def _reader_of(name: str) -> dict[str, Any]:
             if files := sorted(file.as_posix() for file in path.rglob(f"*.{suffix}")):
                 return {"path": builder, "data_files": _files_by_split(files)}
         return {"path": "imagefolder", "data_dir": str(path)}
-    files = [file.as_posix() for file in sorted(path.parent.glob(path.name))]
+    found = [path] if path.is_file() else sorted(path.parent.glob(path.name))
+    files = [file.as_posix() for file in found]
     if path.suffix in (".parquet", ".tar"):
         if not files:
             raise ValueError(f"there is no file {name}")
@@ -137,6 +139,14 @@ def _reader_of(name: str) -> dict[str, Any]:
     if path.is_absolute() or name.startswith((".", "~")):
         raise ValueError(f"there is no folder {name}")
     return {"path": name}
+
+
+def _without_patterns(reader: dict[str, Any]) -> dict[str, Any]:
+    """Escape names such as `a[1].parquet`, which `datasets` would take for patterns."""
+    if "data_files" not in reader:
+        return reader
+    files = {split: [glob.escape(name) for name in names] for split, names in reader["data_files"].items()}
+    return {**reader, "data_files": files}
 
 
 def _files_by_split(files: Sequence[str]) -> dict[str, list[str]]:
