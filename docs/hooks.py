@@ -26,7 +26,10 @@ ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
-    **{path: path for path in sorted(f"benchmarks/{page.name}" for page in (ROOT / "benchmarks").glob("*.md"))},
+    **{  # a README would be taken for the page of the section
+        f"benchmarks/{page.name.replace('README', 'measuring')}": f"benchmarks/{page.name}"
+        for page in sorted((ROOT / "benchmarks").glob("*.md"))
+    },
 }
 # Module with public names -> title of its page in the reference.
 REFERENCE = {

@@ -88,7 +88,7 @@ def folder(tmp_path) -> Path:
 HUB_TOKENS = {
     "hf_alice": {"name": "alice", "orgs": ["acme"]},
     "hf_bob": {"name": "bob"},
-    "hf_me": {"name": "me", "orgs": ["google", "ILSVRC"]},
+    "hf_me": {"name": "me", "orgs": ["google", "ILSVRC", "AI-Lab-Makerere"]},
     "hf_reader": {"name": "alice", "role": "read"},
 }
 

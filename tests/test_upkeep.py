@@ -137,10 +137,13 @@ def test_the_version_of_a_release_stands_everywhere(changelog, citation, tag, pr
     assert problems == [] if problem is None else problems[0].startswith(problem)
 
 
-@pytest.mark.parametrize("page", ["SECURITY.md", "RELEASING.md", "CODE_OF_CONDUCT.md", "model_cards/README.md"])
-def test_pages_for_maintainers_link_files_that_there_are_and_name_no_address_of_mail(page):
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "CONTRIBUTING.md", "SECURITY.md", "RELEASING.md", "CODE_OF_CONDUCT.md", "model_cards/README.md"],
+)
+def test_pages_outside_the_site_link_files_that_there_are_and_name_no_address_of_mail(page):
     text = (ROOT / page).read_text()
     for name, anchor in re.findall(r"\]\((?!http)([^)#]+)#?([^)]*)\)", text):
-        headings = re.findall(r"^#+ (.+)$", (ROOT / name).read_text(), re.MULTILINE)
+        headings = re.findall(r"^#+ (.+)$", (ROOT / name).read_text("utf-8", "replace"), re.MULTILINE)
         assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}
     assert "@" not in text

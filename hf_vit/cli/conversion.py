@@ -137,7 +137,7 @@ def _export(arguments: argparse.Namespace) -> None:
         beside=arguments.beside,
         overwrite=arguments.overwrite,
     )
-    if left:
+    if left and not arguments.output.is_dir():  # a folder says so itself
         print("pass to timm.create_model for the same results:", json.dumps(left))
     print(f"saved in {arguments.output}")
 
