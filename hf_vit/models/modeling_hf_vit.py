@@ -169,6 +169,13 @@ class HfViTEncoder(HfViTPreTrainedModel):
         self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(config.num_hidden_layers))
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
+    def post_init(self) -> None:
+        """Finish the construction, as in transformers; without pooling, ignore that of a classifier's checkpoint."""
+        super().post_init()
+        if getattr(self, "pooler", None) is None:
+            ignored: Any = self._keys_to_ignore_on_load_unexpected
+            ignored.add(r"^vit\.pooler\.")
+
     def encode(
         self,
         hidden_states: torch.Tensor,

@@ -264,6 +264,21 @@ def test_backbone(tmp_path):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["map", "no positions"])
+def test_encoders_without_pooling_from_a_classifier_with_weights_of_pooling(name, tmp_path):
+    """The classifier's own encoder judges."""
+    model = tiny(**VARIANTS[name])
+    model.save_pretrained(tmp_path)
+    expected = model.vit(images(model)).last_hidden_state
+    encoder = HfViTModel.from_pretrained(tmp_path, add_pooling_layer=False)
+    torch.testing.assert_close(encoder(images(model)).last_hidden_state, expected)
+    (feature_map,) = HfViTBackbone.from_pretrained(tmp_path)(images(model)).feature_maps
+    torch.testing.assert_close(feature_map.flatten(2).mT, expected[:, model.config.num_prefix_tokens :])
+    with pytest.raises(ValueError, match=r"vit\.pooler\.\w+\.[\w.]+ is not used"):
+        HfViTForImageClassification.from_pretrained(tmp_path, representation_size=None, pooling="cls")
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("model_class", [HfViTModel, HfViTBackbone, HfViTForMaskedPatchPrediction])
 def test_images_are_converted_to_the_dtype_of_the_weights(model_class, hybrid):
