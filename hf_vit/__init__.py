@@ -31,22 +31,26 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from .models.modeling_hf_vit import HfViTHybridModel as HfViTHybridModel
     from .models.modeling_hf_vit import HfViTModel as HfViTModel
     from .models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction as HfViTForMaskedPatchPrediction
+    from .models.modeling_masked_patch_prediction import (
+        HfViTHybridForMaskedPatchPrediction as HfViTHybridForMaskedPatchPrediction,
+    )
 
 __version__ = "0.1.0"
 
 # Public names and their modules; each is imported at its first use.
 _CONFIGURATION, _MODELING = ".models.configuration_hf_vit", ".models.modeling_hf_vit"
-_BIT_MODELING = ".models.modeling_hf_bit"
+_BIT_MODELING, _MASKED = ".models.modeling_hf_bit", ".models.modeling_masked_patch_prediction"
 _HOME = {
     "HfViTConfig": _CONFIGURATION,
     "HfViTHybridConfig": _CONFIGURATION,
     "HfViTModel": _MODELING,
     "HfViTForImageClassification": _MODELING,
     "HfViTBackbone": _MODELING,
-    "HfViTForMaskedPatchPrediction": ".models.modeling_masked_patch_prediction",
+    "HfViTForMaskedPatchPrediction": _MASKED,
     "HfViTHybridModel": _MODELING,
     "HfViTHybridForImageClassification": _MODELING,
     "HfViTHybridBackbone": _MODELING,
+    "HfViTHybridForMaskedPatchPrediction": _MASKED,
     "HfBiTConfig": ".models.configuration_hf_bit",
     "HfBiTModel": _BIT_MODELING,
     "HfBiTForImageClassification": _BIT_MODELING,

@@ -14,7 +14,7 @@ from . import modeling_hf_bit as bit
 from . import modeling_hf_vit as modeling
 from .configuration_hf_bit import HfBiTConfig
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from .modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
+from .modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction, HfViTHybridForMaskedPatchPrediction
 
 CONFIGURATIONS = (HfViTConfig, HfViTHybridConfig, HfBiTConfig)
 AUTO_MODELS = (
@@ -25,6 +25,7 @@ AUTO_MODELS = (
     (AutoModelForImageClassification, modeling.HfViTHybridForImageClassification),
     (AutoModelForImageClassification, bit.HfBiTForImageClassification),
     (AutoModelForMaskedImageModeling, HfViTForMaskedPatchPrediction),
+    (AutoModelForMaskedImageModeling, HfViTHybridForMaskedPatchPrediction),
     (AutoBackbone, modeling.HfViTBackbone),
     (AutoBackbone, modeling.HfViTHybridBackbone),
     (AutoBackbone, bit.HfBiTBackbone),

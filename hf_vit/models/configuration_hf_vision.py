@@ -7,6 +7,7 @@ import copy
 import difflib
 import math
 import os
+import re
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -217,7 +218,7 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
         """
         stored = str(settings.get("model_type"))
         if stored.startswith("hf_") and stored != cls.model_type:
-            right = (settings.get("architectures") or ["AutoModel"])[0]
+            right = saved_class(settings) or "AutoModel"
             raise ValueError(
                 f"{folder} holds a model of type {stored} (expected {cls.model_type}); use {right} or hf_vit.load"
             )
@@ -232,6 +233,13 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError(
                 f"pixel_values has shape {tuple(shape)}; expected (batch, {self.num_channels}, height, width)"
             )
+
+
+def saved_class(settings: dict[str, Any]) -> str | None:
+    """Return the name of the class for a config.json; a hybrid is not of the plain class that it may be saved as."""
+    name = next(iter(settings.get("architectures") or ()), None)
+    is_hybrid = name is not None and settings.get("model_type") == "hf_vit_hybrid"
+    return re.sub("^HfViT(?!Hybrid)", "HfViTHybrid", name) if is_hybrid else name
 
 
 def _refuse_left_over(config_class: type[HfVisionConfig], names: Iterable[str], only_alike: bool) -> None:

@@ -15,7 +15,7 @@ from ..images.image_presets import PRESETS, check_choices
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from .auto import AUTO_MODELS
 from .configuration_hf_bit import HfBiTConfig, is_upstream_bit
-from .configuration_hf_vision import HfVisionConfig, Size, as_pair, read_settings, wrong_types_refused
+from .configuration_hf_vision import HfVisionConfig, Size, as_pair, read_settings, saved_class, wrong_types_refused
 from .configuration_hf_vit import HfViTConfig
 from .pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, WHERE, HfVisionPreTrainedModel
 from .processor_size import let_agree, output_size, settle_processor
@@ -140,9 +140,9 @@ def _class_for(stored: dict[str, Any], folder: str | os.PathLike) -> type[HfVisi
     """
     if is_of_transformers(stored):
         return model_class_for(stored)
-    name = (stored.get("architectures") or ["nothing"])[0]
+    name = saved_class(stored)
     if name not in _CLASSES:
-        raise ValueError(f"cannot load {folder}: it holds {name}, which is not a model of hf_vit")
+        raise ValueError(f"cannot load {folder}: it holds {name or 'nothing'}, which is not a model of hf_vit")
     return _CLASSES[name]
 
 

@@ -15,7 +15,7 @@ from transformers.utils.generic import ModelOutput, TransformersKwargs, merge_wi
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vision import as_pair
-from .configuration_hf_vit import HfViTConfig
+from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from .embeddings import check_mask, size_of
 from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel
 from .pretrained import HEAD_KEYS, HfViTHead
@@ -161,6 +161,12 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         return torch.where(
             corruption.masked.unsqueeze(-1), self.mask_token.to(patches.dtype), patches.gather(1, source)
         )
+
+
+class HfViTHybridForMaskedPatchPrediction(HfViTForMaskedPatchPrediction):
+    """Hybrid (ResNet stem and Vision Transformer) for masked patches; see `HfViTForMaskedPatchPrediction`."""
+
+    config: HfViTHybridConfig
 
 
 def _corruption_of(bool_masked_pos: torch.Tensor, patches: torch.Tensor) -> Corruption:

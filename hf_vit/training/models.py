@@ -5,7 +5,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForMaskedImageModeling,
+    PreTrainedModel,
+)
 
 from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_bit import HfBiTConfig
@@ -14,7 +21,6 @@ from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, 
 from ..models.loading import with_resizing_of
 from ..models.manifest import absence_explained, check_place
 from ..models.modeling_hf_vit import HfViTModel
-from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..models.pretrained import HfViTHead
 from ..models.processor_size import let_agree
 from ..models.variants import config_of_variant
@@ -134,7 +140,7 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
         if isinstance(config, HfBiTConfig):
             raise ValueError(f"masked_patch_prediction needs patches, but {settings.variant or 'a ResNet'} has none")
         config.patch_target = settings.target
-        model = HfViTForMaskedPatchPrediction(config)
+        model = AutoModelForMaskedImageModeling.from_config(config)
     else:
         _name_labels(config, split)
         model = AutoModelForImageClassification.from_config(config)

@@ -74,6 +74,19 @@ def test_a_model_of_another_package_is_refused(tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["Model", "Backbone", "ForImageClassification", "ForMaskedPatchPrediction"])
+def test_a_hybrid_saved_as_a_plain_model_is_loaded_as_a_hybrid(name, tmp_path):
+    """Such as the encoder of a classifier."""
+    plain, hybrid = getattr(hf_vit, f"HfViT{name}"), getattr(hf_vit, f"HfViTHybrid{name}")
+    model = plain(tiny(hybrid=True).config)
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert type(loaded) is hybrid
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    with pytest.raises(ValueError, match=rf"expected hf_vit\); use HfViTHybrid{name} or hf_vit\.load"):
+        plain.from_pretrained(tmp_path)
+
+
 def test_most_likely_classes():
     logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 9.0]], dtype=torch.bfloat16)
     first, second = most_likely(logits, {0: "tench", 1: "crane", 2: "crane"}, top_k=2)
