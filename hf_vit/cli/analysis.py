@@ -20,7 +20,9 @@ def _add_inspect(commands: Commands) -> None:
     command = add_command(commands, "inspect", _inspect, "write a report of a model: filters, positions, attention")
     command.add_argument("folder", help="model: a folder of hf_vit or transformers, or a name on the Hub")
     command.add_argument("--image", nargs="+", default=[], type=Path, metavar="FILE", help="images for attention maps")
-    command.add_argument("--output", required=True, type=Path, help="folder to write: pictures and report.html")
+    command.add_argument(
+        "--output", required=True, type=Path, metavar="FOLDER", help="folder to write: pictures and report.html"
+    )
     command.add_argument(
         "--image-size", type=parse_size, metavar="N|HxW", help="image size in pixels (default: the model's own)"
     )

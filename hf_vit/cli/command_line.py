@@ -65,4 +65,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for subject in _SUBJECTS:
         subject.add_commands(commands)
+    for command in commands.choices.values():
+        _name_values(command)
     return parser
+
+
+def _name_values(parser: argparse.ArgumentParser) -> None:
+    """Name the values of options by their kind in the help, as the settings of the training scripts do."""
+    for action in parser._actions:
+        if action.option_strings and action.nargs != 0 and not action.choices and action.metavar is None:
+            kind = action.type if isinstance(action.type, type) else str
+            action.metavar = {int: "INT", float: "FLOAT"}.get(kind, "TEXT")

@@ -32,6 +32,7 @@ def add_commands(commands: Commands) -> None:
 def _demo(arguments: argparse.Namespace) -> None:
     if arguments.port is not None and not 1 <= arguments.port <= 65535:
         raise ValueError(f"--port is {arguments.port}; it must be at least 1 and at most 65535")
+    silence_progress_bars()
     folders = [folder for folder in (arguments.folder, arguments.other) if folder]
     if arguments.space:
         if given := [name for name in ("examples", "host", "port", "open") if getattr(arguments, name)]:
@@ -48,7 +49,6 @@ def _demo(arguments: argparse.Namespace) -> None:
 
 
 def _write_space(folders: list[str], arguments: argparse.Namespace) -> None:
-    silence_progress_bars()
     from ..demo.looking import Demo
     from ..demo.space import write_space
 

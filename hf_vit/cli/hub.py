@@ -28,7 +28,9 @@ def _add_push(commands: Commands) -> None:
     command.add_argument(
         "--allow-incomplete-card", action="store_true", help="push even if the card lacks something, such as a licence"
     )
-    command.add_argument("--message", default="Upload with hf_vit", help="message of the commit")
+    command.add_argument(
+        "--message", default="Upload with hf_vit", help="message of the commit (default: Upload with hf_vit)"
+    )
     command.add_argument("--dry-run", action="store_true", help="list the files to push, but push nothing")
 
 

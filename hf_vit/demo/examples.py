@@ -12,6 +12,7 @@ from ..files.image_files import images_below
 from ..images.image_reading import ImageReadingError, read_image
 
 MOST_EXAMPLES = 12
+_SHOWN = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".avif")  # what browsers show
 _SIZE = 448  # pixels
 _CENTRE = _SIZE / 2
 
@@ -19,11 +20,15 @@ _CENTRE = _SIZE / 2
 def copy_examples(source: Path, folder: Path) -> list[Path]:
     """Copy the first readable images of a folder, at most `MOST_EXAMPLES`; return their files.
 
+    Formats that browsers do not show, such as TIFF, are left out.
+
     Raises:
-        ValueError: no image can be read.
+        ValueError: no image can be read and shown.
     """
     found: list[Path] = []
     for file in images_below(source):
+        if file.suffix.lower() not in _SHOWN:
+            continue
         try:
             read_image(file)
         except ImageReadingError:
@@ -33,7 +38,7 @@ def copy_examples(source: Path, folder: Path) -> list[Path]:
         if len(found) == MOST_EXAMPLES:
             break
     if not found:
-        raise ValueError(f"none of the images in {source} can be read")
+        raise ValueError(f"none of the images in {source} can be read and shown (expected {', '.join(_SHOWN)})")
     return found
 
 

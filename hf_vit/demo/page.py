@@ -52,18 +52,23 @@ def serve(
     """
     with tempfile.TemporaryDirectory(prefix="hf_vit_demo_") as scratch:
         page = build_page(folders, Path(scratch), examples)
-        _, address, _ = page.launch(
-            server_name=host,
-            server_port=port,
-            inbrowser=open_browser,
-            share=False,
-            ssr_mode=False,
-            quiet=True,
-            prevent_thread_lock=True,
-            max_file_size=_LARGEST_FILE,
-            css_paths=_CSS,
-            footer_links=[],
-        )
+        try:
+            _, address, _ = page.launch(
+                server_name=host,
+                server_port=port,
+                inbrowser=open_browser,
+                share=False,
+                ssr_mode=False,
+                quiet=True,
+                prevent_thread_lock=True,
+                max_file_size=_LARGEST_FILE,
+                css_paths=_CSS,
+                footer_links=[],
+            )
+        except OSError as error:
+            if "empty port" not in str(error):
+                raise
+            raise OSError(f"port {port or 'of the page'} is in use; choose another with --port") from None
         shown = " and ".join(map(str, folders))
         print(f"the page of {shown} is shown at {address} (Ctrl+C ends it)", flush=True)
         page.block_thread()

@@ -7,9 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from hf_vit.cli import main
+from hf_vit.files.messages import ends_in_one_sentence
 
 from ..paths import ROOT
 
@@ -137,6 +139,15 @@ def test_standard_output_that_takes_nothing(output, status, said):
         command = [sys.executable, "-c", "import hf_vit_command; raise SystemExit(hf_vit_command.main())"]
         done = subprocess.run([*command, "launch-configs"], stdout=file, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (status, said)
+
+
+@pytest.mark.parametrize("allocate", [lambda: torch.empty(2**50), lambda: np.empty(2**50), lambda: bytearray(2**60)])
+def test_too_little_memory_is_one_sentence(allocate, capsys):
+    with pytest.raises(SystemExit, match="2"), ends_in_one_sentence("hf-vit predict"):
+        allocate()
+    said = capsys.readouterr().err
+    assert said.startswith("hf-vit predict: there is too little memory (")
+    assert said.endswith("; use smaller batches or smaller images\n")
 
 
 @pytest.mark.slow

@@ -21,6 +21,10 @@ COMMANDS = next(action for action in build_parser()._actions if action.dest == "
 def test_every_option_has_help(command):
     for action in COMMANDS[command]._actions:
         assert action.help, f"hf-vit {command} {action.dest}"
+        if action.option_strings and action.nargs != 0:
+            assert action.choices or action.metavar, f"hf-vit {command} {action.dest} does not name its value"
+            stated = action.default in (None, []) or "(default" in action.help
+            assert stated, f"hf-vit {command} {action.dest} does not state its default"
 
 
 @pytest.mark.parametrize("command", PAGES)
