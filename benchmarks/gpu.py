@@ -162,6 +162,7 @@ def _measure_row(options: argparse.Namespace, row, results, processes, end: floa
     message = _message(options, row.as_message())
     if row.setting is not None and row.setting.compile:
         message["batch"] = results.best_batch(row.kind, row.variant)
+    message["flops_per_image"] = results.flops_per_image(row.kind, row.variant)
     began, limit = time.monotonic(), min(row.limit, left)
     outcome = processes.run(_WORK[row.kind], message, limit, row.grace, is_cut=left < row.limit)
     seconds = time.monotonic() - began

@@ -5,6 +5,7 @@ ten seconds, and there are a hundred rows.
 """
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -133,6 +134,7 @@ def _run(work: str, message: dict, theirs: Any, log: str) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    gc.freeze()  # what the server has imported: later collections do not search it
     print(f"\n== {message.get('name', work)}", flush=True)
     theirs.send(_outcome_of(work, message, theirs))
     theirs.close()

@@ -46,6 +46,11 @@ class Results:
         base = {"train": BASE, "infer": "pure bf16"}[kind]
         return self.result(f"{kind} {variant} {base}").get("batch")
 
+    def flops_per_image(self, kind: str, variant: str) -> int | None:
+        """Return the operations of an image, which one row of this kind counts for all others."""
+        alike = (row for row in self.rows.values() if (row["kind"], row.get("variant")) == (kind, variant))
+        return next((row["result"]["flops_per_image"] for row in alike if "flops_per_image" in row["result"]), None)
+
 
 def as_markdown(results: Results) -> str:
     """Return all tables, and the list of omitted rows."""

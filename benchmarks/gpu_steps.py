@@ -306,7 +306,7 @@ def _time_steps(message: dict, plan: Plan, report: Report) -> dict:
         labels = torch.randint(model.config.num_labels, (batch,), device=device)
         return lambda: step(images, labels)
 
-    flops = _FORWARDS_PER_STEP * _forward_flops(model.config)
+    flops = message.get("flops_per_image") or _FORWARDS_PER_STEP * _forward_flops(model.config)
     return _search_batch(message, plan, device, step_of, {"flops_per_image": flops}, report)
 
 
@@ -394,7 +394,7 @@ def infer(message: dict, report: Report) -> dict:
 
         return forward
 
-    fixed = {"flops_per_image": _forward_flops(model.config)}
+    fixed = {"flops_per_image": message.get("flops_per_image") or _forward_flops(model.config)}
     result = _search_batch(message, plan, device, forward_of, fixed, report)
     seconds = statistics.median(_time(forward_of(1), device, plan))
     return {**result, "milliseconds_of_one": 1000 * seconds}

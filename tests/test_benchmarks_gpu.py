@@ -48,6 +48,9 @@ def test_every_row_runs_at_toy_size(tmp_path):
     for row in found.values():
         if row["kind"] in ("train", "infer") and row["status"] == "done":
             assert row["result"]["images_per_second"] > 0 < row["result"]["flops_per_image"]
+    flops = {(row["kind"], row["result"].get("flops_per_image")) for row in found.values() if row["status"] == "done"}
+    [forward], [step] = ([count for kind, count in flops if kind == which] for which in ("infer", "train"))
+    assert step == 3 * forward
     reference = found["train toy float32"]["result"]["losses"]
     spread = max(reference) - min(reference)
     for name in ("bf16 autocast", "compile, tokens padded to x8"):
