@@ -207,7 +207,9 @@ def set_head_bias(model: PreTrainedModel, settings: TrainingSettings) -> None:
 
     With a sigmoid loss over 21,843 classes, -10 makes the initial probability of every class small (big_vision).
     """
-    for module in model.modules() if settings.head_bias is not None else ():
+    if settings.head_bias is None:
+        return
+    for module in model.modules():
         if isinstance(module, HfViTHead):  # PEFT keeps two: the original one and the one that trains
             nn.init.constant_(module.bias, settings.head_bias)
 

@@ -223,6 +223,13 @@ def test_averaged_weights_are_saved(flags, pretrained, tmp_path):
 @pytest.mark.filterwarnings("default:.is_gradient_checkpointing. is deprecated:FutureWarning")  # asked for by PEFT
 def test_low_rank_adapters(flags, pretrained, tmp_path):
     pytest.importorskip("peft", reason="PEFT is an optional extra")
+    with pytest.raises(ValueError, match=r"freeze \['encoder'\] freezes the adapters of lora_rank \(3\)"):
+        finetune_flags(flags, pretrained, tmp_path / "out", lora_rank=3, freeze="encoder")
+    biased = finetune_flags(
+        flags, pretrained, tmp_path / "biased", lora_rank=3, head_bias=-3, steps=1, learning_rate=1e-9
+    )
+    assert biased["loss"] == pytest.approx(math.log(2), abs=1e-3)
+    assert weights(tmp_path / "biased")["classifier.bias"].tolist() == pytest.approx([-3, -3])
     metrics = finetune_flags(flags, pretrained, tmp_path / "out", lora_rank=3, steps=40)
     assert metrics["accuracy"] > 0.9
     merged = HfViTForImageClassification.from_pretrained(tmp_path / "out").vit.state_dict()
