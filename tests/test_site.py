@@ -19,45 +19,38 @@ CELLS = """name => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
+@pytest.mark.slow
+@pytest.mark.browser
+def test_the_site_has_every_public_name_fetches_nothing_and_sorts_its_tables(tmp_path):
+    """One test, because the site is built for it; the tables need a browser."""
     pytest.importorskip("mkdocstrings_handlers.python", reason="the extra docs is not installed")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-@pytest.mark.slow
-def test_the_site_has_every_public_name_and_fetches_nothing(site):
-    text = "".join(page.read_text() for page in site.rglob("*.html"))
+    text = "".join(page.read_text() for page in tmp_path.rglob("*.html"))
     assert [name for name in PUBLIC if f'id="{name}"' not in text] == []
     assert re.findall(r"<(?:script|img|iframe)[^>]*src=\"?(?:https?:)?//[^>]*>", text) == []
     assert re.findall(r"<link[^>]*rel=\"?stylesheet[^>]*href=\"?(?:https?:)?//[^>]*>", text) == []
-    assert (site / "search" / "search_index.json").stat().st_size > 100_000
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-def test_a_click_sorts_a_table_on_a_phone(site):
-    """Numbers by size, also those with a comma in them, and cells without one at the end."""
+    assert (tmp_path / "search" / "search_index.json").stat().st_size > 100_000
     playwright = pytest.importorskip("playwright.sync_api")
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
     if browser is None:
-        pytest.skip("no browser is installed")
+        pytest.skip("no browser is installed to try the tables; the rest passed")
     with playwright.sync_playwright() as driver:
-        page = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"]).new_page(
-            viewport={"width": 390, "height": 844}
-        )
-        for name, column in (("models", "ImageNet top-1"), ("models", "multiply-adds"), ("measuring", "all")):
-            page.goto((site / "benchmarks" / f"{name}.html").as_uri())
-            for sign in (1, -1):  # the largest first, then the other way round
-                page.locator("article th", has_text=re.compile(f"^{column}")).first.click()
-                cells = page.evaluate(CELLS, column)
-                numbers = [float(cell.replace(",", "")) for cell in cells if cell]
-                assert len(numbers) > 3
-                assert numbers == sorted(numbers, key=lambda number: -sign * number)
-                assert not any(cells[len(numbers) :])
-            assert page.evaluate("document.documentElement.scrollWidth") == 390
+        chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        check_tables(chromium.new_page(viewport={"width": 390, "height": 844}), tmp_path / "benchmarks")
+
+
+def check_tables(page, folder):
+    """A click sorts numbers by size, also those with a comma, with empty cells last; a phone shows the page."""
+    for name, column in (("models", "ImageNet top-1"), ("models", "multiply-adds"), ("measuring", "all")):
+        page.goto((folder / f"{name}.html").as_uri())
+        for sign in (1, -1):  # the largest first, then the other way round
+            page.locator("article th", has_text=re.compile(f"^{column}")).first.click()
+            cells = page.evaluate(CELLS, column)
+            numbers = [float(cell.replace(",", "")) for cell in cells if cell]
+            assert len(numbers) > 3
+            assert numbers == sorted(numbers, key=lambda number: -sign * number)
+            assert not any(cells[len(numbers) :])
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
