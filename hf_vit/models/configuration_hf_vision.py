@@ -238,8 +238,9 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
 def saved_class(settings: dict[str, Any]) -> str | None:
     """Return the name of the class for a config.json; a hybrid is not of the plain class that it may be saved as."""
     name = next(iter(settings.get("architectures") or ()), None)
-    is_hybrid = name is not None and settings.get("model_type") == "hf_vit_hybrid"
-    return re.sub("^HfViT(?!Hybrid)", "HfViTHybrid", name) if is_hybrid else name
+    if name is None or settings.get("model_type") != "hf_vit_hybrid":
+        return name
+    return re.sub("^HfViT(?!Hybrid)", "HfViTHybrid", name)
 
 
 def _refuse_left_over(config_class: type[HfVisionConfig], names: Iterable[str], only_alike: bool) -> None:
