@@ -65,8 +65,9 @@ def _discard_output() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+        if (output := sys.__stdout__) is not None:
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
 
 
 def _is_unread() -> bool:
