@@ -4,6 +4,7 @@ compare with the originals."""
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -119,6 +120,16 @@ def test_the_command_writes_a_script_that_needs_no_torch(to, model, photographs,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected
+
+    (tmp_path / "some").mkdir()
+    for path in photographs[:2]:
+        shutil.copy(path, tmp_path / "some")
+    (tmp_path / "some" / "text.jpg").write_text("no image")
+    command[6:] = [str(tmp_path / "some")]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", env={**environment, "PYTHONUTF8": "1"})
+    assert done.returncode == 1
+    assert done.stdout.count("some/") == 2
+    assert f"cannot classify {tmp_path / 'some' / 'text.jpg'}: cannot identify image file" in done.stderr
 
 
 @pytest.mark.parametrize(
