@@ -17,7 +17,8 @@ from .auto import AUTO_MODELS
 from .configuration_hf_bit import HfBiTConfig, is_upstream_bit
 from .configuration_hf_vision import HfVisionConfig, Size, as_pair, read_settings, saved_class, wrong_types_refused
 from .configuration_hf_vit import HfViTConfig
-from .pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, WHERE, HfVisionPreTrainedModel
+from .manifest import QUANTIZATION_RECORD
+from .pretrained import CONVERSION_RECORD, WHERE, HfVisionPreTrainedModel
 from .processor_size import let_agree, output_size, settle_processor
 from .upstream import is_of_transformers, model_class_for
 

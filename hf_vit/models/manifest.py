@@ -17,9 +17,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from huggingface_hub import cached_assets_path
+from transformers.utils import logging
 from transformers.utils.hub import cached_file
 
-MANIFEST = "manifest.json"
+logger = logging.get_logger(__name__)
+
+MANIFEST, QUANTIZATION_RECORD = "manifest.json", "quantization.json"
 _FORMAT = "hf_vit manifest, version 1"  # other programs have files of this name too
 _WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")
 _LARGEST = 1 << 24  # bytes of a manifest: more than 100,000 files
@@ -112,11 +115,11 @@ def check_pushed(
     Raises:
         ValueError: a file is not the one that was pushed.
     """
-    if (file := find_beside(name, MANIFEST, settings, where)) is not None:
+    if (file := _find_beside(name, MANIFEST, settings, where)) is not None:
         check_files(Path(file), thorough)
 
 
-def find_beside(name: str | os.PathLike, file: str, settings: dict[str, Any], where: dict[str, Any]) -> str | None:
+def _find_beside(name: str | os.PathLike, file: str, settings: dict[str, Any], where: dict[str, Any]) -> str | None:
     """Return the path of a file beside config.json; None if there is none or the Hub cannot be reached.
 
     Args:
@@ -135,6 +138,15 @@ def find_beside(name: str | os.PathLike, file: str, settings: dict[str, Any], wh
         )
     except OSError:
         return None
+
+
+def warn_of_int8(name: str | os.PathLike, settings: dict[str, Any], where: dict[str, Any]) -> None:
+    """Warn of an int8 program in a folder, which `from_pretrained` does not use; arguments as in `check_pushed`."""
+    if _find_beside(name, QUANTIZATION_RECORD, settings, where) is not None:
+        logger.warning(
+            f"{name} holds an int8 program, which from_pretrained does not use: the model computes in float32. "
+            f"hf_vit.load({str(name)!r}) uses it; a pipeline takes the model and the processor that it returns."
+        )
 
 
 def drop_manifest(folder: str | os.PathLike) -> None:

@@ -33,13 +33,13 @@ from .configuration_hf_vision import (
     wrong_types_refused,
 )
 from .inference import is_recorded, optimize, use_training_products
-from .manifest import check_pushed, drop_manifest, find_beside
+from .manifest import check_pushed, drop_manifest, warn_of_int8
 
 logger = logging.get_logger(__name__)
 
 _Model = TypeVar("_Model", bound="HfVisionPreTrainedModel")
 
-CONVERSION_RECORD, QUANTIZATION_RECORD = "conversion.json", "quantization.json"
+CONVERSION_RECORD = "conversion.json"
 HEAD_KEYS = r"^classifier\."  # parameters of a checkpoint besides the encoder's
 # Parameters and tensors that a config.json may describe beyond its weights, for a head or a pre-logits layer. A head of
 # ViT-g/14 for ImageNet-21k has 31 million parameters, a fourth of this limit.
@@ -129,8 +129,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         if isinstance(config, str | os.PathLike):
             config = config_class.from_pretrained(config)
         settings: dict[str, Any] = {}
-        own_sizes = _sizes_of({} if config is None else config, config_class)
-        stored_sizes = own_sizes
+        own_sizes = stored_sizes = _sizes_of({} if config is None else config, config_class)
         if name is not None:  # else the weights come as `state_dict=`
             where = {key: kwargs[key] for key in WHERE if key in kwargs}
             settings = read_settings(name, **where)
@@ -154,11 +153,8 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         result: Any = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
         if name is not None:  # once more, for files that were downloaded just now
             check_pushed(name, settings, kwargs)
-            if warns_of_int8 and find_beside(name, QUANTIZATION_RECORD, settings, kwargs) is not None:
-                logger.warning(
-                    f"{name} holds an int8 program, which from_pretrained does not use: the model computes in float32. "
-                    f"hf_vit.load({str(name)!r}) uses it; a pipeline takes the model and the processor that it returns."
-                )
+            if warns_of_int8:
+                warn_of_int8(name, settings, kwargs)
         model, info = result
         if upstream_names:
             model._settle_upstream(info)
