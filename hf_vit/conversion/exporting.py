@@ -58,11 +58,8 @@ def export(
         ConversionError: the format does not support the model, or the size does not fit.
         FileExistsError: `path` exists and may not be overwritten.
     """
-    if to not in FORMATS:
-        raise ConversionError(f"cannot export to {to!r}: unknown format (expected {', '.join(FORMATS)})")
+    _check_options(to, dialect, size, beside)
     refuse_existing(path, overwrite)
-    if to in _WITH_SIZE and (dialect, beside) != (None, None):
-        raise ConversionError(f"cannot export to {to} with a dialect or beside (expected jax); leave them out")
     if hasattr(vars(model).get("forward"), "record"):
         logger.warning("The int8 program of this model is not exported. The export computes in float32.")
     if to != "jax" and getattr(model.config, "is_flexible", False):
@@ -75,15 +72,7 @@ def export(
     if to in _PROGRAMS:
         _PROGRAMS[to](model, path, size, overwrite)
         return {}
-    if size is not None:
-        raise ConversionError(
-            f"cannot export to {to} with a size (expected {', '.join(_WITH_SIZE)}); convert at that size instead"
-        )
     if beside is not None:
-        if to != "jax" or dialect is not None:
-            raise ConversionError(
-                f"beside cannot be combined with to={to!r} and dialect={dialect!r} (expected jax, None)"
-            )
         export_beside(model, Path(path), str(beside))
         return {}
     width = getattr(model.config, "projection_dim", None)
@@ -94,6 +83,20 @@ def export(
         )
     source, dialect = _writer(model, to, dialect)
     return source.write(model, Path(path), Writing(dialect, processor, overwrite))
+
+
+def _check_options(to: str, dialect: str | None, size: Size | str | None, beside: str | os.PathLike | None) -> None:
+    """Refuse an unknown format, and options that it does not take."""
+    if to not in FORMATS:
+        raise ConversionError(f"cannot export to {to!r}: unknown format (expected {', '.join(FORMATS)})")
+    if to in _WITH_SIZE and (dialect, beside) != (None, None):
+        raise ConversionError(f"cannot export to {to} with a dialect or beside (expected jax); leave them out")
+    if to not in _WITH_SIZE and size is not None:
+        raise ConversionError(
+            f"cannot export to {to} with a size (expected {', '.join(_WITH_SIZE)}); convert at that size instead"
+        )
+    if beside is not None and (to != "jax" or dialect is not None):
+        raise ConversionError(f"beside cannot be combined with to={to!r} and dialect={dialect!r} (expected jax, None)")
 
 
 def _fixed(model: Any, size: Size | str | None) -> Any:
