@@ -1,7 +1,7 @@
 """What the benchmarks measure is what they say; their figures are not judged here."""
 
 import csv
-import importlib
+import importlib.metadata
 import json
 import math
 import sys
@@ -188,7 +188,7 @@ def test_contestants_are_compared_and_timed(checkpoints, fields):
     result = inference.time_contest(line(**fields), names, checkpoints, seconds=0, least=2)
     assert {name: len(seconds) for name, seconds in result["turns"].items()} == dict.fromkeys(names, 2)
     assert result["differences"].keys() == set(names[1:])
-    assert result["machine"]["versions"]["torch"] == torch.__version__
+    assert result["machine"]["versions"]["torch"] == importlib.metadata.version("torch")
     name = inference.LINES[0].name
     page = inference.as_markdown({name: {**result, "memory": {}}})
     assert f"| {name} | hf_vit optimised | transformers |" in page

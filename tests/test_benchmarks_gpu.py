@@ -1,6 +1,7 @@
 """The benchmark for a GPU, which no test has: all of it at toy size, and what must hold when a lease ends early."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -92,6 +93,8 @@ def wait_for(program, path, text):
 
 def test_runs_that_cannot_start_are_refused(tmp_path, capsys, monkeypatch):
     gpu = load_benchmark("gpu")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # main changes both for its processes
+    monkeypatch.setattr(os, "environ", os.environ.copy())
     (tmp_path / "results.jsonl").write_text("")
     assert gpu.main(["--device", "cpu", "--toy", "--output", str(tmp_path)]) == 2
     assert "give --resume to continue" in capsys.readouterr().err
