@@ -5,6 +5,7 @@ The former was 1 to 4 % faster on two cores of an AVX-512 CPU (S/16, batch 1 and
 """
 
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,35 @@ def convert(model: Any, size: tuple[int, int], names: list[str], folder: Path) -
 
 def load(folder: Path, dtype: torch.dtype, threads: int, batch: int | None = None) -> "_Program":
     """Compile the program for this CPU; see `_Module` in runtimes.py."""
-    core = openvino.Core()
-    # read into memory: the folder may be replaced while the program is in use
-    core.set_property({"ENABLE_MMAP": False})
     settings = {
         "INFERENCE_PRECISION_HINT": _PRECISIONS[dtype],  # the default is bfloat16, where the CPU has it
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
     }
-    program = core.read_model(folder / _FILE)
+    program = read_program(folder / _FILE)
     if batch is not None:
         shape = program.input(0).partial_shape
         shape[0] = batch
         program.reshape(shape)
-    return _Program(core.compile_model(program, "CPU", settings))
+    return _Program(_core().compile_model(program, "CPU", settings))
+
+
+def read_program(file: Path) -> Any:
+    """Read a program into memory: its files may be replaced while it is in use."""
+    return _core().read_model(file)
+
+
+@cache
+def _core() -> Any:
+    """Return the OpenVINO of this process, which lives until the process ends.
+
+    The CPU plugin of each `Core` sets an alternate stack for signals of the calling thread, and restores the one before
+    it when the last use of that `Core` ends. After two of them end in the order in which they began, the thread has a
+    stack that is unmapped: the next signal with a handler ends the process. `DataLoader` handles SIGCHLD, for example.
+    """
+    core = openvino.Core()
+    core.set_property({"ENABLE_MMAP": False})
+    return core
 
 
 class _Program:

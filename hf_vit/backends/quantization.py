@@ -231,9 +231,7 @@ def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], 
     logging.setLoggerClass(logger_class)  # nncf puts its own there for everybody
     with tempfile.TemporaryDirectory() as place:
         openvino_backend.convert(model, as_pair(model.config.image_size), ["logits"], Path(place))
-        core = openvino.Core()
-        core.set_property({"ENABLE_MMAP": False})
-        program = core.read_model(Path(place, FILES[0]))
+        program = openvino_backend.read_program(Path(place, FILES[0]))
     left_out = list(_nodes_of(program, [model.get_submodule(name).weight for name in outliers]))
     with _errors_of("nncf"), contextlib.redirect_stdout(io.StringIO()):  # its progress bars
         quantised = nncf.quantize(
