@@ -23,6 +23,18 @@ from common import HERE, Failed, report_progress
 
 _PAGE, _TABLE, _KEPT = HERE / "models.md", HERE / "models.csv", HERE / "results" / "models.json"
 _PICTURE = HERE.parent / "docs" / "models.svg"
+_PLACES = [  # of a label beside its point: offset in points, alignment
+    ((6, 4), ("left", "bottom")),
+    ((6, -4), ("left", "top")),
+    ((-6, 4), ("right", "bottom")),
+    ((-6, -4), ("right", "top")),
+    ((0, 7), ("center", "bottom")),
+    ((0, -7), ("center", "top")),
+    ((8, 14), ("left", "bottom")),
+    ((8, -14), ("left", "top")),
+    ((-8, 14), ("right", "bottom")),
+    ((-8, -14), ("right", "top")),
+]
 BACKENDS = {  # name in the table: dtype and backend of `optimize_for_inference`
     "torch": ("float32", "torch"),
     "torch bf16": ("bfloat16", "torch"),
@@ -226,28 +238,55 @@ def draw(rows: list[dict[str, str]]) -> None:
 
     figure = Figure(figsize=(7.2, 4.8), layout="constrained")
     axes = figure.subplots()
+    labels: dict[str, tuple[float, float]] = {}
     exact = [f"{name} [images/s]" for name, (dtype, _) in BACKENDS.items() if dtype == "float32"]
     for family, color, marker in (("ViT", "#3b6fb6", "o"), ("hybrid", "#d9822b", "s"), ("BiT", "#4a9a62", "^")):
-        points = [
-            (max(float(row[name]) for name in exact if row[name]), float(row["ImageNet top-1 [%]"]), row)
+        points = {
+            f"{row['model']} {row['image size']}": (
+                max(float(row[name]) for name in exact if row[name]),
+                float(row["ImageNet top-1 [%]"]),
+            )
             for row in rows
             if row["family"] == family and row["ImageNet top-1 [%]"] and any(row[name] for name in exact)
-        ]
+        }
         if points:
-            axes.plot([x for x, _, _ in points], [y for _, y, _ in points], marker, color=color, ms=7, label=family)
-        for x, y, row in points:
-            label = f"{row['model']} {row['image size']}"
-            axes.annotate(label, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
+            axes.plot(*zip(*points.values(), strict=True), marker, color=color, ms=7, label=family)
+        labels |= points
     axes.set_xscale("log")
-    for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-        which(lambda rate, _: f"{rate:g}")
+    axes.set_xticks([1, 2, 5, 10, 20, 50, 100, 200], labels=["1", "2", "5", "10", "20", "50", "100", "200"])
+    axes.minorticks_off()
     axes.set_xlabel("images a second, one at a time, fastest float32 backend")
     axes.set_ylabel("published ImageNet top-1 [%]")
-    axes.margins(x=0.15, y=0.1)
+    axes.margins(y=0.1)
+    if labels:
+        rates = [rate for rate, _ in labels.values()]
+        axes.set_xlim(min(rates) / 2.2, max(rates) * 2)  # room for the names
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, loc="lower left")
+    write_labels(axes, labels)
     figure.savefig(_PICTURE, metadata={"Date": None})
+
+
+def write_labels(axes: Any, points: dict[str, tuple[float, float]]) -> None:
+    """Write the names of points beside them, where they cover no marker and no other name."""
+    from matplotlib.transforms import Bbox
+
+    axes.figure.draw_without_rendering()
+    places = axes.transData.transform(list(points.values()))  # pixels
+    taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in places]
+    for label, point in points.items():
+        for offset, sides in _PLACES:
+            text = axes.annotate(
+                label, point, xytext=offset, textcoords="offset points", fontsize=8, ha=sides[0], va=sides[1]
+            )
+            box = text.get_window_extent()
+            if not any(box.overlaps(other) for other in taken):
+                break
+            text.remove()
+        else:
+            continue  # the table has it
+        taken.append(box)
 
 
 if __name__ == "__main__":
