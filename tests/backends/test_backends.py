@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import subprocess
 import sys
 
 import numpy as np
@@ -19,29 +18,12 @@ from hf_vit.backends.runtimes import RUNTIMES, Runtime
 from hf_vit.conversion import convert
 
 from ..models import BIT_PIXELS, VARIANTS, images, tiny, tiny_bit
-from ..paths import ROOT, golden_runs
+from ..paths import golden_runs
 
 # What differs most in a program: poolings, kinds of positions, a stem, a ResNet.
 GOLDEN_RUNS = ["vit_token", "vit_gap_rep", "bv_map", "bv_sincos", "hybrid_stem", "bit_v2"]
 RUNS = {run["id"]: run for run in golden_runs("vit", "bit", "bit_paper") if run["id"] in GOLDEN_RUNS}
 OF_TORCH = {"rtol": 1e-5, "atol": 2e-5}
-
-END_AND_WAIT_FOR_A_CHILD = """\
-import faulthandler, gc, signal, subprocess, torch
-from tests.models import images, tiny
-faulthandler.enable()  # gives the thread an alternate stack for signals
-signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch.utils.data.DataLoader does
-models = [tiny().optimize_for_inference(backend={backend!r}) for _ in range(2)]
-for model in models:
-    model(images(model))
-while models:
-    del models[0], model
-    gc.collect()
-    model = None
-for _ in range(3):
-    subprocess.run(["true"])
-print("alive")
-"""
 
 pytestmark = pytest.mark.parametrize("backend", list(RUNTIMES))
 
@@ -132,13 +114,6 @@ def test_optimised_models_can_be_copied_and_pickled(backend, tmp_path):
     loaded, _ = hf_vit.load(tmp_path, backend=backend)
     assert isinstance(loaded.forward, BackendForward)
     torch.testing.assert_close(loaded(images(model)).logits, expected, **OF_TORCH)
-
-
-@pytest.mark.slow
-def test_a_process_survives_signals_after_its_programs_are_deleted(backend):
-    command = [sys.executable, "-c", END_AND_WAIT_FOR_A_CHILD.format(backend=backend)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
 @torch.no_grad()
