@@ -113,6 +113,7 @@ def test_arrays_longer_than_a_block(tmp_path, monkeypatch):
 
 GROWTH_IN_KIB = """\
 import sys
+from pathlib import Path
 from hf_vit.files.npz import NpzReader
 
 def memory(field):  # of proc_pid_status(5)
