@@ -27,9 +27,9 @@ from torch.distributed.tensor import DTensor
 from hf_vit.files.download import sha256_of
 from hf_vit.files.output import new_folder
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
-from hf_vit.models.variants import config_of_variant
 from hf_vit.training.allocation import keep_freed_memory
 from hf_vit.training.checkpoints import Checkpoints, run_tensors
+from hf_vit.variants import config_of_variant
 
 
 def main(argv: list[str] | None = None) -> None:

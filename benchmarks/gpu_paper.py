@@ -16,7 +16,7 @@ import torch
 from gpu_process import LeftOut
 
 from hf_vit.conversion import convert
-from hf_vit.models.loading import save_folder
+from hf_vit.loading import save_folder
 
 _ROOT = Path(__file__).resolve().parents[1]
 _STEPS = 500

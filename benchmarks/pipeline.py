@@ -145,14 +145,14 @@ def time_line(options: argparse.Namespace) -> dict:
 def _our_model(folder: Path, dtype: str) -> Any:
     import torch
 
-    from hf_vit.models.loading import load_model
+    from hf_vit.loading import load_model
 
     return load_model(folder / "hf_vit", dtype=getattr(torch, dtype))
 
 
 def _ours(options: argparse.Namespace, files: list[str], dtype: str, **backend: str) -> _Contestant:
-    from hf_vit.models.loading import load_processor
-    from hf_vit.models.prediction import predict_batches
+    from hf_vit.loading import load_processor
+    from hf_vit.prediction import predict_batches
 
     model = _our_model(options.folder, dtype).optimize_for_inference(batch_size=_BATCH, **backend)
     processor = load_processor(options.folder / "hf_vit")
@@ -167,7 +167,7 @@ def _ours(options: argparse.Namespace, files: list[str], dtype: str, **backend: 
 def _ours_in_turn(options: argparse.Namespace, files: list[str], dtype: str) -> _Contestant:
     import torch
 
-    from hf_vit.models.loading import load_processor
+    from hf_vit.loading import load_processor
 
     model = _our_model(options.folder, dtype).optimize_for_inference(batch_size=_BATCH)
     processor = load_processor(options.folder / "hf_vit")

@@ -25,7 +25,7 @@ from PIL import Image
 
 import hf_vit
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.models.loading import save_folder
+from hf_vit.loading import save_folder
 
 _OUTLIERS = (0, 4, 5, 6, 7, 8, 9, 10)  # layers with outliers, of 12
 _SECONDS = 10

@@ -11,7 +11,7 @@ from transformers import AutoModelForImageClassification
 from hf_vit import HfViTConfig
 from hf_vit.analysis.compute import Compute, count_compute
 from hf_vit.analysis.figures import plot_lines
-from hf_vit.models.variants import config_of_variant
+from hf_vit.variants import config_of_variant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

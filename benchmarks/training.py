@@ -94,8 +94,8 @@ class _Clock:
 def _train_with_hf_vit(options: argparse.Namespace) -> dict:
     import torch
 
-    from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
     from hf_vit.models.configuration_hf_vit import HfViTConfig
+    from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
     from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
     from hf_vit.training import assembly
     from hf_vit.training.batches import Shares

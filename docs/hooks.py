@@ -37,7 +37,7 @@ REFERENCE = {
     "hf_vit.conversion": "Checkpoints of others, and programs",
     "hf_vit.analysis": "Looking inside",
     "hf_vit.catalog": "Released checkpoints",
-    "hf_vit.models.prediction": "Predictions, features, search",
+    "hf_vit.prediction": "Predictions, features, search",
 }
 _LINK = re.compile(r"(?P<before>!?\[(?P<text>[^\]]*)\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 _MARKER = re.compile(r"<!-- table: (\w+) -->")

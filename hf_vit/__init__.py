@@ -16,11 +16,11 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from .hub.pushing import push as push
     from .hub.pushing import push_saved as push_saved
     from .hub.remote_code import add_code as add_code
-    from .images.image_processing_hf_vit import HfViTImageProcessor as HfViTImageProcessor
+    from .loading import load as load
     from .models.configuration_hf_bit import HfBiTConfig as HfBiTConfig
     from .models.configuration_hf_vit import HfViTConfig as HfViTConfig
     from .models.configuration_hf_vit import HfViTHybridConfig as HfViTHybridConfig
-    from .models.loading import load as load
+    from .models.image_processing_hf_vit import HfViTImageProcessor as HfViTImageProcessor
     from .models.modeling_hf_bit import HfBiTBackbone as HfBiTBackbone
     from .models.modeling_hf_bit import HfBiTForImageClassification as HfBiTForImageClassification
     from .models.modeling_hf_bit import HfBiTModel as HfBiTModel
@@ -55,8 +55,8 @@ _HOME = {
     "HfBiTModel": _BIT_MODELING,
     "HfBiTForImageClassification": _BIT_MODELING,
     "HfBiTBackbone": _BIT_MODELING,
-    "HfViTImageProcessor": ".images.image_processing_hf_vit",
-    "load": ".models.loading",
+    "HfViTImageProcessor": ".models.image_processing_hf_vit",
+    "load": ".loading",
     "push": ".hub.pushing",
     "push_saved": ".hub.pushing",
     "add_code": ".hub.remote_code",
@@ -84,6 +84,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# `models` registers the Auto classes. The command `hf-vit` skips this, so that --help is fast; commands import it.
+# The command `hf-vit` skips this, so that --help is fast; commands that need it import it.
 if not getattr(sys.modules.get("hf_vit_command"), "is_running", False):
-    import_module(".models", __name__)
+    import_module(".registration", __name__)

@@ -9,9 +9,9 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from .hub_client import Clients
 from .local_hub import LocalHub
-from .models import save_tiny
 from .paths import GOLDENS, SHARED
 from .possessions import write_possessions
+from .tiny_models import save_tiny
 
 torch.set_num_threads(1)  # the tests run in two processes; threads that wait for each other cost more than they give
 

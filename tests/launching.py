@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from .models import SIZES
 from .paths import ROOT
+from .tiny_models import SIZES
 
 LIMIT = 300  # seconds: a run that hangs is a failure, not an endless test
 MODEL = {**SIZES, "num_hidden_layers": 2, "image_size": 8, "patch_size": 4}

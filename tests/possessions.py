@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import hf_vit
 from hf_vit.conversion import convert_to_folder, export_jax, export_timm
 
-from .models import SIZES
+from .tiny_models import SIZES
 
 # Settings that make any training short.
 FEW_STEPS = "--epochs null --steps 2 --warmup_steps 0 --batch_size 4 --num_workers 0 --report_to none"

@@ -16,8 +16,8 @@ import hf_vit
 from hf_vit import HfViTConfig
 from hf_vit.analysis.compute import count_compute
 
-from .models import SIZES
 from .paths import ROOT
+from .tiny_models import SIZES
 
 BENCHMARKS = ROOT / "benchmarks"
 SQUARE = {**SIZES, "image_size": 20, "patch_size": 5, "num_labels": 11}

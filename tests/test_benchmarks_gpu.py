@@ -16,9 +16,9 @@ from PIL import Image
 from hf_vit.training.augmentation import Box, crop_and_resize
 from hf_vit.training.objectives import Normalizer
 
-from .models import images, tiny
 from .paths import ROOT
 from .test_benchmarks import load_benchmark
+from .tiny_models import images, tiny
 
 PROGRAM = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--device", "cpu", "--toy"]
 

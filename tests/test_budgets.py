@@ -21,14 +21,14 @@ from hf_vit.conversion.rules import ConversionError
 from hf_vit.files import limits, npz
 from hf_vit.files.limits import most_bytes
 from hf_vit.files.npz import NpzError, NpzReader
-from hf_vit.images.image_reading import ImageReadingError, read_image
+from hf_vit.loading import load
 from hf_vit.models import configuration_hf_vision, pretrained
 from hf_vit.models.configuration_hf_vision import resnet_weights
-from hf_vit.models.loading import load
-from hf_vit.models.variants import config_of_variant
+from hf_vit.models.image_reading import ImageReadingError, read_image
+from hf_vit.variants import config_of_variant
 
-from .models import save_tiny, tiny
 from .paths import GOLDENS
+from .tiny_models import save_tiny, tiny
 
 
 def growth_of(action) -> int:

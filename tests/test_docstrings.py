@@ -7,9 +7,9 @@ from importlib import import_module
 import pytest
 from PIL import Image
 
-from hf_vit.models.loading import build_processor, save_folder
+from hf_vit.loading import build_processor, save_folder
 
-from .models import tiny
+from .tiny_models import tiny
 
 PACKAGES = ("models", "analysis", "backends", "hub")
 

@@ -16,10 +16,10 @@ import yaml
 from packaging.requirements import Requirement
 from PIL import Image
 
-from hf_vit.models.prediction import predict
+from hf_vit.prediction import predict
 
-from .models import save_tiny
 from .paths import ROOT
+from .tiny_models import save_tiny
 
 SOURCES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "hf_vit_command.py")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -16,8 +16,8 @@ from PIL import Image
 import hf_vit
 from hf_vit.cli.imports import quick_imports
 
-from .models import save_tiny
 from .paths import GOLDENS
+from .tiny_models import save_tiny
 
 ROOT = Path(__file__).parents[1]
 # What pip writes for an entry of [project.scripts].

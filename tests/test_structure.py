@@ -1,7 +1,6 @@
-"""Structure of hf_vit: allowed imports (also inside functions and by `import_module`), and form of docstrings."""
+"""Which package of hf_vit may import which, imports inside functions included."""
 
 import ast
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -9,43 +8,32 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "hf_vit"
-# package -> packages of ours that it may import and reach
+# Package or top-level module -> what it may import of ours, directly or through others.
 MAY_IMPORT = {
-    "files": set(),
-    "images": set(),
-    "models": {"files", "images"},
+    "models": set(),
+    "registration": {"models"},
+    "variants": {"models"},
+    "files": {"models"},
     "catalog": {"files", "models"},
-    "conversion": {"files", "images", "models", "catalog"},
-    "backends": {"files", "images", "models", "catalog", "conversion"},
-    "training": {"files", "images", "models", "catalog"},
-    "evaluation": {"files", "images", "models", "catalog", "training"},
-    "analysis": {"files", "images", "models"},
-    "hub": {"files", "images", "models", "catalog", "conversion"},
+    "conversion": {"files", "models", "catalog"},
+    "analysis": {"files", "models"},
+    "backends": {"files", "models", "catalog", "conversion"},
+    "hub": {"files", "models", "registration", "catalog", "conversion"},
+    "loading": {"files", "models", "registration", "variants", "catalog", "conversion", "backends"},
 }
-MAY_IMPORT |= {command: {*MAY_IMPORT, "cli", "demo"} for command in ("cli", "demo")}
-# Modules that do not travel to the Hub; the other modules of these packages do, as flat siblings.
-STAY = {"models": {"auto", "loading", "prediction", "processor_size", "variants"}, "images": set()}
-THIRD_PARTY = {"torch", "numpy", "PIL", "transformers", "huggingface_hub"}
-
-# First words of docstrings that begin with a clause (expected: an imperative or a noun phrase)
-CLAUSES = {"How", "Of", "That", "What", "When", "Where", "Whether", "Which", "Who"}
+MAY_IMPORT["prediction"] = {*MAY_IMPORT["loading"], "loading"}
+MAY_IMPORT["training"] = {*MAY_IMPORT["prediction"], "prediction", "analysis"}
+MAY_IMPORT["evaluation"] = {*MAY_IMPORT["training"], "training"}
+EVERYTHING = {"cli", "demo", "__init__"}
+THIRD_PARTY = {"torch", "numpy", "PIL", "transformers", "huggingface_hub"}  # what code on the Hub may import
 
 FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
-SCRIPTS = {
-    path.relative_to(PACKAGE.parent).as_posix(): path
-    for folder in ("training", "benchmarks")
-    for path in sorted((PACKAGE.parent / folder).glob("*.py"))
-}
-
-
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
 def nodes_of(tree: ast.AST):
-    """Yield every node outside blocks for type checkers."""
+    """Yield every node outside `if TYPE_CHECKING`."""
     for child in ast.iter_child_nodes(tree):
-        if is_type_checking(child):
+        if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
             continue
         yield child
         yield from nodes_of(child)
@@ -53,7 +41,7 @@ def nodes_of(tree: ast.AST):
 
 @cache
 def imports_of(name: str) -> frozenset[str]:
-    """Return the modules of hf_vit that a file imports, without the prefix "hf_vit."; "" for the package itself."""
+    """Return the modules of hf_vit that a file imports, without the prefix "hf_vit."."""
     path = FILES[name]
     package = path.relative_to(PACKAGE).parts[:-1]
     found = set()
@@ -65,19 +53,11 @@ def imports_of(name: str) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hf_vit":
             found |= {f"{node.module}.{alias.name}".removeprefix("hf_vit.") for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {alias.name.removeprefix("hf_vit").lstrip(".") for alias in node.names if "hf_vit" in alias.name}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
-            found |= {
-                argument.value.removeprefix("hf_vit").lstrip(".")
-                for argument in node.args
-                if isinstance(argument, ast.Constant) and str(argument.value).startswith("hf_vit")
-            }
+            found |= {alias.name.removeprefix("hf_vit.") for alias in node.names if alias.name.startswith("hf_vit.")}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "import_module":
+            names = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            found |= {str(one).removeprefix("hf_vit.") for one in names if str(one).startswith("hf_vit.")}
     return frozenset(found)
-
-
-def packages_of(modules: frozenset[str]) -> set[str]:
-    """Return the packages of imported names; a name at the top of hf_vit stands for itself."""
-    return {module.split(".")[0] for module in modules}
 
 
 def file_of(module: str) -> str | None:
@@ -102,27 +82,18 @@ def reach_of(name: str) -> frozenset[str]:
     return frozenset(seen)
 
 
-def test_every_package_is_in_the_table():
-    assert {name.split("/")[0] for name in FILES if "/" in name} == set(MAY_IMPORT)
-    assert {path.name for path in PACKAGE.iterdir() if path.is_file()} == {"__init__.py", "py.typed"}
+def package_of(file: str) -> str:
+    return file.split("/")[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if "/" in name])
-def test_a_package_imports_and_reaches_only_what_the_table_gives_it(name):
-    package = name.split("/")[0]
-    allowed = MAY_IMPORT[package] | {package}
-    if package not in ("cli", "demo"):  # these may import public names from hf_vit
-        assert packages_of(imports_of(name)) <= allowed
-    assert {file.split("/")[0] for file in reach_of(name) if "/" in file} <= allowed
+@pytest.mark.parametrize("name", [name for name in FILES if package_of(name) not in EVERYTHING])
+def test_imports(name):
+    allowed = MAY_IMPORT[package_of(name)] | {package_of(name)}
+    assert {package_of(file) for file in reach_of(name)} <= allowed
 
 
-def travelling_files() -> list[str]:
-    return [name for name in FILES if name.startswith(("images/", "models/")) and Path(name).stem not in
-            {"__init__", *STAY[name.split("/")[0]]}]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", travelling_files())
-def test_files_that_travel_to_the_hub_import_only_siblings_and_what_transformers_brings(name):
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("models/")])
+def test_files_that_travel_to_the_hub(name):
     text = FILES[name].read_text(encoding="utf-8")
     allowed = THIRD_PARTY | set(sys.stdlib_module_names)
     for node in nodes_of(ast.parse(text)):
@@ -130,12 +101,10 @@ def test_files_that_travel_to_the_hub_import_only_siblings_and_what_transformers
             assert {alias.name.split(".")[0] for alias in node.names} <= allowed
         elif isinstance(node, ast.ImportFrom) and node.level:
             assert node.level == 1
-            assert node.module is not None
-            assert "." not in node.module
-            assert node.module not in STAY[name.split("/")[0]]
+            assert "." not in (node.module or ".")
         elif isinstance(node, ast.ImportFrom):
             assert (node.module or "").split(".")[0] in allowed
-    # transformers searches the text for imports, including docstrings
+    # transformers searches the text for imports, docstrings included
     assert "hf_vit." not in "\n".join(line for line in text.splitlines() if "import " in line)
 
 
@@ -147,20 +116,3 @@ def test_no_two_files_import_each_other():
         if (other := file_of(module)) not in (None, name) and name in reach_of(other)
     }
     assert not {pair for pair in circles if not pair[0].endswith("__init__.py")}
-
-
-@pytest.mark.parametrize("path", [pytest.param(path, id=name) for name, path in (FILES | SCRIPTS).items()])
-def test_no_docstring_begins_with_a_clause(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    lines = [
-        (ast.get_docstring(node) or "").partition("\n")[0] for node in ast.walk(tree) if isinstance(node, documented)
-    ]
-    assert not [line for line in lines if line.split(" ")[0] in CLAUSES]
-
-
-@pytest.mark.slow
-def test_the_package_registers_itself_on_import():
-    code = "import hf_vit, transformers; print(transformers.AutoConfig.for_model('hf_vit_hybrid').__class__.__name__)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "HfViTHybridConfig"

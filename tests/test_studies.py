@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hf_vit.analysis.compute import count_compute, count_multiply_adds
-from hf_vit.models.variants import config_of_variant
 from hf_vit.training.models import build_config
 from hf_vit.training.recipes import build, read_recipe
 from hf_vit.training.settings import PretrainSettings
+from hf_vit.variants import config_of_variant
 
 from .paths import RECIPES, ROOT
 

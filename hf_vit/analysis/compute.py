@@ -19,7 +19,7 @@ from transformers.initialization import no_init_weights
 
 from ..models.configuration_hf_vit import Size, as_pair
 from ..models.resnet_stem import StandardizedConv2d
-from ..models.variants import VARIANTS, config_of_variant
+from ..variants import VARIANTS, config_of_variant
 
 FLOPS_PER_MULTIPLY_ADD = 2
 # Part of each parameter and operation, by the first pattern that matches the name of its module.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ..models.variants import VARIANTS, config_of_variant
+from ..variants import VARIANTS, config_of_variant
 from .compute import FLOPS_PER_MULTIPLY_ADD, count_with_padding
 
 # A step costs a forward and a backward of twice its cost. This reproduces the paper's exaFLOPs.

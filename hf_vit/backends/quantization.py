@@ -33,12 +33,12 @@ from ..conversion.programs import require
 from ..files.download import sha256_of
 from ..files.image_files import images_below
 from ..files.output import new_folder, refuse_existing, write_json
+from ..loading import load, load_processor
 from ..models.configuration_hf_vision import as_pair
 from ..models.inference import restore
-from ..models.loading import load, load_processor
 from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..models.pretrained import CONVERSION_RECORD
-from ..models.processor_size import settle_processor
+from ..processor_size import settle_processor
 from .quantized_forward import FILES, FORMAT, RECORD, identity_of, use_quantized
 from .watching import Watched
 

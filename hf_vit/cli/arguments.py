@@ -47,9 +47,9 @@ def load_or_convert(folder: str, image_size: int | tuple[int, int] | None = None
         image_size: an int or (height, width) in pixels; by default the stored one.
     """
     from ..conversion import convert
+    from ..loading import load
     from ..models.configuration_hf_vision import read_settings
-    from ..models.loading import load
-    from ..models.upstream import is_of_transformers
+    from ..upstream import is_of_transformers
 
     if is_of_transformers(read_settings(folder)):
         return convert(folder, image_size=image_size)

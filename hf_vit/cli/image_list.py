@@ -197,7 +197,7 @@ def load_on(folder: str, device: str, backend: str | None = None, encoder_alone:
     """
     import torch
 
-    from ..models.loading import load
+    from ..loading import load
 
     if backend not in (None, "torch") and device != "cpu":
         raise ValueError(f"--backend {backend} computes on the CPU, but --device is {device}; leave one out")

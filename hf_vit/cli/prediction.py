@@ -47,7 +47,7 @@ def _predict(arguments: argparse.Namespace) -> None:
     images = find_images(arguments)
     with quick_imports():
         silence_progress_bars()
-        from ..models.prediction import classify_batches
+        from ..prediction import classify_batches
 
     model, processor = load_on(arguments.folder, arguments.device, arguments.backend)
     batches = classify_batches(model, processor, images, arguments.top_k, arguments.batch_size, skip_unreadable=True)

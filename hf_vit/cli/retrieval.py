@@ -67,7 +67,7 @@ def _embed(arguments: argparse.Namespace) -> None:
     images = find_images(arguments)
     with quick_imports():
         silence_progress_bars()
-        from ..models.prediction import embed_batches
+        from ..prediction import embed_batches
 
     model, processor = load_on(arguments.folder, arguments.device, arguments.backend, encoder_alone=True)
     about = _identify(arguments.folder) | {"features": "pooler_output", "normalized": arguments.normalize}
@@ -112,7 +112,7 @@ def _search(arguments: argparse.Namespace) -> None:
     stored = Features(arguments.features)
     with quick_imports():
         silence_progress_bars()
-        from ..models.prediction import embed, search
+        from ..prediction import embed, search
 
     folder = arguments.model or stored.about["model"]
     if Path(folder).is_absolute() and not Path(folder).is_dir():

@@ -14,7 +14,7 @@ from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import HfVisionConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from ..models.pretrained import HfVisionPreTrainedModel
-from ..models.upstream import MODELS
+from ..upstream import MODELS
 from .checkpoint import Checkpoint
 from .inferred import Inferred, by
 from .rules import ConversionError, Rule, check_values

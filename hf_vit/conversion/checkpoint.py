@@ -16,7 +16,7 @@ from ..files.containers import array_container, open_arrays
 from ..files.download import Fetched, SourceError, fetch
 from ..files.messages import kind_of_content, shorten
 from ..files.reading import read_json_object
-from ..models.upstream import is_of_transformers
+from ..upstream import is_of_transformers
 from .rules import ConversionError
 from .torch_files import is_torch_file, read_arrays
 from .unsupported import keras_model

@@ -10,13 +10,13 @@ from ..catalog import address_of
 from ..files.download import Fetched, public_name, sha256_at
 from ..files.output import new_folder, write_text
 from ..files.readme import render_readme
-from ..images.image_processing_hf_vit import HfViTImageProcessor
+from ..loading import build_processor
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import wrong_types_refused
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
-from ..models.loading import build_processor
+from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
-from ..models.processor_size import let_agree, output_size
+from ..processor_size import let_agree, output_size
 from .building import has_head, one_or_pair
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .inferred import Fields, Inferred, as_configured, assumed_of

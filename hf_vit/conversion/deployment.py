@@ -19,10 +19,10 @@ import torch
 
 from ..files.contents import MARK, refuse_model
 from ..files.output import new_folder, refuse_existing, write_json, write_text
-from ..images.image_presets import as_pair
-from ..images.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
-from ..images.image_resizing import AREA, BILINEAR
 from ..models.configuration_hf_vit import Size
+from ..models.image_presets import as_pair
+from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
+from ..models.image_resizing import AREA, BILINEAR
 from ..models.pretrained import HfVisionPreTrainedModel
 from .programs import make_onnx, make_openvino, require
 from .rules import ConversionError

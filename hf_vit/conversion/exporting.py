@@ -9,8 +9,8 @@ from typing import Any
 from transformers.utils import logging
 
 from ..files.output import refuse_existing
-from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vit import Size
+from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
 from .beside import export_beside
 from .deployment import RUNTIMES, export_deployment

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vit import Size
+from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
 from .building import StoredArray, build_config, check_required, empty_model, fill, shapes_of, untrained_head
 from .checkpoint import Checkpoint

@@ -13,7 +13,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from ..conversion import convert
 from ..files.progress import silence_progress_bars
-from ..models.loading import save_folder
+from ..loading import save_folder
 from ..training.sources import load_digits
 from .contact_sheet import draw_contact_sheet
 from .finetuning import IMAGE_SIZE, finetune_at_higher_resolution

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..files.output import new_file
-from ..images.image_reading import ImageReadingError, read_image
+from ..models.image_reading import ImageReadingError, read_image
 
 COLUMNS, ROWS = 12, 8
 _THUMBNAIL = 320  # largest number of pixels of the longer side, approximately

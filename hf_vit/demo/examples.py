@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from ..files.image_files import images_below
-from ..images.image_reading import ImageReadingError, read_image
+from ..models.image_reading import ImageReadingError, read_image
 
 MOST_EXAMPLES = 12
 _SHOWN = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".avif")  # what browsers show

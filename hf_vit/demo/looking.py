@@ -11,8 +11,8 @@ from PIL import Image
 from ..analysis import attention_maps, attention_rollout
 from ..analysis.inspection import visible_image
 from ..analysis.observing import as_images
-from ..models.loading import load
-from ..models.prediction import Batch, classify_batches, most_likely
+from ..loading import load
+from ..prediction import Batch, classify_batches, most_likely
 
 TOP_K = 5
 _SHOWN_SIZE = 448  # smallest number of pixels of the shorter side, approximately

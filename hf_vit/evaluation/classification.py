@@ -13,9 +13,9 @@ from PIL.Image import Image
 
 from ..files.messages import shorten
 from ..files.reading import parse_yaml, read_json, read_yaml
+from ..loading import with_preset
 from ..models.configuration_hf_vision import MAX_LABELS
 from ..models.configuration_hf_vit import as_pair
-from ..models.loading import with_preset
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named
 from ..training.data import EvalSamples, Split

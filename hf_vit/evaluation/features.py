@@ -17,8 +17,8 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
 from ..files.output import new_file, write_text
+from ..loading import with_preset
 from ..models.configuration_hf_vit import as_pair
-from ..models.loading import with_preset
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named
 from ..training.data import EvalSamples, Split

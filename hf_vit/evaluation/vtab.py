@@ -16,8 +16,8 @@ from accelerate import Accelerator
 from transformers import AutoImageProcessor
 
 from ..files.output import write_json, write_text
-from ..images.image_processing_hf_vit import HfViTImageProcessor
 from ..models.configuration_hf_vit import as_pair
+from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..training.data import Split
 from ..training.identity import identify_data, identify_model
 from ..training.models import load_for_finetuning

@@ -19,9 +19,7 @@ _DESCRIPTIONS = ("config.json", "preprocessor_config.json", "conversion.json")
 # Of a training run.
 _RESULTS = ("metrics.json", "card_data.json", "learning_curve.png", "confusion_matrix.png", "recipe.yaml")
 
-CODE = tuple(
-    file.name for room in ("models", "images") for file in (Path(__file__).parents[1] / room).glob("[a-z]*.py")
-)
+CODE = tuple(file.name for file in (Path(__file__).parents[1] / "models").glob("[a-z]*.py"))
 
 _QUANTIZED = ("program.xml", "program.bin", "quantization.json")
 

@@ -11,7 +11,7 @@ import jinja2
 import torch
 
 from ..catalog import released_facts
-from ..models.auto import AUTO_MODELS
+from ..registration import AUTO_MODELS
 from .card_sources import Sources
 
 _JAX = ("vit_jax", "flax", "big_vision", "big_transfer", "bit_paper", "bit")  # dialects of the original's files

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..catalog import Released, find_released
 from ..files.reading import parse_json
-from ..models.auto import AUTO_MODELS
+from ..registration import AUTO_MODELS
 
 
 class Sources:

@@ -8,11 +8,11 @@ from typing import Any
 from ..catalog import Released, parse_augreg, released_facts, with_cards
 from ..catalog.evaluation import preprocessing_of_flexivit
 from ..files.output import write_text
+from ..loading import build_processor
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig
-from ..models.loading import build_processor
-from ..models.variants import VARIANTS, config_of_variant
+from ..variants import VARIANTS, config_of_variant
 from .cards import render_card
 
 _NUM_CLASSES = {"imagenet-1k": 1000, "imagenet-21k": 21843, "oxford-flowers-102": 102, "oxford-iiit-pet": 37}

@@ -28,7 +28,7 @@ from ..files.download import sha256_of
 from ..files.reading import parse_json
 from ..files.versions import versions_of
 from ..models.manifest import MANIFEST, manifest_text, read_manifest
-from ..models.processor_size import agreeing_settings
+from ..processor_size import agreeing_settings
 from .card_check import check_card
 from .card_metadata import eval_results_file
 from .cards import CARD_SOURCES, read_source, render_card

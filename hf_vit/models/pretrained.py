@@ -233,7 +233,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         hub_options = {name: kwargs.pop(name) for name in _HUB_OPTIONS if push_to_hub and name in kwargs}
         super().save_pretrained(save_directory, **kwargs)
         self._save_record(save_directory)
-        processor_size = sys.modules.get("hf_vit.models.processor_size")  # absent in remote code
+        processor_size = sys.modules.get("hf_vit.processor_size")  # absent in remote code
         if processor_size is not None and kwargs.get("is_main_process", True):
             processor_size.settle_processor(save_directory)
         if push_to_hub:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..files.messages import did_you_mean
 from ..files.output import new_model_files
 from ..models.configuration_hf_vit import as_pair
-from ..models.processor_size import settle_processor
+from ..processor_size import settle_processor
 from . import checkpoints
 from .allocation import keep_freed_memory
 from .augmentation import TrainTransform

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..images.image_resizing import AREA, Filter, resize, shortest_edge_size
+from ..models.image_resizing import AREA, Filter, resize, shortest_edge_size
 from .randaugment import randaugment
 
 _ATTEMPTS = 100  # tries of TensorFlow's sampler before it takes the whole image

@@ -19,7 +19,7 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
 
-from ..images.image_reading import turn
+from ..models.image_reading import turn
 from .augmentation import Box, TrainTransform, sample_generator
 from .batches import JoinedBatches, LaneBatches, Shares, StepBatches, runs_of_rows
 from .columns import find_column, find_label_column, is_image, is_list_of, no_classes

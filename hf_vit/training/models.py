@@ -14,16 +14,16 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ..images.image_processing_hf_vit import HfViTImageProcessor
+from ..loading import with_resizing_of
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import HfVisionConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
-from ..models.loading import with_resizing_of
+from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.manifest import absence_explained, check_place
 from ..models.modeling_hf_vit import HfViTModel
 from ..models.pretrained import HfViTHead
-from ..models.processor_size import let_agree
-from ..models.variants import config_of_variant
+from ..processor_size import let_agree
+from ..variants import config_of_variant
 from .data import Split
 from .optimization import freeze_parameters
 from .settings import FinetuneSettings, PretrainSettings, TrainingSettings

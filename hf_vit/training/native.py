@@ -17,10 +17,10 @@ from accelerate import Accelerator
 from PIL import Image
 from torch.utils.data import Sampler
 
-from ..images.image_reading import turn
-from ..images.image_resizing import fit_grid
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.embeddings import refuse_several_shapes
+from ..models.image_reading import turn
+from ..models.image_resizing import fit_grid
 from .augmentation import Box, TrainTransform, sample_generator, sample_inception_box
 from .batches import Shares
 from .data import UNREADABLE, Split, TrainSamples, collate, decode, load_batches

@@ -10,12 +10,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from hf_vit import analysis
 from hf_vit.analysis.attention import MeanDistance, layer_mixing, mix_heads, pooling_weights
 from hf_vit.analysis.observing import LAYER_BYTES, batches, encoder_of, observe, patch_pixels
-from hf_vit.images.image_processing_hf_vit import patchify
 from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.image_processing_hf_vit import patchify
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTModel
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 
-from ..models import TINY, VARIANTS, images, tiny
+from ..tiny_models import TINY, VARIANTS, images, tiny
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)

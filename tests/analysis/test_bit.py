@@ -7,9 +7,9 @@ from hf_vit import HfBiTConfig, HfBiTForImageClassification, analysis
 from hf_vit.analysis import training_runs
 from hf_vit.analysis.inspection import inspect
 from hf_vit.cli import main
-from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.loading import load, save_folder
 from hf_vit.models.configuration_hf_bit import DEPTHS, VARIANTS
-from hf_vit.models.loading import load, save_folder
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 
 from ..published import BIT_PARAMETERS
 

@@ -14,9 +14,9 @@ from hf_vit.cli import main
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
 
-from ..models import VARIANTS as TINY_VARIANTS
-from ..models import images, tiny
 from ..published import VIT_PARAMETERS
+from ..tiny_models import VARIANTS as TINY_VARIANTS
+from ..tiny_models import images, tiny
 
 
 def stem_multiply_adds(config: HfViTHybridConfig, pixels: int) -> int:

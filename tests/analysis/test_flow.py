@@ -9,7 +9,7 @@ from hf_vit import analysis
 from hf_vit.analysis.attention import layer_mixing
 from hf_vit.analysis.flow import flows_to
 
-from ..models import images, tiny
+from ..tiny_models import images, tiny
 
 
 def test_flow_by_hand():

@@ -13,12 +13,12 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from hf_vit.analysis.inspection import visible_image
 from hf_vit.cli import main
-from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.loading import save_folder
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
-from hf_vit.models.loading import save_folder
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 
-from ..models import tiny
+from ..tiny_models import tiny
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 

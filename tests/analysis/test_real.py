@@ -8,7 +8,7 @@ from transformers import AutoImageProcessor
 
 from hf_vit import analysis
 from hf_vit.conversion import convert_to_folder
-from hf_vit.models.loading import load_model
+from hf_vit.loading import load_model
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import torch
 from hf_vit import analysis
 from hf_vit.models.position_embeddings import resize_position_embeddings, sincos2d
 
-from ..models import tiny, tiny_bit
+from ..tiny_models import tiny, tiny_bit
 
 
 def principal_components(kernels: np.ndarray) -> np.ndarray:

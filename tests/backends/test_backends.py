@@ -17,8 +17,8 @@ from hf_vit.backends.forward import BackendForward
 from hf_vit.backends.runtimes import RUNTIMES, Runtime
 from hf_vit.conversion import convert
 
-from ..models import BIT_PIXELS, VARIANTS, images, tiny, tiny_bit
 from ..paths import golden_runs
+from ..tiny_models import BIT_PIXELS, VARIANTS, images, tiny, tiny_bit
 
 # What differs most in a program: poolings, kinds of positions, a stem, a ResNet.
 GOLDEN_RUNS = ["vit_token", "vit_gap_rep", "bv_map", "bv_sincos", "hybrid_stem", "bit_v2"]

@@ -9,7 +9,7 @@ from ..paths import ROOT
 
 END_AND_WAIT_FOR_A_CHILD = """\
 import faulthandler, gc, signal, subprocess, torch
-from tests.models import images, tiny
+from tests.tiny_models import images, tiny
 faulthandler.enable()  # gives the thread an alternate stack for signals
 signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch.utils.data.DataLoader does
 models = [tiny().optimize_for_inference(backend="openvino") for _ in range(2)]

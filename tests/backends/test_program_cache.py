@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from hf_vit.backends import program_cache
 from hf_vit.backends.program_cache import cache_folder, cached
 
-from ..models import images, tiny
+from ..tiny_models import images, tiny
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,8 @@ from hf_vit import HfViTForImageClassification
 from hf_vit.backends.quantization import quantize
 from hf_vit.cli import main
 
-from ..models import images, save_tiny, tiny
 from ..paths import SHARED
+from ..tiny_models import images, save_tiny, tiny
 
 OUTLIERS = "vit.layers.1.mlp.fc2"  # the only layer whose inputs are made to have them
 PROGRAM = ("program.xml", "program.bin")

@@ -8,7 +8,7 @@ import hf_vit.backends.forward as forward_module
 from hf_vit import HfViTForImageClassification
 from hf_vit.conversion import export_torch
 
-from ..models import images, tiny
+from ..tiny_models import images, tiny
 
 EXACT = {"rtol": 0, "atol": 0}
 

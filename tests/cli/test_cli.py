@@ -155,7 +155,7 @@ def test_a_full_disk_leaves_nothing(goldens, tmp_path):
     """The limit on the size of a file stands in for a full disk: the write fails in the middle."""
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "from hf_vit.cli import main; import hf_vit.conversion, hf_vit.models.loading, transformers;"
+        "from hf_vit.cli import main; import hf_vit.conversion, hf_vit.loading, transformers;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000));"
         "sys.exit(main(sys.argv[1:]))"
     )

@@ -18,8 +18,8 @@ from hf_vit.cli import main
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training.running import run_script
 
-from ..models import save_tiny
 from ..paths import GOLDENS, PEERS, RECIPES, ROOT
+from ..tiny_models import save_tiny
 
 CONFIGURATIONS = [
     ({"num_attention_heads": "x"}, "num_attention_heads is 'x'; expected int"),

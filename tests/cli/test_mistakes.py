@@ -18,8 +18,8 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTHybridForImage
 from hf_vit.cli import main
 from hf_vit.conversion import convert
 
-from ..models import save_tiny, tiny
 from ..paths import GOLDENS
+from ..tiny_models import save_tiny, tiny
 
 # What is typed after `hf-vit`, in a folder with what `place` makes, and the end of the sentence on standard error.
 COMMANDS = [

@@ -14,10 +14,10 @@ from PIL import Image
 from hf_vit.cli import main
 from hf_vit.cli.feature_files import Features
 from hf_vit.cli.image_list import read_named
-from hf_vit.models.loading import load
-from hf_vit.models.prediction import embed, search
+from hf_vit.loading import load
+from hf_vit.prediction import embed, search
 
-from ..models import save_tiny
+from ..tiny_models import save_tiny
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +266,7 @@ def test_another_model_is_refused(model, photographs, tmp_path, capsys):
 @pytest.mark.parametrize("in_chunks", [False, True])
 def test_search_is_exact(in_chunks, monkeypatch):
     """Against all cosines by NumPy in float64; equal rows keep their order."""
-    monkeypatch.setattr("hf_vit.models.prediction._CHUNK", 17)
+    monkeypatch.setattr("hf_vit.prediction._CHUNK", 17)
     rng = np.random.default_rng(0)
     features = rng.normal(size=(103, 7)).astype(np.float32)
     features[50], features[90], features[3] = features[20], features[20], 0

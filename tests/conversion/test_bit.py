@@ -12,11 +12,11 @@ import hf_vit
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfBiTModel
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax, export_timm, export_transformers
+from hf_vit.loading import load_model
 from hf_vit.models.configuration_hf_bit import ORIGINALS
-from hf_vit.models.loading import load_model
 
-from ..models import BIT_PIXELS, tiny_bit
 from ..resnet_in_numpy import resnet
+from ..tiny_models import BIT_PIXELS, tiny_bit
 
 PIXELS_64 = BIT_PIXELS.double()
 
@@ -298,7 +298,7 @@ def test_cards_of_bit(big_transfer, tmp_path):
     from hf_vit.hub.cards import render_folder_card
 
     model, processor = convert(big_transfer)
-    hf_vit.models.loading.save_folder(tmp_path / "folder", model, processor)
+    hf_vit.loading.save_folder(tmp_path / "folder", model, processor)
     card = render_folder_card(tmp_path / "folder")
     assert "BiT-R50x1, pre-trained on ImageNet-21k and fine-tuned on ImageNet-1k" in card
     assert "| units per stage | 1, 2, pre-activation (ResNet-v2) |" in card

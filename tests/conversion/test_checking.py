@@ -10,8 +10,8 @@ from transformers import BitConfig, BitForImageClassification, ViTConfig, ViTFor
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, check, convert, export_jax, export_timm
 
-from ..models import SIZES, tiny
 from ..paths import GOLDENS, MORE, PEERS
+from ..tiny_models import SIZES, tiny
 
 SQUARE, PRESET = "image_size", "preset"
 TIMM = {"num_attention_heads": 2}

@@ -12,7 +12,7 @@ import torch
 
 from hf_vit.conversion import ConversionError, convert, convert_to_folder
 from hf_vit.files.containers import open_arrays
-from hf_vit.models.loading import load_model
+from hf_vit.loading import load_model
 
 from ..paths import MORE, PEERS, golden_runs
 

@@ -16,11 +16,11 @@ from PIL import Image
 from hf_vit import HfViTImageProcessor
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, deployment, export
-from hf_vit.images.image_presets import PRESETS
-from hf_vit.images.image_processing_hf_vit import scale_and_offset
-from hf_vit.models.loading import save_folder
+from hf_vit.loading import save_folder
+from hf_vit.models.image_presets import PRESETS
+from hf_vit.models.image_processing_hf_vit import scale_and_offset
 
-from ..models import tiny
+from ..tiny_models import tiny
 
 SIZE = {"height": 20, "width": 36}
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}

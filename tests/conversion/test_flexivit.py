@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
+from hf_vit.loading import load_model
 from hf_vit.models.embeddings import resize_patch_kernel
-from hf_vit.models.loading import load_model
 
-from ..modeling.test_goldens import capture
+from ..models.test_goldens import capture
 from ..paths import MORE, golden_runs
 from .test_jax import assert_same_file
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
-from hf_vit.models.loading import load_model, save_folder
+from hf_vit.loading import load_model, save_folder
 
 from ..paths import golden_runs
 

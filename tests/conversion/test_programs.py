@@ -17,9 +17,9 @@ from hf_vit import (
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, export, export_aot_inductor, export_onnx, export_torch
 from hf_vit.conversion.exporting import FORMATS
-from hf_vit.models.loading import save_folder
+from hf_vit.loading import save_folder
 
-from ..models import SIZES, TINY, VARIANTS, randomize, tiny, tiny_bit
+from ..tiny_models import SIZES, TINY, VARIANTS, randomize, tiny, tiny_bit
 
 SIXTEEN = {**SIZES, "hidden_size": 16, "num_hidden_layers": 2, "image_size": (20, 36), "patch_size": 4}
 

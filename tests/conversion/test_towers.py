@@ -20,7 +20,7 @@ from hf_vit.conversion import (
     export_transformers,
 )
 from hf_vit.files.npz import NpzReader
-from hf_vit.models.loading import load_model, save_folder
+from hf_vit.loading import load_model, save_folder
 
 from ..paths import MORE, golden_runs
 from .test_way_back import stored

@@ -21,10 +21,10 @@ from hf_vit import (
 )
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, convert, export_jax, export_transformers
-from hf_vit.models.loading import load_model, save_folder
+from hf_vit.loading import load_model, save_folder
 from hf_vit.models.modeling_masked_patch_prediction import Corruption, HfViTForMaskedPatchPrediction, patch_targets
 
-from ..models import SIZES, randomize
+from ..tiny_models import SIZES, randomize
 
 SQUARE = {**SIZES, "num_hidden_layers": 2, "image_size": 20, "patch_size": 4, "num_labels": 11, "encoder_stride": 4}
 

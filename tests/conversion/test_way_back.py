@@ -7,7 +7,7 @@ import pytest
 
 from hf_vit.conversion import convert, export_jax
 from hf_vit.files.npz import NpzReader
-from hf_vit.models.loading import load_model, save_folder
+from hf_vit.loading import load_model, save_folder
 
 from ..paths import golden_runs
 

@@ -21,10 +21,10 @@ from hf_vit.conversion import convert
 from hf_vit.demo.description import describe
 from hf_vit.demo.examples import copy_examples, draw_examples
 from hf_vit.demo.looking import Demo, highlight
-from hf_vit.models.loading import save_folder
-from hf_vit.models.prediction import classify, predict
+from hf_vit.loading import save_folder
+from hf_vit.prediction import classify, predict
 
-from ..models import TINY
+from ..tiny_models import TINY
 
 BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chromium-browser")
 

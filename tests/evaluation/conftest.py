@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ..models import save_tiny
 from ..photographs import draw_picture
+from ..tiny_models import save_tiny
 
 COLORS = {"blue": (30, 60, 220), "green": (40, 200, 50), "red": (220, 40, 40)}
 

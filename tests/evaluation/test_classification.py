@@ -12,15 +12,15 @@ from PIL import Image
 
 from hf_vit.evaluation import classification
 from hf_vit.evaluation.classification import read_objectnet_classes
-from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.training.metrics import SetTopKAccuracy
 from hf_vit.training.running import run_script
 
 from ..launching import arguments
-from ..models import save_tiny
 from ..photographs import draw_picture
+from ..tiny_models import save_tiny
 
 
 def prediction(folder, file, crop=0, preset=None) -> list[int]:

@@ -8,15 +8,15 @@ from PIL import Image
 
 from hf_vit.evaluation import features as module
 from hf_vit.evaluation.features import Extractor, open_train_and_test
-from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from hf_vit.training.options import parse_settings
 from hf_vit.training.settings import EvaluateSettings
 
 from ..launching import arguments
-from ..models import save_tiny
+from ..tiny_models import save_tiny
 
 
 def extractor_of(model, dataset, **changes) -> Extractor:

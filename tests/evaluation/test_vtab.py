@@ -26,9 +26,9 @@ from hf_vit.training.recipes import read_recipe
 from hf_vit.training.settings import EvaluateSettings
 
 from ..launching import arguments
-from ..models import save_tiny
 from ..paths import ROOT
 from ..photographs import draw_picture
+from ..tiny_models import save_tiny
 
 TASKS = {task.name: task for task in read_table()["tasks"]}
 

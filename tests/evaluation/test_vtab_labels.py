@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from hf_vit.evaluation.vtab_data import read_table
-from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.scripts.evaluate import evaluate
 

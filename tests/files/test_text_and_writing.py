@@ -166,7 +166,7 @@ from pathlib import Path
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.conversion.labels import set_labels
 from hf_vit.hub.cards import render_folder_card
-from hf_vit.models.loading import load, save_folder
+from hf_vit.loading import load, save_folder
 from hf_vit.training.options import parse_settings
 from hf_vit.training.settings import FinetuneSettings
 

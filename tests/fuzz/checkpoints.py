@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from hf_vit.conversion.converting import convert_to_folder
-from hf_vit.models.loading import load
+from hf_vit.loading import load
 
-from ..models import save_tiny
 from ..paths import GOLDENS, PEERS
+from ..tiny_models import save_tiny
 from .archives import mutate_directory, odd_pth, rewrite_npz, rewrite_pth, rewrite_safetensors
 from .gate import OUTPUT, Case, Kind
 from .mutators import mutate_bytes

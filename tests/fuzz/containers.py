@@ -14,8 +14,8 @@ from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.conversion import convert_to_folder, export
 from hf_vit.files.contents import MARK
 
-from ..models import save_tiny
 from ..paths import MORE, PEERS
+from ..tiny_models import save_tiny
 from .checkpoints import Conversion, fingerprint, floats, same_numbers
 from .gate import Case
 from .mutators import mutate_bytes, mutate_tree, odd_value, write_json

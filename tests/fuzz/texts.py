@@ -20,8 +20,8 @@ from hf_vit.conversion.exporting import export
 from hf_vit.conversion.labels import set_labels
 from hf_vit.evaluation.classification import read_objectnet_classes, read_real_labels
 from hf_vit.files.reading import parse_yaml
-from hf_vit.models.loading import load_processor, save_folder
-from hf_vit.models.prediction import predict
+from hf_vit.loading import load_processor, save_folder
+from hf_vit.prediction import predict
 from hf_vit.training.data import Split
 from hf_vit.training.labels import match_to_model
 from hf_vit.training.models import build_config
@@ -29,8 +29,8 @@ from hf_vit.training.options import parse_settings
 from hf_vit.training.recipes import build, dump
 from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
 
-from ..models import save_tiny, tiny_bit
 from ..paths import PEERS, RECIPES
+from ..tiny_models import save_tiny, tiny_bit
 from .gate import OUTPUT, Case, Kind
 from .mutators import encode_lines, mutate_bytes, mutate_lines, mutate_tree, odd_value, write_json, write_yaml
 

@@ -21,7 +21,7 @@ from hf_vit.hub.card_check import check_card
 from hf_vit.hub.card_sections import COCO_CATS
 from hf_vit.hub.cards import render_card, render_folder_card, split_readme
 from hf_vit.hub.published_cards import folder_name
-from hf_vit.models.loading import save_folder
+from hf_vit.loading import save_folder
 
 from ..paths import ROOT
 

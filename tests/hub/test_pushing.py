@@ -19,7 +19,7 @@ from hf_vit.hub.cards import split_readme
 
 from ..hub_client import commits_of, read_file, readme_of
 from ..launching import locale_environment
-from ..models import TINY, save_tiny
+from ..tiny_models import TINY, save_tiny
 
 MIT = ("--license", "mit")
 

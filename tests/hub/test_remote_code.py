@@ -13,10 +13,10 @@ from transformers import AutoModelForMaskedImageModeling
 
 import hf_vit
 from hf_vit import add_code
-from hf_vit.models.loading import load_model, save_folder
-from hf_vit.models.prediction import predict
+from hf_vit.loading import load_model, save_folder
+from hf_vit.prediction import predict
 
-from ..models import TINY, UNKNOWN_FIELDS, add_fields, save_tiny, tiny, tiny_bit
+from ..tiny_models import TINY, UNKNOWN_FIELDS, add_fields, save_tiny, tiny, tiny_bit
 
 # In a process that has it, but may not import it.
 LOAD = """

@@ -22,7 +22,7 @@ from hf_vit.training import checkpoints
 from hf_vit.training.checkpoints import Checkpoints
 from hf_vit.training.optimization import MovingAverage, build_optimizer
 from hf_vit.training.settings import FinetuneSettings
-from tests.models import TINY
+from tests.tiny_models import TINY
 
 OPTIMIZERS = [("sgd", "float32"), ("sgd", "bfloat16"), ("adamw", "float32"), ("adamw", "bfloat16")]
 OPTIMIZERS += [("muon", "float32")]

@@ -9,7 +9,7 @@ from PIL import Image
 from transformers import pipeline
 
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTImageProcessor
-from hf_vit.models.loading import load_model
+from hf_vit.loading import load_model
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain

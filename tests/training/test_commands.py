@@ -18,10 +18,10 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForImageClassification, pipeline
 
-from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.models.auto import register_auto_classes
 from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
+from hf_vit.registration import register_auto_classes
 from hf_vit.scripts import finetune as finetune_page
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
@@ -34,7 +34,7 @@ from hf_vit.training.running import run_script
 from hf_vit.training.sources import load_split
 
 from ..launching import DIGITS, arguments, history, weights
-from ..models import SIZES
+from ..tiny_models import SIZES
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 

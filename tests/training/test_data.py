@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.training.augmentation import TrainTransform
 from hf_vit.training.batches import Shares, StepBatches
 from hf_vit.training.data import EvalSamples, TrainSamples, open_split, train_loader

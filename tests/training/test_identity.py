@@ -19,8 +19,8 @@ from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, Pretrai
 from hf_vit.training.sources import load_split
 
 from ..launching import DIGITS, arguments
-from ..models import save_tiny
 from ..photographs import draw_picture
+from ..tiny_models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 

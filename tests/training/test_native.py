@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.images.image_resizing import fit_grid
 from hf_vit.models.embeddings import unpatchify
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.models.image_resizing import fit_grid
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.training import loop
@@ -25,7 +25,7 @@ from hf_vit.training.recipes import SettingsError
 from hf_vit.training.sources import load_split
 
 from ..launching import arguments, weights
-from ..models import TINY, VARIANTS, save_tiny, tiny
+from ..tiny_models import TINY, VARIANTS, save_tiny, tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 

@@ -23,7 +23,7 @@ from hf_vit.training.optimization import (
 from hf_vit.training.schedules import build_schedule
 from hf_vit.training.settings import FinetuneSettings
 
-from ..models import TINY
+from ..tiny_models import TINY
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from hf_vit.models.loading import load_model
+from hf_vit.loading import load_model
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training.patch_sizes import compile_model, draw_sizes, prepare_patch_sizes
 from hf_vit.training.settings import FinetuneSettings
 
 from ..launching import DIGITS, MODEL, arguments
-from ..models import tiny
+from ..tiny_models import tiny
 
 # `choice(v, p, mkrng(-1, -1, step))` of big_vision's trainers/proj/flexi/common.py at 0127fb6, for steps 1 to 24:
 # v=(5, 6, 8, 10, 12, 15, 16, 20, 24, 30) with p all 1, which its configurations have; and v=(5, 8, 10), p=(1, 2, 5).

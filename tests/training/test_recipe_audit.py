@@ -29,7 +29,7 @@ from hf_vit.training.optimization import kernel_names, torch_weight_decay
 from hf_vit.training.recipes import build, read_recipe
 from hf_vit.training.settings import FinetuneSettings, PretrainSettings
 
-from ..models import SIZES, save_tiny, tiny
+from ..tiny_models import SIZES, save_tiny, tiny
 
 RECIPES = Path(__file__).parents[2] / "training" / "recipes"
 NAMES = sorted(path.name for path in RECIPES.glob("*.yaml"))

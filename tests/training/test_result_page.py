@@ -20,7 +20,7 @@ from hf_vit.training.result_page import About, HeldOut, write_card_results, writ
 from hf_vit.training.sources import load_split
 
 from ..launching import arguments, history
-from ..models import save_tiny
+from ..tiny_models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 

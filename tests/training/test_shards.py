@@ -19,7 +19,7 @@ from PIL import Image
 from torch._utils import ExceptionWrapper
 
 from hf_vit.files.messages import one_sentence
-from hf_vit.images.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.training import shard_index
 from hf_vit.training.assembly import open_named
 from hf_vit.training.batches import LaneBatches, Shares

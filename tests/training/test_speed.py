@@ -10,7 +10,7 @@ from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training.speed import count_flops, peak_of
 
 from ..launching import DIGITS, arguments
-from ..models import TINY
+from ..tiny_models import TINY
 
 
 def test_flops_equal_those_of_the_products():

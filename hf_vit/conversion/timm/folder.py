@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from ...files.contents import MARK
 from ...files.output import new_file, new_folder, write_json
-from ...images.image_resizing import BICUBIC, BILINEAR
 from ...models.configuration_hf_vision import HfVisionConfig, as_pair
+from ...models.image_resizing import BICUBIC, BILINEAR
 from ..inferred import Inferred
 
 _RESAMPLING = {"bilinear": BILINEAR, "bicubic": BICUBIC}

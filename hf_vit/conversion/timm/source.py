@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from ...images.image_resizing import BICUBIC
+from ...loading import IMAGENET
 from ...models.configuration_hf_vision import TIMM_NUMBERS
 from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair, stem_stride
-from ...models.loading import IMAGENET
+from ...models.image_resizing import BICUBIC
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ..building import has_head, image_size_of, one_or_pair, projection, variants_of_the_paper, with_class_row
 from ..checkpoint import Checkpoint

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ...images.image_resizing import BILINEAR
+from ...loading import IMAGENET
 from ...models.configuration_hf_vit import HfViTConfig
-from ...models.loading import IMAGENET
+from ...models.image_resizing import BILINEAR
 from ..building import image_size_of, one_or_pair
 from ..checkpoint import Checkpoint
 from ..inferred import Fields, Inferred, all_because, by, length_of

@@ -12,14 +12,14 @@ import transformers
 from ...files.contents import MARK
 from ...files.output import new_folder
 from ...files.reading import read_json_object
+from ...loading import in_our_settings
 from ...models.configuration_hf_bit import UPSTREAM_NUMBERS, HfBiTConfig, is_upstream_bit, translate_bit_settings
 from ...models.configuration_hf_vision import wrong_types_refused
 from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, translate_settings
-from ...models.loading import in_our_settings
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
-from ...models.upstream import is_of_transformers, model_class_for
+from ...upstream import is_of_transformers, model_class_for
 from ..building import UNKNOWN_IMAGE_SIZE, has_head, other_numbers, projection, variants_of_the_paper
 from ..checkpoint import Checkpoint
 from ..inferred import Fields, Inferred, all_because

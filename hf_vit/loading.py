@@ -1,0 +1,289 @@
+"""Loading and saving of folders: a model and its image processor."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import AutoImageProcessor
+from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
+from transformers.utils.hub import cached_file
+
+from .files.output import new_folder
+from .files.reading import read_json_object
+from .models.configuration_hf_bit import HfBiTConfig, is_upstream_bit
+from .models.configuration_hf_vision import (
+    HfVisionConfig,
+    Size,
+    as_pair,
+    read_settings,
+    saved_class,
+    wrong_types_refused,
+)
+from .models.configuration_hf_vit import HfViTConfig
+from .models.image_presets import PRESETS, check_choices
+from .models.image_processing_hf_vit import HfViTImageProcessor
+from .models.manifest import QUANTIZATION_RECORD
+from .models.pretrained import CONVERSION_RECORD, WHERE, HfVisionPreTrainedModel
+from .processor_size import let_agree, output_size, settle_processor
+from .registration import AUTO_MODELS
+from .upstream import is_of_transformers, model_class_for
+
+logger = logging.get_logger(__name__)
+
+_CLASSES = {model_class.__name__: model_class for _, model_class in AUTO_MODELS}
+_INT8_PROGRAM = ("program.xml", "program.bin")
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+# Settings of the pixel values, to which the weights are trained; another resizing preset keeps them.
+_NORMALIZATION = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+# Preprocessing of transformers' own models, for folders without any: from the preprocessor_config.json of the published
+# google/vit-*, facebook/vit-mae-* and google/vit-hybrid-*; for bit from timm's evaluation of the same weights.
+_UPSTREAM_PRESETS: dict[str, dict[str, Any]] = {
+    "vit": {"preset": "transformers"},
+    "vit_mae": {"preset": "transformers", **IMAGENET},
+    "vit-hybrid": {"preset": "timm", "crop_pct": 1.0},
+    "bit": {"preset": "timm", "resample": 2, "crop_pct": 1.0},  # bilinear
+}
+
+
+def load(
+    name: str | os.PathLike,
+    image_size: Size | None = None,
+    preset: str | None = None,
+    patch_size: Size | None = None,
+    backend: str | None = None,
+    **settings: Any,
+) -> tuple[HfVisionPreTrainedModel, Any]:
+    """Load a model and its image processor, which makes images of the model's size.
+
+    If the stored sizes of the two differ, the processor takes the model's, with a warning. There are two exceptions:
+    transformers' `bit` stores no size, so the model takes the processor's; a processor with the preset "native" makes
+    images of many sizes and is not changed. A missing processor is made from what is known of the weights, with a
+    warning.
+
+    Args:
+        name: a folder of `save_pretrained`, or a name on the Hub; also one of transformers' own `vit`, `vit_mae`, `bit`
+            or `vit-hybrid`.
+        image_size: of the model and the processor, an int or (height, width) in pixels; None: the stored one.
+        preset: resizing and cropping of the processor, a preset of `HfViTImageProcessor`; None: the stored one. Mean
+            and standard deviation are kept, since the weights depend on them.
+        patch_size: as in `set_patch_size`, an int or (height, width); None: the stored one.
+        backend: call `optimize_for_inference` with this backend. None: do not; the int8 program computes, if
+            `hf-vit quantize` wrote the folder.
+        settings: more arguments of `from_pretrained`. Those that locate files (`revision`, `token`, `cache_dir`,
+            `subfolder`, ...) hold for the processor too.
+
+    Returns:
+        The model, in evaluation mode, and the processor.
+
+    Raises:
+        ValueError: the model is of another package, or cannot have this size or preset.
+        OSError: a file cannot be read or downloaded.
+
+    Example:
+        >>> import hf_vit
+        >>> model, processor = hf_vit.load("folder", image_size=(384, 512))
+        >>> processor("photo.png", return_tensors="pt").pixel_values.shape
+        torch.Size([1, 3, 384, 512])
+    """
+    if preset is not None:
+        check_choices({"preset": preset})
+    where = {key: settings[key] for key in WHERE if key in settings}
+    stored = read_settings(name, **where)
+    model = _class_for(stored, name).from_pretrained(name, _warns_of_int8=False, **settings)
+    if backend is None:
+        _use_int8_program(model, name, where)
+    processor = load_processor(name, **where) or _make_processor(name, stored, model.config, where)
+    if image_size is None and is_upstream_bit(stored) and "image_size" not in stored:
+        image_size = output_size(processor)
+    _set_sizes(model, processor, image_size, patch_size)
+    if preset is not None:
+        processor = with_resizing_of(_as_ours(processor, model.config), preset, model.config)
+    let_agree(model, processor, name, asked=image_size is not None or preset is not None)
+    if backend is not None:
+        model.optimize_for_inference(backend=backend)
+    return model, processor
+
+
+def _use_int8_program(model: Any, name: str | os.PathLike, where: dict[str, Any]) -> None:
+    """Use the int8 program that `hf-vit quantize` saved beside a model, if there is one."""
+    if (record := find_file(name, QUANTIZATION_RECORD, where)) is not None:
+        files = {file: find_file(name, file, where) for file in _INT8_PROGRAM}
+        sys.modules[__name__.split(".")[0]].use_quantized(model, {QUANTIZATION_RECORD: record, **files})
+
+
+def _set_sizes(model: Any, processor: Any, image_size: Size | None, patch_size: Size | None) -> None:
+    """Give a model the sizes that the caller of `load` states; the processor's patches follow."""
+    if patch_size is not None:
+        model.set_patch_size(patch_size, image_size, processor_follows=True)
+        model.config.grid_of(*as_pair(model.config.image_size))  # raises if the patches do not divide it
+        if getattr(processor, "preset", None) == "native":
+            processor.update(patch_size=_patch_pixels(model.config))
+    elif image_size is not None:
+        model.set_image_size(image_size, processor_follows=True)
+
+
+def load_model(
+    folder: str | os.PathLike, *, image_size: Size | None = None, **settings: Any
+) -> HfVisionPreTrainedModel:
+    """Load a model as the class that it was saved as, which an Auto class cannot choose.
+
+    Args:
+        folder, settings: as `name` and `settings` in `load`.
+        image_size: as in `from_pretrained`, an int or (height, width) in pixels.
+
+    Raises:
+        ValueError: the folder holds a model of another package.
+    """
+    stored = read_settings(folder, **{key: settings[key] for key in WHERE if key in settings})
+    size = {} if image_size is None else {"image_size": image_size}
+    return _class_for(stored, folder).from_pretrained(folder, _warns_of_int8=False, **size, **settings)
+
+
+def _class_for(stored: dict[str, Any], folder: str | os.PathLike) -> type[HfVisionPreTrainedModel]:
+    """Return the class for the weights of a folder with this config.json.
+
+    Raises:
+        ValueError: it is a model of another package.
+    """
+    if is_of_transformers(stored):
+        return model_class_for(stored)
+    name = saved_class(stored)
+    if name not in _CLASSES:
+        raise ValueError(f"cannot load {folder}: it holds {name or 'nothing'}, which is not a model of hf_vit")
+    return _CLASSES[name]
+
+
+def load_processor(folder: str | os.PathLike, **where: Any) -> Any:
+    """Load the image processor of a folder or a name on the Hub, of any class; None if there is none.
+
+    Args:
+        where: arguments of `from_pretrained` that locate files, such as `revision`.
+
+    Raises:
+        ValueError: its preprocessor_config.json is damaged, or has values of a wrong type.
+        OSError: the Hub cannot be reached, to find out whether there is one.
+    """
+    file = find_file(folder, IMAGE_PROCESSOR_NAME, where)
+    if file is None and find_file(folder, PROCESSOR_NAME, where) is None:
+        return None
+    stored = {} if file is None else read_json_object(file)
+    with wrong_types_refused(f"the {IMAGE_PROCESSOR_NAME} of {folder}"):
+        if _is_of_hybrid(stored):  # transformers 5 has no hybrids
+            return HfViTImageProcessor(**in_our_settings(stored))
+        return AutoImageProcessor.from_pretrained(folder, **where)
+
+
+def find_file(folder: str | os.PathLike, name: str, where: dict[str, Any]) -> str | None:
+    """Return the path of a file of a folder or of a name on the Hub; None if there is none."""
+    return cached_file(str(folder), name, _raise_exceptions_for_missing_entries=False, **where)
+
+
+def _is_of_hybrid(stored: Mapping[str, Any]) -> bool:
+    return "Hybrid" in str(stored.get("image_processor_type") or stored.get("feature_extractor_type"))
+
+
+def in_our_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate a preprocessor_config.json of transformers' own models into arguments of `HfViTImageProcessor`."""
+    if _is_of_hybrid(stored):
+        # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
+        stored = {"resample": 3, "do_center_crop": True, "crop_size": 224, **stored}
+    known = HfViTImageProcessor.valid_kwargs.__annotations__
+    found = {name: value for name, value in stored.items() if name in known and value is not None}
+    if not found.get("do_center_crop"):
+        found.pop("crop_size", None)
+    return {"preset": "transformers", **found}
+
+
+def build_processor(config: HfVisionConfig, **settings: Any) -> HfViTImageProcessor:
+    """Build an image processor for a model's image size, channels and patches.
+
+    Args:
+        settings: arguments of `HfViTImageProcessor`, such as `preset`; they take precedence.
+    """
+    height, width = as_pair(config.image_size)
+    own: dict[str, Any] = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
+    if isinstance(config, HfViTConfig):
+        own["patch_size"] = _patch_pixels(config)
+    return HfViTImageProcessor(**{**own, **settings})
+
+
+def _patch_pixels(config: HfViTConfig) -> list[int]:
+    """Return [height, width] of a patch in pixels of the image."""
+    return [size * config.stride for size in as_pair(config.patch_size)]
+
+
+def _make_processor(
+    name: str | os.PathLike, stored: dict[str, Any], config: HfVisionConfig, where: dict[str, Any]
+) -> HfViTImageProcessor:
+    """Make an image processor for a folder that has none, from what is known of the weights; with a warning."""
+    settings = dict(_UPSTREAM_PRESETS.get(str(stored.get("model_type")), {}))
+    if not settings:
+        settings = {"preset": "bit" if isinstance(config, HfBiTConfig) else "vit_jax"}
+        record = find_file(name, CONVERSION_RECORD, where)
+        recorded = {} if record is None else read_json_object(record)
+        if recorded.get("preset") in PRESETS:
+            settings = {"preset": recorded["preset"]}
+    processor: Any = build_processor(config, **settings)
+    logger.warning(
+        f"{name} holds no image processor. One was made with the preset {processor.preset!r}, image_mean "
+        f"{processor.image_mean} and image_std {processor.image_std}. If the weights were trained with other values, "
+        "set them on the processor; then save it beside the model."
+    )
+    return processor
+
+
+def _as_ours(processor: Any, config: HfVisionConfig) -> HfViTImageProcessor:
+    """Return an `HfViTImageProcessor` with the size, mean and standard deviation of any processor."""
+    if isinstance(processor, HfViTImageProcessor):
+        return processor
+    found = {name: getattr(processor, name, None) for name in _NORMALIZATION}
+    size = output_size(processor) or as_pair(config.image_size)
+    return build_processor(config, **found, size=dict(zip(("height", "width"), size, strict=True)))
+
+
+def with_preset(processor: Any, preset: str | None, config: Any) -> Any:
+    """Set another preset of `HfViTImageProcessor`, at the same size; None changes nothing.
+
+    Raises:
+        ValueError: the processor is of another class, or the model cannot take the preset's output.
+    """
+    if preset is None:
+        return processor
+    if not isinstance(processor, HfViTImageProcessor):
+        raise ValueError(f"cannot set preset {preset}: {type(processor).__name__} has no presets")
+    if preset == "native" and getattr(config, "stride", 1) != 1:
+        raise ValueError("cannot set preset native: it cuts images into patches, and a ResNet needs whole images")
+    patches = {"patch_size": list(as_pair(config.patch_size))} if preset == "native" else {}
+    processor.update(preset=preset, **patches)
+    return processor
+
+
+def with_resizing_of(processor: Any, preset: str | None, config: Any) -> Any:
+    """Set the resizing and cropping of a preset; keep mean and standard deviation, which the weights depend on."""
+    if preset is None:
+        return processor
+    normalization = {name: getattr(processor, name) for name in _NORMALIZATION}
+    with_preset(processor, preset, config).update(**normalization)
+    return processor
+
+
+def save_folder(
+    output: str | os.PathLike, model: HfVisionPreTrainedModel, processor: Any, overwrite: bool = False
+) -> None:
+    """Save a model and its image processor into one folder, completely or not at all.
+
+    The processor is saved with the model's size, with a warning if it had another.
+
+    Args:
+        output: path of the folder.
+        overwrite: replace an existing folder.
+
+    Raises:
+        FileExistsError: `output` exists, and `overwrite` is False.
+        OSError: the folder cannot be written (no space, no permission); `output` is unchanged.
+    """
+    with new_folder(output, overwrite) as folder:
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
+        settle_processor(folder)

@@ -1,0 +1,493 @@
+"""Image processor of the Vision Transformer: from any image to the pixel values of the checkpoint's evaluation."""
+
+import difflib
+import json
+import os
+import re
+import reprlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
+from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub.dataclasses import validate_typed_dict
+from huggingface_hub.errors import StrictDataclassError
+from torch.nn.functional import pad
+from transformers.image_processing_base import BatchFeature
+from transformers.image_processing_utils import BaseImageProcessor
+from transformers.processing_utils import ImagesKwargs
+from transformers.utils import logging
+
+from .image_presets import MAX_OUTPUT_PIXELS, as_pair, check_choices, describe_type, first_settings, override_settings
+from .image_reading import ImageReadingError, allowed, count_images, list_images, name_image, read_image
+from .image_resizing import KERNELS, Filter, Window, center_window, cut, fit_grid, pad_to, resize, shortest_edge_size
+
+logger = logging.get_logger(__name__)
+
+# Keys of a preprocessor_config.json that are not settings; keys that begin with an underscore are not settings either.
+_FILE_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class", "auto_map")
+_SETTINGS = tuple(first_settings())
+# Arguments of a call that are not settings of the processor.
+_CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
+# Arguments of `from_pretrained` that a processor may ignore.
+_OF_LOADING = ("code_revision", "config", "trust_remote_code", "use_fast", "user_agent")
+_HUB_NAME = re.compile(r"[\w.-]*\w/\w[\w.-]*")  # not ./name
+_KEPT = "_kept_fields"  # unknown fields of a preprocessor_config.json
+
+
+class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
+    r"""Settings that `HfViTImageProcessor` adds to transformers' own; its docstring describes them."""
+
+    preset: str | None
+    crop_pct: float | None
+    resample: int | str | None
+    antialias: bool | None
+    resize_output: str | None
+    image_mean: float | int | list[float | int] | tuple[float | int, ...] | None
+    image_std: float | int | list[float | int] | tuple[float | int, ...] | None
+    num_channels: int | None
+    background: list[int] | tuple[int, ...] | None
+    patch_size: int | list[int] | tuple[int, ...] | None
+    max_num_patches: int | None
+    padding: str | None
+    reduced_decoding: bool | None
+    backend: str | None
+    on_error: str | None
+
+
+class HfViTImageProcessor(BaseImageProcessor):
+    r"""Image processor that computes the `pixel_values` that a checkpoint was evaluated with.
+
+    An image is a path, URL, bytes, PIL image, array or tensor of any mode and type (rules: `image_reading`). One image,
+    a list or a batch is accepted. Every argument can also be given in a call, for that call only.
+
+    Args:
+        preset: named preprocessing. It determines all of the following arguments except `size`:
+
+            | preset | resize | result |
+            | --- | --- | --- |
+            | "vit_jax" | bilinear without antialias, squashed to `size` | not rounded |
+            | "augreg" | area, short side 256 (448), then centre crop 224 (384) | rounded down |
+            | "big_vision" | area, short side 8/7 of the centre crop | rounded down |
+            | "lit" | bilinear without antialias, squashed | rounded down |
+            | "bit" | bilinear without antialias, squashed to `size` | not rounded |
+            | "timm" | Pillow's bicubic, short side crop / 0.9 (from 384 on: / 1.0), then centre crop | rounded |
+            | "transformers" | Pillow's bilinear, squashed | rounded |
+            | "native" | Pillow's bilinear, aspect ratio kept, cut into patches | rounded |
+
+        size: size of the result in pixels, an int or {"height", "width"}; or {"shortest_edge"}, of the image before
+            the crop.
+        crop_size: size of the centre crop; a smaller image gets a black border.
+        crop_pct: crop / short side of the resized image, instead of the preset's value; only used to determine `size`.
+        do_resize, do_center_crop, do_rescale, do_normalize, do_convert_rgb: switches of the steps. Without
+            `do_rescale`, floating-point images keep their values; without `do_convert_rgb`, images keep their channels.
+        resample: 2 (bilinear), 3 (bicubic) or another number of `PIL.Image.Resampling`, or "area" (TensorFlow's).
+        antialias: widen the filter when the image shrinks.
+        resize_output: "float", "truncated" (cast to uint8 like TensorFlow) or "rounded" (to uint8, like Pillow).
+        rescale_factor, image_mean, image_std: the result is (level * rescale_factor - image_mean) / image_std.
+        num_channels: number of channels of the model. Grey images are repeated; colours become grey for 1 channel.
+        background: red, green and blue behind transparent images.
+        patch_size: patch size in pixels, an int or (height, width), for "native".
+        max_num_patches: maximum number of patches of an image, for "native"; default: as many as an image of `size`
+            has.
+        padding: number of patches that "native" pads to: "max_num_patches", or "longest" (of the batch).
+        reduced_decoding: decode a JPEG at 1/2, 1/4 or 1/8 of its size if that is at least the size after the resize.
+            It is faster for photographs of many megapixels, but differs from the checkpoint's evaluation: at 4000 x
+            3000 pixels a level differs by 1 on average with "transformers", by 2 with "timm", and by 17 with "vit_jax",
+            which does not antialias (benchmarks/image_processing.py).
+        backend: implementation of Pillow's filters: "pillow" (CPU), "torch" (the same arithmetic on the tensor's
+            device, for bilinear and bicubic) or "auto" (the faster one). The results are bit-identical.
+        on_error: "raise", or "skip" images that cannot be read: the result's attribute `skipped` lists their indices.
+
+    Raises:
+        ValueError: an argument is unknown or invalid.
+    """
+
+    valid_kwargs = HfViTImageProcessorKwargs
+    preset: str
+
+    def __init__(self, preset: str = "vit_jax", **kwargs: Any):
+        about_file = {name: value for name, value in kwargs.items() if name in _FILE_KEYS or name.startswith("_")}
+        kept: dict[str, Any] = {_KEPT: {}, **about_file}
+        super().__init__(**kept)
+        vars(self).update(first_settings())
+        changes = {name: value for name, value in kwargs.items() if name not in about_file}
+        self._refuse_unknown(changes)
+        self.update(preset=preset, **changes)
+
+    @classmethod
+    def _refuse_unknown(cls, names: Iterable[str], only_alike: bool = False) -> None:
+        """Raise ValueError for arguments that are not settings; with `only_alike`, only for similar names."""
+        described = []
+        for name in sorted(names - cls.valid_kwargs.__annotations__.keys()):
+            alike = difflib.get_close_matches(name, cls.valid_kwargs.__annotations__, n=1, cutoff=0.7)
+            if alike or not only_alike:
+                described.append(f"{name} (did you mean {alike[0]}?)" if alike else name)
+        if described:
+            raise ValueError(f"{cls.__name__} does not know {', '.join(described)}")
+
+    def update(self, **changes: Any) -> None:
+        """Change settings permanently; dependent settings follow, as in a call."""
+        self._check_types(changes)
+        for name, value in override_settings(self.settings(), changes).items():
+            if name not in _CALL_KEYS:
+                setattr(self, name, value)
+
+    def _check_types(self, changes: dict[str, Any]) -> None:
+        """Raise ValueError for a setting of a wrong type."""
+        try:
+            validate_typed_dict(self.valid_kwargs, changes)  # pyright: ignore[reportArgumentType]
+        except StrictDataclassError as error:
+            name = next((name for name in changes if f"field '{name}'" in str(error)), "a setting")
+            kind = self.valid_kwargs.__annotations__.get(name)
+            raise ValueError(f"{name} is {reprlib.repr(changes.get(name))}; expected {describe_type(kind)}") from error
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings by name."""
+        return {name: getattr(self, name) for name in _SETTINGS}
+
+    def settings_of_call(self, **kwargs: Any) -> SimpleNamespace:
+        """Return the settings for one call, and the call's own arguments."""
+        call = {name: kwargs.pop(name, None) for name in _CALL_KEYS}
+        check_choices(call)
+        if kwargs:
+            self._check_types(kwargs)
+        settings = SimpleNamespace(**override_settings(self.settings(), kwargs), **call)
+        if settings.backend == "pillow" and settings.device is not None and torch.device(settings.device).type != "cpu":
+            raise ValueError(f'cannot compute on {settings.device} with backend="pillow" (expected the CPU)')
+        return settings
+
+    @classmethod
+    def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Make a processor from settings, like the base class; settings in `kwargs` change dependent ones too.
+
+        Unknown fields of a preprocessor_config.json are kept, with a warning.
+
+        Raises:
+            ValueError: an argument is not a setting, or a field has a wrong type.
+        """
+        known = {*cls.valid_kwargs.__annotations__, *_FILE_KEYS}
+        changes = {name: value for name, value in kwargs.items() if name in cls.valid_kwargs.__annotations__}
+        rest = {name: value for name, value in kwargs.items() if name not in changes}
+        folder, is_auto = rest.pop("_folder", None), rest.pop("_is_auto", False)
+        wants_unused = rest.pop("return_unused_kwargs", False)
+        if odd := [name for name in _FILE_KEYS[:3] if not isinstance(image_processor_dict.get(name), str | None)]:
+            raise ValueError(f"{odd[0]} is {reprlib.repr(image_processor_dict[odd[0]])}; expected text")
+        unknown = {name: value for name, value in image_processor_dict.items() if name not in known}
+        if unknown:
+            where = f"the preprocessor_config.json of {folder}" if folder else "an image processor"
+            names = ", ".join(repr(name[:50])[1:-1] for name in list(unknown)[:10]) + ", ..." * (len(unknown) > 10)
+            logger.warning_once(f"{where} has {names}, which {cls.__name__} does not know; kept, but not used")
+        settings = {name: value for name, value in image_processor_dict.items() if name in known}
+        result: Any = super().from_dict({**settings, _KEPT: unknown}, return_unused_kwargs=True, **rest)
+        processor, unused = result
+        processor.update(**changes)
+        if wants_unused:
+            return processor, unused
+        left_over = {name for name in unused if name not in _OF_LOADING and not name.startswith("_")}
+        cls._refuse_unknown(left_over, only_alike=is_auto)  # an Auto class may also pass arguments of the model
+        return processor
+
+    @classmethod
+    def from_json_file(cls, json_file: str | os.PathLike) -> Any:
+        """Make a processor from a JSON file, with `from_dict`."""
+        with open(json_file, encoding="utf-8") as file:
+            return cls.from_dict(json.load(file))
+
+    @classmethod
+    def get_image_processor_dict(
+        cls, pretrained_model_name_or_path: Any, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read the settings, like the base class, and add their origin for `from_dict`.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+        """
+        name = str(pretrained_model_name_or_path)
+        if not os.path.exists(name) and not _HUB_NAME.fullmatch(name):
+            raise FileNotFoundError(
+                f"there is no folder {name} (expected a folder of an image processor, or owner/name on the Hub)"
+            )
+        about = {"_folder": name, "_is_auto": kwargs.get("_from_auto", False)}
+        settings, kwargs = super().get_image_processor_dict(pretrained_model_name_or_path, **kwargs)
+        return settings, {**kwargs, **about}
+
+    if not TYPE_CHECKING:  # otherwise a type checker would accept any attribute
+
+        def __getattr__(self, name):
+            """Return a kept field, if there is no attribute of this name."""
+            kept = {} if name.startswith("_") else vars(self).get(_KEPT, {})
+            if name not in kept:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            return kept[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all settings and kept fields."""
+        output = super().to_dict()
+        return deepcopy(output.pop(_KEPT)) | output
+
+    @property
+    def model_input_names(self) -> list[str]:
+        masks = ["pixel_attention_mask", "spatial_shapes"] if self.preset == "native" else []
+        return ["pixel_values", *masks]
+
+    def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> Any:
+        """Save like the base class; beside a model of another image size, save that size, with a warning."""
+        saved = super().save_pretrained(save_directory, push_to_hub, **kwargs)
+        processor_size = sys.modules.get("hf_vit.processor_size")  # absent in remote code
+        if processor_size is not None:
+            processor_size.settle_processor(save_directory)
+        return saved
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
+        """Push the processor like `hf_vit.push`; in remote code without hf_vit, like transformers."""
+        hf_vit = sys.modules.get("hf_vit")  # not an import: this file also travels without hf_vit
+        if hf_vit is None:
+            return super().push_to_hub(repo_id, **kwargs)
+        return hf_vit.push_saved(self, repo_id, **kwargs)
+
+    @torch.no_grad()
+    def preprocess(self, images: Any, **kwargs: Any) -> BatchFeature:
+        """Preprocess one image or many.
+
+        Args:
+            images: an image, a batch of equal images in an array or tensor, or a (nested) list of either.
+            kwargs: settings for this call. Also `input_data_format` and `data_format` ("channels_first" or
+                "channels_last", of input arrays and of the result), `return_tensors` ("pt", "np", or None for a list)
+                and `device` (of the "torch" backend).
+
+        Returns:
+            `pixel_values` (batch, channels, height, width). With the preset "native": `pixel_values` (batch, patches,
+            patch height * patch width * channels), `pixel_attention_mask` (batch, patches), and `spatial_shapes`
+            (batch, 2), which holds rows and columns. The attribute `skipped` lists the indices of skipped images.
+
+        Raises:
+            ImageReadingError: an image cannot be read; the message names the file or the index.
+            ValueError: there are no images, or a setting is invalid.
+        """
+        settings = self.settings_of_call(**kwargs)
+        images, errors = list_images(images, settings.device), {}
+        if not images:
+            raise ValueError("there are no images to process")
+        collate = _collate_patches if settings.preset == "native" else _collate_images
+        features = BatchFeature(collate(_process_images(images, settings, errors), count_images(images), settings))
+        if len(errors) == len(images):
+            raise ImageReadingError(f"cannot read any of {len(errors)} images: {next(iter(errors.values()))}")
+        if errors:
+            logger.warning("skipped %d images: %s", len(errors), "; ".join(errors.values()))
+        vars(features)["skipped"] = list(errors)
+        return features
+
+
+def _process_images(images: list[Any], settings: SimpleNamespace, errors: dict[int, str]) -> Iterator[torch.Tensor]:
+    """Yield the pixel values (channels, height, width) of each image; `errors` gets the messages of skipped images."""
+    for index, image in enumerate(images):
+        try:
+            result = _process_image(image, settings, name_image(image, index))
+        except ImageReadingError as error:
+            if settings.on_error == "raise":
+                raise
+            errors[index] = str(error)
+        else:
+            yield from result if result.ndim == 4 else [result]
+
+
+def _process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
+    """Compute the pixel values of one image, or of a batch of equal images."""
+    levels = read(image, settings, name)  # (..., channels, any height, any width), uint8 or float32 from 0 to 255
+    levels = _resize_and_crop(levels, settings)  # (..., channels, height, width)
+    return normalize(levels, settings, name)  # float32
+
+
+def read(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
+    """Read an image in any form; return its levels (..., channels, height, width) on the device of the resize."""
+    return read_image(
+        image,
+        num_channels=settings.num_channels if settings.do_convert_rgb else None,
+        background=settings.background,
+        input_data_format=settings.input_data_format,
+        keep_float=not settings.do_rescale,
+        reduce_to=partial(_resized_size, settings=settings) if settings.reduced_decoding else None,
+        name=name,
+    ).to(device="cpu" if settings.backend == "pillow" else settings.device)
+
+
+def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.Tensor:
+    """Resize an image and crop it; only the pixels inside the crop are computed."""
+    size = _resized_size(*levels.shape[-2:], settings=settings)
+    window = _crop_window(size, settings)
+    if settings.do_resize:
+        pixels, channels = len(window[0]) * len(window[1]), levels.shape[-3]
+        if pixels * (channels if channels > 4 else 1) > MAX_OUTPUT_PIXELS and not allowed("large"):
+            what = f"{pixels:,} pixels" + (f" of {channels:,} channels" if channels > 4 else "")
+            limit = f"at most {MAX_OUTPUT_PIXELS:,} are computed; set HF_VIT_ALLOW=large to compute more"
+            raise ImageReadingError(f"cannot resize an image to {what}: {limit}")
+        levels = resize(levels, size, window, _choose_filter(levels, size, settings))
+    else:
+        levels = cut(levels, window)
+    return pad_to(levels, **settings.crop_size) if settings.do_center_crop else levels
+
+
+def _resized_size(height: int, width: int, settings: SimpleNamespace) -> tuple[int, int]:
+    """Return (height, width) of an image after the resize."""
+    if not settings.do_resize:
+        return height, width
+    if settings.preset == "native":
+        patch_height, patch_width = as_pair(settings.patch_size)
+        rows, columns = fit_grid(height, width, (patch_height, patch_width), settings.max_num_patches)
+        return rows * patch_height, columns * patch_width
+    if "height" in settings.size:
+        return settings.size["height"], settings.size["width"]
+    return shortest_edge_size(height, width, settings.size["shortest_edge"], truncate=_follows_torchvision(settings))
+
+
+def _crop_window(size: tuple[int, int], settings: SimpleNamespace) -> Window:
+    if not settings.do_center_crop:
+        return range(size[0]), range(size[1])
+    crop_size = settings.crop_size["height"], settings.crop_size["width"]
+    return center_window(size, crop_size, round_half=_follows_torchvision(settings))
+
+
+def _follows_torchvision(settings: SimpleNamespace) -> bool:
+    """Tell whether sizes and offsets are rounded like in torchvision (with Pillow's resize), not like in TensorFlow."""
+    return settings.resize_output == "rounded"
+
+
+def _choose_filter(levels: torch.Tensor, size: tuple[int, int], settings: SimpleNamespace) -> Filter:
+    # Without `do_rescale`, floating-point images have no levels to round to.
+    output = "float" if levels.is_floating_point() and not settings.do_rescale else settings.resize_output
+    many_taps = levels.shape[-2] * levels.shape[-1] > 4 * size[0] * size[1]
+    faster_in_pillow = levels.device.type == "cpu" and (many_taps or settings.resample not in KERNELS)
+    use_pillow = settings.backend == "pillow" or (settings.backend == "auto" and faster_in_pillow)
+    return Filter(settings.resample, settings.antialias, output, use_pillow)
+
+
+def normalize(levels: torch.Tensor, settings: SimpleNamespace, name: str) -> torch.Tensor:
+    """Compute (level * rescale_factor - mean) / std, as one multiplication and one addition."""
+    factor = settings.rescale_factor if settings.do_rescale else 1
+    mean, std = (settings.image_mean, settings.image_std) if settings.do_normalize else (0, 1)
+    scale, offset = scale_and_offset(factor, mean, std, levels.device)
+    if len(scale) not in (1, levels.shape[-3]):
+        raise ImageReadingError(f"{name} has {levels.shape[-3]} channels, but image_mean has {len(scale)} entries")
+    return torch.empty(levels.shape, device=levels.device).copy_(levels).mul_(scale).add_(offset)
+
+
+def scale_and_offset(
+    factor: float,
+    mean: float | list[float] | tuple[float, ...],
+    std: float | list[float] | tuple[float, ...],
+    device: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scale and offset, so that level * scale + offset is (level * factor - mean) / std.
+
+    Returns:
+        Two float32 tensors (channels, 1, 1).
+
+    Raises:
+        ValueError: pixel values would exceed float32.
+    """
+    return _scale_and_offset(factor, _as_tuple(mean), _as_tuple(std), device)
+
+
+@lru_cache(maxsize=64)
+def _scale_and_offset(
+    factor: float, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
+        scale, offset = (factor / stds).float(), (-means / stds).float()
+    except (OverflowError, RuntimeError):  # an int beyond the range of float
+        scale = offset = torch.tensor(torch.inf)
+    if not (255 * scale + offset).isfinite().all():
+        numbers = (
+            f"rescale_factor {reprlib.repr(factor)}, image_mean {reprlib.repr(mean)}, image_std {reprlib.repr(std)}"
+        )
+        raise ValueError(f"{numbers} make pixel values beyond the range of float32")
+    return scale.to(device), offset.to(device)
+
+
+def _as_tuple(values: float | list[float] | tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(values) if isinstance(values, list | tuple) else (values,)
+
+
+# Batches of processed images. Names, and the order of a patch's values, are those of transformers'
+# `Siglip2ImageProcessor`.
+
+
+def _collate_images(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
+    if settings.data_format == "channels_last":
+        images = (image.movedim(-3, -1) for image in images)
+    return {"pixel_values": stack(images, length, settings.return_tensors)}
+
+
+def _collate_patches(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
+    """Collate images of different sizes; the result is described in `HfViTImageProcessor.preprocess`."""
+    patch_size, patches, grids = as_pair(settings.patch_size), [], []
+    for image in images:
+        if image.shape[-2] % patch_size[0] or image.shape[-1] % patch_size[1]:
+            size = tuple(image.shape[-2:])
+            raise ValueError(f"cannot cut an image of {size} pixels into patches of {patch_size}: it does not divide")
+        patches.append(patchify(image, patch_size))
+        grids.append(torch.tensor([image.shape[-2] // patch_size[0], image.shape[-1] // patch_size[1]]))
+    longest = max(map(len, patches), default=0)
+    if longest > settings.max_num_patches:
+        raise ValueError(
+            f"an image has {longest} patches (expected at most max_num_patches, {settings.max_num_patches})"
+        )
+    stacked, mask = _pad_patches(patches, longest if settings.padding == "longest" else settings.max_num_patches)
+    features = {"pixel_values": stacked, "pixel_attention_mask": mask, "spatial_shapes": grids}
+    return {name: stack(iter(value), length, settings.return_tensors) for name, value in features.items()}
+
+
+def stack(results: Iterator[torch.Tensor], length: int, return_tensors: str | None) -> Any:
+    """Stack results of equal shape in one tensor ("pt") or array ("np"), or list them (None).
+
+    Results are copied one by one, so that each can reuse the memory of the previous one.
+
+    Args:
+        results: tensors.
+        length: number of results, at most.
+        return_tensors: "pt", "np" or None.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if return_tensors is None:
+        return list(results)
+    batch, number = torch.empty(0), 0
+    for number, result in enumerate(results, start=1):
+        if number == 1:
+            batch = result[None] if length == 1 else result.new_empty(length, *result.shape)
+        if result.shape != batch.shape[1:]:
+            raise ValueError(
+                f"cannot stack images of shapes {tuple(batch.shape[1:])} and {tuple(result.shape)}: "
+                "resize or crop them to one size, or omit return_tensors to get a list"
+            )
+        if length > 1:
+            batch[number - 1] = result
+    return batch[:number].cpu().numpy() if return_tensors == "np" else batch[:number]
+
+
+def patchify(images: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:
+    """Cut images (..., channels, height, width) into patches (..., rows * columns, patch height * width * channels)."""
+    patches = images.unflatten(-2, (-1, patch_size[0])).unflatten(-1, (-1, patch_size[1]))
+    patches = patches.movedim(-5, -1).movedim(-3, -4)  # (..., rows, columns, patch height, patch width, channels)
+    return patches.flatten(-3).flatten(-3, -2)
+
+
+def _pad_patches(patches: Sequence[torch.Tensor], length: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Pad all images with zeros to the same number of patches.
+
+    Args:
+        patches: tensor (patches, values) of each image.
+        length: number of patches after padding.
+
+    Returns:
+        Tensor (length, values) of each image, and int32 mask (length,) of each image: 1 at patches, 0 at padding.
+    """
+    padded = [pad(image, (0, 0, 0, length - len(image))) for image in patches]
+    masks = [(torch.arange(length, device=image.device) < len(image)).int() for image in patches]
+    return padded, masks

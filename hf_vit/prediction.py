@@ -1,0 +1,385 @@
+"""Predictions for many images: classes, features, and search for similar images."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .loading import load
+from .models.configuration_hf_vit import HfViTConfig
+from .models.image_reading import ImageReadingError
+
+_BATCH_SIZE = 8
+_MOST_WORKERS = 8  # default maximum of workers that compute
+_READERS = 4  # default number of workers that only read
+_CHUNK = 8192  # rows of features that are compared at once
+
+
+class Prediction(NamedTuple):
+    """A class and its probability."""
+
+    label: str
+    score: float  # softmax probability
+
+
+class Batch(NamedTuple):
+    """Outputs for some of the images."""
+
+    numbers: list[int]  # their indices among all images
+    outputs: Any  # one for each of them
+    unreadable: dict[int, ImageReadingError | OSError]  # skipped images, by index
+
+
+def predict(
+    folder: str | Path,
+    images: Sequence[str | Path],
+    top_k: int = 5,
+    batch_size: int = _BATCH_SIZE,
+    backend: str | None = None,
+) -> Iterator[list[Prediction]]:
+    """Predict the `top_k` most likely classes of every image with a saved model, most likely first.
+
+    Args:
+        folder: a folder of `save_pretrained`, or a name on the Hub.
+        images: paths of image files.
+        batch_size: most images of a forward.
+        backend: as in `hf_vit.load`.
+
+    Raises:
+        ValueError: an image cannot be read (the message names it), or the folder holds no classifier.
+
+    Example:
+        >>> from hf_vit.prediction import predict
+        >>> for image in predict("folder", ["photo.png"], top_k=3):
+        ...     labels = [prediction.label for prediction in image]
+    """
+    model, processor = load(folder, backend=backend)
+    for batch in classify_batches(model, processor, [str(image) for image in images], top_k, batch_size):
+        yield from batch.outputs
+
+
+def classify_batches(
+    model: Any,
+    processor: Any,
+    images: Iterable[Any],
+    top_k: int = 5,
+    batch_size: int = _BATCH_SIZE,
+    skip_unreadable: bool = False,
+) -> Iterator[Batch]:
+    """Predict the `top_k` most likely classes of many images, most likely first, batch by batch.
+
+    Args:
+        model, processor, images, batch_size: as in `predict_batches`.
+        skip_unreadable: skip images that cannot be read.
+
+    Returns:
+        Batches whose `outputs` are lists of `Prediction`, one list for each image.
+
+    Raises:
+        ValueError: the model is not an image classifier, or a logit is NaN or infinite.
+        ImageReadingError: an image cannot be read, without `skip_unreadable`.
+    """
+    _check_classifier(model)
+    with closing(_compute(model, model, processor, images, batch_size, None, skip_unreadable)) as batches:
+        for batch in batches:
+            yield batch._replace(outputs=_classes_of(model, batch.outputs, top_k) if batch.numbers else [])
+
+
+def embed(
+    model: Any,
+    processor: Any,
+    images: Iterable[Any],
+    batch_size: int = _BATCH_SIZE,
+    workers: int | None = None,
+    normalize: bool = False,
+) -> np.ndarray:
+    """Compute the features of many images: the input of a classifier's head (`pooler_output`).
+
+    Args:
+        model: a model of any class, in evaluation mode.
+        processor, images, batch_size, workers: as in `predict_batches`.
+        normalize: divide each feature vector by its length (L2).
+
+    Returns:
+        (images, features) float32
+
+    Raises:
+        ValueError: there are no images, the model does not pool, or a feature is NaN or infinite.
+        ImageReadingError: an image cannot be read; the message names its file.
+
+    Example:
+        >>> import hf_vit
+        >>> from hf_vit.prediction import embed, search
+        >>> model, processor = hf_vit.load("folder")
+        >>> features = embed(model, processor, ["photo.png"], normalize=True)
+        >>> rows, cosines = search(features, features[:1], top_k=1)
+        >>> rows.tolist()
+        [[0]]
+    """
+    found = [batch.outputs for batch in embed_batches(model, processor, images, batch_size, workers, normalize)]
+    if not found:
+        raise ValueError("there are no images to embed")
+    return np.concatenate(found)
+
+
+def embed_batches(
+    model: Any,
+    processor: Any,
+    images: Iterable[Any],
+    batch_size: int = _BATCH_SIZE,
+    workers: int | None = None,
+    normalize: bool = False,
+    skip_unreadable: bool = False,
+) -> Iterator[Batch]:
+    """Compute the features of many images, batch by batch.
+
+    Args:
+        model, processor, images, batch_size, workers, normalize: as in `embed`.
+        skip_unreadable: skip images that cannot be read.
+
+    Returns:
+        Batches whose `outputs` are (images, features).
+
+    Raises:
+        ValueError: the model does not pool, or a feature is NaN or infinite.
+        ImageReadingError: an image cannot be read, without `skip_unreadable`.
+    """
+    if getattr(model.config, "pooling", "cls") == "none":
+        raise ValueError("cannot embed images: the model's pooling is 'none' (expected 'cls', 'mean' or 'map')")
+    encoder = model.base_model
+    forward = partial(encoder, only_pooled=True) if isinstance(model.config, HfViTConfig) else encoder
+    with closing(_compute(encoder, forward, processor, images, batch_size, workers, skip_unreadable)) as batches:
+        for batch in batches:
+            features = batch.outputs.pooler_output.float().cpu().numpy() if batch.numbers else np.empty((0, 0))
+            if not (finite := np.isfinite(features).all(axis=1)).all():
+                first = batch.numbers[int(finite.argmin())]
+                raise ValueError(f"the model computes NaN or infinite features, first for image {first}")
+            yield batch._replace(outputs=_unit(features) if normalize else features)
+
+
+def search(
+    features: np.ndarray | Iterable[np.ndarray], queries: np.ndarray, top_k: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the rows that are most similar to each query, by exact cosine similarity in float64.
+
+    Args:
+        features: (images, features), or an iterable of such arrays, of which one at a time is in memory.
+        queries: (queries, features), or (features,) for one query.
+        top_k: number of rows to return; all if there are fewer.
+
+    Returns:
+        Row numbers and cosines, (queries, top_k) each, most similar first; equal ones in the order of rows.
+
+    Raises:
+        ValueError: `top_k` is less than 1, or the numbers of features differ.
+    """
+    if top_k < 1:
+        raise ValueError(f"top_k is {top_k}; it must be at least 1")
+    queries = _unit(np.atleast_2d(queries).astype(np.float64))
+    chunks = features
+    if isinstance(features, np.ndarray):
+        chunks = (features[start : start + _CHUNK] for start in range(0, len(features), _CHUNK))
+    rows, cosines, seen = np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0)), 0
+    for chunk in chunks:
+        if chunk.shape[1] != queries.shape[1]:
+            raise ValueError(f"the images have {chunk.shape[1]} features and the queries {queries.shape[1]}")
+        found = queries @ _unit(chunk.astype(np.float64)).T  # (queries, rows of the chunk)
+        numbers = np.broadcast_to(np.arange(seen, seen + len(chunk)), found.shape)
+        rows, cosines = np.hstack([rows, numbers]), np.hstack([cosines, found])
+        best = np.argsort(-cosines, axis=1, kind="stable")[:, :top_k]
+        rows, cosines = np.take_along_axis(rows, best, 1), np.take_along_axis(cosines, best, 1)
+        seen += len(chunk)
+    return rows, cosines
+
+
+def _unit(features: np.ndarray) -> np.ndarray:
+    """Scale rows to length 1, except rows of zeros."""
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    return features / np.where(lengths == 0, 1, lengths)
+
+
+def predict_batches(
+    model: Any, processor: Any, images: Iterable[Any], batch_size: int = _BATCH_SIZE, workers: int | None = None
+) -> Iterator[Any]:
+    """Compute a model's outputs for many images, batch by batch in their order; reading and computing overlap.
+
+    On a CPU, every worker reads a batch and computes it with its share of PyTorch's threads. This is faster than all
+    threads on one batch (times in benchmarks/RESULTS.md). A model that is compiled, has hooks or is on another device
+    computes in the caller's thread, while the workers read ahead.
+
+    After an error, or if the loop is left early, the workers finish their batches and stop.
+
+    Args:
+        model: a model in evaluation mode.
+        processor: its image processor.
+        images: images in any form that the processor takes. An iterator is read ahead by at most two batches for each
+            worker.
+        batch_size: most images of a forward; fewer are used to give all workers equal shares.
+        workers: number of threads; None: PyTorch's number, at most 8, or 4 if they only read.
+
+    Raises:
+        ImageReadingError: an image cannot be read; the message names its file. Earlier batches are returned first.
+        ValueError: `batch_size` or `workers` is less than 1.
+
+    Example:
+        >>> import hf_vit
+        >>> from hf_vit.prediction import predict_batches
+        >>> model, processor = hf_vit.load("folder")
+        >>> for outputs in predict_batches(model, processor, ["photo.png"] * 3, batch_size=2):
+        ...     classes = outputs.logits.argmax(dim=-1)
+    """
+    with closing(_compute(model, model, processor, images, batch_size, workers, False)) as batches:
+        for batch in batches:
+            yield batch.outputs
+
+
+def _compute(
+    model: Any,
+    forward: Callable[..., Any],
+    processor: Any,
+    images: Iterable[Any],
+    batch_size: int,
+    workers: int | None,
+    skip_unreadable: bool,
+) -> Generator[Batch, None, None]:
+    """Implement `predict_batches`, with `forward` in place of the model; a skipped image is an empty batch."""
+    computes = _computes_in_workers(model)
+    threads = torch.get_num_threads()
+    if workers is None:
+        workers = min(threads, _MOST_WORKERS) if computes else _READERS
+    if batch_size < 1 or workers < 1:
+        raise ValueError(f"batch_size is {batch_size} and workers is {workers}; both must be at least 1")
+    if computes and isinstance(images, Sized):
+        turns = -(-len(images) // (workers * batch_size))  # batches of every worker, made as equal as possible
+        batch_size = max(1, -(-len(images) // (workers * max(turns, 1))))
+
+    def read(batch: list[tuple[int, Any]]) -> list[Batch]:
+        """Read the inputs of a batch; if an image cannot be read, read its halves."""
+        numbers, items = map(list, zip(*batch, strict=True))
+        try:
+            return [Batch(numbers, processor(items, return_tensors="pt").to(model.device), {})]
+        except (ImageReadingError, OSError) as error:  # OSError: an image processor of transformers
+            if not skip_unreadable:
+                raise
+            if len(batch) == 1:
+                return [Batch([], None, {numbers[0]: error})]
+        half = len(batch) // 2
+        return read(batch[:half]) + read(batch[half:])
+
+    @torch.inference_mode()
+    def compute(parts: list[Batch]) -> list[Batch]:
+        return [part._replace(outputs=forward(**part.outputs)) if part.numbers else part for part in parts]
+
+    batches = _batches_of(enumerate(images), batch_size)
+    first, second = next(batches, None), next(batches, None)
+    if first is None:
+        return
+    if second is None:
+        yield from compute(read(first))
+        return
+    batches = chain((first, second), batches)
+    if computes:
+        with closing(_in_order(lambda batch: compute(read(batch)), batches, workers, threads // workers)) as outputs:
+            yield from chain.from_iterable(outputs)
+    else:
+        with closing(_in_order(read, batches, workers, 1)) as inputs:
+            yield from chain.from_iterable(map(compute, inputs))
+
+
+def _computes_in_workers(model: Any) -> bool:
+    """Tell whether several threads can compute with a model at once, and are faster."""
+    is_compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+    if model.device.type != "cpu" or is_compiled or "forward" in vars(model):  # a backend has threads of its own
+        return False
+    return not any(
+        module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook") for module in model.modules()
+    )
+
+
+def _batches_of(images: Iterable[Any], batch_size: int) -> Iterator[list[Any]]:
+    left = iter(images)
+    while batch := list(islice(left, batch_size)):
+        yield batch
+
+
+def _in_order(
+    function: Callable[[Any], Any], items: Iterable[Any], workers: int, torch_threads: int
+) -> Generator[Any, None, None]:
+    """Yield a function's results in the order of the items, computed by threads that work ahead by two items each.
+
+    Args:
+        torch_threads: number of PyTorch's threads in each of them.
+    """
+    own_threads, pending = torch.get_num_threads(), deque[Future[Any]]()
+    pool = ThreadPoolExecutor(workers, "hf_vit", torch.set_num_threads, (max(torch_threads, 1),))
+    try:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) == 2 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(own_threads)  # new threads take the number that was set last in any thread
+
+
+@torch.inference_mode()
+def classify(model: Any, processor: Any, images: Any, top_k: int = 5) -> list[list[Prediction]]:
+    """Classify a batch of images.
+
+    Args:
+        model: a classifier, in evaluation mode.
+        processor: its image processor.
+        images: images in any form that the processor takes.
+        top_k: number of classes to return.
+
+    Returns:
+        For each image its `top_k` classes, most likely first.
+
+    Raises:
+        ValueError: the model has no head, a logit is NaN or infinite, or the processor cannot read an image.
+
+    Example:
+        >>> import hf_vit
+        >>> from hf_vit.prediction import classify
+        >>> model, processor = hf_vit.load("folder")
+        >>> len(classify(model, processor, ["photo.png", "photo.png"], top_k=3))
+        2
+    """
+    _check_classifier(model)
+    return _classes_of(model, model(**processor(images, return_tensors="pt").to(model.device)), top_k)
+
+
+def _check_classifier(model: Any) -> None:
+    if not hasattr(model, "classifier"):
+        raise ValueError(f"cannot classify: {type(model).__name__} has no classification head; load a classifier")
+
+
+def _classes_of(model: Any, outputs: Any, top_k: int) -> list[list[Prediction]]:
+    if outputs.logits.ndim != 2:
+        raise ValueError(f"cannot classify images: the model classifies tokens (pooling {model.config.pooling!r})")
+    if not outputs.logits.isfinite().all():
+        raise ValueError("cannot classify images: the model computes NaN or infinite logits")
+    return most_likely(outputs.logits, model.config.id2label, top_k)
+
+
+def most_likely(logits: torch.Tensor, id2label: Mapping[int, str], top_k: int = 5) -> list[list[Prediction]]:
+    """Return the `top_k` most likely classes of each image, most likely first.
+
+    Args:
+        logits: (batch, num_labels)
+        id2label: class names, as in a configuration.
+    """
+    scores, indices = logits.float().softmax(dim=-1).topk(min(top_k, logits.shape[-1]))
+    return [
+        [Prediction(id2label[index], score) for index, score in zip(its_indices, its_scores, strict=True)]
+        for its_indices, its_scores in zip(indices.tolist(), scores.tolist(), strict=True)
+    ]

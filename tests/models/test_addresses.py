@@ -1,0 +1,256 @@
+"""Allowed and refused addresses, against local servers."""
+
+import inspect
+import threading
+import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from huggingface_hub import close_session
+
+from hf_vit.files import download
+from hf_vit.files.download import SourceError, fetch
+from hf_vit.models import image_reading
+from hf_vit.models.image_reading import ImageReadingError, read_image
+
+BOTH = pytest.mark.parametrize("module", [image_reading, download])
+
+
+class Server(ThreadingHTTPServer):
+    """A server that answers every request by `answer`, a function of the handler, and counts the requests."""
+
+    def __init__(self, answer):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer, self.requests = answer, []
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}/picture.png"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self):
+        self.server.requests.append(self.path)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the client has seen enough
+            self.server.answer(self)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    close_session()
+    servers = []
+
+    def start(answer):
+        servers.append(Server(answer))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+    close_session()
+
+
+def send(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100")
+    handler.end_headers()
+    handler.wfile.write(b"x" * 100)
+
+
+def redirect_to(location):
+    def answer(handler):
+        handler.send_response(302)
+        handler.send_header("Location", location)
+        handler.end_headers()
+
+    return answer
+
+
+def test_the_two_copies_of_the_checks_are_equal():
+    """image_reading.py travels to the Hub without download.py."""
+    names = "_AddressError _open_address _check_address _check_connection _refuse_private _is_public _bare".split()
+    for name in names:
+        assert inspect.getsource(getattr(image_reading, name)) == inspect.getsource(getattr(download, name))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "127.1", "2130706433", "0x7f000001", "10.1.2.3", "172.16.0.1", "192.168.0.1", "169.254.169.254",
+     "100.64.0.1", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "[fe80::1]", "[fd00::1]", "[2002:7f00:1::]",
+     "[64:ff9b::7f00:1]", "224.0.0.1", "localhost"],
+)  # fmt: skip
+def test_this_machine_and_private_networks_are_refused(module, address, monkeypatch):
+    with pytest.raises(module._AddressError, match=r"leads to .*, which is not public; set HF_VIT_ALLOW=private"):
+        module._check_address(f"https://{address}/x.png")
+    monkeypatch.setenv("HF_VIT_ALLOW", "private")
+    module._check_address(f"https://{address}/x.png")
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "[2606:4700:4700::1111]", "[::ffff:8.8.8.8]", "[64:ff9b::808:808]"])
+def test_public_addresses_are_allowed(address):
+    image_reading._check_address(f"https://{address}/x.png")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://8.8.8.8/x.png?key=secret", r"^http://8\.8\.8\.8/x\.png is not encrypted: use https://, or set HF_VIT"),
+        ("ftp://8.8.8.8/x", "begins with ftp:"),
+        ("file:///etc/passwd", "begins with file:"),
+        ("https:///x", "names no host"),
+        ("https://8.8.8.8:99999999/x", "names no host"),
+    ],
+)
+def test_other_addresses_are_refused(url, message):
+    with pytest.raises(image_reading._AddressError, match=message) as caught:
+        image_reading._check_address(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_refused_address_gets_no_request(serve, tmp_path, monkeypatch):
+    server = serve(lambda handler: handler.send_error(404))
+    for ask, error in ((read_image, ImageReadingError), (lambda url: fetch(url, tmp_path), SourceError)):
+        monkeypatch.delenv("HF_VIT_ALLOW", raising=False)
+        with pytest.raises(error, match="is not encrypted"):
+            ask(server.url)
+        monkeypatch.setenv("HF_VIT_ALLOW", "http")
+        with pytest.raises(error, match=r"leads to 127\.0\.0\.1, which is not public"):
+            ask(server.url)
+    assert server.requests == []
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("http://10.0.0.1/secret", "leads to 10.0.0.1, which is not public"),
+        ("https://127.0.0.1/secret", "leads to 127.0.0.1, which is not public"),
+        ("file:///etc/passwd", "begins with file:"),
+        ("ftp://8.8.8.8/x", "begins with ftp:"),
+    ],
+)
+def test_redirects_are_checked_too(module, serve, monkeypatch, location, message):
+    def answer(handler):
+        monkeypatch.setenv("HF_VIT_ALLOW", "http")  # the first request was allowed more
+        redirect_to(location)(handler)
+
+    server = serve(answer)
+    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
+    with pytest.raises(module._AddressError, match=message), module._open_address(server.url, 5, {}):
+        pass
+    assert len(server.requests) == 1
+
+
+def test_redirects_are_followed(serve, tmp_path, monkeypatch):
+    server = serve(lambda handler: redirect_to("/file.npz")(handler) if "picture" in handler.path else send(handler))
+    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
+    assert fetch(server.url, tmp_path).path.read_bytes() == b"x" * 100
+
+
+def test_the_number_of_redirects_is_limited(serve, monkeypatch):
+    server = serve(redirect_to("/picture.png"))
+    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
+    with pytest.raises(ImageReadingError, match="there are more than 5 redirects"):
+        read_image(server.url)
+    assert len(server.requests) == 6
+
+
+@BOTH
+def test_a_host_name_whose_address_changes_is_refused(module, serve, monkeypatch):
+    """A name may resolve to another address after the check; nothing is sent to that address."""
+    server = serve(send)
+    monkeypatch.setenv("HF_VIT_ALLOW", "http")
+    monkeypatch.setattr(module, "_check_address", lambda url: None)  # which has seen a public machine
+    message = r"leads to 127\.0\.0\.1, which is not public"
+    with pytest.raises(module._AddressError, match=message), module._open_address(server.url, 5, {}):
+        pass
+    assert server.requests == []
+
+
+def test_a_large_body_is_refused(serve, monkeypatch):
+    def declares(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(600_000_000))
+        handler.end_headers()
+        sent = 0
+        while sent < 600_000_000:
+            sent += handler.wfile.write(bytes(1 << 16))
+
+    def hides(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        for _ in range(10_000):
+            handler.wfile.write(bytes(1 << 16))
+
+    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
+    with pytest.raises(
+        ImageReadingError,
+        match=r"it has 600,000,000 bytes or more; at most 67,108,864 are downloaded; set HF_VIT_ALLOW=large",
+    ):
+        read_image(serve(declares).url)
+    monkeypatch.setattr(image_reading, "_MAX_DOWNLOAD_BYTES", 2**20)
+    with pytest.raises(ImageReadingError, match=r"it has 1,[\d,]+ bytes or more; at most 1,048,576 are"):
+        read_image(serve(hides).url)
+
+
+def test_a_slow_body_is_refused(serve, monkeypatch):
+    def trickles(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        for _ in range(100):
+            handler.wfile.write(b"x")
+            time.sleep(0.05)
+
+    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
+    monkeypatch.setattr(image_reading, "_DOWNLOAD_SECONDS", 0.3)
+    start = time.monotonic()
+    with pytest.raises(ImageReadingError, match=r"did not come within 0\.3 seconds"):
+        read_image(serve(trickles).url)
+    assert time.monotonic() - start < 3
+
+
+def test_slow_headers_are_refused(serve, monkeypatch):
+    """Each byte arrives within the timeout, but the headers never end."""
+
+    def trickles(handler):
+        for _ in range(30):
+            handler.wfile.write(b"H")
+            time.sleep(0.05)
+
+    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
+    monkeypatch.setattr(image_reading, "_DOWNLOAD_SECONDS", 0.3)
+    with pytest.raises(ImageReadingError, match=r"did not come within 0\.3 seconds"):
+        read_image(serve(trickles).url)
+
+
+def test_a_compressed_body_is_refused(serve, monkeypatch):
+    def answer(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", "gzip")
+        handler.end_headers()
+
+    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
+    with pytest.raises(ImageReadingError, match=r"compresses it \(expected Content-Encoding: identity\)"):
+        read_image(serve(answer).url)
+
+
+def test_a_large_checkpoint_is_refused(serve, tmp_path, monkeypatch):
+    def answer(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(10**12))
+        handler.end_headers()
+
+    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
+    with pytest.raises(SourceError, match="has 1,000,000,000,000 bytes or more; at most 34,359,738,368 are downloaded"):
+        fetch(serve(answer).url, tmp_path)
+    assert not list(tmp_path.rglob("*.incomplete"))

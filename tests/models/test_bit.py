@@ -1,0 +1,213 @@
+"""BiT ResNets: outputs compared with the goldens and a NumPy forward, loading, gradients and initialisation."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageClassification
+
+import hf_vit
+from hf_vit import HfBiTBackbone, HfBiTConfig, HfBiTForImageClassification, HfBiTModel
+from hf_vit.conversion import convert
+from hf_vit.loading import load_model, save_folder
+from hf_vit.models.configuration_hf_bit import DEPTHS, ORIGINALS, VARIANTS
+
+from ..paths import golden_runs
+from ..published import BIT_PARAMETERS
+from ..resnet_in_numpy import resnet
+from ..tiny_models import BIT_PIXELS, TINY_BIT, tiny_bit
+
+RUNS = {run["id"]: run for run in golden_runs("bit", "bit_paper")}
+
+
+def count(depths, factor: int, classes: int = 1000) -> int:
+    """Count kernels, and two numbers for each channel of a GroupNorm."""
+    width = 64 * factor
+    total, entering = 7 * 7 * 3 * width, width
+    for stage, depth in enumerate(depths):
+        middle = width * 2**stage
+        total += 4 * middle * entering  # the projection
+        for _ in range(depth):
+            total += entering * middle + 9 * middle * middle + 4 * middle * middle + 2 * (entering + 2 * middle)
+            entering = 4 * middle
+    return total + 2 * entering + (entering + 1) * classes
+
+
+def test_every_variant_has_a_known_parameter_count():
+    assert set(VARIANTS) == set(BIT_PARAMETERS)
+
+
+@pytest.mark.parametrize(("name", "parameters"), BIT_PARAMETERS.items())
+def test_parameter_counts(name, parameters):
+    layers, factor = VARIANTS[name]
+    assert count(DEPTHS[layers], factor) == parameters
+    with torch.device("meta"):
+        assert (
+            HfBiTForImageClassification(HfBiTConfig.from_variant(name, num_labels=1000)).num_parameters() == parameters
+        )
+
+
+def test_variants_and_originals_are_selected_by_name():
+    config = HfBiTConfig.from_variant("R50x3", "bit", image_size=480)
+    assert (config.layer_type, config.embedding_size, config.padding) == ("bottleneck", 192, "same")
+    assert (config.image_size, config.hidden_size, config.stride) == (480, 6144, 32)
+    with pytest.raises(ValueError, match="unknown variant 'R18x1'; known: R50x1"):
+        HfBiTConfig.from_variant("R18x1")
+    with pytest.raises(ValueError, match="unknown original 'timm'; known: big_transfer, bit_paper, bit"):
+        HfBiTConfig.from_variant("R50x1", "timm")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"embedding_size": 48}, r"embedding_size \(48\) is not a multiple of 32"),
+        ({"depths": [3, 0]}, r"depths is \[3, 0\]"),
+        ({"depths": []}, r"depths is \[\]"),
+        ({"image_size": 0}, "image_size is 0"),
+        ({"num_channels": 0}, "num_channels is 0"),
+        ({"patch_size": 16}, "does not know patch_size"),
+        ({"layer_type": "basic"}, "expected one of"),
+    ],
+)
+def test_impossible_architectures_are_refused(fields, message):
+    with pytest.raises(Exception, match=f"(?s){message}"):
+        HfBiTConfig(**fields)
+
+
+def capture(model, stages: dict[str, torch.Tensor], unit_name: str) -> None:
+    """Register hooks that put every stage of the goldens into `stages`, channels last."""
+
+    def put(name):
+        def hook(module, inputs, output):
+            stages[name] = output.permute(0, 2, 3, 1)
+
+        return hook
+
+    stages_of_model = model.bit.resnet.stages
+    stages_of_model.register_forward_pre_hook(lambda module, inputs: stages.update(stem=inputs[0].permute(0, 2, 3, 1)))
+    for s, stage in enumerate(stages_of_model, 1):
+        for u, unit in enumerate(stage.layers, 1):
+            unit.register_forward_hook(put(unit_name.format(s, u)))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_every_stage_equals_the_goldens(run, goldens, dtype, tolerance):
+    model, _ = convert(goldens / run["checkpoint"])
+    model.to(dtype)
+    stages: dict[str, torch.Tensor] = {}
+    capture(model, stages, "block{}/unit{}" if run["family"] == "bit" else "block{}/unit{:02d}")
+    with np.load(goldens / run["expected"]) as expected, torch.no_grad():
+        pixel_values = torch.from_numpy(expected["images"]).to(dtype).permute(0, 3, 1, 2)
+        outputs = model.bit(pixel_values)
+        stages |= {
+            "pre_logits_2d": outputs.last_hidden_state.permute(0, 2, 3, 1),
+            "pre_logits": outputs.pooler_output,
+            "logits": model(pixel_values).logits,
+        }
+        is_wide = dtype == torch.float64
+        names = [name for name in expected.files if name.endswith("_f64") == is_wide and name != "images"]
+        gaps = {}
+        for name in names:
+            scale = max(1.0, np.abs(expected[name]).max())
+            gaps[name] = np.abs(stages[name.removesuffix("_f64")].numpy() - expected[name]).max() / scale
+        assert len(gaps) >= 2
+        assert max(gaps.values()) <= tolerance, gaps
+
+
+@pytest.mark.parametrize(("height", "width"), [(43, 64), (34, 49)])
+@pytest.mark.parametrize("padding", ["fixed", "same"])
+@pytest.mark.parametrize("original", ORIGINALS)
+def test_forward_equals_an_independent_one_in_float64(goldens, original, padding, height, width):
+    """Every original at even and odd sizes, with the weights of the goldens; their outputs differ."""
+    numbers = {**ORIGINALS[original], "padding": padding}
+    checkpoint = goldens / ("bit_v1.npz" if original == "bit" else "bit_v2.npz")
+    model, _ = convert(checkpoint, **numbers)
+    images = np.random.default_rng(4).normal(size=(2, height, width, 3))
+    with np.load(checkpoint) as arrays, torch.no_grad():
+        theirs = np.stack([resnet(dict(arrays), image, [1, 2], numbers) for image in images])
+        ours = model.double()(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
+        others = [ORIGINALS[name] for name in ORIGINALS if name != original and (original == "bit") == (name == "bit")]
+        for other in others:
+            assert np.abs(ours - resnet(dict(arrays), images[0], [1, 2], {**numbers, **other})).max() > 1e-4
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_shapes_of_the_outputs():
+    model = tiny_bit()
+    with torch.no_grad():
+        outputs = model(BIT_PIXELS, output_hidden_states=True)
+        features = model.bit(BIT_PIXELS)
+    assert [tuple(map_.shape) for map_ in outputs.hidden_states] == [(2, 32, 11, 16), (2, 128, 11, 16), (2, 256, 6, 8)]
+    assert features.last_hidden_state.shape == (2, 256, 6, 8)
+    assert features.pooler_output.shape == (2, 256)
+    assert outputs.logits.shape == (2, 7)
+    torch.testing.assert_close(features.pooler_output, features.last_hidden_state.mean((2, 3)))
+    with pytest.raises(
+        ValueError, match=r"pixel_values has shape \(2, 1, 43, 64\); expected \(batch, 3, height, width\)"
+    ):
+        model(BIT_PIXELS[:, :1])
+
+
+def test_feature_maps_of_a_backbone(tmp_path):
+    model = tiny_bit()
+    model.save_pretrained(tmp_path)
+    backbone = HfBiTBackbone.from_pretrained(tmp_path, out_features=["stem", "stage2"]).eval()
+    assert isinstance(AutoBackbone.from_config(backbone.config), HfBiTBackbone)
+    assert backbone.channels == [32, 256]
+    with torch.no_grad():
+        maps = backbone(BIT_PIXELS).feature_maps
+        hidden_states = model(BIT_PIXELS, output_hidden_states=True).hidden_states
+    assert all(
+        torch.equal(ours, theirs) for ours, theirs in zip(maps, (hidden_states[0], hidden_states[2]), strict=True)
+    )
+
+
+@pytest.mark.parametrize("layer_type", ["preactivation", "bottleneck"])
+def test_a_folder_loads_by_the_auto_classes(tmp_path, layer_type):
+    model = tiny_bit(layer_type=layer_type)
+    save_folder(tmp_path / "folder", model, hf_vit.HfViTImageProcessor(preset="bit", size=(43, 64)))
+    assert isinstance(AutoConfig.from_pretrained(tmp_path / "folder"), HfBiTConfig)
+    again = AutoModelForImageClassification.from_pretrained(tmp_path / "folder")
+    bare = AutoModel.from_pretrained(tmp_path / "folder", image_size=(65, 70))
+    assert isinstance(bare, HfBiTModel)
+    assert tuple(bare.config.image_size) == (65, 70)
+    with torch.no_grad():
+        assert torch.equal(again(BIT_PIXELS).logits, model(BIT_PIXELS).logits)
+        assert torch.equal(bare(BIT_PIXELS).pooler_output, model.bit(BIT_PIXELS).pooler_output)
+    assert type(load_model(tmp_path / "folder")) is HfBiTForImageClassification
+
+
+def test_another_number_of_labels_gives_a_zero_head_and_other_mismatches_are_refused(tmp_path):
+    tiny_bit().save_pretrained(tmp_path)
+    model = HfBiTForImageClassification.from_pretrained(tmp_path, num_labels=5)
+    assert not model.classifier.weight.any()
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "depths": [1, 3]}))
+    with pytest.raises(ValueError, match=r"bit.resnet.stages.1.layers.2.conv1.weight is missing"):
+        HfBiTForImageClassification.from_pretrained(tmp_path)
+
+
+def test_initialisation_equals_the_original():
+    """flax's defaults: kernels with variance 1 / fan-in, zero head, zero last norm of a post-activation unit."""
+    torch.manual_seed(0)
+    model = HfBiTForImageClassification(HfBiTConfig(**TINY_BIT, layer_type="bottleneck"))
+    unit = model.bit.resnet.stages[1].layers[1]
+    assert unit.conv2.weight.std().item() == pytest.approx((9 * 64) ** -0.5, rel=0.05)
+    assert not unit.norm3.weight.any()
+    assert unit.norm2.weight.eq(1).all()
+    assert not model.classifier.weight.any()
+
+
+@pytest.mark.parametrize("layer_type", ["preactivation", "bottleneck"])
+def test_gradient_checkpointing_changes_no_gradient(layer_type):
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny_bit(layer_type=layer_type).train()
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        model(BIT_PIXELS, labels=torch.tensor([1, 4])).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for plain, checkpointed in zip(*gradients, strict=True):
+        assert torch.equal(plain, checkpointed)

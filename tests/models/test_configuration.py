@@ -1,0 +1,157 @@
+import json
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
+
+import hf_vit
+from hf_vit.loading import load, save_folder
+from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
+from hf_vit.variants import config_of_variant
+
+from ..published import VIT_PARAMETERS
+from ..tiny_models import UNKNOWN_FIELDS, add_fields, save_tiny
+
+
+def test_every_variant_has_a_known_parameter_count():
+    assert set(VARIANTS) == set(VIT_PARAMETERS)
+
+
+@pytest.mark.parametrize(("name", "parameters"), VIT_PARAMETERS.items())
+def test_parameter_counts(name, parameters):
+    config = HfViTConfig.from_variant(name, num_labels=1000)
+    hybrid = isinstance(config, HfViTHybridConfig)
+    model_class = hf_vit.HfViTHybridForImageClassification if hybrid else hf_vit.HfViTForImageClassification
+    with torch.device("meta"):
+        assert model_class(config).num_parameters() == parameters
+
+
+def test_from_variant_takes_overrides_and_refuses_unknown_names():
+    config = HfViTConfig.from_variant("B/16", image_size=384)
+    assert config.grid_size == (24, 24)
+    with pytest.raises(ValueError, match=r"unknown variant 'B/17'; known: Ti/16"):
+        HfViTConfig.from_variant("B/17")
+
+
+def test_defaults_equal_the_original():
+    config = HfViTConfig()
+    assert (config.hidden_act, config.layer_norm_eps) == ("gelu_pytorch_tanh", 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_sizes": 3}, "does not know hidden_sizes"),
+        ({"image_size": 225}, "image height 225 is not a multiple of 16.*nearest sizes are 224 and 240"),
+        ({"image_size": (224, 100)}, "image width 100 is not a multiple of 16.*nearest sizes are 96 and 112"),
+        ({"image_size": 7}, "image height 7 is not a multiple of 16.*nearest sizes are 16$"),
+        ({"num_attention_heads": 7}, r"hidden_size \(768\) is not a multiple of num_attention_heads \(7\)"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be at least 1"),
+        ({"patch_size": 0}, "patch_size is 0"),
+        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0; it must be at least 0 and less than 1"),
+        ({"pooling": "avg"}, "expected one of"),
+        ({"hidden_size": 6, "num_attention_heads": 2, "position_embedding_type": "sincos2d"}, "not a multiple of 4"),
+        ({"hidden_size": 7, "num_attention_heads": 1, "position_embedding_type": "learned2d"}, r"\(7\) is odd"),
+        (
+            {"position_embedding_type": "relative", "position_embedding_placement": "every_layer"},
+            "every_layer is for learned and learned2d, not relative",
+        ),
+        ({"label2id": {"cat": 0, "dtype": []}}, r"label2id is .*; it must map class names to numbers"),
+        ({"attention_axes": "axial"}, "cannot have a class token; set use_cls_token=False and pooling='mean'"),
+        (
+            {"attention_axes": "axial", "pooling": "mean", "num_hidden_layers": 5},
+            "num_hidden_layers is 5; .* even number",
+        ),
+        ({"attention_axes": "axial", "pooling": "mean", "position_embedding_type": "relative"}, "cannot use; set"),
+    ],
+)
+def test_impossible_architectures_are_refused(fields, message):
+    with pytest.raises(Exception, match=f"(?s){message}"):
+        HfViTConfig(**fields)
+
+
+def test_a_config_field_called_name_is_unknown():
+    """`config: {name: x}` is an unknown field, not the name of the variant."""
+    for variant in ("B/16", "R50x1"):
+        with pytest.raises(ValueError, match="does not know name"):
+            config_of_variant(variant, name="x")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"stem_width": 48}, "48.*not a multiple of 32"), ({"stem_depths": [3, 0]}, "at least 1 unit")],
+)
+def test_impossible_stems_are_refused(fields, message):
+    with pytest.raises(Exception, match=message):
+        HfViTHybridConfig(**fields)
+
+
+@pytest.mark.parametrize("name", ["S/32-gap-norep", "R26+S/32"])
+def test_auto_config_loads_a_saved_configuration(name, tmp_path):
+    config = HfViTConfig.from_variant(name, image_size=(256, 320), num_labels=11, drop_path_rate=0.1)
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert type(loaded) is type(config)
+    assert loaded.to_json_string() == config.to_json_string()
+    assert loaded.num_labels == 11
+
+
+FILES = ("config.json", "preprocessor_config.json")
+
+
+@pytest.fixture
+def newer_folder(tmp_path):
+    """A folder with additional fields of a newer version or another tool."""
+    folder = save_tiny(tmp_path / "folder")
+    for file in FILES:
+        add_fields(folder / file, UNKNOWN_FIELDS)
+    return folder
+
+
+LOADERS = {
+    "load": load,
+    "auto classes": lambda folder: (
+        AutoModelForImageClassification.from_pretrained(folder),
+        AutoImageProcessor.from_pretrained(folder),
+    ),
+    "their own classes": lambda folder: (
+        hf_vit.HfViTForImageClassification.from_pretrained(folder),
+        hf_vit.HfViTImageProcessor.from_pretrained(folder),
+    ),
+    "pipeline": lambda folder: (
+        (made := pipeline("image-classification", model=str(folder))).model,
+        made.image_processor,
+    ),
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
+def test_unknown_fields_of_a_folder_are_kept_with_one_warning(loader, newer_folder, tmp_path, caplog):
+    model, processor = loader(newer_folder)
+    for file in FILES:
+        said = [record.getMessage() for record in caplog.records if f"the {file} of" in record.getMessage()]
+        assert len(said) == 1
+        assert all(name in said[0] for name in UNKNOWN_FIELDS)
+    assert model.config.added_by_a_tool == processor.added_by_a_tool == UNKNOWN_FIELDS["added_by_a_tool"]
+    save_folder(tmp_path / "again", model, processor)
+    for file in FILES:
+        assert json.loads((tmp_path / "again" / file).read_text()).items() >= UNKNOWN_FIELDS.items()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda folder, **wrong: HfViTConfig(**wrong),
+        lambda folder, **wrong: HfViTConfig.from_variant("B/16", **wrong),
+        HfViTConfig.from_pretrained,
+        AutoConfig.from_pretrained,
+        hf_vit.HfViTModel.from_pretrained,
+        AutoModel.from_pretrained,
+        load,
+    ],
+    ids=["configuration", "variant", "from_pretrained", "AutoConfig", "HfViTModel", "AutoModel", "load"],
+)
+def test_unknown_arguments_are_refused(call, tmp_path):
+    folder = save_tiny(tmp_path / "folder")
+    with pytest.raises(ValueError, match=r"does not know hiden_size \(did you mean hidden_size\?\)"):
+        call(folder, hiden_size=3)

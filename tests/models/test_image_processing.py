@@ -1,0 +1,426 @@
+"""The image processor, compared with TensorFlow for every kind of input; conventions of transformers."""
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    AutoImageProcessor,
+    BaseImageProcessor,
+    BatchFeature,
+    ViTConfig,
+    ViTForImageClassification,
+    pipeline,
+)
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from hf_vit.models.image_presets import PRESETS
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor, HfViTImageProcessorKwargs
+from hf_vit.models.image_reading import ImageReadingError
+from hf_vit.models.image_resizing import shortest_edge_size
+
+from ..paths import GOLDENS
+from ..tiny_models import SIZES
+
+TENSORFLOW_PIXELS = np.load(GOLDENS / "preprocess.npz")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered():
+    classes = {"pil": HfViTImageProcessor, "torchvision": HfViTImageProcessor}
+    for config_class in (HfViTConfig, HfViTHybridConfig):
+        AutoImageProcessor.register(config_class, image_processor_classes=classes, exist_ok=True)
+
+
+@pytest.fixture
+def pixels():
+    return random_pixels(37, 53)
+
+
+def random_pixels(*shape, channels=3):
+    return np.random.default_rng(5).integers(0, 256, (*shape, channels), dtype=np.uint8)
+
+
+def process(images, processor=None, **changes):
+    return (processor or HfViTImageProcessor())(images, return_tensors="pt", **changes).pixel_values
+
+
+# Against TensorFlow and transformers
+
+
+def golden_runs(kind):
+    return [key for key in TENSORFLOW_PIXELS.files if key.startswith("image") and f"/{kind}/" in key]
+
+
+GOLDEN_SETTINGS = {
+    "eval": lambda side: {"preset": "vit_jax", "size": side},
+    "lit": lambda side: {"preset": "lit", "size": side},
+    "bv_eval": lambda side: {"preset": "big_vision", "size": {"shortest_edge": side}, "crop_size": side},
+}
+
+
+@pytest.mark.parametrize("key", [key for kind in GOLDEN_SETTINGS for key in golden_runs(kind)])
+@pytest.mark.parametrize("backend", ["pillow", "torch"])
+def test_pixel_values_equal_the_original(key, backend):
+    image, kind, side = key.split("/")
+    result = process(TENSORFLOW_PIXELS[image], backend=backend, **GOLDEN_SETTINGS[kind](int(side)))
+    np.testing.assert_allclose(result[0].permute(1, 2, 0), TENSORFLOW_PIXELS[key], atol=1e-6, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def evaluated(goldens):
+    """TensorFlow's results of big_vision's evaluation; every 5th (224) or 9th (384) pixel."""
+    return np.load(goldens / "training" / "preprocessing.npz")
+
+
+@pytest.mark.parametrize("backend", ["pillow", "torch"])
+@pytest.mark.parametrize(("resized", "side", "step"), [(256, 224, 5), (448, 384, 9)])
+def test_evaluation_equals_augreg(evaluated, backend, resized, side, step):
+    """`resize_small(256)|central_crop(224)|value_range(-1, 1)`, and 448 with 384."""
+    for number in range(4):
+        run = f"image{number}/eval_{resized}_{side}"
+        result = process(evaluated[f"image{number}"], preset="augreg", size=side, backend=backend)[0].double()
+        levels = ((result + 1) * 127.5).round().permute(1, 2, 0)[::step, ::step]
+        assert np.array_equal(levels, evaluated[f"{run}/uint8"]), run
+        np.testing.assert_allclose(result.mean((1, 2)), evaluated[f"{run}/mean"], rtol=0, atol=1e-6)
+
+
+def test_sizes_before_the_crop_equal_the_original(evaluated):
+    for height, width, side, *expected in evaluated["resize_small_sizes"].tolist():
+        assert shortest_edge_size(height, width, side, truncate=False) == tuple(expected)
+    for number in range(4):
+        for side in (256, 448):
+            expected = evaluated[f"image{number}/resize_small_{side}/size"]
+            height, width = evaluated[f"image{number}"].shape[:2]
+            assert shortest_edge_size(height, width, side, truncate=False) == tuple(expected)
+
+
+def test_scaled_levels_equal_the_original(evaluated):
+    """`value_range(-1, 1)` of 0 to 255."""
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, axis=2)
+    result = process(levels, preset="augreg", do_resize=False, do_center_crop=False)
+    np.testing.assert_allclose(result[0, 1].flatten(), evaluated["value_range/levels"], rtol=0, atol=1e-6)
+
+
+def test_pixel_values_equal_transformers(pixels):
+    images = [Image.fromarray(pixels), Image.fromarray(random_pixels(211, 90))]
+    expected = ViTImageProcessorPil(size={"height": 20, "width": 36})(images, return_tensors="pt").pixel_values
+    result = process(images, preset="transformers", size=(20, 36))
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
+
+
+# Every kind of input
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (2, 3), (37, 53), (190, 75), (3, 3)])
+def test_every_type_of_input_gives_equal_pixel_values(preset, shape, tmp_path):
+    pixels, path = random_pixels(*shape), tmp_path / "picture.png"
+    picture, tensor = Image.fromarray(pixels), torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+    picture.save(path)
+    kinds = {
+        "path": path,
+        "string": str(path),
+        "bytes": path.read_bytes(),
+        "array": pixels,
+        "array, channels first": tensor.numpy(),
+        "array of floats": pixels / 255,
+        "tensor": tensor,
+        "tensor, channels last": torch.from_numpy(pixels),
+        "tensor of floats": tensor / 255,
+        "batch": torch.stack([tensor]),
+        "batch of arrays": pixels[None],
+        "list": [tensor],
+        "nested list": [[picture]],
+    }
+    processor = HfViTImageProcessor(preset, size=(20, 36), patch_size=4)
+    expected = process(picture, processor)
+    for kind, image in kinds.items():
+        data_format = {"array, channels first": "channels_first", "tensor, channels last": "channels_last"}.get(kind)
+        for backend in ("auto", "pillow", "torch"):
+            result = process(image, processor, backend=backend, input_data_format=data_format)
+            torch.testing.assert_close(result, expected, atol=1e-6, rtol=0, msg=f"{kind}, {backend}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("preset", "height", "width"), [("vit_jax", 6000, 8000), ("timm", 1500, 2000)])
+def test_large_photographs(preset, height, width):
+    rows, columns = np.arange(height, dtype=np.uint32)[:, None], np.arange(width, dtype=np.uint32)
+    pixels = ((rows * columns)[..., None] >> np.array([4, 6, 9])).astype(np.uint8)
+    expected = process(Image.fromarray(pixels), preset=preset, size=30)
+    result = process(torch.from_numpy(pixels), preset=preset, size=30)
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("preset", ["vit_jax", "augreg", "timm"])
+@pytest.mark.parametrize("shape", [(1, 3000), (3000, 31)])
+def test_extreme_aspect_ratios(preset, shape):
+    pixels = random_pixels(*shape)
+    results = [process(image, preset=preset) for image in (pixels, torch.from_numpy(pixels))]
+    assert results[0].shape == (1, 3, 224, 224)
+    torch.testing.assert_close(*results, atol=1e-6, rtol=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("preset", PRESETS)
+def test_results_on_a_gpu_are_equal(preset):
+    processor = HfViTImageProcessor(preset)
+    batch = torch.from_numpy(random_pixels(5, 375, 500)).permute(0, 3, 1, 2)
+    expected = process(batch, processor)
+    for images in (batch.cuda(), list(batch.cuda())):
+        result = process(images, processor)
+        assert result.is_cuda
+        torch.testing.assert_close(result.cpu(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(process(list(batch), processor, device="cuda").cpu(), expected, atol=1e-6, rtol=0)
+
+
+def test_images_with_other_numbers_of_channels():
+    grey = random_pixels(9, 7, channels=1)
+    torch.testing.assert_close(process(grey), process(np.repeat(grey, 3, -1)))
+    assert process(grey, num_channels=1).shape == (1, 1, 224, 224)
+    five = random_pixels(37, 53, channels=5)
+    assert process(five, num_channels=5).shape == (1, 5, 224, 224)
+    rgba = random_pixels(37, 53, channels=4)
+    assert process(rgba, image_mean=[0.0] * 4, image_std=[1.0] * 4).shape == (1, 4, 224, 224)
+    assert process(rgba, image_mean=0.0, image_std=1.0).shape == (1, 4, 224, 224)
+    assert process(grey, do_convert_rgb=False, image_mean=0.5, image_std=0.5).shape == (1, 1, 224, 224)
+    with pytest.raises(ImageReadingError, match="image 0 has 4 channels, but image_mean has 3 entries"):
+        process(rgba, do_convert_rgb=False)
+
+
+# Steps
+
+
+def test_steps_can_be_switched_off(pixels):
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1).float()[None]
+    off = {"do_resize": False, "do_rescale": False, "do_normalize": False}
+    torch.testing.assert_close(process(pixels, **off), tensor)
+    torch.testing.assert_close(process(pixels, **off | {"do_rescale": True}), tensor / 255)
+    torch.testing.assert_close(process(pixels, **off | {"do_rescale": True}, rescale_factor=0.5), tensor / 2)
+    normalized = process(pixels, **off | {"do_normalize": True}, image_mean=[1, 2, 3], image_std=[4, 5, 6])
+    expected = (tensor[0] - torch.tensor([1, 2, 3])[:, None, None]) / torch.tensor([4, 5, 6])[:, None, None]
+    torch.testing.assert_close(normalized[0], expected)
+
+
+def test_a_crop_without_a_resize(pixels):
+    result = process(pixels, do_resize=False, do_center_crop=True, crop_size=(30, 60), do_normalize=False)
+    assert result.shape == (1, 3, 30, 60)
+    torch.testing.assert_close(result[0, :, :, 3:56], torch.from_numpy(pixels).permute(2, 0, 1)[:, 3:33] / 255)
+    assert not result[..., :3].any()
+    assert not result[..., 56:].any()
+
+
+def test_floats_keep_their_values_without_rescaling():
+    image = np.random.default_rng(1).standard_normal((3, 20, 36))
+    for preset in ("vit_jax", "lit", "transformers"):
+        result = process(image, preset=preset, size=(20, 36), do_rescale=False, do_normalize=False)
+        torch.testing.assert_close(result[0], torch.from_numpy(image).float(), atol=1e-6, rtol=0)
+
+
+def test_types_and_layouts_of_the_result(pixels):
+    images = [pixels, pixels[::-1]]
+    batch = process(images)
+    assert batch.is_contiguous()
+    assert batch.dtype == torch.float32
+    processor = HfViTImageProcessor()
+    as_array = processor(images, return_tensors="np").pixel_values
+    np.testing.assert_array_equal(as_array, batch)
+    as_list = processor(images).pixel_values
+    assert [tuple(image.shape) for image in as_list] == [(3, 224, 224)] * 2
+    last = processor(images, return_tensors="pt", data_format="channels_last").pixel_values
+    torch.testing.assert_close(last, batch.permute(0, 2, 3, 1))
+    different = [pixels, pixels[1:]]
+    assert len(processor(different, do_resize=False).pixel_values) == 2
+    with pytest.raises(ValueError, match=r"cannot stack images of shapes \(3, 37, 53\) and \(3, 36, 53\)"):
+        process(different, do_resize=False)
+
+
+def test_reduced_decoding(tmp_path):
+    pixels = np.kron(random_pixels(30, 40), np.ones((16, 16, 1), dtype=np.uint8))  # 480 x 640
+    Image.fromarray(pixels).save(tmp_path / "large.jpg")
+    exact = process(tmp_path / "large.jpg", preset="transformers", size=60)
+    reduced = process(tmp_path / "large.jpg", preset="transformers", size=60, reduced_decoding=True)
+    assert not torch.equal(reduced, exact)
+    assert (reduced - exact).abs().mean() < 0.1
+    for image in (pixels, Image.fromarray(pixels)):  # decoded already
+        assert torch.equal(process(image, size=60, reduced_decoding=True), process(image, size=60))
+
+
+# Errors
+
+
+def test_an_unreadable_image_is_named(tmp_path):
+    path = tmp_path / "letter.jpg"
+    path.write_text("Dear Sir or Madam,")
+    for image in (path, str(path), {"path": str(path), "bytes": b"Dear"}):
+        with pytest.raises(ImageReadingError, match=r"letter\.jpg is not an image in a format that Pillow reads"):
+            HfViTImageProcessor()(image)
+    with pytest.raises(ImageReadingError, match=r"cannot read .*nowhere\.jpg: .*No such file"):
+        HfViTImageProcessor()(str(tmp_path / "nowhere.jpg"))
+    with pytest.raises(ImageReadingError, match="image 1 has values from 0 to 300"):
+        HfViTImageProcessor()([np.zeros((4, 5, 3)), np.array([[0, 300]])])
+
+
+def test_unreadable_images_can_be_skipped(pixels, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    images = [tmp_path / "broken.png", pixels, np.full((4, 5, 3), 2.0), pixels[::-1]]
+    features = HfViTImageProcessor(on_error="skip")(images, return_tensors="pt")
+    assert features.skipped == [0, 2]
+    assert list(features) == ["pixel_values"]  # so that model(**features) works
+    torch.testing.assert_close(features.pixel_values, process([pixels, pixels[::-1]]))
+    assert HfViTImageProcessor()(pixels).skipped == []
+    with pytest.raises(ImageReadingError, match=r"cannot read any of 1 images: .*broken\.png is not an image"):
+        HfViTImageProcessor()(images[:1], on_error="skip")
+
+
+def test_an_unknown_argument_is_refused(pixels, tmp_path):
+    with pytest.raises(ValueError, match=r"does not know do_normalise \(did you mean do_normalize\?\)"):
+        HfViTImageProcessor(do_normalise=False)
+    HfViTImageProcessor().save_pretrained(tmp_path)
+    for load in (HfViTImageProcessor.from_pretrained, AutoImageProcessor.from_pretrained):
+        with pytest.raises(ValueError, match=r"does not know imag_mean \(did you mean image_mean\?\)"):
+            load(tmp_path, imag_mean=0.5)
+    with pytest.raises(TypeError, match="do_normalise"):
+        HfViTImageProcessor()(pixels, do_normalise=False)
+    with pytest.raises(ValueError, match="preset is 'vit'; it must be one of vit_jax"):
+        HfViTImageProcessor("vit")
+    with pytest.raises(ValueError, match="return_tensors is 'tf'; it must be one of None, pt, np"):
+        HfViTImageProcessor()(pixels, return_tensors="tf")
+    with pytest.raises(ValueError, match="data_format is 'last'; it must be one of None, channels_first"):
+        HfViTImageProcessor()(pixels, data_format="last")
+    with pytest.raises(ValueError, match="do_resize"):
+        HfViTImageProcessor()(pixels, do_resize="yes")
+
+
+def test_an_empty_batch():
+    with pytest.raises(ValueError, match="there are no images to process"):
+        HfViTImageProcessor()([])
+
+
+# The conventions of transformers' image processors
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_saves_every_number_and_reloads(preset, pixels, tmp_path):
+    processor = HfViTImageProcessor(preset, size=(48, 32), image_std=[0.25, 0.5, 0.75], patch_size=[8, 4])
+    (saved,) = processor.save_pretrained(tmp_path)
+    settings = json.loads(Path(saved).read_text())
+    assert settings["image_std"] == [0.25, 0.5, 0.75]
+    assert settings["preset"] == preset
+    assert {"resample", "antialias", "resize_output", "size", "rescale_factor"} <= settings.keys()
+    loaders = [HfViTImageProcessor.from_pretrained, AutoImageProcessor.from_pretrained]
+    loaders += [partial(AutoImageProcessor.from_pretrained, backend=name) for name in ("pil", "torchvision")]
+    for load in loaders:
+        reloaded = load(tmp_path)
+        assert type(reloaded) is HfViTImageProcessor
+        assert reloaded.to_dict() == processor.to_dict()
+        torch.testing.assert_close(process(pixels, reloaded), process(pixels, processor), atol=0, rtol=0)
+
+
+def test_a_setting_is_changed_at_loading(tmp_path):
+    HfViTImageProcessor("augreg").save_pretrained(tmp_path)
+    loaded = AutoImageProcessor.from_pretrained(tmp_path, size=384)
+    assert (loaded.size, loaded.crop_size) == ({"shortest_edge": 448}, {"height": 384, "width": 384})
+    loaded, unused = HfViTImageProcessor.from_pretrained(tmp_path, do_resize=False, foo=1, return_unused_kwargs=True)
+    assert loaded.do_resize is False
+    assert unused == {"foo": 1}
+
+
+def test_settings_are_saved_and_loaded_as_json(tmp_path):
+    processor = HfViTImageProcessor(size=(20, 36))
+    processor.to_json_file(tmp_path / "processor.json")
+    assert HfViTImageProcessor.from_json_file(tmp_path / "processor.json").to_dict() == processor.to_dict()
+    assert json.loads(processor.to_json_string())["size"] == {"height": 20, "width": 36}
+    assert HfViTImageProcessor.from_dict(processor.to_dict(), size=42).size == {"height": 42, "width": 42}
+
+
+def test_the_processor_has_the_interface_of_transformers():
+    assert issubclass(HfViTImageProcessor, BaseImageProcessor)
+    assert HfViTImageProcessor.valid_kwargs is HfViTImageProcessorKwargs
+    processor = HfViTImageProcessor()
+    assert processor.model_input_names == ["pixel_values"]
+    for name in ("image_mean", "image_std", "do_normalize", "do_resize", "do_rescale", "size"):
+        assert hasattr(processor, name)
+
+
+def test_processors_share_no_settings(pixels):
+    first, second = HfViTImageProcessor(), HfViTImageProcessor()
+    first.size["height"] = 999
+    first.image_mean[0] = 0.1
+    assert second.to_dict() == HfViTImageProcessor().to_dict()
+    before = second.to_dict()
+    process(pixels, second, preset="timm", size=20, image_mean=[0.0, 0.0, 0.0])
+    assert second.to_dict() == before
+
+
+def test_a_processor_can_be_copied_and_pickled(pixels):
+    processor = HfViTImageProcessor("timm", size=20)
+    for other in (copy.deepcopy(processor), pickle.loads(pickle.dumps(processor))):
+        assert other.to_dict() == processor.to_dict()
+        assert torch.equal(process(pixels, other), process(pixels, processor))
+
+
+def test_arguments_of_a_call_override_settings(pixels):
+    processor = HfViTImageProcessor(size=(20, 36))
+    changed = HfViTImageProcessor(size=(48, 32), do_normalize=False)
+    torch.testing.assert_close(process(pixels, processor, size=(48, 32), do_normalize=False), process(pixels, changed))
+
+
+def test_the_result_can_be_cast(pixels):
+    features = HfViTImageProcessor(size=20)(pixels, return_tensors="pt")
+    assert isinstance(features, BatchFeature)
+    assert features.to("cpu", torch.bfloat16).pixel_values.dtype == torch.bfloat16
+
+
+def test_pixel_values_are_computed_on_the_device(pixels):
+    torch.testing.assert_close(process(pixels, device="cpu"), process(pixels))
+    assert process(pixels, device="meta").device.type == "meta"
+    batch = random_pixels(3, 37, 53)  # an array, which is not split for an accelerator
+    assert [len(process(images, device="meta")) for images in (batch, [batch[:2], batch[2]])] == [3, 3]
+    with pytest.raises(ValueError, match='cannot compute on meta with backend="pillow"'):
+        process(pixels, device="meta", backend="pillow")
+
+
+def test_gradients_are_not_recorded(pixels):
+    result = process(torch.from_numpy(pixels / 255).requires_grad_())
+    assert not result.requires_grad
+    torch.testing.assert_close(result, process(pixels))
+
+
+def test_works_in_a_pipeline(pixels, tmp_path):
+    model = ViTForImageClassification(ViTConfig(**SIZES, image_size=20, patch_size=10, num_labels=11)).eval()
+    processor = HfViTImageProcessor(size=20)
+    Image.fromarray(pixels).save(tmp_path / "picture.png")
+    answer = pipeline("image-classification", model=model, image_processor=processor)(str(tmp_path / "picture.png"))
+    with torch.no_grad():
+        scores = model(process(pixels, processor)).logits.softmax(-1)[0].sort(descending=True).values
+    assert [entry["score"] for entry in answer] == pytest.approx(scores[:5].tolist(), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_remote_code_runs_without_the_package(pixels, tmp_path, monkeypatch):
+    monkeypatch.setattr(HfViTImageProcessor, "_auto_class", "AutoImageProcessor")
+    processor = HfViTImageProcessor("timm", size=20)
+    processor.save_pretrained(tmp_path / "processor")
+    np.save(tmp_path / "pixels.npy", pixels)
+    script = """
+import sys
+sys.modules["hf_vit"] = None  # makes its import fail
+import numpy as np
+from transformers import AutoImageProcessor
+processor = AutoImageProcessor.from_pretrained("processor", trust_remote_code=True)
+np.save("result.npy", processor(np.load("pixels.npy"), return_tensors="np").pixel_values)
+"""
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "result.npy"), process(pixels, processor))

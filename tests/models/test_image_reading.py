@@ -1,0 +1,363 @@
+"""Reading of images: modes, types, file formats and defects."""
+
+import base64
+import functools
+import http.server
+import io
+import logging
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, features
+
+from hf_vit.models.image_reading import ImageReadingError, decode, logger, read_image
+
+HEIGHT, WIDTH = 11, 17
+RNG = np.random.default_rng(7)
+GREY = RNG.integers(0, 256, (HEIGHT, WIDTH), dtype=np.uint8)
+COLOUR = RNG.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+ALPHA = RNG.integers(0, 256, (HEIGHT, WIDTH), dtype=np.uint8)
+BACKGROUND = (200, 100, 50)
+
+
+def encode(image, kind="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def read(image, **options):
+    """(height, width, channels)"""
+    return read_image(image, **options).movedim(-3, -1).numpy()
+
+
+def repeat(grey):
+    return np.repeat(grey[..., None], 3, axis=-1)
+
+
+def over(colour, alpha, background):
+    share = alpha[..., None] / 255
+    return np.floor(colour * share + np.array(background) * (1 - share) + 0.5)
+
+
+# Where it comes from
+
+
+def test_types_of_sources(tmp_path):
+    data = encode(Image.fromarray(COLOUR))
+    path = tmp_path / "picture.png"
+    path.write_bytes(data)
+    sources = [path, str(path), data, bytearray(data), memoryview(data), io.BytesIO(data), Image.open(path)]
+    sources += [{"bytes": data, "path": None}, {"bytes": None, "path": str(path)}]
+    sources += ["data:image/png;base64," + base64.b64encode(data).decode(), Image.fromarray(COLOUR)]
+    for source in sources:
+        np.testing.assert_array_equal(read(source), COLOUR)
+
+
+def test_an_image_is_read_from_an_address(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
+    (tmp_path / "picture.png").write_bytes(encode(Image.fromarray(COLOUR)))
+    handler = functools.partial(QuietHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        np.testing.assert_array_equal(read(f"{address}/picture.png"), COLOUR)
+        with pytest.raises(ImageReadingError, match=r"cannot read the image: .*404"):
+            read(f"{address}/nothing.png")
+        server.shutdown()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+# Modes of Pillow, as they come out of files
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "P", "1"])
+def test_modes_that_pillow_converts(mode):
+    image = Image.fromarray(COLOUR).convert(mode)
+    np.testing.assert_array_equal(read(image), np.asarray(image.convert("RGB")))
+
+
+def test_colours_of_a_cmyk_jpeg():
+    image = Image.fromarray(COLOUR).resize((64, 64)).convert("CMYK")
+    data = encode(image, "JPEG", quality=95)
+    np.testing.assert_array_equal(read(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+def test_grey_is_repeated():
+    np.testing.assert_array_equal(read(encode(Image.fromarray(GREY))), repeat(GREY))
+    np.testing.assert_array_equal(read(Image.fromarray(GREY), num_channels=1), GREY[..., None])
+    np.testing.assert_array_equal(read(Image.fromarray(GREY), num_channels=None), GREY[..., None])
+
+
+def test_transparent_images_are_composited_on_the_background():
+    rgba = Image.fromarray(np.dstack([COLOUR, ALPHA]))
+    np.testing.assert_array_equal(read(encode(rgba)), over(COLOUR, ALPHA, (255, 255, 255)))
+    np.testing.assert_array_equal(read(encode(rgba), background=BACKGROUND), over(COLOUR, ALPHA, BACKGROUND))
+    grey = Image.fromarray(np.dstack([GREY, ALPHA]), "LA")
+    np.testing.assert_array_equal(read(encode(grey), background=BACKGROUND), over(repeat(GREY), ALPHA, BACKGROUND))
+
+
+def test_a_transparent_colour_of_a_palette_and_of_a_plain_image():
+    palette = Image.fromarray(COLOUR).quantize(8)
+    data = encode(palette, transparency=3)
+    colours = np.asarray(palette.convert("RGB"))
+    expected = np.where(np.asarray(palette)[..., None] == 3, BACKGROUND, colours)
+    np.testing.assert_array_equal(read(data, background=BACKGROUND), expected)
+    half = np.where(np.arange(WIDTH)[:, None] < 8, COLOUR, (1, 2, 3)).astype(np.uint8)
+    data = encode(Image.fromarray(half), transparency=(1, 2, 3))
+    np.testing.assert_array_equal(read(data)[:, 8:], np.full((HEIGHT, WIDTH - 8, 3), 255))
+    np.testing.assert_array_equal(read(data)[:, :8], COLOUR[:, :8])
+
+
+def test_transparent_palette_mode():
+    image = Image.fromarray(COLOUR).quantize(8).convert("PA")
+    np.testing.assert_array_equal(read(image), np.asarray(image.convert("RGB")))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_keep_their_precision(kind):
+    deep = RNG.integers(0, 65536, (HEIGHT, WIDTH), dtype=np.uint16)
+    levels = read(encode(Image.fromarray(deep), kind))
+    assert levels.dtype == np.float32
+    np.testing.assert_allclose(levels, repeat(deep) / 257, rtol=1e-7)
+    np.testing.assert_array_equal(levels, read(Image.fromarray(deep.astype(np.int32))))
+    big_endian = Image.frombytes("I;16B", (WIDTH, HEIGHT), deep.astype(">u2").tobytes())
+    np.testing.assert_array_equal(levels, read(big_endian))
+    with pytest.raises(ImageReadingError, match=r"integers go from 0 to 65536 \(expected 16 bits"):
+        read(Image.fromarray(np.array([[0, 65536]], dtype=np.int32)))
+
+
+def test_floating_point_image():
+    image = Image.fromarray((GREY / 255).astype(np.float32))
+    np.testing.assert_array_equal(read(encode(image, "TIFF")), repeat(GREY))
+    with pytest.raises(ImageReadingError, match=r"values from 0 to 255; floating-point images are in \[0, 1\]"):
+        read(Image.fromarray(np.array([[0, 255]], dtype=np.float32)))
+
+
+# Files
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_exif_orientation_is_applied(orientation, kind):
+    image = Image.fromarray(np.kron(COLOUR, np.ones((8, 8, 1), dtype=np.uint8)))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    upright = np.asarray(Image.open(io.BytesIO(encode(image, kind))))
+    expected = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.transpose(1, 0, 2),
+        6: upright[::-1].transpose(1, 0, 2),
+        7: upright[::-1, ::-1].transpose(1, 0, 2),
+        8: upright.transpose(1, 0, 2)[::-1],
+    }[orientation]
+    data = encode(image, kind, exif=exif)
+    np.testing.assert_array_equal(read(data), expected)
+    opened = Image.open(io.BytesIO(data))
+    np.testing.assert_array_equal(read(opened), expected)
+    assert opened.size == image.size  # the caller's image is left alone
+    if kind == "JPEG":
+        wanted = (expected.shape[0] // 2, expected.shape[1] // 2)
+        reduced = read(data, reduce_to=lambda height, width: wanted if (height, width) == expected.shape[:2] else None)
+        assert reduced.shape[:2] == wanted
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "WEBP", "PNG"])
+def test_the_first_frame_is_used_with_a_warning(kind):
+    if kind == "WEBP" and not features.check("webp"):
+        pytest.skip("Pillow was built without WebP")
+    frames = [Image.fromarray(np.full((HEIGHT, WIDTH, 3), level, dtype=np.uint8)) for level in (30, 130, 230)]
+    data = encode(frames[0], kind, save_all=True, append_images=frames[1:])
+    messages, handler = [], logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    type(logger).warning_once.cache_clear()
+    logger.addHandler(handler)
+    for _ in range(2):
+        assert np.abs(read(data).astype(int) - 30).max() <= 1
+    logger.removeHandler(handler)
+    assert messages == [f"{kind} images with several frames: the first frame is used"]
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "AVIF", "BMP", "JPEG2000"])
+def test_other_formats(kind):
+    image = Image.fromarray(np.kron(COLOUR, np.ones((8, 8, 1), dtype=np.uint8)))
+    try:
+        data = encode(image, kind, **({"lossless": True} if kind == "WEBP" else {}))
+    except (KeyError, OSError):
+        pytest.skip(f"Pillow was built without {kind}")
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    np.testing.assert_array_equal(read(data), expected)
+
+
+def test_reduced_decoding_gives_at_least_the_requested_size():
+    data = encode(Image.fromarray(RNG.integers(0, 256, (240, 320, 3), dtype=np.uint8)), "JPEG")
+    for wanted, got in (
+        ((240, 320), (240, 320)),
+        ((121, 160), (240, 320)),
+        ((120, 160), (120, 160)),
+        ((31, 9), (60, 80)),
+    ):
+        assert read(data, reduce_to=lambda *_, wanted=wanted: wanted).shape[:2] == got
+    assert read(data, reduce_to=lambda *_: (1, 1)).shape[:2] == (30, 40)
+
+
+# Arrays
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        COLOUR.astype(np.int64),
+        COLOUR.astype(np.uint32),
+        COLOUR.astype(np.uint64),
+        COLOUR.astype(np.float32) / 255,
+        COLOUR / np.longdouble(255),
+        COLOUR / 255,
+        COLOUR.astype(np.uint16) * 257,
+        COLOUR.astype(">u2") * 257,
+        COLOUR[::-1][::-1],
+        np.asfortranarray(COLOUR),
+        np.frombuffer(COLOUR.tobytes(), np.uint8).reshape(COLOUR.shape),  # read-only
+    ],
+    ids=[
+        *("int64", "uint32", "uint64", "float32", "longdouble", "float64", "uint16", "big-endian", "reversed twice"),
+        *("column-major", "read-only"),
+    ],
+)
+def test_types_of_arrays(array):
+    np.testing.assert_array_equal(read(array), COLOUR)
+    np.testing.assert_array_equal(read(array.transpose(2, 0, 1)), COLOUR)
+    if array.dtype.isnative and array.dtype.itemsize <= 8 and array.flags.writeable and min(array.strides) > 0:
+        np.testing.assert_array_equal(read(torch.from_numpy(array)), COLOUR)
+
+
+def test_half_precision_is_accurate_to_one_level():
+    for dtype in (torch.float16, torch.bfloat16):
+        half = (torch.from_numpy(COLOUR) / 255).to(dtype)
+        assert np.abs(read(half) - COLOUR).max() < 1
+
+
+def test_arrays_of_two_dimensions_and_truth_values():
+    np.testing.assert_array_equal(read(GREY), repeat(GREY))
+    np.testing.assert_array_equal(read(GREY > 99), repeat(np.where(GREY > 99, 255, 0)))
+
+
+def test_alpha_in_arrays_is_the_same_as_in_files():
+    rgba = np.dstack([COLOUR, ALPHA])
+    for array in (rgba, torch.from_numpy(rgba), rgba / 255):
+        expected = read(Image.fromarray(rgba), background=BACKGROUND)
+        assert np.abs(read(array, background=BACKGROUND) - expected.astype(float)).max() <= 0.5
+
+
+def test_one_channel_equals_pillows_grey():
+    expected = np.asarray(Image.fromarray(COLOUR).convert("L"))
+    np.testing.assert_array_equal(read(COLOUR, num_channels=1)[..., 0], expected)
+    assert np.abs(read(COLOUR / 255, num_channels=1)[..., 0] - expected).max() <= 0.51
+
+
+@pytest.mark.parametrize(
+    ("shape", "data_format", "channels"),
+    [
+        ((1, 1, 3), None, (3, 1, 1)),
+        ((3, 1, 1), None, (3, 1, 1)),
+        ((3, 5, 3), None, (3, 3, 5)),  # NumPy's custom: channels last
+        ((3, 5, 3), "channels_first", (3, 5, 3)),
+        ((1, 5, 3), None, (3, 1, 5)),
+        ((7, 5, 1), None, (3, 7, 5)),
+        ((2, 3, 5, 7), None, (2, 3, 5, 7)),
+        ((2, 5, 7, 3), None, (2, 3, 5, 7)),
+    ],
+)
+def test_the_channel_axis_of_arrays(shape, data_format, channels):
+    assert read_image(np.zeros(shape), input_data_format=data_format).shape == channels
+
+
+def test_the_channel_axis_of_tensors():
+    assert read_image(torch.zeros(3, 5, 3)).shape == (3, 5, 3)  # PyTorch's custom: channels first
+    assert read_image(torch.zeros(6, 5, 9), num_channels=9).shape == (9, 6, 5)
+
+
+def test_values_are_kept_without_rescaling():
+    array = RNG.standard_normal((HEIGHT, WIDTH, 3))
+    np.testing.assert_allclose(read(array, keep_float=True), array, rtol=1e-6)
+
+
+# Defects
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (np.zeros((5, 6, 7)), r"photo has shape \(5, 6, 7\): neither .* set input_data_format"),
+        (np.zeros((5,)), r"photo has shape \(5,\) \(expected 2, 3 or 4 dimensions\)"),
+        (np.zeros((0, 6, 3)), r"photo is empty: its shape is \(0, 6, 3\)"),
+        (np.full((5, 6, 3), np.nan), r"photo has values from nan to nan; floating-point images are in \[0, 1\]"),
+        (np.full((5, 6, 3), -1), r"photo has values from -1 to -1; integer images are in \[0, 255\]"),
+        (np.full((5, 6, 3), "x"), r"photo has dtype <U1 \(expected bool, integer"),
+        (torch.zeros(6, 6, 3, dtype=torch.complex64), r"photo has dtype torch.complex64 \(expected bool, integer"),
+        (torch.zeros(6, 6, 3, device="meta"), r"photo is a meta tensor \(expected a dense one\)"),
+        (torch.zeros(6, 6, 3).to_sparse(), r"photo is a sparse tensor"),
+        (torch.full((6, 6, 3), 2.0).to(torch.float8_e4m3fn), r"photo has values from 2 to 2"),
+        (Image.new("RGB", (0, 5)), r"photo is empty: its shape is \(3, 5, 0\)"),
+        (17, "cannot read photo: expected a path, URL, bytes, PIL image, NumPy array or tensor, got int"),
+        (b"", "photo is not an image in a format that Pillow reads"),
+        (b"Dear Sir or Madam,", "photo is not an image in a format that Pillow reads"),
+        ("nowhere.jpg", "cannot read photo: .*No such file or directory: '.*nowhere.jpg'"),
+        (".", "cannot read photo: .*directory"),
+        ("data:image/png;base64,!", "photo "),
+    ],
+)
+def test_bad_images_are_refused(image, message):
+    with pytest.raises(ImageReadingError, match=message):
+        read_image(image, name="photo")
+
+
+def test_a_wrong_number_of_channels_is_refused():
+    with pytest.raises(ImageReadingError, match=r"photo has 3 channels \(expected 5"):
+        read_image(COLOUR, num_channels=5, input_data_format="channels_last", name="photo")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "TIFF", "WEBP"])
+@pytest.mark.parametrize("part", [0.02, 0.5, 0.95])
+def test_truncated_files_are_refused(kind, part):
+    image = Image.fromarray(RNG.integers(0, 256, (90, 70, 3), dtype=np.uint8))
+    data = encode(image, kind)
+    with pytest.raises(ImageReadingError, match=r"photo is not an image|cannot read photo: ."):
+        read_image(data[: int(len(data) * part)], name="photo")
+
+
+def test_a_damaged_file_is_refused():
+    data = bytearray(encode(Image.fromarray(COLOUR)))
+    data[60:70] = b"\0" * 10
+    with pytest.raises(ImageReadingError, match=r"cannot read photo: ."):
+        read_image(bytes(data), name="photo")
+
+
+def test_a_decompression_bomb_is_refused():
+    bomb = encode(Image.new("1", (20_000, 20_000)))
+    assert len(bomb) < 100_000
+    with pytest.raises(ImageReadingError, match=r"cannot read photo: .*400000000 pixels.* decompression bomb"):
+        read_image(bomb, name="photo")
+
+
+@pytest.mark.parametrize("of", [bytes, "pil"])
+def test_checksums_of_a_png_are_verified(of):
+    """The damage is in a stored block of zlib, which a decoder copies without noticing it."""
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 13, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=0)
+    whole, damaged = file.getvalue(), bytearray(file.getvalue())
+    damaged[whole.index(b"IDAT") + 40] ^= 4
+    assert (decode(whole, None, "photo") == pixels).all()
+    source = bytes(damaged) if of is bytes else Image.open(io.BytesIO(damaged))
+    with pytest.raises(ImageReadingError, match="cannot read photo: the checksum of its IDAT is wrong"):
+        decode(source, None, "photo")

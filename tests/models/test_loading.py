@@ -1,0 +1,163 @@
+"""Loading of a folder, and classification."""
+
+import sys
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import hf_vit
+from hf_vit.loading import load, load_model, load_processor
+from hf_vit.prediction import Prediction, classify, most_likely, predict
+
+from ..tiny_models import TINY, tiny, tiny_bit
+
+
+def test_load_returns_model_and_processor(folder):
+    model, processor = load(folder)
+    assert type(model) is hf_vit.HfViTForImageClassification
+    assert not model.training
+    assert type(processor) is hf_vit.HfViTImageProcessor
+    (folder / "preprocessor_config.json").unlink()
+    assert load_processor(folder) is None
+
+
+def test_load_sets_the_image_size_of_model_and_processor(folder):
+    model, processor = load(folder, image_size=(40, 72))
+    assert model.config.image_size == (40, 72)
+    assert processor(torch.zeros(3, 9, 9, dtype=torch.uint8), return_tensors="pt").pixel_values.shape[2:] == (40, 72)
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        ("lost", r"classifier\.weight is missing$"),
+        ("misspelt", r"classifier\.weight is missing; classifier\.weigth is not used"),
+        ("reshaped", r"classifier\.bias has shape \(11, 1\), not \(11,\)"),
+        ("more", r"classifier\.scale is not used"),
+    ],
+)
+def test_an_incomplete_head_is_refused(folder, harm, message):
+    """A complete head may be new; a head that lacks an array is damaged."""
+    weights = load_file(folder / "model.safetensors")
+    bias, weight = weights.pop("classifier.bias"), weights.pop("classifier.weight")
+    heads = {
+        "lost": {"bias": bias},
+        "misspelt": {"bias": bias, "weigth": weight},
+        "reshaped": {"bias": bias[:, None], "weight": weight},
+        "more": {"bias": bias, "weight": weight, "scale": bias.clone()},
+    }
+    weights |= {f"classifier.{name}": array for name, array in heads[harm].items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=message):
+        load_model(folder)
+
+
+def test_a_folder_of_transformers(tmp_path):
+    """Outputs are those of transformers' own ViT and image processor."""
+    sizes = {"hidden_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 22}
+    theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=20, patch_size=5)).eval()
+    theirs.save_pretrained(tmp_path)
+    transformers.ViTImageProcessorPil(size={"height": 20, "width": 20}).save_pretrained(tmp_path)
+    model, processor = load(tmp_path, image_size=25)
+    assert type(model) is hf_vit.HfViTForImageClassification
+    assert dict(processor.size) == {"height": 25, "width": 25}
+    pixel_values = torch.randn(2, 3, 20, 20)
+    torch.testing.assert_close(load_model(tmp_path)(pixel_values).logits, theirs(pixel_values).logits)
+
+
+def test_a_model_of_another_package_is_refused(tmp_path):
+    transformers.DeiTConfig(architectures=["DeiTModel"]).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="holds DeiTModel, which is not a model of hf_vit"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Model", "Backbone", "ForImageClassification", "ForMaskedPatchPrediction"])
+def test_a_hybrid_saved_as_a_plain_model_is_loaded_as_a_hybrid(name, tmp_path):
+    """Such as the encoder of a classifier."""
+    plain, hybrid = getattr(hf_vit, f"HfViT{name}"), getattr(hf_vit, f"HfViTHybrid{name}")
+    model = plain(tiny(hybrid=True).config)
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert type(loaded) is hybrid
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    with pytest.raises(ValueError, match=rf"expected hf_vit\); use HfViTHybrid{name} or hf_vit\.load"):
+        plain.from_pretrained(tmp_path)
+
+
+def test_most_likely_classes():
+    logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 9.0]], dtype=torch.bfloat16)
+    first, second = most_likely(logits, {0: "tench", 1: "crane", 2: "crane"}, top_k=2)
+    assert [one.label for one in first] == ["crane", "crane"]
+    assert first[0].score == pytest.approx(0.66524, abs=1e-5)  # e^3 / (e + e^3 + e^2)
+    assert second[0] == Prediction("crane", pytest.approx(0.99975, abs=1e-5))
+    assert len(most_likely(logits, {0: "a", 1: "b", 2: "c"})[0]) == 3
+
+
+def test_classify_equals_predict(folder, tmp_path):
+    model, processor = load(folder)
+    files = []
+    for number in range(3):
+        files.append(tmp_path / f"{number}.png")
+        Image.effect_noise((41, 33), 80).convert("RGB").save(files[-1])
+    expected = classify(model, processor, [Image.open(file) for file in files], top_k=3)
+    assert list(predict(folder, files, top_k=3, batch_size=2)) == [
+        [(label, pytest.approx(score, rel=1e-4)) for label, score in one] for one in expected
+    ]
+
+
+def test_predict_refuses_a_model_without_head(folder):
+    with pytest.raises(ValueError, match="HfViTModel has no classification head"):
+        classify(load_model(folder).vit, None, [])
+
+
+@pytest.mark.parametrize("kind", ["model", "processor"])
+def test_without_hf_vit_push_to_hub_is_that_of_transformers(monkeypatch, kind):
+    """As remote code, the classes run without the rest of hf_vit."""
+    saved = hf_vit.HfViTModel(hf_vit.HfViTConfig(**TINY)) if kind == "model" else hf_vit.HfViTImageProcessor()
+    theirs = (
+        transformers.PreTrainedModel if kind == "model" else transformers.image_processing_base.ImageProcessingMixin
+    )
+    monkeypatch.setattr(theirs, "push_to_hub", lambda self, repo_id, **kwargs: (repo_id, kwargs))
+    monkeypatch.delitem(sys.modules, "hf_vit")
+    assert saved.push_to_hub("alice/vit", private=True) == ("alice/vit", {"private": True})
+
+
+@pytest.mark.parametrize("kind", ["hf_vit", "hf_bit", "vit"])
+def test_config_json_is_read_once(tmp_path, monkeypatch, kind):
+    if kind == "vit":
+        sizes = {"hidden_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 22}
+        transformers.ViTForImageClassification(
+            transformers.ViTConfig(**sizes, image_size=24, patch_size=8)
+        ).save_pretrained(tmp_path)
+    else:
+        (tiny() if kind == "hf_vit" else tiny_bit()).save_pretrained(tmp_path)
+    model_class = hf_vit.HfBiTForImageClassification if kind == "hf_bit" else hf_vit.HfViTForImageClassification
+    read, theirs = [], transformers.PreTrainedConfig._dict_from_json_file.__func__
+    monkeypatch.setattr(
+        transformers.PreTrainedConfig,
+        "_dict_from_json_file",
+        classmethod(lambda cls, file: (read.append(file), theirs(cls, file))[1]),
+    )
+    model_class.from_pretrained(tmp_path, image_size=(40, 72), attn_implementation="eager", num_labels=5)
+    assert len(read) == 1
+
+
+def test_requests_of_loading_from_the_hub(hub, client):
+    """Each file and the branch's commit are requested once, as by transformers' own models."""
+    client("""
+        from hf_vit import HfViTConfig, HfViTModel
+        HfViTModel(HfViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6,
+                               image_size=20, patch_size=5)).push_to_hub("alice/vit", private=True)
+    """)
+    hub.requests.clear()
+    client("""
+        from hf_vit import HfViTModel
+        HfViTModel.from_pretrained("alice/vit")
+    """)
+    asked = [(one["method"], one["path"].rpartition("/")[2]) for one in hub.requests if "/resolve/" in one["path"]]
+    assert asked.count(("HEAD", "config.json")) == asked.count(("GET", "config.json")) == 1
+    assert asked.count(("HEAD", "model.safetensors")) == 1
+    assert len([one for one in hub.requests if "/revision/main" in one["path"]]) == 1

@@ -1,0 +1,147 @@
+"""The manifest of a pushed folder: a file that differs from the pushed one is refused."""
+
+import hashlib
+import json
+import os
+
+import pytest
+
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.cli import main
+from hf_vit.loading import load
+from hf_vit.models import manifest as module
+from hf_vit.models.manifest import MANIFEST, check_files, manifest_text, read_manifest
+
+
+@pytest.fixture
+def pushed(folder, tmp_path, monkeypatch):
+    """A folder with a manifest; the cache of hashed weights is empty."""
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setattr(module, "_SMALL", 10_000)
+    entries = {}
+    for file in folder.iterdir():
+        content = file.read_bytes()
+        entries[file.name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / MANIFEST).write_text(manifest_text({**entries, "not_downloaded.bin": {"size": 1, "sha256": "0"}}))
+    return folder
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """Names of the files that are hashed."""
+    names, true = [], module._sha256_of
+    monkeypatch.setattr(module, "_sha256_of", lambda file: names.append(file.name) or true(file))
+    return names
+
+
+def flip(file, place=-20):
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+def load_as(kind, folder):
+    return load(folder)[0] if kind == "load" else HfViTForImageClassification.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", ["load", "from_pretrained"])
+@pytest.mark.parametrize("before", ["never loaded", "loaded before"])
+def test_weights_with_a_flipped_bit_are_refused(kind, before, pushed):
+    if before == "loaded before":
+        load_as(kind, pushed)
+    flip(pushed / "model.safetensors")
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors is not the file that was pushed \(sha256 .*force_download"
+    ):
+        load_as(kind, pushed)
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_another_configuration_is_refused(name, pushed):
+    text = (pushed / name).read_text()
+    (pushed / name).write_text(text.replace("0", "1", 1))
+    assert (pushed / name).read_text() != text
+    with pytest.raises(ValueError, match=f"{name} is not the file that was pushed"):
+        load(pushed)
+
+
+def test_weights_that_are_cut_off_are_refused_by_their_size(pushed, hashed):
+    size = os.path.getsize(pushed / "model.safetensors")
+    os.truncate(pushed / "model.safetensors", size - 4)
+    with pytest.raises(ValueError, match=rf"pushed \({size - 4} bytes, expected {size}\)"):
+        load(pushed)
+    assert "model.safetensors" not in hashed
+
+
+def test_weights_are_hashed_once_and_again_on_request(pushed, hashed):
+    load(pushed)
+    assert hashed.count("model.safetensors") == 1
+    load(pushed)
+    assert hashed.count("model.safetensors") == 1
+    load(pushed, verify=True)
+    assert hashed.count("model.safetensors") == 2
+    assert hashed.count("config.json") == 6  # before and after each load
+
+
+def test_changed_bits_with_an_unchanged_time_stamp_are_found_by_verify(pushed):
+    load(pushed)
+    status = (pushed / "model.safetensors").stat()
+    flip(pushed / "model.safetensors")
+    os.utime(pushed / "model.safetensors", ns=(status.st_atime_ns, status.st_mtime_ns))
+    load(pushed)
+    with pytest.raises(ValueError, match="is not the file that was pushed"):
+        load(pushed, verify=True)
+
+
+def test_saving_again_removes_our_manifest_and_keeps_foreign_files(pushed):
+    model = load(pushed)[0]
+    model.save_pretrained(pushed)
+    assert not (pushed / MANIFEST).exists()
+    for text in ('{"name": "my web page"}', "[]", "{", "[" * 100_000):
+        (pushed / MANIFEST).write_text(text)
+        load(pushed)[0].save_pretrained(pushed)
+        assert (pushed / MANIFEST).read_text() == text
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../secret", "a/../../secret"])
+def test_files_outside_the_folder_are_refused(name, pushed):
+    (pushed / MANIFEST).write_text(manifest_text({name: {"size": 1, "sha256": "0"}}))
+    with pytest.raises(ValueError, match="which is outside its folder"):
+        load(pushed)
+
+
+def test_an_invalid_manifest_is_not_read():
+    text = manifest_text({"a": {"size": 3, "sha256": "b"}})
+    assert read_manifest(text) == {"a": {"size": 3, "sha256": "b"}}
+    broken = json.loads(text)
+    for files in (None, [], {"a": None}, {"a": {"size": "x", "sha256": "b"}}, {"a": {"size": 3}}):
+        assert read_manifest(json.dumps({**broken, "files": files})) is None
+
+
+def test_hf_vit_verify(pushed, capsys):
+    assert main(["verify", str(pushed)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("3 files are unchanged since the push: config.json, model.safetensors, ")
+    assert told.endswith("not here: not_downloaded.bin\n")
+    flip(pushed / "model.safetensors")
+    assert main(["verify", str(pushed)]) == 2
+    assert capsys.readouterr().err.startswith(f"hf-vit verify: {pushed / 'model.safetensors'} is not the file that was")
+    (pushed / MANIFEST).unlink()
+    assert main(["verify", str(pushed)]) == 2
+    assert "it has no manifest.json" in capsys.readouterr().err
+
+
+def test_without_a_writable_cache_files_are_hashed_every_time(pushed, hashed, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "file" / "below"))
+    for _ in range(2):
+        assert check_files(pushed / MANIFEST) == ["config.json", "model.safetensors", "preprocessor_config.json"]
+    assert hashed.count("model.safetensors") == 2
+    assert isinstance(HfViTImageProcessor.from_pretrained(pushed), HfViTImageProcessor)
+
+
+def test_a_too_large_manifest_is_refused(pushed):
+    with open(pushed / MANIFEST, "r+b") as file:
+        file.truncate(2**24 + 1)  # a file with a hole: nothing is written
+    with pytest.raises(ValueError, match=r"manifest\.json has 16777217 bytes; at most 16777216 are read"):
+        check_files(pushed / MANIFEST)

@@ -1,0 +1,338 @@
+"""The models, in every variant: attention, saving and loading, gradients, initialisation."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoBackbone, AutoModel, AutoModelForImageClassification, ViTConfig
+from transformers import ViTForImageClassification as UpstreamViT
+
+from hf_vit.models import layers as layers_module
+from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.layers import HfViTPooler
+from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
+from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
+from hf_vit.models.pretrained import HfViTHead
+
+from ..tiny_models import VARIANTS, images, tiny
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)
+def model(request) -> HfViTForImageClassification:
+    return tiny(**request.param)
+
+
+@torch.no_grad()
+def test_eager_and_sdpa_agree(model):
+    pixel_values = images(model)
+    model.set_attn_implementation("eager")
+    eager = model(pixel_values).logits
+    model.set_attn_implementation("sdpa")
+    torch.testing.assert_close(model(pixel_values).logits, eager, rtol=0, atol=1e-5)
+
+
+def test_blocked_attention_equals_the_formula_in_float64(monkeypatch):
+    """Values and gradients; 15 heads in blocks of twice the number of threads, and a remainder."""
+    monkeypatch.setattr(layers_module, "LOGITS_PER_THREAD", 2 * 7 * 11)
+    batch, heads, queries, tokens, head_dim = 3, 5, 7, 11, 6
+    shapes = [(batch, heads, queries, head_dim), *[(batch, heads, tokens, head_dim)] * 2]
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    outputs = []
+    for attend in (layers_module.blocked_attention_forward, layers_module.eager_attention_forward):
+        attended, _ = attend(torch.nn.Module(), *inputs, None, scaling=0.3)
+        outputs.append([attended, *torch.autograd.grad(attended.square().sum(), inputs)])
+    query, key, value = (states.detach().numpy() for states in inputs)
+    weights = np.exp(0.3 * query @ key.swapaxes(2, 3))
+    expected = (weights / weights.sum(axis=3, keepdims=True) @ value).swapaxes(1, 2)
+    np.testing.assert_allclose(outputs[0][0].detach(), expected, rtol=1e-12)
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.skipif(not layers_module.has_bfloat16_products(), reason="this CPU has no products for bfloat16")
+def test_attention_in_bfloat16_is_blocked_where_possible():
+    layer = tiny(attention_probs_dropout_prob=0.1).vit.layers[0].attention
+    torch_kernel = layers_module.ALL_ATTENTION_FUNCTIONS["sdpa"]
+    query = torch.zeros(2, 2, 5, 7, dtype=torch.bfloat16)
+    assert layer.implementation(query, is_plain=True) is layers_module.blocked_attention_forward
+    assert layer.implementation(query, is_plain=False) is torch_kernel
+    assert layer.implementation(query.float(), is_plain=True) is torch_kernel
+    tokens = torch.randn(2, 5, 14, dtype=torch.bfloat16)
+    layer.bfloat16()
+    mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    torch.testing.assert_close(layer(tokens)[0], layer(tokens, mask)[0], rtol=0, atol=0.02)
+    assert layer.train()(tokens)[0].isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attentions_are_always_returned(model, attention):
+    model.set_attn_implementation(attention)
+    outputs = model(images(model), output_attentions=True, output_hidden_states=True)
+    tokens = model(images(model), output_hidden_states=True).hidden_states[0].shape[1]
+    layers = len(model.vit.layers)
+    assert [tuple(attention.shape) for attention in outputs.attentions] == [(2, 2, tokens, tokens)] * layers
+    torch.testing.assert_close(outputs.attentions[1].sum(-1), torch.ones(2, 2, tokens))
+    assert len(outputs.hidden_states) == layers + 1
+    torch.testing.assert_close(outputs.logits, model(images(model)).logits, rtol=0, atol=1e-5)
+    model.config.output_attentions = True
+    assert len(model(images(model)).attentions) == layers
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_last_layer_computes_only_what_the_logits_need(model, checkpointing):
+    """Gradients are the same; all tokens of the last layer are computed if requested or needed."""
+    model.train()
+    if checkpointing:
+        model.activation_checkpointing_enable()
+    shapes, gradients = [], []
+    model.vit.layers[-1].register_forward_hook(lambda layer, inputs, output: shapes.append(tuple(output.shape)))
+    for everything in (True, False):
+        model.zero_grad()
+        logits = model(images(model), output_hidden_states=everything).logits
+        logits.square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
+    tokens = shapes[0][1]
+    assert tokens > 1
+    assert shapes[-1][1] == (1 if model.config.pooling == "cls" else tokens)
+
+
+@torch.no_grad()
+def test_saved_and_loaded(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    loaded, info = AutoModelForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(loaded) is type(model)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], parameter), name
+    torch.testing.assert_close(loaded(images(model)).logits, model(images(model)).logits, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_compiles_without_graph_breaks(model):
+    torch.compiler.reset()  # other tests compile the same code for other models
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(images(model)).logits, model(images(model)).logits)
+
+
+def test_gradients_reach_every_parameter_with_and_without_checkpointing(model):
+    model.train()
+    pixel_values = images(model)
+    logits = model(pixel_values).logits
+    logits.square().mean().backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    silent = {name for name, gradient in expected.items() if not gradient.abs().max() > 0}
+    assert not {name for name in silent if not name.endswith("k_proj.bias")}  # softmax ignores a key's bias
+    model.zero_grad()
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # its name since 5.23
+    model(pixel_values).logits.square().mean().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], msg=name)
+
+
+@torch.no_grad()
+def test_a_bare_model_from_a_classifier_has_no_random_weights(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    bare = AutoModel.from_pretrained(tmp_path)
+    pooled = bare(images(model)).pooler_output
+    torch.testing.assert_close(model.classifier(pooled), model(images(model)).logits)
+
+
+@torch.no_grad()
+def test_another_number_of_labels_gives_a_zero_head_with_a_warning(model, tmp_path, caplog):
+    model.save_pretrained(tmp_path)
+    fresh = AutoModelForImageClassification.from_pretrained(tmp_path, num_labels=5)
+    assert fresh.classifier.weight.shape[0] == 5
+    assert not fresh.classifier.weight.any()
+    assert not fresh.classifier.bias.any()
+    for name, parameter in model.vit.state_dict().items():
+        assert torch.equal(fresh.vit.state_dict()[name], parameter), name
+
+
+def test_other_mismatches_are_refused(tmp_path):
+    tiny().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"fc1.bias has shape \(22,\), not \(23,\)"):
+        HfViTForImageClassification.from_pretrained(tmp_path, intermediate_size=23)
+    with pytest.raises(ValueError, match=r"layers.3.attention.q_proj.weight is missing"):
+        HfViTForImageClassification.from_pretrained(tmp_path, num_hidden_layers=4)
+    with pytest.raises(ValueError, match=r"layers.2.mlp.fc2.weight is not used"):
+        HfViTModel.from_pretrained(tmp_path, num_hidden_layers=2)
+
+
+@pytest.mark.parametrize("through", [AutoModelForImageClassification, HfViTForImageClassification])
+def test_image_size_resamples_positions_at_load(through, tmp_path):
+    model = tiny()
+    model.save_pretrained(tmp_path)
+    larger = through.from_pretrained(tmp_path, image_size=(40, 54))
+    assert tuple(larger.config.image_size) == (40, 54)
+    pixel_values = torch.randn(2, 3, 40, 54)
+    with torch.no_grad():
+        torch.testing.assert_close(larger(pixel_values).logits, model(pixel_values).logits)
+    cls_row = larger.vit.embeddings.position_embeddings[:, 0]
+    assert torch.equal(cls_row, model.vit.embeddings.position_embeddings[:, 0])
+    larger.config.save_pretrained(tmp_path / "larger")
+    through_path = HfViTForImageClassification.from_pretrained(tmp_path, config=str(tmp_path / "larger"))
+    assert tuple(through_path.config.image_size) == (40, 54)
+
+
+@torch.no_grad()
+def test_resampled_positions_are_cached_until_the_weights_change():
+    embeddings = tiny().vit.embeddings
+    like = torch.zeros(1)
+    first = embeddings.positions_on((6, 5), like)
+    assert embeddings.positions_on((6, 5), like) is first
+    embeddings.position_embeddings.mul_(2)
+    torch.testing.assert_close(embeddings.positions_on((6, 5), like), 2 * first)
+
+
+def test_images_of_a_wrong_shape_are_refused():
+    model = tiny()
+    with pytest.raises(ValueError, match=r"shape \(2, 1, 20, 36\); expected \(batch, 3, height, width\)"):
+        model(torch.zeros(2, 1, 20, 36))
+    with pytest.raises(ValueError, match=r"shape \(3, 20, 36\)"):
+        model(torch.zeros(3, 20, 36))
+    with pytest.raises(ValueError, match=r"image height 21 is not a multiple of 4.*nearest sizes are 20 and 24"):
+        model(torch.zeros(2, 3, 21, 36))
+
+
+def test_initialisation_equals_the_original():
+    torch.manual_seed(0)
+    config = HfViTConfig(hidden_size=96, intermediate_size=160, num_attention_heads=3, num_hidden_layers=2)
+    config.representation_size, config.num_labels = 64, 7
+    parameters = HfViTForImageClassification(config).state_dict()
+    zero = [name for name, parameter in parameters.items() if not parameter.any()]
+    assert {"classifier.weight", "classifier.bias", "vit.embeddings.cls_token"} <= set(zero)
+    q_proj, fc1 = parameters["vit.layers.1.attention.q_proj.weight"], parameters["vit.layers.1.mlp.fc1.weight"]
+    assert q_proj.abs().max() == pytest.approx((6 / (96 + 96)) ** 0.5, rel=1e-2)  # xavier uniform
+    assert fc1.abs().max() == pytest.approx((6 / (96 + 160)) ** 0.5, rel=1e-2)
+    assert parameters["vit.layers.0.mlp.fc2.bias"].std() == pytest.approx(1e-6, rel=0.3)
+    projection = parameters["vit.embeddings.patch_embeddings.projection.weight"]
+    assert projection.std() == pytest.approx((3 * 16 * 16) ** -0.5, rel=2e-2)  # lecun normal
+    assert parameters["vit.pooler.dense.weight"].std() == pytest.approx(96**-0.5, rel=5e-2)
+    assert parameters["vit.embeddings.position_embeddings"].std() == pytest.approx(0.02, rel=5e-2)
+
+
+def test_a_replaced_head_is_zero_when_it_is_initialised():
+    model = tiny()
+    model.classifier = HfViTHead(14, 5)
+    model._init_weights(model.classifier)
+    assert not model.classifier.weight.any()
+    assert not model.classifier.bias.any()
+    model.classifier = torch.nn.Linear(14, 5)  # not known to be a head: as any other layer
+    model._init_weights(model.classifier)
+    assert model.classifier.weight.any()
+
+
+def test_regional_compilation_of_accelerate():
+    """Accelerate replaces the list of layers by a plain `nn.ModuleList`."""
+    compile_regions = pytest.importorskip("accelerate.utils").compile_regions
+    model = tiny()
+    pixel_values = images(model)
+    with torch.no_grad():
+        compiled = compile_regions(model, backend="eager")
+        assert type(compiled.vit.layers[0]).__name__ == "OptimizedModule"
+        torch.testing.assert_close(compiled(pixel_values).logits, model(pixel_values).logits)
+
+
+def test_dropout_sites_and_stochastic_depth():
+    model = tiny(hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.25, drop_path_rate=0.4)
+    sites = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout)]
+    assert sites == ["vit.embeddings.dropout"] + [
+        f"vit.layers.{index}.{site}" for index in range(3) for site in ("mlp.dropout", "dropout")
+    ]
+    assert [layer.drop_path.rate for layer in model.vit.layers] == [0, 0.2, 0.4]
+    model.train()
+    pixel_values = images(model)
+    assert not torch.equal(model(pixel_values).logits, model(pixel_values).logits)
+    drop_path, ones = model.vit.layers[2].drop_path, torch.ones(20_000, 1, 1)
+    dropped = drop_path(ones)
+    assert dropped.unique().tolist() == pytest.approx([0, 1 / 0.6])
+    assert dropped.mean() == pytest.approx(1, abs=0.03)
+
+
+@torch.no_grad()
+def test_backbone(tmp_path):
+    model = tiny()
+    model.save_pretrained(tmp_path)
+    backbone = HfViTBackbone.from_pretrained(tmp_path, out_features=["stem", "stage2", "stage3"])
+    outputs = backbone(images(model), output_hidden_states=True, output_attentions=True)
+    assert [tuple(feature_map.shape) for feature_map in outputs.feature_maps] == [(2, 14, 5, 6)] * 3
+    assert (len(outputs.hidden_states), len(outputs.attentions)) == (4, 3)
+    encoded = model.vit(images(model)).last_hidden_state[:, 1:]
+    torch.testing.assert_close(outputs.feature_maps[-1].flatten(2).transpose(1, 2), encoded)
+    assert AutoBackbone.from_config(backbone.config).channels == [14, 14, 14]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["map", "no positions"])
+def test_encoders_without_pooling_from_a_classifier_with_weights_of_pooling(name, tmp_path):
+    """The classifier's own encoder judges."""
+    model = tiny(**VARIANTS[name])
+    model.save_pretrained(tmp_path)
+    expected = model.vit(images(model)).last_hidden_state
+    encoder = HfViTModel.from_pretrained(tmp_path, add_pooling_layer=False)
+    torch.testing.assert_close(encoder(images(model)).last_hidden_state, expected)
+    (feature_map,) = HfViTBackbone.from_pretrained(tmp_path)(images(model)).feature_maps
+    torch.testing.assert_close(feature_map.flatten(2).mT, expected[:, model.config.num_prefix_tokens :])
+    with pytest.raises(ValueError, match=r"vit\.pooler\.\w+\.[\w.]+ is not used"):
+        HfViTForImageClassification.from_pretrained(tmp_path, representation_size=None, pooling="cls")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("model_class", [HfViTModel, HfViTBackbone, HfViTForMaskedPatchPrediction])
+def test_images_are_converted_to_the_dtype_of_the_weights(model_class, hybrid):
+    """The outputs equal those of the same images in bfloat16."""
+    torch.manual_seed(0)
+    model = model_class(tiny(hybrid).config).bfloat16().eval()
+    patches = model.config.grid_size[0] * model.config.grid_size[1]
+    masked = {"bool_masked_pos": torch.ones(2, patches)} if hasattr(model, "mask_token") else {}
+    found, expected = (
+        model(pixel_values, **masked, output_hidden_states=True).hidden_states[-1]
+        for pixel_values in (images(model), images(model).bfloat16())
+    )
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_mean_pooling_of_many_tokens_in_float16():
+    """The sum of the tokens exceeds float16; masked tokens are left out."""
+    pooler = HfViTPooler(HfViTConfig(pooling="mean"))
+    tokens = torch.full((1, 2_048, 5), 40.0, dtype=torch.float16)
+    tokens[:, 1_900:] = 7
+    mask = torch.ones(1, 2_048).index_fill(1, torch.arange(1_900, 2_048), 0)
+    assert torch.equal(pooler(tokens, mask), tokens[:, 0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_attention_mask_hides_patches(hybrid):
+    model = tiny(hybrid, pooling="mean")
+    pixel_values = images(model)
+    tokens = model.config.grid_size[0] * model.config.grid_size[1]
+    mask = torch.ones(2, tokens, dtype=torch.long)
+    mask[0, 4:] = 0
+    hidden = {}
+    for attention in ("eager", "sdpa"):
+        model.set_attn_implementation(attention)
+        hidden[attention] = model(pixel_values, attention_mask=mask).logits
+    torch.testing.assert_close(hidden["eager"], hidden["sdpa"], rtol=0, atol=1e-5)
+    with_attentions = model(pixel_values, attention_mask=mask, output_attentions=True)
+    torch.testing.assert_close(with_attentions.logits, hidden["sdpa"], rtol=0, atol=1e-5)
+    assert with_attentions.attentions[0][0, :, :, 4:].max() == 0
+    torch.testing.assert_close(hidden["sdpa"][1], model(pixel_values).logits[1], rtol=0, atol=1e-5)
+    changed = model.vit.embeddings(pixel_values)
+    assert not torch.allclose(hidden["sdpa"][0], model(pixel_values).logits[0], atol=1e-3), changed.shape
+
+
+@torch.no_grad()
+def test_transformers_vit_with_our_weights_has_equal_logits():
+    """Only epsilon and GELU differ; transformers' config can set both."""
+    ours = tiny(image_size=20, patch_size=4)
+    config = ViTConfig(**{**ours.config.to_diff_dict(), "model_type": "vit"})
+    config.hidden_act, config.layer_norm_eps = "gelu_pytorch_tanh", 1e-6
+    upstream = UpstreamViT(config).eval()
+    upstream.load_state_dict(ours.state_dict())
+    pixel_values = torch.randn(2, 3, 20, 20)
+    torch.testing.assert_close(ours(pixel_values).logits, upstream(pixel_values).logits, rtol=0, atol=1e-6)

@@ -1,0 +1,212 @@
+"""Images of any size, and images of several shapes in one batch."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageClassification
+
+from hf_vit.models.embeddings import unpatchify
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor, patchify
+from hf_vit.models.modeling_hf_vit import HfViTModel
+
+from ..tiny_models import VARIANTS, tiny
+
+NATIVE = {
+    "cls": {},
+    "mean": {"pooling": "mean"},
+    "map": {"pooling": "map", "use_cls_token": True},
+    "sincos": {"position_embedding_type": "sincos2d", "hidden_size": 16, "representation_size": 5},
+    "no positions": {"position_embedding_type": "none"},
+    "hybrid": {"hybrid": True},
+}
+POSITIONS = {
+    **VARIANTS,
+    "1-D shared": {"position_embedding_placement": "every_layer_shared"},
+    "2-D shared": {"position_embedding_type": "learned2d", "position_embedding_placement": "every_layer_shared"},
+}
+GRIDS = [(3, 5), (5, 6), (3, 5), (7, 2), (1, 1)]
+
+
+def slow(*cases) -> list:
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+
+
+def patch_pixels(config) -> tuple[int, int]:
+    height, width = config.patch_size
+    return height * config.stride, width * config.stride
+
+
+def photographs(config) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    height, width = patch_pixels(config)
+    return [torch.randn(3, rows * height, columns * width) for rows, columns in GRIDS]
+
+
+def as_patches(config, images) -> dict[str, torch.Tensor]:
+    length = max(rows * columns for rows, columns in GRIDS) + 2
+    pixel_values = torch.full((len(images), length, 3 * np.prod(patch_pixels(config))), 7.0)  # padding must not count
+    mask = torch.zeros(len(images), length, dtype=torch.int32)
+    for index, image in enumerate(images):
+        patches = patchify(image, patch_pixels(config))
+        pixel_values[index, : len(patches)] = patches
+        mask[index, : len(patches)] = 1
+    return {"pixel_values": pixel_values, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(GRIDS)}
+
+
+def test_unpatchify_undoes_patchify():
+    images = torch.randn(2, 3, 12, 10)
+    assert torch.equal(unpatchify(patchify(images, (4, 5)), (3, 2), (4, 5)), images)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("fields", NATIVE.values(), ids=NATIVE)
+def test_images_of_several_shapes_equal_each_alone(fields, attention):
+    check_together_equals_alone(tiny(**fields), attention)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # flex attention in transformers and torch has its own
+def test_flex_attention_has_a_block_mask():
+    check_together_equals_alone(tiny(hidden_size=16, pooling="mean", num_hidden_layers=1), "flex_attention")
+
+
+def check_together_equals_alone(model, attention):
+    images = photographs(model.config)
+    alone = torch.cat([model(image[None]).logits for image in images])
+    model.set_attn_implementation(attention)
+    together = model(**as_patches(model.config, images)).logits
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+
+
+def test_native_batches_have_gradients():
+    model = tiny(pooling="mean")
+    batch = as_patches(model.config, photographs(model.config))
+    model(**batch, labels=torch.arange(5)).loss.backward()
+    assert model.vit.embeddings.position_embeddings.grad.abs().sum() > 0
+    assert model.vit.embeddings.patch_embeddings.projection.weight.grad.abs().sum() > 0
+
+
+@torch.no_grad()
+def test_native_batches_of_the_processor_equal_single_images():
+    model = tiny(patch_size=4, image_size=20)
+    processor = HfViTImageProcessor(size=20, patch_size=4)
+    images = [
+        np.random.default_rng(i).integers(0, 255, size, np.uint8) for i, size in enumerate([(9, 30, 3), (50, 7, 3)])
+    ]
+    batch = processor(images, preset="native", max_num_patches=30, return_tensors="pt")
+    logits = model(**batch).logits
+    for index, (rows, columns) in enumerate(batch.spatial_shapes.tolist()):
+        image = unpatchify(batch.pixel_values[index : index + 1, : rows * columns], (rows, columns), (4, 4))
+        torch.testing.assert_close(model(image).logits[0], logits[index], rtol=0, atol=1e-5)
+
+
+def test_patches_of_the_wrong_size_are_refused():
+    model = tiny()
+    with pytest.raises(ValueError, match="70 values per patch; patches of 4 x 6 pixels with 3 channels have 72"):
+        model(torch.zeros(1, 4, 70), spatial_shapes=torch.tensor([[2, 2]]))
+
+
+@torch.no_grad()
+def test_saves_record_the_trained_size_and_the_history(tmp_path):
+    tiny().save_pretrained(tmp_path / "20x36")
+    AutoModelForImageClassification.from_pretrained(tmp_path / "20x36", image_size=(40, 54)).save_pretrained(
+        tmp_path / "b"
+    )
+    back = AutoModelForImageClassification.from_pretrained(tmp_path / "b", image_size=(20, 36))
+    back.save_pretrained(tmp_path / "c")
+    config = AutoModelForImageClassification.from_pretrained(tmp_path / "c").config
+    assert [tuple(size) for size in config.image_size_history] == [(20, 36), (40, 54)]
+    assert tuple(config.image_size) == (20, 36)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *(("cls", method) for method in ("jax", "jax_exact", "bilinear", "bicubic")),
+        ("learned2d", "bicubic"),
+        *slow(("1-D shared", "jax"), ("relative", "jax"), ("relative", "bicubic"), ("axial", "jax")),
+    ],
+)
+def test_exports_with_dynamic_height_and_width(name, method):
+    model = tiny(**POSITIONS[name], position_interpolation=method)
+    batch, rows, columns = (torch.export.Dim(name, min=2, max=64) for name in ("batch", "rows", "columns"))
+    shapes = {"pixel_values": {0: batch, 2: 4 * rows, 3: 6 * columns}}
+    program = torch.export.export(model, (torch.randn(2, 3, 12, 24),), dynamic_shapes=(*shapes.values(),), strict=False)
+    for size in ((3, 3, 20, 36), (2, 3, 32, 18)):
+        pixel_values = torch.randn(size)
+        with torch.no_grad():
+            logits = program.module()(pixel_values).logits
+            torch.testing.assert_close(logits, model(pixel_values).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["cls", *slow("2-D shared", "relative", "axial")])
+def test_compiles_for_any_size(name):
+    torch.compiler.reset()  # other tests compile the same code for other models
+    model = tiny(**POSITIONS[name])
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+    for size in ((2, 3, 20, 36), (2, 3, 24, 42), (3, 3, 32, 18)):
+        pixel_values = torch.randn(size)
+        torch.testing.assert_close(compiled(pixel_values).logits, model(pixel_values).logits, rtol=0, atol=1e-5)
+
+
+def test_empty_position_embeddings_are_refused():
+    model = tiny()
+    model.vit.embeddings.position_embeddings = torch.nn.Parameter(torch.empty(0))
+    with pytest.raises(ValueError, match=r"shape \(0,\) \(expected 31 tokens\); under DeepSpeed ZeRO-3"):
+        model(torch.zeros(1, 3, 24, 48))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_mask_has_the_form_of_transformers(attention):
+    """The mask is (batch, tokens), class token first; hidden tokens do not change the others."""
+    model = tiny()
+    model.set_attn_implementation(attention)
+    pixel_values = torch.randn(1, 3, 20, 36)
+    mask = torch.ones(1, 31)
+    mask[:, 25:] = 0
+    changed = pixel_values.clone()
+    changed[:, :, 16:, :] = 9  # the last row of patches, tokens 25 to 30
+    expected = model(pixel_values, attention_mask=mask).logits
+    torch.testing.assert_close(model(changed, attention_mask=mask).logits, expected, rtol=0, atol=1e-5)
+    assert isinstance(model.vit, HfViTModel)
+
+
+@pytest.mark.parametrize("positions", ["cls", "learned2d", "every layer", "shared by layers", "relative"])
+@pytest.mark.parametrize("trains", [True, False])
+def test_frozen_position_embeddings_stay_frozen_at_another_size(positions, trains):
+    model = tiny(**VARIANTS[positions]).requires_grad_(trains)
+    before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    model.set_image_size((24, 48))
+    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
+    assert set(before.values()) == {trains}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.data.mul_(3),
+        lambda table: table.detach().numpy().fill(0.5),
+        lambda table: torch.optim.SGD([table], lr=1.0, fused=True).step(),
+    ],
+    ids=[".data", "numpy", "fused optimiser"],
+)
+def test_resampled_positions_follow_changes_without_a_version_counter(change):
+    model = tiny().eval()
+    height, width = patch_pixels(model.config)
+    images = torch.randn(2, 3, 3 * height, 7 * width)
+    table = model.base_model.embeddings.position_embeddings
+    with torch.no_grad():
+        before = model(images).logits
+        table.grad = torch.ones_like(table) * torch.arange(table.shape[1])[None, :, None]
+        change(table)
+        after = model(images).logits
+    with torch.enable_grad():  # which keeps nothing
+        expected = model(images).logits
+    assert not torch.equal(after, before)
+    torch.testing.assert_close(after, expected.detach())

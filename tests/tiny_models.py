@@ -1,0 +1,99 @@
+"""Tiny models that tests share. No two sizes of one are equal, so that a swapped axis cannot pass."""
+
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForImageClassification
+
+from hf_vit import (
+    HfBiTConfig,
+    HfBiTForImageClassification,
+    HfViTConfig,
+    HfViTForImageClassification,
+    HfViTHybridConfig,
+    HfViTImageProcessor,
+)
+from hf_vit.loading import save_folder
+
+SIZES = {"hidden_size": 14, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 22}
+TINY = {**SIZES, "image_size": (20, 36), "patch_size": (4, 6), "num_labels": 11}
+TINY_HYBRID = {**TINY, "patch_size": (1, 2), "image_size": (24, 48), "stem_depths": [1, 2], "stem_width": 32}
+TINY_BIT = {"embedding_size": 32, "depths": [1, 2], "num_labels": 7, "image_size": (43, 64)}
+BIT_PIXELS = torch.randn(2, 3, 43, 64, generator=torch.Generator().manual_seed(1))
+
+VARIANTS = {  # arguments of `tiny`, by name
+    "cls": {},
+    "mean": {"pooling": "mean"},
+    "map": {"pooling": "map", "representation_size": 9},
+    "none": {"pooling": "none", "use_cls_token": True},
+    "sincos": {"pooling": "mean", "position_embedding_type": "sincos2d", "hidden_size": 16},
+    "no positions": {"position_embedding_type": "none", "qkv_bias": False, "representation_size": 14},
+    "learned2d": {"position_embedding_type": "learned2d"},
+    "every layer": {"position_embedding_placement": "every_layer"},
+    "shared by layers": {
+        "position_embedding_type": "learned2d",
+        "position_embedding_placement": "every_layer_shared",
+        "pooling": "mean",
+    },
+    "relative": {"position_embedding_type": "relative"},
+    "axial": {"attention_axes": "axial", "pooling": "mean", "num_hidden_layers": 4},
+    "hybrid": {"hybrid": True},
+    "stem alone": {"hybrid": True, "stem_depths": [], "pooling": "mean"},
+}
+
+
+def tiny(hybrid: bool = False, seed: int = 0, **fields) -> HfViTForImageClassification:
+    """A classifier in which no parameter is zero or one, so that every one counts."""
+    torch.manual_seed(seed)
+    config = HfViTHybridConfig(**{**TINY_HYBRID, **fields}) if hybrid else HfViTConfig(**{**TINY, **fields})
+    model = AutoModelForImageClassification.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def tiny_bit(model_class=HfBiTForImageClassification, **fields):
+    """A ResNet in which no parameter is zero or one."""
+    return randomize(model_class(HfBiTConfig(**{**TINY_BIT, **fields})), mean=0.1)
+
+
+def randomize(model: nn.Module, mean: float = 0.0, std: float = 0.3) -> nn.Module:
+    """Draw every parameter, also those that a new model has at zero or one."""
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, mean, std)
+    return model.eval()
+
+
+def images(model, batch: int = 2) -> torch.Tensor:
+    """(batch, 3, height, width) of the size that the model was made for."""
+    torch.manual_seed(5)
+    return torch.randn(batch, 3, *model.config.image_size)
+
+
+def save_tiny(folder: Path, seed: int = 0, **fields) -> Path:
+    """Write a folder with a classifier that tells images apart and its image processor; return the folder."""
+    model = tiny(seed=seed, **fields)
+    nn.init.normal_(model.classifier.weight)
+    height, width = model.config.image_size
+    save_folder(folder, model, HfViTImageProcessor(size={"height": height, "width": width}))
+    return folder
+
+
+# Fields that nobody knows: of any type, called as a method or as what transformers reads of language models.
+UNKNOWN_FIELDS = {
+    "added_by_a_tool": {"dtype": [1], "nested": {"deep": None}},
+    "to_dict": "text",
+    "text_config": {"hidden_size": 3},
+    "max_length": 30,
+    "layer_types": ["full"],
+    "_private": 1.5,
+}
+
+
+def add_fields(file: Path, fields: dict) -> None:
+    """Add fields to a JSON object in a file."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
