@@ -13,6 +13,8 @@ MAY_IMPORT = {
     "models": set(),
     "registration": {"models"},
     "variants": {"models"},
+    "processor_size": {"files", "models", "registration"},
+    "upstream": {"models"},
     "files": {"models"},
     "catalog": {"files", "models"},
     "conversion": {"files", "models", "catalog"},
