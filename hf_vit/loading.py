@@ -93,7 +93,8 @@ def load(
     model = _class_for(stored, name).from_pretrained(name, _warns_of_int8=False, **settings)
     if backend is None:
         _use_int8_program(model, name, where)
-    processor = load_processor(name, **where) or _make_processor(name, stored, model.config, where)
+    trusted = settings.get("trust_remote_code", False)
+    processor = load_processor(name, trusted, **where) or _make_processor(name, stored, model.config, where)
     if image_size is None and is_upstream_bit(stored) and "image_size" not in stored:
         image_size = output_size(processor)
     _set_sizes(model, processor, image_size, patch_size)
@@ -154,14 +155,15 @@ def _class_for(stored: dict[str, Any], folder: str | os.PathLike) -> type[HfVisi
     return _CLASSES[name]
 
 
-def load_processor(folder: str | os.PathLike, **where: Any) -> Any:
+def load_processor(folder: str | os.PathLike, trust_remote_code: bool = False, **where: Any) -> Any:
     """Load the image processor of a folder or a name on the Hub, of any class; None if there is none.
 
     Args:
+        trust_remote_code: run code of the folder, if the processor's class is in it; False: raise ValueError.
         where: arguments of `from_pretrained` that locate files, such as `revision`.
 
     Raises:
-        ValueError: its preprocessor_config.json is damaged, or has values of a wrong type.
+        ValueError: its preprocessor_config.json is damaged, or has values of a wrong type; or its class is unknown.
         OSError: the Hub cannot be reached, to find out whether there is one.
     """
     file = find_file(folder, IMAGE_PROCESSOR_NAME, where)
@@ -171,7 +173,7 @@ def load_processor(folder: str | os.PathLike, **where: Any) -> Any:
     with wrong_types_refused(f"the {IMAGE_PROCESSOR_NAME} of {folder}"):
         if _is_of_hybrid(stored):  # transformers 5 has no hybrids
             return HfViTImageProcessor(**in_our_settings(stored))
-        return AutoImageProcessor.from_pretrained(folder, **where)
+        return AutoImageProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code, **where)
 
 
 def find_file(folder: str | os.PathLike, name: str, where: dict[str, Any]) -> str | None:

@@ -232,7 +232,7 @@ def load_config(name: str) -> PreTrainedConfig:
     if name in VARIANTS:
         return config_of_variant(name, num_labels=1000)
     try:
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except OSError as error:
         raise ValueError(
             f"{name!r} is neither a folder or a name on the Hub, nor one of {', '.join(VARIANTS)}"

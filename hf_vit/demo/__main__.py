@@ -52,8 +52,8 @@ def _convert_embedded_checkpoint(folder: Path) -> Path:
 
 def _classify(folder: Path, images: list) -> np.ndarray:
     """Load a model with the Auto classes and return the predicted classes, (number of images,)."""
-    model = AutoModelForImageClassification.from_pretrained(folder).eval()
-    processor = AutoImageProcessor.from_pretrained(folder)
+    model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=False).eval()
+    processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
     with torch.inference_mode():
         return model(**processor(images, return_tensors="pt")).logits.argmax(dim=-1).numpy()
 

@@ -77,7 +77,7 @@ def _choose_tasks(tasks: list[Task], names: list[str]) -> list[Task]:
 
 def _takes_presets(model: str) -> bool:
     """Tell whether the image processor of a model is an `HfViTImageProcessor`, which has presets."""
-    return isinstance(AutoImageProcessor.from_pretrained(model), HfViTImageProcessor)
+    return isinstance(AutoImageProcessor.from_pretrained(model, trust_remote_code=False), HfViTImageProcessor)
 
 
 def _refuse_differences(file: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:

@@ -42,6 +42,15 @@ _WHERE = (
 )
 # Arguments of `from_pretrained` that a configuration does not use.
 _OF_LOADING = frozenset("adapter_kwargs code_revision gguf_file quantization_config user_agent".split())
+# Names that a config.json may give. Any other would be downloaded from the Hub, as a repository of kernels.
+ATTENTION_IMPLEMENTATIONS = (
+    "eager",
+    "sdpa",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+    "flex_attention",
+)
 _KEPT = "_kept_fields"  # unknown fields of a config.json
 # Numbers of timm's ResNets (GroupNormAct, StdConv2dSame) and, after them, of transformers' BiT (modeling_bit.py).
 TIMM_NUMBERS: dict[str, Any] = {
@@ -141,6 +150,8 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
             where = f"the config.json of {folder}" if folder else "a configuration"
             names = ", ".join(repr(name[:50])[1:-1] for name in list(unknown)[:10]) + ", ..." * (len(unknown) > 10)
             logger.warning_once(f"{where} has {names}, which {cls.__name__} does not know: kept, not used")
+        for name in ("attn_implementation", "_attn_implementation"):
+            check_attention(config_dict.get(name))
         settings = {name: value for name, value in config_dict.items() if name in known} | {_KEPT: unknown}
         config, unused = super().from_dict(settings, return_unused_kwargs=True, **kwargs)
         if wants_unused:
@@ -369,6 +380,16 @@ def wrong_types_refused(what: str) -> Iterator[None]:
     except (TypeError, AttributeError, KeyError, IndexError, OverflowError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:300]
         raise ValueError(f"{what} has values of a wrong type ({reason})") from error
+
+
+def check_attention(name: Any) -> None:
+    """Raise ValueError for an attention implementation that a file may not choose, such as a repository of kernels."""
+    if name is not None and name not in ATTENTION_IMPLEMENTATIONS:
+        known = ", ".join(ATTENTION_IMPLEMENTATIONS)
+        raise ValueError(
+            f"attn_implementation is {reprlib.repr(name)} in the config.json (expected one of {known}); "
+            "pass another one as an argument of from_pretrained"
+        )
 
 
 def check_general(settings: dict[str, Any], fields: Any) -> None:

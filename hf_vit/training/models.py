@@ -16,7 +16,7 @@ from transformers import (
 
 from ..loading import with_resizing_of
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vision import HfVisionConfig
+from ..models.configuration_hf_vision import HfVisionConfig, check_attention
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.manifest import absence_explained, check_place
@@ -63,7 +63,9 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
 def _config_of(name: str) -> Any:
     check_place(name)
     with absence_explained(name):
-        return AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    check_attention(config._attn_implementation)
+    return config
 
 
 def _load(
@@ -75,11 +77,11 @@ def _load(
         raise ValueError(f"{name} has a model of type {config.model_type}, which cannot classify images")
     is_ours = auto_class is HfViTModel or isinstance(config, HfVisionConfig)
     size = {} if image_size is None or is_ours else {"image_size": image_size}
-    pair: Any = auto_class.from_pretrained(name, output_loading_info=True, **size, **settings)
+    pair: Any = auto_class.from_pretrained(name, output_loading_info=True, trust_remote_code=False, **size, **settings)
     model, info = pair
     if image_size is not None and is_ours:
         model.set_image_size(image_size, processor_follows=True)
-    processor = AutoImageProcessor.from_pretrained(name)
+    processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
     let_agree(model, processor, name, asked=image_size is not None)
     return model, processor, info
 

@@ -1,5 +1,6 @@
 """Loading of a folder, and classification."""
 
+import json
 import sys
 
 import pytest
@@ -161,3 +162,32 @@ def test_requests_of_loading_from_the_hub(hub, client):
     assert asked.count(("HEAD", "config.json")) == asked.count(("GET", "config.json")) == 1
     assert asked.count(("HEAD", "model.safetensors")) == 1
     assert len([one for one in hub.requests if "/revision/main" in one["path"]]) == 1
+
+
+@pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json", "processor_config.json"])
+def test_code_of_a_folder_never_runs_and_nobody_is_asked(folder, monkeypatch, file):
+    from hf_vit.analysis.compute import load_config
+    from hf_vit.evaluation.vtab import _takes_presets
+    from hf_vit.training.models import _load
+
+    monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail("asked at a prompt"))
+    (folder / "evil.py").write_text("raise SystemExit('code of the folder ran')")
+    content = {"image_processor_type": "Evil", "processor_class": "Evil", "model_type": "evil"}
+    content["auto_map"] = dict.fromkeys(("AutoConfig", "AutoModel", "AutoImageProcessor", "AutoProcessor"), "evil.Evil")
+    if file == "processor_config.json":
+        (folder / "preprocessor_config.json").unlink()
+        content = {"image_processor": content}
+    (folder / file).write_text(json.dumps(content))
+    reads = [load, lambda folder: _load(transformers.AutoModelForImageClassification, folder, None)]
+    for read in [*reads, load_config if file == "config.json" else _takes_presets]:
+        with pytest.raises((ValueError, OSError)):
+            read(str(folder))
+
+
+@pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation"])
+def test_a_file_cannot_choose_a_repository_of_kernels(folder, field):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: "owner/kernel"}))
+    for auto_class in (hf_vit.HfViTForImageClassification, transformers.AutoModelForImageClassification):
+        with pytest.raises(ValueError, match="owner/kernel"):
+            auto_class.from_pretrained(folder)
