@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from .settings import TrainingSettings
 
@@ -23,11 +24,17 @@ def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
         num_steps: the step at which the decay ends, unless `decay_steps` sets another.
 
     Raises:
-        ValueError: the warm-up fills the run, or leaves no room for the decay of wsd.
+        ValueError: the warm-up fills the run, or leaves no room for the decay.
     """
+    if settings.warmup_steps < 1:  # a share; rounded down, because the first step of a warm-up has the rate 0
+        settings = replace(settings, warmup_steps=int(settings.warmup_steps * num_steps))
     warmup_steps, cooldown_steps, decay = settings.warmup_steps, settings.cooldown_steps, _DECAYS[settings.schedule]
     if warmup_steps >= num_steps:
-        raise ValueError(f"--warmup-steps ({warmup_steps}) must be less than the {num_steps} steps of the run")
+        raise ValueError(
+            f"--warmup-steps ({warmup_steps}) must be less than the {num_steps} steps of the run (0.1: a tenth)"
+        )
+    if settings.decay_steps and settings.decay_steps[0] <= warmup_steps and decay is not _staircase:
+        raise ValueError(f"--decay-steps ({settings.decay_steps[0]}) must be above --warmup-steps ({warmup_steps})")
     if decay is _wsd and warmup_steps + cooldown_steps > num_steps:
         raise ValueError(
             f"--warmup-steps ({warmup_steps}) and --cooldown-steps ({cooldown_steps}) are more than the {num_steps} "

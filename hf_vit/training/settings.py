@@ -138,7 +138,10 @@ class TrainingSettings(DataSettings):
     schedule: Literal["linear", "cosine", "polynomial", "constant", "rsqrt", "staircase", "wsd"] = _schedule(
         "cosine", "learning rate after the warm-up; wsd (warm-up, stable, decay): constant until the cooldown_steps"
     )
-    warmup_steps: int = _schedule(0, "optimiser steps of the linear warm-up from 0 to learning_rate")
+    warmup_steps: int | float = _schedule(
+        0,
+        "optimiser steps of the linear warm-up from 0 to learning_rate; below 1: as a share of the run, rounded down",
+    )
     decay_steps: list[int] = _schedule(
         list,
         "staircase: steps at which the rate is divided by 10; linear, cosine and polynomial: the step at which the "
@@ -243,6 +246,8 @@ class TrainingSettings(DataSettings):
         _require_between(self, 0, None, "warmup_steps", "weight_decay", "mixup_alpha", "cutmix_alpha")
         _require_between(self, 0, None, "cooldown_steps", "timescale_shift", "stall_timeout")
         _require_between(self, 0, None, "randaugment_layers", "randaugment_magnitude")
+        if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
+            raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a share below 1")
         if self.steps is not None and self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be less than steps ({self.steps})")
         self._validate_schedule()

@@ -27,6 +27,7 @@ from hf_vit.training.data import Split
 from hf_vit.training.models import build_config, build_for_pretraining, load_for_finetuning, set_head_bias
 from hf_vit.training.optimization import kernel_names, torch_weight_decay
 from hf_vit.training.recipes import build, read_recipe
+from hf_vit.training.schedules import build_schedule
 from hf_vit.training.settings import FinetuneSettings, PretrainSettings
 
 from ..tiny_models import SIZES, save_tiny, tiny
@@ -345,6 +346,17 @@ def test_every_recipe_is_compared_with_an_original():
     assert not with_original & (JUDGES.keys() | BASES | OURS)
     shipped = (Path(__file__).parent / "test_shipped_files.py").read_text()
     assert all(f'"{name}"' in shipped for name in JUDGES)
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_our_own_recipes_warm_up_for_at_most_a_quarter_of_any_run(name):
+    """Where no source fixes the warm-up, a run may have any length."""
+    settings = resolve(name, {})
+    for num_steps in (1, 2, 7, 17, 200):
+        schedule = build_schedule(settings, num_steps)
+        rates = [schedule(step) for step in range(num_steps // 4, num_steps)]
+        assert rates == sorted(rates, reverse=True)
+        assert rates[0] > 0
 
 
 @pytest.mark.parametrize("data", ["i21k", "i1k"])

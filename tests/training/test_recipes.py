@@ -111,6 +111,7 @@ def test_recipe_overrides_the_options_of_its_base(tmp_path):
         (["--optimizer", "lion"], "--optimizer is 'lion'; it must be sgd or adamw or muon"),
         (["--epochs", "3"], r"set one of steps and epochs; both are \(7 and 3.0\) set"),
         (["--warmup_steps", "7"], r"--warmup-steps \(7\) must be less than --steps \(7\)"),
+        (["--warmup_steps", "2.5"], r"--warmup-steps is 2.5"),
         (
             ["--weight_decay", "0.1", "--momentum_dtype", "bfloat16"],
             r"--momentum-dtype is bfloat16, but sgd with --weight-decay \(0.1\) needs float32",

@@ -108,3 +108,17 @@ def test_constant_schedule():
 def test_a_warm_up_that_fills_the_run_is_refused():
     with pytest.raises(ValueError, match=r"--warmup-steps \(9\) must be less than the 9 steps"):
         build_schedule(FinetuneSettings(warmup_steps=9), 9)
+
+
+@pytest.mark.parametrize(("num_steps", "warmup_steps"), [(1, 0), (9, 0), (10, 1), (19, 1), (84, 8)])
+def test_a_warm_up_below_1_is_a_share_of_the_run(num_steps, warmup_steps):
+    share, count = (
+        build_schedule(FinetuneSettings(schedule="cosine", warmup_steps=steps), num_steps)
+        for steps in (0.1, warmup_steps)
+    )
+    assert [share(step) for step in range(num_steps)] == [count(step) for step in range(num_steps)]
+
+
+def test_a_decay_that_ends_within_a_warm_up_of_a_share_is_refused():
+    with pytest.raises(ValueError, match="--decay-steps"):
+        build_schedule(FinetuneSettings(warmup_steps=0.5, decay_steps=[10]), 20)
