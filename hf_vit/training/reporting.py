@@ -24,7 +24,7 @@ from .settings import TrainingSettings
 from .speed import Speed
 
 logger = logging.getLogger(__name__)
-_SHOWN = {"images_per_second": "images/s", "memory_gib": "GiB"}  # tracker's name -> name in the progress line
+_BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
 _LOGGED_CLASSES = 20  # with more classes, trackers get no metrics per class
 _PACKAGES = ("hf_vit", "torch", "transformers", "accelerate", "datasets")
 
@@ -54,12 +54,12 @@ class Report:
         self.tracking = bool(self.accelerator.log_with)
         self.started, self.start_step = time.perf_counter(), run.step
         self.speed = Speed(run)
-        self.measured: dict[str, float] = {}
+        self.shown: dict[str, float] = {}  # newest value of each name
         is_main = self.accelerator.is_main_process
         self.bar = tqdm(
             total=run.num_steps,
             initial=run.step,
-            unit="step",
+            bar_format=_BAR,
             disable=not is_main,
             dynamic_ncols=True,
             mininterval=0.2 if sys.stderr.isatty() else 30,  # rarely in a log file
@@ -91,14 +91,22 @@ class Report:
         step = self.run.step
         self.run.history.append({"step": step, **values})
         measured = self.speed.close() if step > self.speed.step else {}  # an evaluation has no speed of its own
-        self.measured |= measured
-        known = self.measured | values
-        shown = {_SHOWN.get(name, name): f"{value:.4g}" for name, value in known.items() if "/" not in name}
-        self.bar.set_postfix(shown, refresh=False)
+        self._show(values | measured)
         if self.tracking:
             left = (self.run.num_steps - step) * self._seconds() / max(step - self.start_step, 1)
             self._safely(self.accelerator.log, {**values, **measured, "seconds_left": left}, step=step)
         self.speed.begin()
+
+    def _show(self, values: dict[str, float]) -> None:
+        """Show accuracy and loss before the bar and the speed after it; in a log file all values follow."""
+        self.shown |= values
+        rates = {"accuracy": "accuracy", "eval_accuracy": "held out", "eval_patch_accuracy": "held out"}
+        texts = [f"{text} {self.shown[name]:.1%}" for name, text in rates.items() if name in self.shown]
+        self.bar.set_description_str(f"{', '.join(texts)}, loss {self.shown['loss']:.3g} ", refresh=False)
+        texts = [f"{self.shown['images_per_second']:.3g} images/s"]
+        if not sys.stderr.isatty():
+            texts += [f"{name}={value:.4g}" for name, value in self.shown.items() if "/" not in name]
+        self.bar.set_postfix_str(", ".join(texts), refresh=sys.stderr.isatty())
 
     def _seconds(self) -> float:
         return time.perf_counter() - self.started
