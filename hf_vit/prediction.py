@@ -1,7 +1,7 @@
 """Predictions for many images: classes, features, and search for similar images."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from .loading import load
+from .models.configuration_hf_vision import scores_of
 from .models.configuration_hf_vit import HfViTConfig
 from .models.image_reading import ImageReadingError
 
@@ -23,10 +24,10 @@ _CHUNK = 8192  # rows of features that are compared at once
 
 
 class Prediction(NamedTuple):
-    """A class and its probability."""
+    """A class and its score."""
 
     label: str
-    score: float  # softmax probability
+    score: float  # probability, or the value of a regression; see `scores_of`
 
 
 class Batch(NamedTuple):
@@ -368,18 +369,18 @@ def _classes_of(model: Any, outputs: Any, top_k: int) -> list[list[Prediction]]:
         raise ValueError(f"cannot classify images: the model classifies tokens (pooling {model.config.pooling!r})")
     if not outputs.logits.isfinite().all():
         raise ValueError("cannot classify images: the model computes NaN or infinite logits")
-    return most_likely(outputs.logits, model.config.id2label, top_k)
+    return most_likely(outputs.logits, model.config, top_k)
 
 
-def most_likely(logits: torch.Tensor, id2label: Mapping[int, str], top_k: int = 5) -> list[list[Prediction]]:
+def most_likely(logits: torch.Tensor, config: Any, top_k: int = 5) -> list[list[Prediction]]:
     """Return the `top_k` most likely classes of each image, most likely first.
 
     Args:
         logits: (batch, num_labels)
-        id2label: class names, as in a configuration.
+        config: configuration of the model: its class names, and its problem type.
     """
-    scores, indices = logits.float().softmax(dim=-1).topk(min(top_k, logits.shape[-1]))
+    scores, indices = scores_of(logits, config).topk(min(top_k, logits.shape[-1]))
     return [
-        [Prediction(id2label[index], score) for index, score in zip(its_indices, its_scores, strict=True)]
+        [Prediction(config.id2label[index], score) for index, score in zip(its_indices, its_scores, strict=True)]
         for its_indices, its_scores in zip(indices.tolist(), scores.tolist(), strict=True)
     ]

@@ -14,6 +14,7 @@ from ..files.contents import refuse_model
 from ..files.output import new_folder
 from ..files.versions import versions_of
 from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..prediction import Prediction, most_likely
@@ -99,6 +100,7 @@ def inspect(
             about=_about(model, processor, compute),
             compute=compute,
             images=findings,
+            in_percent=score_function(model.config) != "none",
             weights=_WHOLE,
             footer=f"hf_vit {versions_of(['hf_vit'])['hf_vit']}; attention of images of {_size(model.config)} pixels",
         )
@@ -194,7 +196,7 @@ def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
         return []
     logits = model(pixel_values.to(model.device), interpolate_pos_encoding=True).logits.float()
     finite(model, logits.cpu().numpy())
-    return most_likely(logits, model.config.id2label, _TOP_K)[0]
+    return most_likely(logits, model.config, _TOP_K)[0]
 
 
 def visible_image(pixel_values: torch.Tensor, processor: Any) -> np.ndarray:

@@ -47,13 +47,15 @@ def _predict(arguments: argparse.Namespace) -> None:
     images = find_images(arguments)
     with quick_imports():
         silence_progress_bars()
+        from ..models.configuration_hf_vision import score_function
         from ..prediction import classify_batches
 
     model, processor = load_on(arguments.folder, arguments.device, arguments.backend)
     batches = classify_batches(model, processor, images, arguments.top_k, arguments.batch_size, skip_unreadable=True)
     reading = Reading("hf-vit predict", images)
     with _opened(arguments.output, arguments.overwrite) as file:
-        write = predictions_writer(arguments.format or _FORMATS[suffix], file)
+        in_percent = score_function(model.config) != "none"
+        write = predictions_writer(arguments.format or _FORMATS[suffix], file, in_percent)
         for names, found in reading.follow(batches):
             for name, predictions in zip(names, found, strict=True):
                 write(name, predictions)

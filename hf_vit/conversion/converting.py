@@ -177,8 +177,8 @@ def _set_patch_size(model: Any, patch_size: Size, image_size: Size | None, overr
     if not isinstance(config, HfViTConfig):
         raise ConversionError(f"{type(model).__name__} has no patches; omit patch_size={patch_size}")
     model.make_flexible()
-    if config.position_interpolation == "jax" and "position_interpolation" not in overrides:
-        config.position_interpolation = "bilinear"  # as in FlexiViT's code
+    if "position_interpolation" in overrides:
+        config.position_interpolation = overrides["position_interpolation"]
     model.set_patch_size(patch_size)
     pixels = [size * config.stride for size in as_pair(patch_size)]
     if image_size is None and any(np.mod(as_pair(config.image_size), pixels)):

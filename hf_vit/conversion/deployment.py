@@ -19,6 +19,7 @@ import torch
 
 from ..files.contents import MARK, refuse_model
 from ..files.output import new_folder, refuse_existing, write_json, write_text
+from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import Size
 from ..models.image_presets import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
@@ -72,7 +73,7 @@ def export_deployment(
             make_openvino(model, image_size, draft / "model.xml", scaling=scaling)
         write_json(draft / "labels.json", {str(index): name for index, name in sorted(model.config.id2label.items())})
         write_json(draft / "preprocessing.json", {name: settings[name] for name in _WRITTEN})
-        write_text(draft / "predict.py", _script(settings, RUNTIMES[to]))
+        write_text(draft / "predict.py", _script(settings, RUNTIMES[to], score_function(model.config)))
         (draft / MARK).touch()
 
 
@@ -141,7 +142,7 @@ def _template() -> jinja2.Template:
     return environment.from_string(text)
 
 
-def _script(settings: dict[str, Any], runtime: str) -> str:
+def _script(settings: dict[str, Any], runtime: str, function: str) -> str:
     """Render predict.py with only the code that these settings need."""
     if settings["resize_output"] == "rounded":
         how = "pillow"
@@ -149,6 +150,7 @@ def _script(settings: dict[str, Any], runtime: str) -> str:
         how = {AREA: "area", BILINEAR: "bilinear"}[settings["resample"]]
     return _template().render(
         runtime=runtime,
+        function=function,
         filter=how,
         edge="shortest_edge" in settings["size"],
         truncate=settings["resize_output"] == "truncated",

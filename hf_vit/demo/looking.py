@@ -12,7 +12,8 @@ from ..analysis import attention_maps, attention_rollout
 from ..analysis.inspection import visible_image
 from ..analysis.observing import as_images
 from ..loading import load
-from ..prediction import Batch, classify_batches, most_likely
+from ..models.configuration_hf_vision import score_function, scores_of
+from ..prediction import Batch, classify_batches
 
 TOP_K = 5
 _SHOWN_SIZE = 448  # smallest number of pixels of the shorter side, approximately
@@ -26,7 +27,7 @@ class Demo:
         folder: a folder of `save_pretrained`, or a name on the Hub.
 
     Raises:
-        ValueError: the model is not a classifier, is a ResNet, or classifies every patch.
+        ValueError: the model is not a classifier, is a ResNet, classifies every patch, or is a regression.
     """
 
     def __init__(self, folder: str | Path):
@@ -37,6 +38,8 @@ class Demo:
             raise ValueError(f"{folder} holds a ResNet, which has no attention to show (expected a ViT)")
         if self.model.config.pooling == "none":
             raise ValueError(f"{folder} classifies every patch (pooling 'none'); the demo needs one class per picture")
+        if score_function(self.model.config) == "none":
+            raise ValueError(f"{folder} holds a regression, whose values are no probabilities; use `hf-vit predict`")
         self.name = re.sub(r".*/", "", Path(folder).as_posix()) or str(Path(folder).resolve().name)
         self.num_layers: int = self.model.config.num_hidden_layers
         self.num_heads: int = self.model.config.num_attention_heads
@@ -78,12 +81,11 @@ class Demo:
 
     def _top_classes(self, logits: torch.Tensor) -> dict[str, float]:
         """Most likely labels of logits (1, num_labels), in order; the class number is appended to a repeated label."""
-        labels = self.model.config.id2label or {}
-        numbered = {int(index): f"{label} (class {index})" for index, label in labels.items()}
+        scores, indices = scores_of(logits, self.model.config)[0].topk(min(TOP_K, logits.shape[-1]))
         found: dict[str, float] = {}
-        for label, score in most_likely(logits, numbered, TOP_K)[0]:
-            plain = label.rpartition(" (class ")[0]
-            found[label if plain in found else plain] = score
+        for index, score in zip(indices.tolist(), scores.tolist(), strict=True):
+            label = self.model.config.id2label[index]
+            found[f"{label} (class {index})" if label in found else label] = score
         return found
 
 

@@ -14,7 +14,7 @@ from PIL.Image import Image
 from ..files.messages import shorten
 from ..files.reading import parse_yaml, read_json, read_yaml
 from ..loading import with_preset
-from ..models.configuration_hf_vision import MAX_LABELS
+from ..models.configuration_hf_vision import MAX_LABELS, score_function
 from ..models.configuration_hf_vit import as_pair
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named
@@ -105,7 +105,8 @@ def _run(
     """Compute the model's predictions for a split; see `predict`."""
     samples = EvalSamples(split, processor, as_pair(model.config.image_size), model.config.num_channels)
     loader, empty = evaluation_batches(settings, accelerator, samples)
-    return predict(accelerator, model, loader, empty)
+    loss = "sigmoid" if score_function(model.config) == "sigmoid" else "softmax"
+    return predict(accelerator, model, loader, empty, loss)
 
 
 def read_real_labels(place: str) -> list[list[int]]:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 
-def predictions_writer(kind: str, file: TextIO) -> Callable[[str, list[Any]], None]:
+def predictions_writer(kind: str, file: TextIO, in_percent: bool = True) -> Callable[[str, list[Any]], None]:
     """Return a function that writes the predictions of an image, most likely first.
 
     Args:
         kind: "text", "jsonl" or "csv"; the header of a CSV is written at once.
         file: open text file.
+        in_percent: write the scores of a text in percent, for probabilities.
     """
     if kind == "csv":
         table = csv.writer(file, lineterminator="\n")
@@ -23,6 +24,7 @@ def predictions_writer(kind: str, file: TextIO) -> Callable[[str, list[Any]], No
         return lambda image, predictions: print(
             json.dumps({"image": image, "predictions": [entry._asdict() for entry in predictions]}), file=file
         )
+    form = "6.1%" if in_percent else "10.4g"
     return lambda image, predictions: print(
-        image, *(f"  {entry.score:6.1%}  {entry.label}" for entry in predictions), sep="\n", file=file
+        image, *(f"  {entry.score:{form}}  {entry.label}" for entry in predictions), sep="\n", file=file
     )

@@ -187,9 +187,12 @@ def _size(size: int | Sequence[int]) -> str:
 def _limits(sources: Sources) -> list[str]:
     use = "Use it to turn images into features, or fine-tune it. It has no classification head."
     if sources.classifies:
+        predicts = "It predicts one of its classes for every image, even if the image shows none of them. "
+        if sources.config.get("problem_type") == "multi_label_classification":
+            predicts = "It scores every class by itself (sigmoid): an image may show several of them, or none. "
         use = (
-            "Use it to classify images into its classes, or fine-tune it. It predicts one of its classes for every "
-            "image, even if the image shows none of them. Its scores are not calibrated probabilities."
+            f"Use it to classify images into its classes, or fine-tune it. {predicts}"
+            "Its scores are not calibrated probabilities."
         )
     paragraphs = [
         use,

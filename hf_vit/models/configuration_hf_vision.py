@@ -82,6 +82,25 @@ def _closest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)
 
 
+def score_function(config: PreTrainedConfig) -> Literal["softmax", "sigmoid", "none"]:
+    """Return the function that converts a classifier's logits to scores; "none" for a regression.
+
+    It depends on `problem_type` as in transformers' ImageClassificationPipeline.
+    """
+    if config.problem_type == "regression":
+        return "none"
+    is_sigmoid = config.problem_type == "multi_label_classification" or config.num_labels == 1
+    return "sigmoid" if is_sigmoid else "softmax"
+
+
+def scores_of(logits: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
+    """Convert logits (..., num_labels) to scores of the same shape, in float32; see `score_function`."""
+    logits, function = logits.float(), score_function(config)
+    if function == "sigmoid":
+        return logits.sigmoid()
+    return logits.softmax(dim=-1) if function == "softmax" else logits
+
+
 def shared_settings(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a transformers config.json that have the same name here.
 

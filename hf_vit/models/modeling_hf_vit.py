@@ -113,9 +113,14 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
             self._say_image_size(before)
 
     def make_flexible(self) -> None:
-        """Keep kernel and position embeddings as stored from now on; each forward resizes them to the sizes in use."""
+        """Keep kernel and position embeddings as stored from now on; each forward resizes them to the sizes in use.
+
+        Positions with the default interpolation, "jax", are interpolated "bilinear" from now on, as in FlexiViT.
+        """
         config = self.config
         if not config.is_flexible:
+            if config.position_interpolation == "jax":
+                config.position_interpolation = "bilinear"
             config.position_grid = config.grid_size
             config.stored_patch_size = config.patch_size
 

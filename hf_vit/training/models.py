@@ -51,6 +51,7 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     model, processor, info = _load(AutoModelForImageClassification, settings.model, settings.image_size, config=config)
     _refuse_random_weights(info, settings.model)
     _replace_head(model, split, settings.keep_pre_logits)
+    _name_labels(model.config, split, settings.loss)
     processor = with_resizing_of(processor, settings.preset, model.config)
     if settings.lora_rank:
         model = _add_adapters(model, settings)
@@ -119,15 +120,15 @@ def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = 
     model.classifier = head = HfViTHead(features, split.num_labels, dtype=classifier.weight.dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
-    _name_labels(model.config, split)
 
 
-def _name_labels(config: Any, split: Split) -> None:
-    """Set the label names and the problem type of a configuration to the data's."""
+def _name_labels(config: Any, split: Split, loss: str) -> None:
+    """Set the label names of a configuration, and its problem type, by which predictions are sigmoid or softmax."""
     names = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
     config.id2label = dict(enumerate(names))
     config.label2id = {name: number for number, name in config.id2label.items()}
-    config.problem_type = "multi_label_classification" if split.multi_label else "single_label_classification"
+    several = split.multi_label or loss == "sigmoid"
+    config.problem_type = "multi_label_classification" if several else "single_label_classification"
 
 
 def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[PreTrainedModel, Any]:
@@ -144,7 +145,7 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
         config.patch_target = settings.target
         model = AutoModelForMaskedImageModeling.from_config(config)
     else:
-        _name_labels(config, split)
+        _name_labels(config, split, settings.loss)
         model = AutoModelForImageClassification.from_config(config)
     freeze_parameters(model, settings.freeze)
     return model, _new_processor(config, settings.preset)

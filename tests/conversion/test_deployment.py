@@ -1,6 +1,7 @@
 """Deployment folders: the script preprocesses and classifies like processor and model, which other tests
 compare with the originals."""
 
+import copy
 import importlib.util
 import json
 import os
@@ -95,12 +96,16 @@ def test_the_same_pixels_and_classes_for_every_preset(preset, model, program, ph
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["onnx", "openvino"])
-def test_the_command_writes_a_script_that_needs_no_torch(to, model, photographs, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("to", "problem_type"), [("onnx", "multi_label_classification"), ("openvino", "regression")]
+)
+def test_the_command_writes_a_script_that_needs_no_torch(to, problem_type, model, photographs, tmp_path, capsys):
     for package in ("onnxscript", "onnxruntime") if to == "onnx" else ("openvino",):
         pytest.importorskip(package, reason=f"{package} is not installed")
     folder, deployed = tmp_path / "folder", tmp_path / "deployed"
+    model = copy.deepcopy(model)
     model.config.id2label = {index: f"Bär {index}" for index in range(11)}
+    model.config.problem_type = problem_type
     save_folder(folder, model, HfViTImageProcessor("augreg", size=SIZE, **IMAGENET))
     assert main(["export", str(folder), str(deployed), "--to", to]) == 0
     programs = {"onnx": {"model.onnx"}, "openvino": {"model.xml", "model.bin"}}[to]

@@ -65,6 +65,24 @@ def test_every_stage(run):
         assert max(gaps.values()) <= 1e-9, gaps
 
 
+@pytest.mark.parametrize("run", [run for run in AT_RUN_TIME if sizes(run)], ids=lambda run: run["id"])
+@torch.no_grad()
+def test_a_model_that_is_made_flexible_later(run):
+    """The same as with the patch size stated in the conversion; a kernel of 32 is ambiguous and has to be stated."""
+    stored = {"patch_size": tuple(run["stored_patch"])} if tuple(run["stored_patch"]) == (32, 32) else {}
+    model, _ = convert(MORE / run["checkpoint"], **stored)
+    model.make_flexible()
+    model.set_patch_size(**sizes(run))
+    with np.load(MORE / run["expected"]) as expected:
+        gaps = largest_gap(run, model.double(), expected, torch.float64, "_f64")
+    assert max(gaps.values()) <= 1e-9, gaps
+
+
+def test_a_stated_interpolation_is_kept():
+    model, _ = convert(MORE / "flexi_gap.npz", patch_size=5, position_interpolation="jax")
+    assert model.config.position_interpolation == "jax"
+
+
 @torch.no_grad()
 def test_both_buffers_resized_at_load():
     """big_vision's `load` with other buffer sizes: positions by corner-aligned zoom, once."""

@@ -110,6 +110,14 @@ def test_finetuning_an_image_folder(flags, pretrained, tmp_path):
     assert again["accuracy"] == 1.0
 
 
+def test_a_sigmoid_model_is_evaluated_as_in_training(flags, pretrained, tmp_path):
+    metrics = finetune_flags(flags, pretrained, tmp_path / "out", steps=2, warmup_steps=0, loss="sigmoid", head_bias=-1)
+    again = evaluate(arguments(model=tmp_path / "out", dataset=flags, split="test", num_workers=0))
+    assert again["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+    answers = pipeline("image-classification", model=str(tmp_path / "out"))(str(flags / "test" / "france" / "0.png"))
+    assert sum(answer["score"] for answer in answers) != pytest.approx(1, abs=1e-4)
+
+
 @pytest.mark.slow
 def test_evaluation_uses_the_models_class_numbers(flags, pretrained, tmp_path):
     """A data set that has the model's labels in another order, and one that has more of them."""

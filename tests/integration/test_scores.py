@@ -1,0 +1,97 @@
+"""Scores of a classifier by its problem type, wherever they are shown.
+
+Judged by the logits in NumPy, float64, and by transformers' image classification pipeline on the same folder.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import pipeline
+
+import hf_vit
+from hf_vit.analysis.inspection import inspect
+from hf_vit.cli import main
+from hf_vit.demo.looking import Demo
+from hf_vit.prediction import classify
+
+from ..tiny_models import save_tiny
+
+KINDS = {
+    "multi-label": {"problem_type": "multi_label_classification"},
+    "single-label": {"problem_type": "single_label_classification"},
+    "not stated": {},
+    "one label": {"num_labels": 1},
+    "regression": {"problem_type": "regression"},
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS, scope="module")
+def folder(request, tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", **request.param)
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    pixels = np.random.default_rng(1).integers(0, 255, (31, 45, 3), np.uint8)
+    path = tmp_path_factory.mktemp("pictures") / "picture.png"
+    Image.fromarray(pixels).save(path)
+    return str(path)
+
+
+@pytest.fixture
+def expected(folder, picture):
+    """{label: score}, highest first."""
+    model, processor = hf_vit.load(folder)
+    with torch.no_grad():
+        logits = model(**processor(picture, return_tensors="pt")).logits[0].double().numpy()
+    problem_type = model.config.problem_type
+    if problem_type == "multi_label_classification" or len(logits) == 1:
+        scores = 1 / (1 + np.exp(-logits))
+    else:
+        scores = logits if problem_type == "regression" else np.exp(logits) / np.exp(logits).sum()
+    order = np.argsort(-scores)[:5]
+    return {model.config.id2label[index]: scores[index] for index in order.tolist()}
+
+
+def close(expected):
+    return [(label, pytest.approx(score, abs=1e-6)) for label, score in expected.items()]
+
+
+def test_functions_and_the_command(folder, picture, expected, capsys):
+    answers = pipeline("image-classification", model=str(folder), top_k=5)(picture)
+    assert [(answer["label"], answer["score"]) for answer in answers] == close(expected)
+    assert classify(*hf_vit.load(folder), [picture])[0] == close(expected)
+    assert main(["predict", str(folder), picture, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["predictions"]
+    assert [(entry["label"], entry["score"]) for entry in printed] == close(expected)
+
+
+def test_the_text_is_in_percent_unless_it_is_a_regression(folder, picture, expected, capsys):
+    assert main(["predict", str(folder), picture]) == 0
+    shown = capsys.readouterr().out.splitlines()[1].split()[0]
+    first = next(iter(expected.values()))
+    is_regression = hf_vit.load(folder)[0].config.problem_type == "regression"
+    assert shown == (f"{first:.4g}" if is_regression else f"{100 * first:.1f}%")
+
+
+def test_the_demo(folder, picture, expected):
+    if hf_vit.load(folder)[0].config.problem_type == "regression":
+        with pytest.raises(ValueError, match="regression"):
+            Demo(folder)
+        return
+    demo = Demo(folder)
+    assert list(demo.look(picture)[0].items()) == close(expected)
+    (batch,) = demo.classify_all([picture])
+    assert batch.outputs[0] == close(expected)
+
+
+def test_the_report(folder, picture, expected, tmp_path):
+    model, processor = hf_vit.load(folder)
+    assert inspect(model, processor, [picture], tmp_path / "report", title="tiny") == []
+    page = (tmp_path / "report" / "report.html").read_text()
+    for score in expected.values():
+        shown = f"{score:.4g}" if model.config.problem_type == "regression" else f"{100 * score:.1f}%"
+        assert f">{shown}</td>" in page
