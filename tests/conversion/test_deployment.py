@@ -96,9 +96,7 @@ def test_the_same_pixels_and_classes_for_every_preset(preset, model, program, ph
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("to", "problem_type"), [("onnx", "multi_label_classification"), ("openvino", "regression")]
-)
+@pytest.mark.parametrize(("to", "problem_type"), [("onnx", "multi_label_classification"), ("openvino", "regression")])
 def test_the_command_writes_a_script_that_needs_no_torch(to, problem_type, model, photographs, tmp_path, capsys):
     for package in ("onnxscript", "onnxruntime") if to == "onnx" else ("openvino",):
         pytest.importorskip(package, reason=f"{package} is not installed")
