@@ -54,8 +54,8 @@ def ends_in_one_sentence(program: str, *more: type[Exception]) -> Iterator[None]
             raise
         print(f"{program}: {one_sentence(error)}", file=sys.stderr)
         raise SystemExit(FAILED) from None
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted; nothing half-written was left", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"{program}: {str(error) or 'interrupted; nothing half-written was left'}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
 
 

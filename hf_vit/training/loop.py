@@ -1,8 +1,10 @@
 """Training loop; each optimiser step is a function of its number and the state before it."""
 
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,11 @@ import torch
 from accelerate.utils import set_seed
 from torch.distributed.tensor import DTensor
 
+from ..files.messages import INTERRUPTED
 from .devices import mark_step
 from .optimization import set_learning_rate
 from .patch_sizes import draw_sizes
-from .preemption import Preempted, Preemption
+from .preemption import PREEMPTED, Preempted, Preemption
 from .reporting import Report
 from .resuming import save
 from .run import Run, TrainingStopped
@@ -34,7 +37,7 @@ def train(
 
     Raises:
         TrainingStopped: a loss or a gradient is not finite, or a data worker died.
-        Preempted: SIGTERM or SIGUSR1 came, and a checkpoint of the step has been written.
+        Preempted: SIGTERM, SIGUSR1 or SIGINT came, and a checkpoint of the step has been written.
     """
     settings = run.settings
     report = Report(run)
@@ -42,7 +45,8 @@ def train(
     save_every = settings.save_every or eval_every
     window = _Window(run)
     run.model.train()
-    with Preemption(run.accelerator.num_processes) as preemption:
+    preemption = Preemption(run.accelerator.num_processes, run.accelerator.is_main_process)
+    with closing(report), preemption:
         for step in range(run.step, run.step if run.is_stale else run.num_steps):
             preemption.begin_step()
             window.add(step, optimizer_step(run, step, batches, window.sums))
@@ -69,7 +73,6 @@ def train(
                 break
         run.place.enter("saving", run.step)
         run.checkpoints.wait()
-    report.close()
     return report
 
 
@@ -78,11 +81,13 @@ def _say_early_end(run: Run) -> None:
     run.accelerator.print(f"training ends at step {run.step} of {run.num_steps}: {patience}")
 
 
-def _end_early(run: Run, preempted: str) -> None:
+def _end_early(run: Run, number: int) -> None:
     run.checkpoints.wait()
+    by_user = number == signal.SIGINT
     raise Preempted(
-        f"{preempted}: training has saved step {run.step} of {run.num_steps} in {run.checkpoints.folder} and ends; "
-        "run the same command with --resume to continue"
+        f"{'Ctrl-C' if by_user else signal.Signals(number).name}: training has saved step {run.step} of "
+        f"{run.num_steps} in {run.checkpoints.folder} and ends; run the same command with --resume to continue",
+        INTERRUPTED if by_user else PREEMPTED,
     )
 
 

@@ -1,4 +1,4 @@
-"""Preemption: after SIGTERM or SIGUSR1, training saves within one step, on all processes, and ends."""
+"""Preemption: after SIGTERM, SIGUSR1 or Ctrl-C, training saves within one step, on all processes, and ends."""
 
 import os
 import signal
@@ -10,23 +10,35 @@ import torch.distributed as dist
 
 from .groups import cpu_group
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 PREEMPTED = getattr(os, "EX_TEMPFAIL", 75)  # exit status "temporary failure": the same command can continue
 
 
 class Preempted(Exception):
-    """Training has saved and ended after a signal; the same command with `resume` continues."""
+    """Training has saved and ended after a signal; the same command with `resume` continues.
+
+    Args:
+        message: the saved step.
+        status: exit status of the program.
+    """
+
+    def __init__(self, message: str, status: int):
+        super().__init__(message)
+        self.status = status
 
 
 class Preemption:
-    """Handler of SIGTERM and SIGUSR1 during training, which all processes obey at the same step.
+    """Handler of SIGTERM, SIGUSR1 and Ctrl-C (SIGINT) during training, which all processes obey at the same step.
+
+    A second Ctrl-C raises KeyboardInterrupt at once. SIGINT is left alone where it is ignored, as behind `nohup`.
 
     Several processes exchange their signals while a step is computed, over a separate process group on the CPU, so that
     the step does not wait. Signals are not handled outside the main thread, nor by several processes without a process
     group (XLA).
     """
 
-    def __init__(self, processes: int):
+    def __init__(self, processes: int, is_main_process: bool = True):
+        self._is_main_process = is_main_process
         self._received = 0
         self._group = cpu_group("preemption") if processes > 1 else None
         self._notices = processes == 1 or self._group is not None
@@ -35,7 +47,9 @@ class Preemption:
 
     def __enter__(self) -> "Preemption":
         if self._notices and threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+            is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+            handled = [number for number in SIGNALS if not (number == signal.SIGINT and is_ignored)]
+            self._before = {number: signal.signal(number, self._note) for number in handled}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -44,6 +58,10 @@ class Preemption:
 
     def _note(self, number: int, frame: Any) -> None:
         self._received = number
+        if number == signal.SIGINT:
+            signal.signal(number, self._before[signal.SIGINT])
+            if self._is_main_process:  # not by print: the signal may have interrupted another one
+                os.write(2, b"\nCtrl-C: training finishes this step and saves it; a second Ctrl-C ends at once\n")
 
     def begin_step(self) -> None:
         """Start to exchange received signals with the other processes; every process must call it."""
@@ -51,14 +69,14 @@ class Preemption:
             received = torch.tensor(self._received)
             self._exchange = dist.all_reduce(received, dist.ReduceOp.MAX, self._group, async_op=True), received
 
-    def end_step(self) -> str | None:
-        """Return the name of a signal that any process received before `begin_step`; a single process: until now."""
+    def end_step(self) -> int | None:
+        """Return a signal that any process received before `begin_step`; a single process: until now."""
         number = self._received
         if self._exchange is not None:
             work, received = self._exchange
             work.wait()
             number = int(received)
-        return signal.Signals(number).name if number else None
+        return number or None
 
 
 def leave_process_group(worker: int) -> None:

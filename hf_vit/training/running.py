@@ -4,6 +4,7 @@ import io
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from accelerate import Accelerator, PartialState
@@ -23,7 +24,7 @@ from .native import check_native
 from .objectives import Classification
 from .output_folder import checkpoints_of, claimed_output, output_of, write_recipe
 from .patch_sizes import prepare_patch_sizes
-from .preemption import PREEMPTED, Preempted
+from .preemption import Preempted
 from .reporting import Report, card_data, write_curve
 from .result_page import held_out_of, write_card_results, write_run_results
 from .resuming import resume, saved_per_device
@@ -127,12 +128,18 @@ def _train(state: Run, *arguments: Any) -> Report:
         raise TrainingStopped(
             f"memory ran out at step {state.step}: {error}; set a smaller --per-device-batch-size or --eval-batch-size"
         ) from error
+    except KeyboardInterrupt:
+        with suppress(Exception):  # the checkpoint that is being written; the program would wait for it at its end
+            state.checkpoints.wait()
+        kept = state.checkpoints.paths()
+        remedy = f"{kept[-1]} is kept; run the same command with --resume to continue" if kept else "nothing was saved"
+        raise KeyboardInterrupt(f"interrupted at step {state.step} of {state.num_steps}; {remedy}") from None
 
 
 def run_script(page: Callable[[list[str] | None], dict[str, Any]], argv: list[str] | None = None) -> None:
     """Run a script of `training/`, with one sentence for each error.
 
-    The exit status is 2 for an error of the user, 130 after Ctrl+C, and 75 for a run that saved and ended after SIGTERM
+    The exit status is 2 for an error of the user, 130 after Ctrl-C, and 75 for a run that saved and ended after SIGTERM
     or SIGUSR1.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -147,4 +154,4 @@ def run_script(page: Callable[[list[str] | None], dict[str, Any]], argv: list[st
             if processes.is_main_process:
                 print(preempted, file=sys.stderr)
             processes.destroy_process_group()
-            raise SystemExit(PREEMPTED) from None
+            raise SystemExit(preempted.status) from None

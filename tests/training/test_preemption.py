@@ -1,0 +1,81 @@
+"""Ctrl-C during training; tests/training/test_elastic.py has the other signals, on several processes."""
+
+import os
+import signal
+
+import pytest
+
+from hf_vit.scripts.pretrain import main, pretrain
+from hf_vit.training import loop
+from hf_vit.training.preemption import Preempted
+
+from ..launching import DIGITS, arguments
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerator")
+
+SHORT = {**DIGITS, "steps": 5, "warmup_steps": 0, "eval_every": 5, "num_workers": 0}
+
+
+@pytest.fixture
+def press(monkeypatch):
+    """Press Ctrl-C a number of times within the third step."""
+
+    def press(times: int) -> None:
+        def step(run, number, *rest):
+            for _ in range(times if number == 2 else 0):
+                os.kill(os.getpid(), signal.SIGINT)
+            return original(run, number, *rest)
+
+        monkeypatch.setattr(loop, "optimizer_step", step)
+
+    original = loop.optimizer_step
+    return press
+
+
+def test_ctrl_c_saves_the_step_and_the_run_goes_on_from_there(tmp_path, press, capfd):
+    before = signal.getsignal(signal.SIGINT)
+    settings = {**SHORT, "save_every": 5, "output_dir": tmp_path / "out"}
+    press(1)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments(**settings))
+    assert ended.value.code == 128 + signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) is before
+    said = capfd.readouterr().err.splitlines()
+    assert any("step 3 of 5" in line and "--resume" in line for line in said)
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step_00000003"]
+    press(0)
+    pretrain(arguments(**settings, resume="true"))
+    assert "step 3 of 5" in capfd.readouterr().out
+
+
+def test_a_second_ctrl_c_ends_at_once_and_names_the_last_checkpoint(tmp_path, press, capfd):
+    press(2)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments(**{**SHORT, "save_every": 2, "output_dir": tmp_path / "out"}))
+    assert ended.value.code == 128 + signal.SIGINT
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert str(tmp_path / "out" / "checkpoints" / "step_00000002") in last
+    assert "--resume" in last
+
+
+def test_an_ignored_ctrl_c_stays_ignored(tmp_path, press):
+    """As in a program that a shell starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        press(1)
+        pretrain(arguments(**SHORT, output_dir=tmp_path / "out"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_signals_have_an_exit_status_of_their_own(tmp_path, monkeypatch):
+    original = loop.optimizer_step
+
+    def step(*given):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(*given)
+
+    monkeypatch.setattr(loop, "optimizer_step", step)
+    with pytest.raises(Preempted) as ended:
+        pretrain(arguments(**SHORT, output_dir=tmp_path / "out"))
+    assert ended.value.status == os.EX_TEMPFAIL
