@@ -175,27 +175,54 @@ class HfViTEmbeddings(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(batch, patches, values) -> (batch, patches, hidden_size) and positions, zero where there is no patch
 
-        Images of the same shape are reassembled and embedded together, since a stem needs whole images.
+        The patches of an image are laid out in one row. Whatever the shapes in a batch, they are embedded in one call:
+        with sharded weights, every process must make the same number of calls.
         """
-        height, width = (size * self.config.stride for size in self.config.patches_of(patch_size))
-        batch, length, values = pixel_values.shape
+        patch = self.config.patches_of(patch_size)
+        height, width = (size * self.config.stride for size in patch)
+        length, values = pixel_values.shape[1:]
         if values != height * width * self.config.num_channels:
             raise ValueError(
                 f"pixel_values has {values} values per patch; patches of {height} x {width} pixels with "
                 f"{self.config.num_channels} channels have {height * width * self.config.num_channels}"
             )
-        patches = pixel_values.new_zeros(batch, length, self.config.hidden_size, dtype=self.dtype)
-        positions = patches.new_zeros(batch, self.config.num_prefix_tokens + length, self.config.hidden_size)
-        shapes, group_of = spatial_shapes.unique(dim=0, return_inverse=True)
-        for group, (rows, columns) in enumerate(shapes.tolist()):
-            members = (group_of == group).nonzero()[:, 0]
-            images = unpatchify(pixel_values[members, : rows * columns], (rows, columns), (height, width))
-            embedded = self.as_patches(images, patch_size)  # in bfloat16 under autocast
-            patches[members, : rows * columns] = embedded.to(patches.dtype)
-            table = self.positions_on((rows, columns), patches)
-            if table is not None:
-                positions[members, : table.shape[1]] = table
-        return patches, positions if self.config.adds_positions_to_input else None
+        grids = [(rows, columns) for rows, columns in spatial_shapes.tolist()]
+        if max(rows * columns for rows, columns in grids) > length:
+            raise ValueError(f"spatial_shapes has grids with more patches than the {length} of pixel_values: {grids}")
+        pixel_values = pixel_values.to(self.dtype)
+        if self.stem is None:
+            row = unpatchify(pixel_values, (1, length), patch)
+        else:
+            row = self._stem_row(pixel_values, grids, patch)
+        patches = self.patch_embeddings(row, patch_size)
+        counts = spatial_shapes.to(patches.device).prod(dim=1, keepdim=True)
+        padding = torch.arange(length, device=patches.device) >= counts  # (batch, patches)
+        patches = patches.to(self.dtype).masked_fill(padding.unsqueeze(-1), 0)  # they are bfloat16 under autocast
+        if not self.config.adds_positions_to_input:
+            return patches, None
+        tables = {grid: self._padded_positions(grid, patches) for grid in set(grids)}
+        return patches, torch.stack([tables[grid] for grid in grids])
+
+    def _stem_row(self, pixel_values: torch.Tensor, grids: list[Grid], patch: tuple[int, int]) -> torch.Tensor:
+        """(batch, patches, values) -> (batch, channels, patch height, patches * patch width) of the stem's map
+
+        The stem needs whole images: those of the same shape go through it together.
+        """
+        assert self.stem is not None
+        (height, width), (batch, length, _) = patch, pixel_values.shape
+        row = pixel_values.new_zeros(batch, self.stem.out_channels, height, length * width)
+        for rows, columns in set(grids):
+            members = [index for index, grid in enumerate(grids) if grid == (rows, columns)]
+            image_patch = (height * self.config.stride, width * self.config.stride)
+            images = unpatchify(pixel_values[members, : rows * columns], (rows, columns), image_patch)
+            maps = self.stem(images).unflatten(2, (rows, height)).transpose(2, 3).flatten(3)
+            row[members, ..., : maps.shape[3]] = maps.to(row.dtype)
+        return row
+
+    def _padded_positions(self, grid: Grid, patches: torch.Tensor) -> torch.Tensor:
+        """Position embeddings on a grid: (tokens, hidden_size), with zeros up to the tokens of the longest image."""
+        table: Any = self.positions_on(grid, patches)
+        return F.pad(table[0], (0, 0, 0, self.config.num_prefix_tokens + patches.shape[1] - table.shape[1]))
 
     def _mask(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor | None) -> torch.Tensor:
         """(batch, patches, hidden_size) -> the same, with the mask token in the masked places"""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
@@ -34,6 +34,17 @@ def shard_by_layers(accelerator: Accelerator, model: Any) -> None:
         plugin.mixed_precision_policy = MixedPrecisionPolicy(
             policy.param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
+
+
+def sharded_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters by name; those of a model under FSDP2 are DTensors.
+
+    After a forward without a backward, FSDP2 leaves the parameters of the root module whole.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return dict(model.named_parameters())
 
 
 def _layer_classes(model: Any) -> list[str]:

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 
 from .batches import Shares
 from .checkpoints import Checkpoints
+from .fsdp import sharded_parameters
 from .objectives import Objective
 from .optimization import MovingAverage
 from .schedules import Schedule
@@ -103,5 +104,5 @@ class Run:
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
-        """The model's parameters by name, without the accelerator's wrappers."""
-        return dict(self.accelerator.unwrap_model(self.model).named_parameters())
+        """The model's parameters by name, without the accelerator's wrappers; DTensors if they are sharded."""
+        return sharded_parameters(self.accelerator.unwrap_model(self.model))

@@ -76,7 +76,10 @@ def check_together_equals_alone(model, attention):
     images = photographs(model.config)
     alone = torch.cat([model(image[None]).logits for image in images])
     model.set_attn_implementation(attention)
+    embedded = []
+    model.vit.embeddings.patch_embeddings.register_forward_hook(lambda *_: embedded.append(1))
     together = model(**as_patches(model.config, images)).logits
+    assert len(embedded) == 1  # with sharded weights every process must make the same number of calls
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
 
 
@@ -106,6 +109,8 @@ def test_patches_of_the_wrong_size_are_refused():
     model = tiny()
     with pytest.raises(ValueError, match="70 values per patch; patches of 4 x 6 pixels with 3 channels have 72"):
         model(torch.zeros(1, 4, 70), spatial_shapes=torch.tensor([[2, 2]]))
+    with pytest.raises(ValueError, match="3, 2"):
+        model(torch.zeros(1, 4, 72), spatial_shapes=torch.tensor([[3, 2]]))
 
 
 @torch.no_grad()
