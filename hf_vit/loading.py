@@ -2,11 +2,12 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from transformers import AutoImageProcessor
-from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
+from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, find_adapter_config_file, logging
 from transformers.utils.hub import cached_file
 
 from .files.output import new_folder
@@ -24,7 +25,7 @@ from .models.configuration_hf_vit import HfViTConfig
 from .models.image_presets import PRESETS, check_choices
 from .models.image_processing_hf_vit import HfViTImageProcessor
 from .models.manifest import QUANTIZATION_RECORD
-from .models.pretrained import CONVERSION_RECORD, WHERE, HfVisionPreTrainedModel
+from .models.pretrained import CONVERSION_RECORD, WHERE, HfVisionPreTrainedModel, HfViTHead
 from .processor_size import let_agree, output_size, settle_processor
 from .registration import AUTO_MODELS
 from .upstream import is_of_transformers, model_class_for
@@ -63,7 +64,7 @@ def load(
 
     Args:
         name: a folder of `save_pretrained`, or a name on the Hub; also one of transformers' own `vit`, `vit_mae`, `bit`
-            or `vit-hybrid`.
+            or `vit-hybrid`, or an adapter of PEFT, which is merged into the base model that it names.
         image_size: of the model and the processor, an int or (height, width) in pixels; None: the stored one.
         preset: resizing and cropping of the processor, a preset of `HfViTImageProcessor`; None: the stored one. Mean
             and standard deviation are kept, since the weights depend on them.
@@ -79,6 +80,7 @@ def load(
     Raises:
         ValueError: the model is of another package, or cannot have this size or preset.
         OSError: a file cannot be read or downloaded.
+        ImportError: it is an adapter, and PEFT is not installed.
 
     Example:
         >>> import hf_vit
@@ -89,12 +91,18 @@ def load(
     if preset is not None:
         check_choices({"preset": preset})
     where = {key: settings[key] for key in WHERE if key in settings}
-    stored = read_settings(name, **where)
-    model = _class_for(stored, name).from_pretrained(name, _warns_of_int8=False, **settings)
-    if backend is None:
-        _use_int8_program(model, name, where)
-    trusted = settings.get("trust_remote_code", False)
-    processor = load_processor(name, trusted, **where) or _make_processor(name, stored, model.config, where)
+    try:
+        stored = read_settings(name, **where)
+    except OSError:  # the folder of an adapter has no config.json
+        if (adapter := find_adapter(name, **where)) is None:
+            raise
+        stored, (model, processor) = {}, _load_adapted(name, adapter, where, settings)
+    else:
+        model = _class_for(stored, name).from_pretrained(name, _warns_of_int8=False, **settings)
+        if backend is None:
+            _use_int8_program(model, name, where)
+        trusted = settings.get("trust_remote_code", False)
+        processor = load_processor(name, trusted, **where) or _make_processor(name, stored, model.config, where)
     if image_size is None and is_upstream_bit(stored) and "image_size" not in stored:
         image_size = output_size(processor)
     _set_sizes(model, processor, image_size, patch_size)
@@ -104,6 +112,59 @@ def load(
     if backend is not None:
         model.optimize_for_inference(backend=backend)
     return model, processor
+
+
+def find_adapter(name: str | os.PathLike, **where: Any) -> str | None:
+    """Return the path of the adapter_config.json of a folder or of a name on the Hub; None if there is none."""
+    return find_adapter_config_file(str(name), **where)
+
+
+def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], settings: dict[str, Any]) -> Any:
+    """Load the base model that an adapter of PEFT names, with the adapter merged into its weights.
+
+    A head that the adapter stores replaces that of the base; if it has other classes, they are called LABEL_0 and so
+    on, since an adapter has no class names.
+
+    Args:
+        adapter: path of its adapter_config.json.
+        where, settings: arguments of `from_pretrained`; `where` those that locate the adapter.
+
+    Returns:
+        The model, and an image processor: of the adapter's folder, or else of the base.
+    """
+    about = read_json_object(adapter)
+    base, made_for = about.get("base_model_name_or_path"), (about.get("auto_mapping") or {}).get("base_model_class")
+    if not base:
+        raise ValueError(f"{name} is an adapter of PEFT that names no base model in its {os.path.basename(adapter)}")
+    try:
+        import peft
+    except ImportError as error:
+        message = f"{name} is an adapter of PEFT for {base}, and PEFT is not installed: pip install 'hf_vit[lora]'"
+        raise ImportError(message) from error
+    settings = {key: value for key, value in settings.items() if key not in ("revision", "subfolder")}
+    try:
+        stored = read_settings(base, **{key: settings[key] for key in WHERE if key in settings})
+    except OSError as error:
+        raise OSError(f"cannot load the base model of {name}, an adapter of PEFT: {error}") from error
+    model: Any = _CLASSES.get(made_for, _class_for(stored, base)).from_pretrained(base, **settings)
+    try:
+        weights = peft.load_peft_weights(str(name), device="cpu", **where)
+        head = next((weight for key, weight in weights.items() if key.endswith(".classifier.weight")), None)
+        if head is not None and len(head) != model.config.num_labels:
+            model.config.num_labels = len(head)
+            model.classifier = HfViTHead(head.shape[1], len(head), dtype=model.dtype)
+        with warnings.catch_warnings():  # of keys, which are compared below, and of what PEFT asks of transformers
+            warnings.simplefilter("ignore")
+            adapted = peft.PeftModel.from_pretrained(model, str(name), **where)
+        different = weights.keys() ^ peft.get_peft_model_state_dict(adapted).keys()
+    except Exception as error:
+        raise ValueError(f"cannot load {name}, an adapter of PEFT for {base}: {error!s:.300}") from error
+    if different:
+        raise ValueError(f"{name}, an adapter of PEFT, does not fit {base}: {', '.join(sorted(different)[:3])}")
+    trusted = settings.get("trust_remote_code", False)
+    processor = load_processor(name, trusted, **where) or load_processor(base, trusted)
+    processor = processor or _make_processor(base, stored, model.config, {})
+    return adapted.merge_and_unload(), processor
 
 
 def _use_int8_program(model: Any, name: str | os.PathLike, where: dict[str, Any]) -> None:

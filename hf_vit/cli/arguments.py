@@ -47,10 +47,10 @@ def load_or_convert(folder: str, image_size: int | tuple[int, int] | None = None
         image_size: an int or (height, width) in pixels; by default the stored one.
     """
     from ..conversion import convert
-    from ..loading import load
+    from ..loading import find_adapter, load
     from ..models.configuration_hf_vision import read_settings
     from ..upstream import is_of_transformers
 
-    if is_of_transformers(read_settings(folder)):
+    if find_adapter(folder) is None and is_of_transformers(read_settings(folder)):
         return convert(folder, image_size=image_size)
     return load(folder, image_size=image_size)

@@ -1,6 +1,7 @@
 """Contact sheets: pages of images with captions."""
 
 import math
+import textwrap
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from ..files.output import new_file
 from ..models.image_reading import ImageReadingError, read_image
 
 COLUMNS, ROWS = 12, 8
+_LINE_LENGTH = 17  # characters of a name that fit above its image, even if all are wide
 _THUMBNAIL = 320  # largest number of pixels of the longer side, approximately
 
 
@@ -42,12 +44,14 @@ def draw_neighbors(query: Any, found: Sequence[tuple[Any, str, float]], path: Pa
         path: file to write.
     """
     shown = found[: COLUMNS * ROWS - 1]
-    titles = ["query", *(f"{cosine:.3f}\n{Path(name).name[-24:]}" for _, name, cosine in shown)]
+    names = ["\n".join(textwrap.wrap(Path(name).name, _LINE_LENGTH)) for _, name, _ in shown]
+    titles = ["query", *(f"{cosine:.3f}\n{name}" for name, (*_, cosine) in zip(names, shown, strict=True))]
     columns = min(6 if len(titles) <= 24 else COLUMNS, len(titles))
     grid = math.ceil(len(titles) / columns), columns
     images = [_thumbnail(image) for image in (query, *(image for image, *_ in shown))]
     framed = [True] + [False] * len(shown)
-    _draw(images, titles, framed, path, "the most similar images, by cosine", grid, (1.9, 2.5))
+    lines = max(title.count("\n") for title in titles)
+    _draw(images, titles, framed, path, "the most similar images, by cosine", grid, (1.9, 1.9 + 0.16 * lines))
     return path
 
 

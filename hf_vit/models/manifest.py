@@ -43,9 +43,12 @@ def check_place(name: str | os.PathLike, subfolder: str | None = None) -> None:
             f"{text} is a file (expected a folder that convert, training or save_pretrained wrote, or a name on the "
             "Hub); convert a checkpoint with `hf-vit convert FILE FOLDER`"
         )
-    if path.is_dir() and not any((path / config).exists() for config in ("config.json", "adapter_config.json")):
+    if path.is_dir() and not (path / "config.json").exists():
+        found = "no config.json"
+        if (path / "adapter_config.json").exists():
+            found = "an adapter of PEFT and no model; hf_vit.load merges it with the base model that it names"
         raise FileNotFoundError(
-            f"{text} holds no config.json (expected a folder that convert, training or save_pretrained wrote)"
+            f"{text} holds {found} (expected a folder that convert, training or save_pretrained wrote)"
         )
     if not Path(name).exists() and not _HUB_NAME.fullmatch(text):
         raise FileNotFoundError(

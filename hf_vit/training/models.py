@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ..loading import with_resizing_of
+from ..loading import find_adapter, load, with_resizing_of
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import HfVisionConfig, check_attention
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
@@ -73,6 +73,10 @@ def _load(
     auto_class: Any, name: str, image_size: Size | None, **settings: Any
 ) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
     """Load a model, its image processor at the model's size, and the loading info of `from_pretrained`."""
+    if find_adapter(name) is not None:
+        model, processor = load(name, image_size)
+        model = model if auto_class is AutoModelForImageClassification else model.base_model
+        return model, processor, {"missing_keys": [], "mismatched_keys": []}
     config = settings.get("config") or _config_of(name)
     if auto_class is AutoModelForImageClassification and type(config) not in auto_class._model_mapping:
         raise ValueError(f"{name} has a model of type {config.model_type}, which cannot classify images")
@@ -199,7 +203,8 @@ def load_encoder(name: str, image_size: Size | None = None) -> tuple[PreTrainedM
     Raises:
         ValueError: weights are missing.
     """
-    theirs = _config_of(name).model_type in ("vit", "vit_mae")  # AutoModel would drop their pooler
+    is_adapter = find_adapter(name) is not None
+    theirs = not is_adapter and _config_of(name).model_type in ("vit", "vit_mae")  # AutoModel would drop their pooler
     model, processor, info = _load(HfViTModel if theirs else AutoModel, name, image_size)
     _refuse_random_weights(info, name)
     return model, processor

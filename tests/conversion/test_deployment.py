@@ -5,6 +5,7 @@ import copy
 import importlib.util
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
-    """Files of one picture: coloured, tall, grey, transparent, with a palette, turned, smaller than the input."""
+    """Files of one picture: coloured, tall, grey, transparent, with a palette, turned, smaller than the input; and
+    noise with 16 bits and in floating point."""
     folder, noise = tmp_path_factory.mktemp("photographs"), np.random.default_rng(3)
     coarse = Image.fromarray(noise.integers(0, 256, (7, 9, 4), np.uint8)).resize((83, 61), Image.Resampling.BICUBIC)
     pixels = np.clip(np.asarray(coarse) + noise.normal(0, 9, (61, 83, 4)), 0, 255).astype(np.uint8)
@@ -51,6 +53,9 @@ def photographs(tmp_path_factory):
     turned[0x0112] = 6
     colour.save(folder / "turned.jpg", exif=turned)
     colour.resize((17, 13)).save(folder / "small.png")
+    deep = noise.integers(0, 65536, (31, 43), np.uint16)
+    Image.fromarray(deep).save(folder / "sixteen_bits.png")
+    Image.fromarray((deep / 65535).astype(np.float32)).save(folder / "spectrum.tiff")
     return sorted(folder.iterdir())
 
 
@@ -97,7 +102,9 @@ def test_the_same_pixels_and_classes_for_every_preset(preset, model, program, ph
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("to", "problem_type"), [("onnx", "multi_label_classification"), ("openvino", "regression")])
-def test_the_command_writes_a_script_that_needs_no_torch(to, problem_type, model, photographs, tmp_path, capsys):
+def test_the_command_writes_a_script_that_needs_no_torch(
+    to, problem_type, model, photographs, tmp_path, capsys, monkeypatch
+):
     for package in ("onnxscript", "onnxruntime") if to == "onnx" else ("openvino",):
         pytest.importorskip(package, reason=f"{package} is not installed")
     folder, deployed = tmp_path / "folder", tmp_path / "deployed"
@@ -123,6 +130,12 @@ def test_the_command_writes_a_script_that_needs_no_torch(to, problem_type, model
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected
+
+    monkeypatch.setattr(sys, "argv", ["predict.py", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(deployed / "predict.py"), run_name="__main__")
+    assert ended.value.code == 0
+    assert "IMAGE" in capsys.readouterr().out
 
     (tmp_path / "some").mkdir()
     for path in photographs[:2]:

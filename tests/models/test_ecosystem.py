@@ -1,5 +1,6 @@
 """Models in other libraries: pipelines, Trainer, PEFT, device maps, tensor parallelism."""
 
+import json
 import os
 import subprocess
 import sys
@@ -220,3 +221,54 @@ def test_tensor_parallel_on_two_processes(folder, pixel_values, tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     expected = logits_of(AutoModelForImageClassification.from_pretrained(folder), pixel_values)
     torch.testing.assert_close(torch.load(folder / "logits.pt", weights_only=True), expected)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 asks for it
+@pytest.mark.parametrize("num_labels", [11, 5])
+def test_load_merges_an_adapter_with_its_base(folder, pixel_values, tmp_path, num_labels):
+    """Judged by PEFT's own loading: same logits, also with another head and at another image size."""
+    peft = pytest.importorskip("peft")
+    base = AutoModelForImageClassification.from_pretrained(folder, num_labels=num_labels)
+    config = peft.LoraConfig(r=3, target_modules=LORA, modules_to_save=["classifier"], init_lora_weights=False)
+    adapted = peft.get_peft_model(base, config)
+    torch.nn.init.normal_(adapted.get_base_model().classifier.modules_to_save["default"].weight)
+    adapted.save_pretrained(tmp_path / "adapter")
+    fresh = AutoModelForImageClassification.from_pretrained(folder, num_labels=num_labels)
+    theirs = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter")
+    expected = logits_of(theirs, pixel_values)
+
+    model, processor = hf_vit.load(tmp_path / "adapter")
+    assert type(model) is hf_vit.HfViTForImageClassification
+    assert len(model.config.id2label) == num_labels
+    torch.testing.assert_close(logits_of(model, pixel_values), expected, rtol=0, atol=1e-5)
+    theirs.get_base_model().set_image_size((40, 36), processor_follows=True)
+    model, processor = hf_vit.load(tmp_path / "adapter", image_size=(40, 36))
+    larger = processor(np.zeros((40, 36, 3), np.uint8), return_tensors="pt").pixel_values
+    torch.testing.assert_close(logits_of(model, larger), logits_of(theirs, larger), rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 asks for it
+def test_an_adapter_that_cannot_be_loaded(folder, tmp_path, monkeypatch):
+    peft = pytest.importorskip("peft")
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=LORA)).save_pretrained(tmp_path)
+    with pytest.raises(OSError, match="adapter of PEFT"):
+        hf_vit.HfViTForImageClassification.from_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+
+    def rewrite(**changes):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(settings | changes))
+
+    rewrite(base_model_name_or_path=None)
+    with pytest.raises(ValueError, match="names no base model"):
+        hf_vit.load(tmp_path)
+    rewrite(base_model_name_or_path=str(tmp_path / "gone"))
+    with pytest.raises(OSError, match="gone"):
+        hf_vit.load(tmp_path)
+    rewrite(target_modules=["fc1"])
+    with pytest.raises(ValueError, match="does not fit"):
+        hf_vit.load(tmp_path)
+    rewrite()
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match=r"hf_vit\[lora\]"):
+        hf_vit.load(tmp_path)

@@ -90,11 +90,12 @@ def test_a_hybrid_saved_as_a_plain_model_is_loaded_as_a_hybrid(name, tmp_path):
 
 def test_most_likely_classes():
     logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 9.0]], dtype=torch.bfloat16)
-    first, second = most_likely(logits, {0: "tench", 1: "crane", 2: "crane"}, top_k=2)
+    config = hf_vit.HfViTConfig(id2label={0: "tench", 1: "crane", 2: "crane"})
+    first, second = most_likely(logits, config, top_k=2)
     assert [one.label for one in first] == ["crane", "crane"]
     assert first[0].score == pytest.approx(0.66524, abs=1e-5)  # e^3 / (e + e^3 + e^2)
     assert second[0] == Prediction("crane", pytest.approx(0.99975, abs=1e-5))
-    assert len(most_likely(logits, {0: "a", 1: "b", 2: "c"})[0]) == 3
+    assert len(most_likely(logits, config)[0]) == 3
 
 
 def test_classify_equals_predict(folder, tmp_path):
