@@ -30,6 +30,7 @@ _RUN = (
     *_RESULTS,
     *(f"best/{name}" for name in _SAVED),
     *(f"checkpoints/step_????????/{name}" for name in ("*.safetensors", "state.json", "checksums.json")),
+    *(f"checkpoints/damaged/step_????????*/{name}" for name in ("*.safetensors", "state.json", "checksums.json")),
     *(".????????.incomplete.*", "checkpoints/.????????.incomplete.*"),  # leftovers of a killed run
     "training/*events.out.tfevents.*",  # TensorBoard files, written by accelerate
     "training/*hparams.yml",

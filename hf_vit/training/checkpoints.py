@@ -3,8 +3,8 @@
 A checkpoint is a folder `step_00000120` of safetensors files, `state.json`, and `checksums.json` with the SHA-256 of
 each file. `torch.distributed.checkpoint` writes and reads the tensors: each process writes its part, and any number of
 processes can read them. A checkpoint is written under a hidden name, flushed to disk and renamed; after a crash, the
-checkpoint before it is intact. Nothing is pickled. Random numbers in training are functions of (seed, step,
-micro-batch), so no generator state is saved.
+checkpoint before it is intact. A damaged checkpoint is moved to the folder `damaged` and never deleted. Nothing is
+pickled. Random numbers in training are functions of (seed, step, micro-batch), so no generator state is saved.
 """
 
 import json
@@ -60,12 +60,9 @@ class Checkpoints:
             OSError: the previous checkpoint could not be written; earlier ones are unchanged.
         """
         self.wait()
-        content = json.dumps({**state, "format": FORMAT}) if _rank() == 0 else ""
+        content = json.dumps({**state, "format": FORMAT, "tensors": list(tensors)}) if _rank() == 0 else ""
         writer = _Writer(self.folder, step, content, self.keep, _distribute(tensors))
-        self._saving = (
-            self._thread.submit(save_tensors, _copy_share(tensors), storage_writer=writer, **_exchange()),
-            writer,
-        )
+        self._saving = self._thread.submit(writer.save, _copy_share(tensors), _exchange()), writer
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if any.
@@ -79,7 +76,6 @@ class Checkpoints:
         try:
             saving.result()
         except CheckpointException as error:
-            shutil.rmtree(writer.path, ignore_errors=True)
             failure = next(iter(error.failures.values()))[0]
             if not isinstance(failure, OSError):
                 raise
@@ -90,19 +86,19 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Folders of the checkpoints, oldest first."""
-        return sorted(path for path in self.folder.glob("step_*") if re.fullmatch(r"step_\d{8}", path.name))
+        return _paths(self.folder)
 
-    def newest(self) -> tuple[Path | None, list[str]]:
-        """Return the newest intact checkpoint, and a message for each newer one that is damaged."""
+    def newest(self) -> tuple[Path | None, dict[Path, str]]:
+        """Return the newest intact checkpoint, and the damage of each newer one."""
         with suppress(OSError):  # a failed save is reported elsewhere
             self.wait()
-        complaints = []
+        damaged = {}
         for path in reversed(self.paths()):
             problem = damage(path)
             if problem is None:
-                return path, complaints
-            complaints.append(f"{path} is damaged ({problem}); the one before it is used")
-        return None, complaints
+                return path, damaged
+            damaged[path] = problem
+        return None, damaged
 
 
 class _Writer(HuggingFaceStorageWriter):
@@ -119,6 +115,15 @@ class _Writer(HuggingFaceStorageWriter):
         draft = folder / f".{step:08d}.incomplete.{self.target.name}"
         super().__init__(str(draft), fqn_to_index_mapping=files, save_distributed=True)
         self.state, self.keep = state, keep
+
+    def save(self, share: dict[str, Any], exchange: dict[str, Any]) -> None:
+        """Write this process's share of the tensors; after an error nothing of the checkpoint is left."""
+        try:
+            save_tensors(share, storage_writer=self, **exchange)
+        except BaseException:
+            if _rank() == 0:
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan as it is; the first process creates the folder."""
@@ -148,12 +153,15 @@ class _Writer(HuggingFaceStorageWriter):
         (draft / "checksums.json").write_bytes(json.dumps(sums, indent=1).encode())
         for entry in (draft / "state.json", draft / "checksums.json", draft):
             flush_to_disk(entry)
-        if self.target.exists():  # damaged: training never repeats the step of an intact one
-            shutil.rmtree(self.target)
         os.rename(draft, self.target)
         flush_to_disk(self.target.parent)
-        for old in Checkpoints(self.target.parent, self.keep).paths()[: -self.keep]:
+        earlier = [path for path in _paths(self.target.parent) if path < self.target]
+        for old in earlier[: max(len(earlier) + 1 - self.keep, 0)]:
             shutil.rmtree(old)
+
+
+def _paths(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("step_*") if re.fullmatch(r"step_\d{8}", path.name))
 
 
 def _exchange() -> dict[str, Any]:
@@ -203,15 +211,23 @@ def damage(path: Path) -> str | None:
     """Describe the damage of a checkpoint; None for an intact one."""
     try:
         sums = json.loads((path / "checksums.json").read_text(encoding="utf-8"))
+        read = {"state.json", *(file.name for file in path.glob("*.safetensors"))}
+        if not isinstance(sums, dict) or not read <= sums.keys():
+            return f"checksums.json does not list {', '.join(sorted(read))}"
+        with ThreadPoolExecutor() as pool:
+            found = dict(zip(sums, pool.map(lambda name: sha256_of(path / name), sums), strict=True))
     except (OSError, ValueError) as error:
-        return f"checksums.json: {error}"
-    missing = [name for name in sums if not (path / name).is_file()]
-    if missing:
-        return f"{missing[0]} is missing"
-    with ThreadPoolExecutor() as pool:
-        found = dict(zip(sums, pool.map(lambda name: sha256_of(path / name), sums), strict=True))
+        return str(error)
     changed = [name for name in sums if found[name] != sums[name]]
     return f"the SHA-256 of {changed[0]} is not the one it was saved with" if changed else None
+
+
+def set_aside(path: Path) -> Path:
+    """Move a damaged checkpoint into the folder `damaged`; return its new path."""
+    folder = path.parent / "damaged"
+    folder.mkdir(exist_ok=True)
+    number = len(list(folder.glob(f"{path.name}*")))
+    return path.rename(folder / (f"{path.name}_{number}" if number else path.name))
 
 
 def whole_model(model: torch.nn.Module, keep: bool) -> Tensors:
@@ -229,10 +245,13 @@ def whole_model(model: torch.nn.Module, keep: bool) -> Tensors:
 
 
 def run_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Tensors | None = None) -> Tensors:
-    """Return the tensors of a run by name: `model/NAME`, `optimizer/PARAMETER/NAME` and `average/NAME`."""
+    """Return the tensors of a run by name: `model/NAME`, `optimizer/PARAMETER/NAME` and `average/NAME`.
+
+    The order is the same on every process, also where an optimizer was restored in another order.
+    """
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             tensors[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
     return tensors | {f"average/{name}": tensor for name, tensor in (average or {}).items()}
 
@@ -244,16 +263,19 @@ def restore(
     """Restore the tensors of a run in place from a checkpoint; every process must call it.
 
     Raises:
-        ValueError: the tensors belong to another model, or an earlier version of hf_vit wrote them.
+        ValueError: tensors are missing or belong to another model, or an earlier version of hf_vit wrote them.
     """
-    if read_state(path).get("format") != FORMAT:
+    state = read_state(path)
+    if state.get("format") != FORMAT:
         raise ValueError(
             f"cannot resume from {path}: an earlier version of hf_vit wrote it; finish the run with that version"
         )
     saved: Any = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata  # name -> type and shape
+    if missing := set(state.get("tensors", ())) - saved.keys():
+        raise ValueError(f"cannot resume from {path}: {len(missing)} of its tensors are missing: {sorted(missing)}")
     optimizer.state.clear()
     tensors = run_tensors(model, optimizer, average)
-    for name in saved:
+    for name in sorted(saved):  # the reader lists files in the order of the directory
         group, _, rest = name.partition("/")
         if group == "optimizer":
             parameter, _, key = rest.rpartition("/")

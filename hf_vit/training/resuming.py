@@ -69,11 +69,10 @@ def resume(run: Run) -> bool:
         True if there was one.
 
     Raises:
-        ValueError: settings, data or the initial model differ from the checkpoint's; the message lists the differences.
+        ValueError: all checkpoints are damaged; or settings, data or the initial model differ from the checkpoint's,
+            and the message lists the differences.
     """
-    path, complaints = _newest(run)
-    for complaint in complaints:
-        run.accelerator.print(complaint)
+    path = _newest(run)
     if path is None:
         run.accelerator.print(
             f"There is no checkpoint in {run.checkpoints.folder}: training starts from the beginning."
@@ -91,14 +90,27 @@ def resume(run: Run) -> bool:
     return True
 
 
-def _newest(run: Run) -> tuple[Path | None, list[str]]:
-    """Newest intact checkpoint and messages about damaged ones; the first process looks and tells the others."""
-    found: list[Any] = [None]
+def _newest(run: Run) -> Path | None:
+    """Newest intact checkpoint; the first process looks, moves newer ones aside, and tells the others.
+
+    Raises:
+        ValueError: there are checkpoints, but all are damaged.
+    """
+    found: list[Any] = [None, {}]
     if run.accelerator.is_main_process:
-        path, complaints = run.checkpoints.newest()
-        found = [(path and str(path), complaints)]  # XLA refuses to broadcast a Path
-    name, complaints = broadcast_object_list(found)[0]
-    return name and Path(name), complaints
+        path, damaged = run.checkpoints.newest()
+        for bad, problem in damaged.items() if path else ():
+            moved = checkpoints.set_aside(bad)
+            run.accelerator.print(f"{bad} is damaged ({problem}) and was moved to {moved}; {path} is used")
+        found = [path and str(path), {bad.name: problem for bad, problem in damaged.items()}]  # XLA takes no Path
+    name, damaged = broadcast_object_list(found)
+    if damaged and not name:
+        listed = "; ".join(f"{bad}: {problem}" for bad, problem in damaged.items())
+        raise ValueError(
+            f"cannot resume: every checkpoint in {run.checkpoints.folder} is damaged ({listed}); restore one of them, "
+            "or choose another --output-dir to train from the beginning"
+        )
+    return name and Path(name)
 
 
 def with_new_defaults(saved: dict[str, Any], settings_class: type[TrainingSettings]) -> dict[str, Any]:
@@ -115,7 +127,7 @@ def with_new_defaults(saved: dict[str, Any], settings_class: type[TrainingSettin
 def saved_per_device(folder: Path) -> int | None:
     """Return the images per forward of the run with checkpoints in `folder`; None without checkpoints."""
     for path in reversed(Checkpoints(folder, keep=1).paths()):
-        with suppress(OSError, ValueError, KeyError):  # a damaged one
+        with suppress(OSError, ValueError, TypeError, KeyError):  # a damaged one
             return int(checkpoints.read_state(path)["shares"]["per_device_batch_size"])
     return None
 

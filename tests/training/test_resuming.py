@@ -33,6 +33,23 @@ def test_extended_run_equals_a_run_of_the_new_length(tmp_path, schedule):
         assert torch.equal(tensor, prolonged[name]), name
 
 
+def test_damaged_checkpoints_are_moved_and_never_trained_over(tmp_path):
+    """The run continues from the one before them; without an intact one it is refused."""
+    checkpoints = tmp_path / "out" / "checkpoints"
+    straight = train(tmp_path / "out", steps=4)
+    (checkpoints / "step_00000004" / "checksums.json").write_text("{}")
+    for name, tensor in train(tmp_path / "out", steps=4).items():
+        assert torch.equal(tensor, straight[name]), name
+    kept = {"step_00000002", "step_00000004", "damaged"}
+    assert {path.name for path in checkpoints.iterdir()} == kept
+    for path in checkpoints.glob("step_*"):
+        (path / "state.json").unlink()
+    with pytest.raises(ValueError, match="is damaged"):
+        train(tmp_path / "out", steps=4)
+    assert {path.name for path in checkpoints.iterdir()} == kept
+    assert (checkpoints / "damaged" / "step_00000004" / "state.json").is_file()
+
+
 def test_a_number_of_steps_that_earlier_rates_depend_on_is_refused(tmp_path, monkeypatch):
     """And a precision of the launch that is not in the settings."""
     train(tmp_path / "out", steps=4)
