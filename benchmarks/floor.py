@@ -101,13 +101,11 @@ def _products_of(rows: int, inputs: int, outputs: int, dtype) -> dict:
     import torch
     from torch import nn
 
-    from hf_vit.models.inference import PackedLinear, has_onednn
-
     tokens, linear = torch.rand(rows, inputs, dtype=dtype), nn.Linear(inputs, outputs, bias=False, dtype=dtype)
     work = {"torch": lambda: linear(tokens)}
-    if has_onednn():
-        packed = PackedLinear(linear)
-        work["oneDNN, packed"] = lambda: packed(tokens)
+    if hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), rows)
+        work["oneDNN, packed"] = lambda: torch.ops.mkldnn._linear_pointwise(tokens, weight, None, "none", [], "")
     return work
 
 
@@ -121,7 +119,7 @@ def time_model(options: argparse.Namespace) -> dict:
     (variant,), (size,), (dtype,) = options.variants, options.sizes, options.dtypes
     config = hf_vit.HfViTConfig.from_variant(variant, image_size=size, num_labels=1000)
     model = AutoModelForImageClassification.from_config(config, dtype=getattr(torch, dtype))
-    model.optimize_for_inference(batch_size=options.batch_size)
+    model = model.optimize_for_inference(batch_size=options.batch_size)
     images = torch.rand(options.batch_size, 3, size, size).to(model.dtype)
     with torch.inference_mode():
         turns = common.take_turns({"hf_vit optimised": lambda: model(images)}, options.seconds, options.least)

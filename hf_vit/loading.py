@@ -110,7 +110,7 @@ def load(
         processor = with_resizing_of(_as_ours(processor, model.config), preset, model.config)
     let_agree(model, processor, name, asked=image_size is not None or preset is not None)
     if backend is not None:
-        model.optimize_for_inference(backend=backend)
+        model = model.optimize_for_inference(backend=backend)
     return model, processor
 
 

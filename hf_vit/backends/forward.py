@@ -1,6 +1,5 @@
 """Forward of a model through a backend, with torch for the calls that the backend cannot compute."""
 
-import contextlib
 import copy
 import hashlib
 import inspect
@@ -13,7 +12,7 @@ import torch
 from transformers.utils import logging
 
 from ..conversion import programs
-from ..models.inference import OptimizedForward, is_recorded, restore
+from ..models.pretrained import is_recorded
 from .program_cache import cached
 from .runtimes import RUNTIMES, Program
 from .watching import Watched
@@ -27,7 +26,7 @@ _RECORDS = ("output_hidden_states", "output_attentions")
 NAMES_ALONE = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
 
 
-class BackendForward(OptimizedForward):
+class BackendForward:
     """Forward of a model through programs: for each image size one for the usual batch, one for any other.
 
     A call that the backend cannot compute goes to torch, with one warning for each reason: outputs of layers, masked
@@ -158,9 +157,8 @@ class BackendForward(OptimizedForward):
         runtime = self._runtime.module()
 
         def convert(folder: Path) -> None:
-            with _without_guards():
-                model = copy.deepcopy(self.model)
-            restore(model)
+            model = copy.deepcopy(self.model)
+            del model.forward
             runtime.convert(model.float(), size, names, folder)
 
         identity = hashlib.sha256(f"{self._identity} {size} {names}".encode()).hexdigest()
@@ -171,11 +169,7 @@ class BackendForward(OptimizedForward):
 
     def by_torch(self, *arguments: Any, **settings: Any) -> Any:
         """Compute the forward with torch."""
-        forward = type(self.model).forward
-        if torch.is_grad_enabled():
-            return forward(self.model, *arguments, **settings)
-        with _without_guards():  # the weights are only read
-            return forward(self.model, *arguments, **settings)
+        return type(self.model).forward(self.model, *arguments, **settings)
 
     def _say(self, obstacle: str) -> None:
         if obstacle and obstacle not in self._said:
@@ -193,11 +187,6 @@ class Fitted:
         images = pixel_values.detach().to(self._dtype).float().contiguous()
         outputs = (output.to(self._dtype) for output in self._program(images))
         return dict(zip(self._names, outputs, strict=True))
-
-
-def _without_guards() -> contextlib.AbstractContextManager:
-    """Let torch read guarded weights, without counting this as a change."""
-    return torch._C.DisableTorchFunctionSubclass()
 
 
 @cache

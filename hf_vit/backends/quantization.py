@@ -35,7 +35,6 @@ from ..files.image_files import images_below
 from ..files.output import new_folder, refuse_existing, write_json
 from ..loading import load, load_processor
 from ..models.configuration_hf_vision import as_pair
-from ..models.inference import restore
 from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..models.pretrained import CONVERSION_RECORD
 from ..processor_size import settle_processor
@@ -161,7 +160,7 @@ def _load(folder: str | os.PathLike) -> tuple[Any, Any]:
         )
     model: Any
     model, processor = load(folder)
-    restore(model)  # the folder may be quantised already
+    vars(model).pop("forward", None)  # the folder may be quantised already
     if not isinstance(model, HfViTForImageClassification) or model.config.pooling == "none":
         name, pooling = type(model).__name__, getattr(model.config, "pooling", None)
         raise ValueError(f"cannot quantise {folder}: it holds {name} with pooling {pooling!r} (expected a classifier)")

@@ -9,16 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.inference import guard_weight, is_guarded
-
 _CAPTURING = "transformers.utils.output_capturing"  # its permanent hooks do nothing unless outputs are captured
 
 
 class Watched:
     """State of a model.
 
-    It detects every change of a weight (see `models/inference.py`), replaced modules and parameters, hooks, and other
-    settings. A check takes about 1 microsecond for each parameter.
+    It detects changes of a weight by torch's version counter, replaced modules and parameters, hooks, and other
+    settings. Changes through `.data`, NumPy arrays and fused optimizers are not counted: choose the backend again then.
 
     Args:
         before: earlier state of the same model; unchanged weights are not read again.
@@ -47,27 +45,21 @@ class Watched:
         self._guard({} if before is None else before._hand_over())
 
     def _hand_over(self) -> dict[int, Any]:
-        """Return the guards by weight and forget them, since a guard is a view of its weight."""
-        found = {id(weight): (form, digest) for weight, form, digest in self._weights}
+        """Return states and digests by weight, and forget them."""
+        found = {id(weight): (state, digest) for weight, state, digest in self._weights}
         self._weights, self._is_handed_over = [], True
         return found
 
     def _guard(self, before: dict[int, Any]) -> None:
-        """Guard every weight, and only then read those that may have changed."""
-        forms = []
+        """Read the weights that may have changed."""
         for name, weight in self._model.named_parameters():
-            form, digest = before.pop(id(weight), (None, None))
-            if form is None or not is_guarded(weight, form):
-                form = digest = None
-                form = guard_weight(weight)
-            if form is None:
-                self.problem = (
-                    f"{name} could change unnoticed: other code holds a view of it, its memory is not PyTorch's, or it "
-                    "was made in inference mode"
-                )
+            if weight.is_inference():
+                self.problem = f"{name} could change unnoticed: it was made in inference mode"
                 return
-            forms.append((weight, form, digest))
-        self._weights = [(weight, form, digest or digest_of(form.plain)) for weight, form, digest in forms]
+            state, digest = before.pop(id(weight), (None, None))
+            if state != _state_of(weight) or digest is None:
+                digest = digest_of(weight)
+            self._weights.append((weight, _state_of(weight), digest))
 
     def _current_entries(self) -> list[Any]:
         return list(chain.from_iterable(map(dict.values, self._tables)))
@@ -80,7 +72,7 @@ class Watched:
             and not self._is_handed_over
             and len(entries) == len(self._entries)
             and all(map(operator.is_, entries, self._entries))
-            and all(is_guarded(weight, form) for weight, form, _ in self._weights)
+            and all(_state_of(weight) == state for weight, state, _ in self._weights)
             and all(buffer._version == version for buffer, version in self._buffers)
             and list(map(type, self._modules)) == self._types
             and vars(self._model.config) == self._config
@@ -111,6 +103,10 @@ class Watched:
             yield f"{name} {weight.dtype} {tuple(weight.shape)} {digests[id(weight)]}"
         for name, buffer in self._model.named_buffers():
             yield f"{name} {buffer.dtype} {tuple(buffer.shape)} {digest_of(buffer)}"
+
+
+def _state_of(weight: torch.Tensor) -> tuple[int, int]:
+    return weight.data_ptr(), weight._version
 
 
 def digest_of(tensor: torch.Tensor) -> str:

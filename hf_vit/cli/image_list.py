@@ -210,7 +210,9 @@ def load_on(folder: str, device: str, backend: str | None = None, encoder_alone:
         return load(folder, backend=backend)
     model, processor = load(folder)
     model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides its type
-    if backend is not None:
+    if backend == "torch":
+        model = model.optimize_for_inference()
+    elif backend is not None:
         part: Any = model.base_model if encoder_alone else model
         part.optimize_for_inference(backend=backend)
     return model, processor

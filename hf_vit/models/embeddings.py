@@ -11,7 +11,6 @@ from transformers import initialization as init
 
 from .configuration_hf_vision import Size
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from .inference import is_recorded
 from .position_embeddings import (
     Grid,
     PositionTables,
@@ -20,6 +19,7 @@ from .position_embeddings import (
     resize_position_embeddings,
     sincos2d,
 )
+from .pretrained import is_recorded
 from .resnet_stem import ResNetStem, stem_numbers
 
 _CACHED_GRIDS = 16

@@ -1,12 +1,7 @@
 """Modules of the encoder: attention, MLP, stochastic depth, the pre-norm block, pooling."""
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import nn
-from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports] - is there
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.activations import ACT2FN
@@ -14,24 +9,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_hf_vit import HfViTConfig
-from .inference import is_recorded, mkl_is_narrower
 from .position_embeddings import Grid, RelativePositions
 from .pretrained import lecun_normal_
 
 _TAKE_A_BIAS = ("eager", "sdpa")  # attention implementations that take a bias of the logits
-LOGITS_PER_THREAD = 2**19  # of a block of heads or queries: they fit into a core's cache
-_PROGRAMS = 64  # oneDNN programs that are kept, one for each layout
-# Attention in TorchScript. oneDNN reads the names of the operators, and takes the sizes from the first call.
-_ATTENTION = """
-graph(%query : Tensor, %key : Tensor, %value : Tensor, %scaling : Tensor):
-  %products : Tensor = aten::bmm(%query, %key)
-  %logits : Tensor = aten::mul(%products, %scaling)
-  %tokens : int = prim::Constant[value=-1]()
-  %dtype : NoneType = prim::Constant()
-  %probabilities : Tensor = aten::softmax(%logits, %tokens, %dtype)
-  %attended : Tensor = aten::bmm(%probabilities, %value)
-  return (%attended)
-"""
 
 
 def eager_attention_forward(
@@ -65,113 +46,8 @@ def eager_attention_forward(
     return torch.matmul(probabilities, value).transpose(1, 2), probabilities
 
 
-def blocked_attention_forward(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args, scaling: float, **kwargs
-) -> tuple[torch.Tensor, None]:
-    """Compute attention by matrix products, one block of heads at a time, without mask and dropout.
-
-    In bfloat16, on a CPU with bfloat16 products, this is 1.3 to 1.8 times as fast as torch's fused kernel (two cores of
-    an AMD EPYC, 197 to 1025 tokens). Shapes: see `eager_attention_forward`.
-    """
-    size = torch.get_num_threads() * max(LOGITS_PER_THREAD // (query.shape[2] * key.shape[2]), 1)
-    blocks = [states.flatten(0, 1).split(size) for states in (query, key, value)]
-    unused = query.new_empty(())
-    with torch.autocast("cpu", enabled=False):  # autocast would keep the probabilities in float32
-        attended = [
-            torch.bmm(F.softmax(torch.baddbmm(unused, q, k.transpose(1, 2), beta=0, alpha=scaling), dim=-1), v)
-            for q, k, v in zip(*blocks, strict=True)
-        ]
-    return torch.cat(attended).view(query.shape).transpose(1, 2), None
-
-
-def _prefers_blocks(query: torch.Tensor) -> bool:
-    """Tell whether `blocked_attention_forward` is faster; compiled graphs keep torch's kernel."""
-    is_cpu_bfloat16 = query.device.type == "cpu" and query.dtype == torch.bfloat16
-    return is_cpu_bfloat16 and not is_recorded() and has_bfloat16_products()
-
-
-@functools.cache
-def has_bfloat16_products() -> bool:
-    """Tell whether oneDNN multiplies in bfloat16 on this CPU."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-def onednn_attention_forward(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args, scaling: float, **kwargs
-) -> tuple[torch.Tensor, None]:
-    """Compute attention by one oneDNN program, in which each core computes one head at a time; no mask, no dropout.
-
-    In float32, on a CPU where oneDNN uses AVX-512 and MKL (which torch's fused kernel calls) does not, this is 1.3 to
-    1.6 times as fast as that kernel (benchmarks/attention.py). `onednn_attends` tells when it is used. Shapes: see
-    `eager_attention_forward`.
-    """
-    queries = query.shape[2]
-    blocks = -(-queries * key.shape[2] // LOGITS_PER_THREAD)
-    scale, key = _as_tensor(scaling), key.transpose(2, 3)
-    attended = []
-    for part in query.split(-(-queries // blocks), dim=2):
-        layout = *((states.shape, states.stride()) for states in (part, key, value)), torch.get_num_threads()
-        attended.append(_onednn_program(layout)(part, key, value, scale))
-    return (attended[0] if blocks == 1 else torch.cat(attended, dim=2)).transpose(1, 2), None
-
-
-@functools.lru_cache(maxsize=_PROGRAMS)
-def _onednn_program(layout: tuple) -> Callable:
-    """Build a oneDNN program for one layout.
-
-    oneDNN compiles it at the first call, for that call's shapes, strides and threads, and does not check later calls.
-    """
-    program = torch._C.Graph()
-    node: Any = program.create("prim::oneDNNFusionGroup", [program.addInput() for _ in range(4)], 1)
-    node.g_("Subgraph", torch._C.parse_ir(_ATTENTION))
-    node.is_("output_layouts", [0])  # strided, not one of oneDNN's own
-    program.insertNode(node)
-    program.registerOutput(node.output())
-    return torch._C._create_function_from_graph("attention", program)
-
-
-@functools.cache
-@torch.inference_mode(False)
-def _as_tensor(scaling: float) -> torch.Tensor:
-    return torch.full((1,), scaling)
-
-
-def onednn_attends(query: torch.Tensor) -> bool:
-    """Tell whether `onednn_attention_forward` can be used and is faster.
-
-    oneDNN computes one head at a time only if there are more than two for each thread; else it holds all logits.
-    """
-    if torch.is_grad_enabled() or is_recorded():
-        return False
-    if type(query) is not torch.Tensor or is_functorch_wrapped_tensor(query):
-        return False
-    is_cpu_float32 = query.device.type == "cpu" and query.dtype == torch.float32
-    has_enough_heads = query.shape[0] * query.shape[1] > 2 * torch.get_num_threads() and query.shape[2] > 1
-    is_mixed = torch.is_autocast_enabled("cpu")
-    return is_cpu_float32 and has_enough_heads and not is_mixed and mkl_is_narrower() and has_onednn_attention()
-
-
-@functools.cache
-@torch.inference_mode()
-def has_onednn_attention() -> bool:
-    """Tell whether this build of torch runs such programs, and they compute attention correctly."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    heads = 2 * torch.get_num_threads() + 1
-    query, key, value = (torch.arange(heads * 35.0).add(shift).sin().view(1, heads, 5, 7) for shift in range(3))
-    expected = F.scaled_dot_product_attention(query, key, value, scale=0.3).transpose(1, 2)
-    try:
-        for _ in range(3):  # torch optimises the surrounding graph in the second call
-            attended, _ = onednn_attention_forward(nn.Module(), query, key, value, scaling=0.3)
-    except (AttributeError, RuntimeError, TypeError):  # these functions of torch are internal
-        return False
-    return attended.shape == expected.shape and torch.allclose(attended, expected, rtol=0, atol=1e-5)
-
-
 class HfViTAttention(nn.Module):
     """Multi-head self-attention over all tokens."""
-
-    is_optimized = False  # set by `optimize_for_inference`
 
     def __init__(self, config: HfViTConfig):
         super().__init__()
@@ -207,19 +83,10 @@ class HfViTAttention(nn.Module):
         )  # (batch, heads, queries or tokens, head_dim)
         bias = self.with_bias(attention_mask, query, grid)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
-        is_plain = bias is None and dropout == 0
-        attend = eager_attention_forward if kwargs.get("output_attentions") else self.implementation(query, is_plain)
+        name = "eager" if kwargs.get("output_attentions") else self.config._attn_implementation or "eager"
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
         attended, attentions = attend(self, query, key, value, bias, scaling=self.scaling, dropout=dropout, **kwargs)
         return self.o_proj(attended.flatten(2)), attentions
-
-    def implementation(self, query: torch.Tensor, is_plain: bool) -> Callable:
-        """Return the configured attention function, or a faster one; `is_plain` means no mask and no dropout."""
-        name = self.config._attn_implementation or "eager"
-        if name == "sdpa" and is_plain and _prefers_blocks(query):
-            return blocked_attention_forward
-        if name == "sdpa" and is_plain and self.is_optimized and onednn_attends(query):
-            return onednn_attention_forward
-        return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
 
     def with_bias(
         self, attention_mask: torch.Tensor | None, query: torch.Tensor, grid: Grid | None

@@ -32,8 +32,8 @@ from .configuration_hf_vision import (
     refuse_arguments,
     wrong_types_refused,
 )
-from .inference import is_recorded, optimize, use_training_products
 from .manifest import check_pushed, drop_manifest, warn_of_int8
+from .packed_linear import freeze
 
 logger = logging.get_logger(__name__)
 
@@ -322,20 +322,19 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             )
 
     def optimize_for_inference(self: _Model, batch_size: int = 1, backend: str = "torch") -> _Model:
-        """Make inference faster with the same results; see `hf_vit.models.inference`.
+        """Return a frozen copy of the model, which is faster on some CPUs and computes the same to rounding.
 
-        Call it after the model has its weights, dtype and device; it may be called again. It needs as much memory again
-        as the weights, and copies weights that PyTorch did not allocate (a mapped file, a NumPy array). Weights may
-        still be changed: a layer computes as before while PyTorch cannot tell whether its weight changes, e.g. while a
-        view of it exists. `train()` undoes it. Saved and exported models are not affected; a compiled model packs
-        nothing.
+        Linear layers own their packed weights, and a ResNet's convolutions their standardized ones (see
+        `hf_vit.models.packed_linear`); there is no second copy of a weight. The copy is for inference only, on the
+        device and in the dtype of the original. Training, changing, moving, copying, saving or exporting it raises
+        `FrozenModelError`: do this with the original, and call `optimize_for_inference` again.
 
         Args:
-            batch_size: usual number of images of a forward; the torch backend does not depend on it.
+            batch_size: usual number of images of a forward.
             backend: "torch", "openvino", "onnxruntime", or "auto" for the fastest installed; see `hf_vit.use_backend`.
 
         Returns:
-            The model itself, in evaluation mode.
+            The copy, in evaluation mode; with another backend than torch, the model itself.
 
         Example:
             >>> import hf_vit
@@ -347,8 +346,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             if hf_vit is None:
                 raise ImportError(f"cannot use backend={backend!r}; pip install 'hf_vit[openvino]' and import hf_vit")
             return hf_vit.use_backend(self, backend, batch_size)
-        optimize(self)
-        return self.eval()
+        return freeze(self, batch_size * self.tokens_per_image)
 
     @property
     def tokens_per_image(self) -> int:
@@ -356,8 +354,9 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         return 1
 
     def train(self: _Model, mode: bool = True) -> _Model:
-        """Set the training mode, as in PyTorch; undo `optimize_for_inference`."""
-        use_training_products(self, mode)
+        """Set the training mode, as in PyTorch; `train()` removes a backend."""
+        if mode and hasattr(vars(self).get("forward"), "by_torch"):
+            del self.forward
         return super().train(mode)
 
     @torch.no_grad()
@@ -375,6 +374,11 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             lecun_normal_(module.weight)
         elif isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
+
+
+def is_recorded() -> bool:
+    """Tell whether torch records the computation for other inputs: torch.compile, torch.export, torch.jit.trace."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
 
 
 @contextmanager

@@ -18,23 +18,8 @@ def half_the_head(model):
         model.classifier.weight.mul_(0.5)
 
 
-def by_data(model):
-    model.vit.layers[1].mlp.fc1.bias.data += 1
-
-
 def by_load(model):
     model.load_state_dict(tiny(seed=3).state_dict())
-
-
-def by_array(model):
-    model.vit.embeddings.cls_token.detach().numpy()[:] += 1
-
-
-def by_optimizer(model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    with torch.enable_grad():
-        model(images(model)).logits.square().sum().backward()
-    optimizer.step()
 
 
 def by_another_parameter(model):
@@ -63,8 +48,8 @@ def in_part_training(model):
     model.vit.eval()
 
 
-WAYS = [half_the_head, by_data, by_load, by_array, by_optimizer, by_another_parameter, by_another_module, by_a_hook,
-        by_its_size, by_its_dtype, in_part_training]  # fmt: skip
+WAYS = [half_the_head, by_load, by_another_parameter, by_another_module, by_a_hook, by_its_size, by_its_dtype,
+        in_part_training]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -75,21 +60,6 @@ def test_changed_weights_are_used(quick, way):
             way(one)
         with torch.inference_mode():
             torch.testing.assert_close(model(images(model)).logits, twin(images(twin)).logits, **EXACT)
-
-
-@torch.no_grad()
-def test_weights_with_other_references_are_computed_by_torch(quick, caplog):
-    model, twin = tiny().optimize_for_inference(backend="openvino"), tiny()
-    held = {name: value.numpy() for name, value in model.state_dict().items()}
-    for scale in (2, 3):
-        held["classifier.bias"][:] = scale
-        twin.classifier.bias.fill_(scale)
-        torch.testing.assert_close(model(images(model)).logits, twin(images(twin)).logits, **EXACT)
-    assert sum("other code holds a view of it" in record.message for record in caplog.records) == 1
-    assert quick.made == 1
-    del held
-    torch.testing.assert_close(model(images(model)).logits, twin(images(twin)).logits, **EXACT)
-    assert quick.made == 2
 
 
 @torch.no_grad()

@@ -166,18 +166,12 @@ TRACED = {
 
 
 @traces
-@pytest.mark.parametrize(
-    ("name", "is_optimized"),
-    [("cls", False), ("axial", False), *((name, True) for name in ("cls", "sincos", "flexible", "bit", "hybrid"))],
-)
-def test_jit_trace(name, is_optimized):
+@pytest.mark.parametrize("name", ["cls", "axial", "sincos", "flexible", "bit", "hybrid"])
+def test_jit_trace(name):
     """As in transformers' ViT: `strict=False` for a dictionary, any number of images of one size."""
     model = TRACED[name]()
     batches = [torch.randn(batch, 3, *model.config.image_size) for batch in (2, 1, 5)]
     expected = [(pixel_values, logits(model, pixel_values)) for pixel_values in batches]
-    if is_optimized:
-        model.optimize_for_inference()
-        logits(model, batches[0])  # makes packed weights and kept tables, which no graph may hold
     with torch.no_grad():
         traced = torch.jit.trace(model, batches[0], strict=False)
         model.config.return_dict = False
@@ -201,7 +195,7 @@ def test_jit_trace_of_masked_patch_prediction():
 def test_openvino_convert_model(name, monkeypatch):
     monkeypatch.setenv("CI", "true")  # otherwise it sends telemetry
     openvino = pytest.importorskip("openvino", reason="openvino (extra openvino) is not installed")
-    model = TRACED[name]().optimize_for_inference()
+    model = TRACED[name]()
     program = openvino.convert_model(model, example_input=torch.randn(2, 3, *model.config.image_size))
     compiled = openvino.compile_model(program, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     for batch in (1, 3):

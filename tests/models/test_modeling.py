@@ -1,12 +1,10 @@
 """The models, in every variant: attention, saving and loading, gradients, initialisation."""
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoBackbone, AutoModel, AutoModelForImageClassification, ViTConfig
 from transformers import ViTForImageClassification as UpstreamViT
 
-from hf_vit.models import layers as layers_module
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.layers import HfViTPooler
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
@@ -28,38 +26,6 @@ def test_eager_and_sdpa_agree(model):
     eager = model(pixel_values).logits
     model.set_attn_implementation("sdpa")
     torch.testing.assert_close(model(pixel_values).logits, eager, rtol=0, atol=1e-5)
-
-
-def test_blocked_attention_equals_the_formula_in_float64(monkeypatch):
-    """Values and gradients; 15 heads in blocks of twice the number of threads, and a remainder."""
-    monkeypatch.setattr(layers_module, "LOGITS_PER_THREAD", 2 * 7 * 11)
-    batch, heads, queries, tokens, head_dim = 3, 5, 7, 11, 6
-    shapes = [(batch, heads, queries, head_dim), *[(batch, heads, tokens, head_dim)] * 2]
-    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    outputs = []
-    for attend in (layers_module.blocked_attention_forward, layers_module.eager_attention_forward):
-        attended, _ = attend(torch.nn.Module(), *inputs, None, scaling=0.3)
-        outputs.append([attended, *torch.autograd.grad(attended.square().sum(), inputs)])
-    query, key, value = (states.detach().numpy() for states in inputs)
-    weights = np.exp(0.3 * query @ key.swapaxes(2, 3))
-    expected = (weights / weights.sum(axis=3, keepdims=True) @ value).swapaxes(1, 2)
-    np.testing.assert_allclose(outputs[0][0].detach(), expected, rtol=1e-12)
-    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.skipif(not layers_module.has_bfloat16_products(), reason="this CPU has no products for bfloat16")
-def test_attention_in_bfloat16_is_blocked_where_possible():
-    layer = tiny(attention_probs_dropout_prob=0.1).vit.layers[0].attention
-    torch_kernel = layers_module.ALL_ATTENTION_FUNCTIONS["sdpa"]
-    query = torch.zeros(2, 2, 5, 7, dtype=torch.bfloat16)
-    assert layer.implementation(query, is_plain=True) is layers_module.blocked_attention_forward
-    assert layer.implementation(query, is_plain=False) is torch_kernel
-    assert layer.implementation(query.float(), is_plain=True) is torch_kernel
-    tokens = torch.randn(2, 5, 14, dtype=torch.bfloat16)
-    layer.bfloat16()
-    mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
-    torch.testing.assert_close(layer(tokens)[0], layer(tokens, mask)[0], rtol=0, atol=0.02)
-    assert layer.train()(tokens)[0].isfinite().all()
 
 
 @torch.no_grad()

@@ -41,7 +41,7 @@ def test_batched_outputs_equal_those_of_each_image_in_order(pair, files, kind, w
         alone = torch.cat([model(**processor(file, return_tensors="pt")).logits for file in files])
     seen = []
     if kind == "optimised":
-        model.optimize_for_inference()
+        model = model.optimize_for_inference()
     elif kind == "with a hook":
         model.register_forward_hook(lambda *_: seen.append(threading.current_thread()))
     threads = torch.get_num_threads()
