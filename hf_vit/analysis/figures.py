@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..files.pages import page_color
 from .training_runs import Run
 
 if TYPE_CHECKING:
@@ -266,6 +267,23 @@ def _name_points(figure: "Figure", axes, runs: Sequence[Run]) -> None:
             if side != _SIDES[-1]:
                 text.remove()
         taken.append(box)
+
+
+def darken(figure: "Figure") -> None:
+    """Give a figure the background and the text of our pages in the dark color scheme; data keep their colors."""
+    from matplotlib.text import Text
+
+    paper, ink, line = (page_color(name, dark=True) for name in ("paper", "ink", "line"))
+    figure.set_facecolor(paper)
+    for axes in figure.axes:
+        axes.set_facecolor(paper)
+        axes.tick_params(which="both", colors=ink)
+        for part in axes.spines.values():
+            part.set_edgecolor(ink)
+        for part in (*axes.get_xgridlines(), *axes.get_ygridlines()):
+            part.set_color(line)
+    for text in figure.findobj(Text):
+        text.set_color(ink)
 
 
 def _figure(width: float, height: float) -> "Figure":

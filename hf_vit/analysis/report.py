@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from PIL import Image
 
 from ..files.pages import render_page
+from .figures import darken
 from .observing import NotInThisModel
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Picture(NamedTuple):
     file: str
     caption: str
     data: str  # as a data: URI
+    dark: str  # the same for the dark color scheme
 
 
 class Report:
@@ -50,15 +52,22 @@ class Report:
 
     def draw(self, file: str, caption: str, plot: Callable[[], "Figure"]) -> None:
         """Draw a picture, save it as `file`, and keep it for the report."""
-        plot().savefig(self.folder / file)
-        small = io.BytesIO()
-        with Image.open(self.folder / file) as picture:
-            picture.convert("RGB").save(small, "webp", quality=90)
-        data = "data:image/webp;base64," + base64.b64encode(small.getvalue()).decode()
-        self.pictures[file] = Picture(file, caption, data)
+        figure, dark = plot(), io.BytesIO()
+        figure.savefig(self.folder / file)
+        darken(figure)
+        figure.savefig(dark, format="png")
+        self.pictures[file] = Picture(file, caption, _as_uri(self.folder / file), _as_uri(dark))
 
     def write(self, **content: Any) -> None:
         """Render report.html; `content` is shown besides pictures and problems."""
         shown = {"pictures": self.pictures, "missing": self.missing, "problems": self.problems}
         html = render_page("hf_vit.analysis", "report.html.jinja", **shown, **content)
         (self.folder / "report.html").write_text(html, encoding="utf-8")
+
+
+def _as_uri(file: Path | io.BytesIO) -> str:
+    """Return a picture as a data: URI, compressed."""
+    small = io.BytesIO()
+    with Image.open(file) as picture:
+        picture.convert("RGB").save(small, "webp", quality=90)
+    return "data:image/webp;base64," + base64.b64encode(small.getvalue()).decode()

@@ -95,6 +95,8 @@ def highlight(seen: np.ndarray, attention: np.ndarray) -> Image.Image:
     Args:
         seen: the picture, (height, width, 3) or (height, width), in [0, 1].
         attention: (rows, columns); the patch with the least attention is darkest, that with the most is unchanged.
+            Between them brightness grows with the square root: the last layers put most attention on few patches, and
+            on a linear scale all others are black.
     """
     height, width = seen.shape[:2]
     least, most = attention.min(), attention.max()
@@ -103,5 +105,5 @@ def highlight(seen: np.ndarray, attention: np.ndarray) -> Image.Image:
     size = (width * factor, height * factor)
     picture = Image.fromarray((seen * 255).round().astype(np.uint8)).convert("RGB").resize(size)
     light = Image.fromarray(attention.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
-    brightness = _DARKEST + (1 - _DARKEST) * np.asarray(light).clip(0, 1)[..., None]
+    brightness = _DARKEST + (1 - _DARKEST) * np.sqrt(np.asarray(light).clip(0, 1))[..., None]
     return Image.fromarray((np.asarray(picture) * brightness).round().astype(np.uint8))

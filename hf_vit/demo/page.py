@@ -28,7 +28,8 @@ _ROLLOUT, _MEAN = "Rollout", "Mean of all"
 _CSS = Path(__file__).with_name("page.css")
 _HINT = (
     "Bright areas get most attention: that of the class token, or the mean over the patches if there is none. "
-    "*Rollout* multiplies the attention of all layers."
+    "*Rollout* multiplies the attention of all layers. In the last layers corners and background can be bright "
+    "too: there a ViT keeps facts about the whole picture ([arXiv 2309.16588](https://arxiv.org/abs/2309.16588))."
 )
 _FOLDER_HINT = f"Every picture of a folder is classified, up to {MOST_PICTURES:,} of them. They stay on this server."
 _Choice = str | int  # a layer or head

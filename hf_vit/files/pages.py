@@ -24,9 +24,9 @@ def render_page(package: str, template: str, **content: Any) -> str:
     return environment.from_string(source).render(style=_read_style(), **content)
 
 
-def page_color(name: str) -> str:
-    """Return a colour of our pages in the light style, such as "bar", for pictures that lie beside them."""
-    return _read_style().split(f"--{name}: ", 1)[1].split(";", 1)[0]
+def page_color(name: str, dark: bool = False) -> str:
+    """Return a color of our pages in the light or dark scheme, such as "bar", for pictures on them."""
+    return _read_style().split(f"--{name}: ")[1 + dark].split(";", 1)[0]
 
 
 def _read_style() -> str:

@@ -96,6 +96,14 @@ def test_picture_is_dark_where_attention_is_low():
     assert (np.asarray(highlight(np.ones((8, 12, 3)), np.full((2, 3), 0.2))) == 255).all()
 
 
+def test_attention_to_few_patches_leaves_the_others_visible():
+    """One patch with 25 times the attention of the rest of the object: this is at a fifth of the scale, not 4 %."""
+    attention = np.zeros((4, 6))
+    attention[0, 0], attention[2:] = 1, 0.04
+    shown = np.asarray(highlight(np.ones((8, 12)), attention))
+    assert shown[-1, -1, 0] == pytest.approx(255 * (0.15 + 0.85 * 0.2), abs=1)
+
+
 def test_models_without_attention_are_refused(tmp_path):
     folder = saved(tmp_path / "folder", pooling="none")
     with pytest.raises(ValueError, match="classifies every patch"):
