@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformers import AutoImageProcessor
-from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, find_adapter_config_file, logging
+from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
 from transformers.utils.hub import cached_file
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from .files.output import new_folder
 from .files.reading import read_json_object
@@ -115,7 +116,9 @@ def load(
 
 
 def find_adapter(name: str | os.PathLike, **where: Any) -> str | None:
-    """Return the path of the adapter_config.json of a folder or of a name on the Hub; None if there is none."""
+    """Return the path of the adapter_config.json of a PEFT adapter, a folder or a name on the Hub; else None."""
+    if os.path.isfile(os.path.join(name, "config.json")):  # a whole model
+        return None
     return find_adapter_config_file(str(name), **where)
 
 
@@ -133,8 +136,8 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
         The model, and an image processor: of the adapter's folder, or else of the base.
     """
     about = read_json_object(adapter)
-    base, made_for = about.get("base_model_name_or_path"), (about.get("auto_mapping") or {}).get("base_model_class")
-    if not base:
+    base, made_for = about.get("base_model_name_or_path"), about.get("auto_mapping")
+    if not base or not isinstance(base, str):
         raise ValueError(f"{name} is an adapter of PEFT that names no base model in its {os.path.basename(adapter)}")
     try:
         import peft
@@ -146,7 +149,8 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
         stored = read_settings(base, **{key: settings[key] for key in WHERE if key in settings})
     except OSError as error:
         raise OSError(f"cannot load the base model of {name}, an adapter of PEFT: {error}") from error
-    model: Any = _CLASSES.get(made_for, _class_for(stored, base)).from_pretrained(base, **settings)
+    model_class = _CLASSES.get(str(made_for.get("base_model_class"))) if isinstance(made_for, dict) else None
+    model: Any = (model_class or _class_for(stored, base)).from_pretrained(base, **settings)
     try:
         weights = peft.load_peft_weights(str(name), device="cpu", **where)
         head = next((weight for key, weight in weights.items() if key.endswith(".classifier.weight")), None)

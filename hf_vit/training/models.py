@@ -74,8 +74,8 @@ def _load(
 ) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
     """Load a model, its image processor at the model's size, and the loading info of `from_pretrained`."""
     if find_adapter(name) is not None:
-        model, processor = load(name, image_size)
-        model = model if auto_class is AutoModelForImageClassification else model.base_model
+        adapted, processor = load(name, image_size)
+        model: Any = adapted if auto_class is AutoModelForImageClassification else adapted.base_model
         return model, processor, {"missing_keys": [], "mismatched_keys": []}
     config = settings.get("config") or _config_of(name)
     if auto_class is AutoModelForImageClassification and type(config) not in auto_class._model_mapping:

@@ -259,9 +259,10 @@ def test_an_adapter_that_cannot_be_loaded(folder, tmp_path, monkeypatch):
     def rewrite(**changes):
         (tmp_path / "adapter_config.json").write_text(json.dumps(settings | changes))
 
-    rewrite(base_model_name_or_path=None)
-    with pytest.raises(ValueError, match="names no base model"):
-        hf_vit.load(tmp_path)
+    for wrong in (None, ["a"], {}):
+        rewrite(base_model_name_or_path=wrong, auto_mapping=["a"])
+        with pytest.raises(ValueError, match="names no base model"):
+            hf_vit.load(tmp_path)
     rewrite(base_model_name_or_path=str(tmp_path / "gone"))
     with pytest.raises(OSError, match="gone"):
         hf_vit.load(tmp_path)
