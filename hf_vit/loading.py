@@ -4,6 +4,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoImageProcessor
@@ -169,6 +170,19 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
     processor = load_processor(name, trusted, **where) or load_processor(base, trusted)
     processor = processor or _make_processor(base, stored, model.config, {})
     return adapted.merge_and_unload(), processor
+
+
+def find_better(folder: str | os.PathLike) -> Path | None:
+    """Return the folder best/ of a training run, if its model was better than that of the last step; None otherwise."""
+    best, file = Path(folder, "best"), Path(folder, "metrics.json")
+    if not file.is_file() or not (best / "config.json").is_file():
+        return None
+    metrics = read_json_object(file)
+    name = str(metrics.get("best_metric"))
+    reached, last = metrics.get("best"), metrics.get(name)
+    if not isinstance(reached, float) or not isinstance(last, float):
+        return None
+    return best if (reached < last if name == "loss" else reached > last) else None
 
 
 def _use_int8_program(model: Any, name: str | os.PathLike, where: dict[str, Any]) -> None:

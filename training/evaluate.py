@@ -18,6 +18,7 @@ try:
     import json
 
     from hf_vit.evaluation.protocols import PROTOCOLS
+    from hf_vit.evaluation.summary import summarize
     from hf_vit.files.output import write_json
     from hf_vit.training.assembly import start
     from hf_vit.training.options import parse_settings
@@ -30,7 +31,10 @@ except KeyboardInterrupt:  # the imports take seconds
 
 
 def evaluate(argv: list[str] | None = None) -> dict[str, Any]:
-    """Evaluate a model by the chosen protocol; return the metrics and print them as JSON."""
+    """Evaluate a model by the chosen protocol; return the metrics.
+
+    They are printed as JSON on standard output, and as a table on standard error.
+    """
     # The settings: declared in training/settings.py.
     settings = parse_settings(EvaluateSettings, argv, "hf-vit evaluate")
     if settings.print_config:
@@ -43,6 +47,8 @@ def evaluate(argv: list[str] | None = None) -> dict[str, Any]:
         name = "metrics" if settings.protocol == "accuracy" else settings.protocol
         write_json(Path(settings.output_dir) / f"{name}.json", metrics)
     accelerator.print(json.dumps(metrics, indent=2))
+    if accelerator.is_main_process:
+        print(summarize(metrics), file=sys.stderr)
     accelerator.end_training()
     return metrics
 

@@ -197,8 +197,10 @@ def load_on(folder: str, device: str, backend: str | None = None, encoder_alone:
     """
     import torch
 
-    from ..loading import load
+    from ..loading import find_better, load
 
+    if (best := find_better(folder)) is not None:
+        print(f"{folder} has the weights of the last step; those in {best} were better", file=sys.stderr)
     if backend not in (None, "torch") and device != "cpu":
         raise ValueError(f"--backend {backend} computes on the CPU, but --device is {device}; leave one out")
     try:

@@ -1,6 +1,7 @@
 """Accuracy of a classifier: on a data set's labels, on ImageNet's ReaL labels, and on ObjectNet."""
 
 import re
+import sys
 import time
 from functools import partial
 from importlib.resources import files
@@ -12,20 +13,23 @@ from accelerate import Accelerator
 from PIL.Image import Image
 
 from ..files.messages import shorten
-from ..files.reading import parse_yaml, read_json, read_yaml
-from ..loading import with_preset
+from ..files.reading import parse_yaml, read_json, read_json_object, read_yaml
+from ..loading import find_file, with_preset
 from ..models.configuration_hf_vision import MAX_LABELS, score_function
 from ..models.configuration_hf_vit import as_pair
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named
 from ..training.data import EvalSamples, Split
 from ..training.devices import describe_device
+from ..training.held_out import cut_off, find_eval_split
+from ..training.identity import identify_data
 from ..training.labels import match_to_model, names_of
 from ..training.measuring import predict, score
 from ..training.patch_sizes import set_patch_size
 from ..training.recipes import dump
 from ..training.result_page import About, HeldOut, title_of, write_results
-from ..training.settings import EvaluateSettings
+from ..training.settings import AUTO, EvaluateSettings
+from ..training.sources import names_of_splits
 
 _REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
 _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")  # numbered from 1, in the order of the ReaL labels
@@ -35,7 +39,9 @@ _RED_BORDER = 2  # pixels at each side of ObjectNet's images, which its authors'
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
     """Measure loss, top-1, top-5 and mean per-class accuracy; with `real_labels`, ReaL accuracy."""
     model, processor = _load(settings, accelerator)
-    split = open_named(settings, settings.split or "test")
+    split, name = open_default_split(settings)
+    if accelerator.is_main_process:
+        print(f"evaluating {settings.model} on {settings.dataset}, {name}: {len(split):,} images", file=sys.stderr)
     split = match_to_model(split, model.config, str(settings.model), settings.label_map)
     real = None if settings.real_labels is None else _match_real_labels(read_real_labels(settings.real_labels), split)
     began = time.perf_counter()
@@ -45,18 +51,53 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
         raise ValueError(f"{unlabelled} of {len(predictions['label'])} images have no label; choose another --split")
     if settings.output_dir and settings.protocol == "accuracy" and accelerator.is_main_process:
         held_out = HeldOut(predictions, split, names_of(model.config), Path(str(settings.dataset)))
-        write_results(Path(settings.output_dir), held_out, _about(settings, accelerator, predictions, seconds))
+        write_results(Path(settings.output_dir), held_out, _about(settings, accelerator, name, predictions, seconds))
     return score(predictions, real)
 
 
-def _about(settings: EvaluateSettings, accelerator: Accelerator, predictions: dict[str, Any], seconds: float) -> About:
+def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
+    """Open the split of the settings, or by default test, else the images that the model's training held out.
+
+    Of data without either it is another held-out split, or the only one.
+
+    Returns:
+        The split, and its name for people.
+
+    Raises:
+        ValueError: the model was trained on a part of these data, and nothing tells which one.
+    """
+    data = str(settings.dataset), settings.dataset_config
+    if settings.split is not None or "test" in (names_of_splits(*data) or ["test"]):
+        name = settings.split or "test"
+        return open_named(settings, name), name
+    file = find_file(str(settings.model), "card_data.json", {})
+    record = {} if file is None else read_json_object(file)
+    train_split = record.get("train_split") or settings.train_split
+    is_trained_on = Path(str(record.get("dataset"))).resolve() == Path(data[0]).resolve()
+    if record.get("eval_split") == AUTO:
+        train, held_out = cut_off(open_named(settings, train_split))
+        if held_out is not None and identify_data(train) == record.get("fingerprint"):
+            return held_out, f"the tenth of {train_split} that training held out"
+        if is_trained_on:
+            raise ValueError(
+                f"nothing tells which images of {data[0]} were held out when {settings.model} was trained: the folder "
+                f"has changed, or has fewer than 10 images; --split {train_split} evaluates all of them"
+            )
+    name = record.get("eval_split") if is_trained_on else find_eval_split(*data, train_split)
+    name = train_split if name in (None, AUTO) else name
+    return open_named(settings, name), name
+
+
+def _about(
+    settings: EvaluateSettings, accelerator: Accelerator, split: str, predictions: dict[str, Any], seconds: float
+) -> About:
     """Return the facts about an evaluation for its result page."""
     images = len(predictions["label"]) + predictions["skipped"]
     processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
     facts = {
         "model": str(settings.model),
         "data set": str(settings.dataset),
-        "split": settings.split or "test",
+        "split": split,
         "throughput": f"{seconds:,.1f} seconds, {images / seconds:,.1f} images a second, reading included",
         "device": describe_device(accelerator.device) + processes,
     }

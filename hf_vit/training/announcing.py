@@ -8,6 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from ..loading import find_better
 from ..models.configuration_hf_vit import as_pair
 from .assembly import count_steps
 from .data import Split
@@ -75,5 +76,6 @@ def conclude(settings: TrainingSettings, accelerator: Accelerator, metrics: dict
     if Path(str(output), "report.html").exists():
         accelerator.print(f"mistakes are shown in {Path(str(output), 'report.html')}")
     has_classes = getattr(settings, "objective", "supervised") == "supervised"
-    use = f"predict {output} IMAGE" if has_classes else f"finetune --model {output} --dataset FOLDER"
-    accelerator.print(f"saved in {output}; try: hf-vit {use}, or hf-vit push {output} NAME")
+    model = find_better(str(output)) or output
+    use = f"predict {model} IMAGE" if has_classes else f"finetune --model {model} --dataset FOLDER"
+    accelerator.print(f"saved in {output}; try: hf-vit {use}, or hf-vit push {model} NAME")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from ..files.messages import did_you_mean
-from ..files.output import new_model_files
+from ..files.output import new_model_files, write_json
 from ..models.configuration_hf_vit import as_pair
 from ..processor_size import settle_processor
 from . import checkpoints
@@ -272,10 +272,19 @@ def evaluation_batches(
     return loader, empty_batch(samples.padding(), size)
 
 
-def saver(accelerator: Accelerator, model: nn.Module, processor: Any, folder: Path) -> Callable[[], None]:
+def saver(
+    accelerator: Accelerator,
+    model: nn.Module,
+    processor: Any,
+    folder: Path,
+    facts: Callable[[], dict[str, Any]] | None = None,
+) -> Callable[[], None]:
     """Return a function that saves the current model; every process must call it.
 
     It raises OSError if the model cannot be written; an older model in the folder is then unchanged.
+
+    Args:
+        facts: returns the content of card_data.json.
     """
 
     def save() -> None:
@@ -286,6 +295,8 @@ def saver(accelerator: Accelerator, model: nn.Module, processor: Any, folder: Pa
                 save_plain(plain, tensors, draft)
                 processor.save_pretrained(draft)
                 settle_processor(draft)
+                if facts is not None:
+                    write_json(draft / "card_data.json", facts())
         accelerator.wait_for_everyone()
 
     return save

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
 from tqdm import tqdm
 
 from ..files.output import new_file
@@ -105,7 +104,8 @@ class Report:
         self.bar.set_description_str(f"{', '.join(texts)}, loss {self.shown['loss']:.3g} ", refresh=False)
         texts = [f"{self.shown['images_per_second']:.3g} images/s"]
         if not sys.stderr.isatty():
-            texts += [f"{name}={value:.4g}" for name, value in self.shown.items() if "/" not in name]
+            others = self.shown.keys() - {"accuracy", "loss", "images_per_second"}
+            texts += [f"{name}={self.shown[name]:.4g}" for name in sorted(others) if "/" not in name]
         self.bar.set_postfix_str(", ".join(texts), refresh=sys.stderr.isatty())
 
     def _seconds(self) -> float:
@@ -160,8 +160,9 @@ def write_curve(history: list[dict], path: Path) -> None:
         figure.savefig(file, dpi=120)
 
 
-def card_data(settings: TrainingSettings, metrics: dict[str, Any], accelerator: Accelerator) -> dict[str, Any]:
+def card_data(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
     """Return the facts about a run for its model card."""
+    settings = run.settings
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
@@ -169,9 +170,10 @@ def card_data(settings: TrainingSettings, metrics: dict[str, Any], accelerator: 
         "dataset": settings.dataset,
         "train_split": settings.train_split,
         "eval_split": settings.eval_split,
+        "fingerprint": run.identity["data"],
         "settings": {name: value for name, value in vars(settings).items() if name != "output_dir"},
         "metrics": {name: value for name, value in metrics.items() if "/" not in name},  # not those of classes
-        "processes": accelerator.num_processes,
-        "device": describe_device(accelerator.device),
+        "processes": run.accelerator.num_processes,
+        "device": describe_device(run.accelerator.device),
         "versions": versions_of(_PACKAGES),
     }

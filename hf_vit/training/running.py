@@ -91,7 +91,11 @@ def _train_at(
     steps = range(state.step, state.num_steps)
     loader = training_batches(settings, split, processor, model.config, shares, steps)
     evaluate = evaluator(settings, accelerator, state, eval_split, processor, model.config)
-    keep_best = saver(accelerator, state.model, processor, output / "best")
+
+    def facts_of_best() -> dict[str, Any]:
+        return card_data(state, {**state.metrics, **state.best_evaluation()})
+
+    keep_best = saver(accelerator, state.model, processor, output / "best", facts_of_best)
     if accelerator.is_main_process:
         write_recipe(settings)
     with named_when_missing(state.place, shares.rank, shares.processes, settings.stall_timeout):
@@ -104,7 +108,7 @@ def _train_at(
     saver(accelerator, state.model, processor, output)()
     if accelerator.is_main_process:
         write_json(output / "metrics.json", metrics)
-        facts = card_data(settings, metrics, accelerator)
+        facts = card_data(state, metrics)
         write_curve(state.history, output / "learning_curve.png")
         held_out = held_out_of(state, eval_split, model.config)
         if held_out is not None:

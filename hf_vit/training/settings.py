@@ -404,7 +404,9 @@ class EvaluateSettings(DataSettings):
     model: str | None = _model(None, "model to evaluate: name on the Hub, or folder")
     protocol: Protocol = _protocol("accuracy", "way to evaluate the model")
     split: str | None = _data(
-        None, "split to evaluate on; by default test; for protocol real validation, for objectnet train"
+        None,
+        "split to evaluate on; by default test, else what training held out; for protocol real validation, for "
+        "objectnet train",
     )
     patch_size: int | list[int] | None = _model(
         None, "patch size in pixels, a number or [height, width]; by default the model's"

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import sys
 from typing import Any
 
@@ -284,3 +285,21 @@ def test_search_is_exact(in_chunks, monkeypatch):
         search(features, queries[:, :6])
     with pytest.raises(ValueError, match="top_k is 0"):
         search(features, queries, 0)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "is_better"),
+    [
+        ({"accuracy": 0.8, "best": 0.9, "best_metric": "accuracy"}, True),
+        ({"accuracy": 0.9, "best": 0.9, "best_metric": "accuracy"}, False),
+        ({"loss": 0.5, "best": 0.4, "best_metric": "loss"}, True),
+        ({"loss": 0.4, "best": 0.4, "best_metric": "loss"}, False),
+        ({"accuracy": 0.8, "best": None, "best_metric": None}, False),
+    ],
+)
+def test_a_better_model_in_best_is_named(model, photographs, tmp_path, capsys, metrics, is_better):
+    shutil.copytree(model, tmp_path / "out")
+    shutil.copytree(model, tmp_path / "out" / "best")
+    (tmp_path / "out" / "metrics.json").write_text(json.dumps(metrics))
+    assert run("predict", tmp_path / "out", photographs / "c.png") == 0
+    assert (str(tmp_path / "out" / "best") in capsys.readouterr().err) is is_better

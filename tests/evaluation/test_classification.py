@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import shutil
 import threading
 
 import datasets
@@ -15,6 +16,7 @@ from hf_vit.evaluation.classification import read_objectnet_classes
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.scripts.evaluate import evaluate
+from hf_vit.scripts.finetune import finetune
 from hf_vit.training.metrics import SetTopKAccuracy
 from hf_vit.training.running import run_script
 
@@ -203,3 +205,64 @@ def test_objectnet_refuses_other_classes(tiny, colors, tmp_path):
         evaluate(arguments(**settings, model=tiny))
     with pytest.raises(ValueError, match="no image has a class of ImageNet; the classes are blue, green"):
         evaluate(arguments(**settings, model=save_tiny(tmp_path / "model", num_labels=1000)))
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, tiny, colors):
+    """A folder of images without splits, a model that was fine-tuned on it, and the metrics of that run."""
+    root = tmp_path_factory.mktemp("tuned")
+    shutil.copytree(colors / "train", root / "images")
+    settings = {
+        "model": tiny,
+        "dataset": root / "images",
+        "steps": 4,
+        "batch_size": 8,
+        "eval_every": 1,
+        "num_workers": 0,
+    }
+    return root, finetune(arguments(**settings, report_to="none", output_dir=root / "out"))
+
+
+def test_evaluation_takes_the_images_that_training_held_out(tuned, tmp_path, capsys):
+    """Of the last model and of the best one; the images may have moved."""
+    root, metrics = tuned
+    shutil.copytree(root / "images", tmp_path / "elsewhere")
+    capsys.readouterr()
+    settings = {"model": root / "out", "num_workers": 0, "output_dir": tmp_path / "again"}
+    again = evaluate(arguments(**settings, dataset=tmp_path / "elsewhere"))
+    assert again == {name: metrics[name] for name in again}
+    assert again["samples"] == 3
+    said = capsys.readouterr()
+    assert json.loads(said.out) == again
+    assert f"{again['accuracy']:.2%}".replace("%", " %") in said.err
+    files = [(folder / "predictions.csv").read_text() for folder in (root / "out", tmp_path / "again")]
+    assert files[0] == files[1]
+    best = evaluate(arguments(model=root / "out" / "best", dataset=root / "images", num_workers=0))
+    assert best["accuracy"] == metrics["best"]
+    assert json.loads((root / "out" / "best" / "card_data.json").read_text())["metrics"]["loss"] == best["loss"]
+
+
+def test_images_that_training_saw_are_not_taken_for_held_out_ones(tuned, tmp_path):
+    root, _ = tuned
+    changed = tmp_path / "changed"
+    for name in ("images", "out"):
+        shutil.copytree(root / name, changed / name)
+    record = json.loads((changed / "out" / "card_data.json").read_text())
+    (changed / "out" / "card_data.json").write_text(json.dumps(record | {"dataset": str(changed / "images")}))
+    (changed / "images" / "blue" / "0.png").rename(changed / "images" / "red" / "new.png")
+    settings = {"model": changed / "out", "dataset": changed / "images", "num_workers": 0}
+    with pytest.raises(ValueError, match="--split train"):
+        evaluate(arguments(**settings))
+    assert evaluate(arguments(**settings, split="train"))["samples"] == 24
+
+
+@pytest.mark.parametrize(("splits", "samples"), [(["val", "test"], 4), (["train", "val"], 2), (["train"], 14)])
+def test_the_split_of_other_data(tuned, colors, tmp_path, splits, samples):
+    """Test before a held-out split of another name, and all images where there is one split only."""
+    for split, count in (("val", 1), ("test", 2), ("train", 7)):
+        for kind in ("red", "blue") if split in splits else ():
+            (tmp_path / split / kind).mkdir(parents=True)
+            for number in range(count):
+                shutil.copy(colors / "train" / kind / f"{number}.png", tmp_path / split / kind)
+    root, _ = tuned
+    assert evaluate(arguments(model=root / "out", dataset=tmp_path, num_workers=0))["samples"] == samples
