@@ -10,7 +10,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
-from ..models.embeddings import unpatchify
+from ..models.flexible_sizes import unpatchify
 
 Reduced = TypeVar("Reduced")
 # Input of the model: (images, channels, height, width), or batches of these, such as a DataLoader's.

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..models.configuration_hf_vit import Size, as_pair
-from ..models.embeddings import HfViTPatchProjection, resize_patch_kernel
+from ..models.flexible_sizes import resize_patch_kernel
 from ..models.resnet_stem import standardize
 from .observing import NotInThisModel, finite
 
@@ -53,8 +53,8 @@ def _first_kernels(model: nn.Module) -> np.ndarray:
     if convolution is None:
         raise NotInThisModel(f"{type(model).__name__} has no convolution")
     weight = convolution.weight.detach().double()
-    if isinstance(convolution, HfViTPatchProjection):
-        config: Any = model.config
+    config: Any = model.config
+    if getattr(config, "is_flexible", False) and not hasattr(convolution, "numbers"):  # not the root of a stem
         weight = resize_patch_kernel(weight, as_pair(config.patch_size))
     numbers = getattr(convolution, "numbers", None)  # of a convolution with standardised weights
     return (weight if numbers is None else standardize(weight, numbers)).cpu().numpy()

@@ -1,61 +1,446 @@
-"""The Vision Transformer and the hybrids: one encoder, with or without a ResNet stem.
+"""The Vision Transformer, from an image to its logits, and the hybrids, which put a ResNet stem before it.
 
-Parameters have the names of transformers' ViT. In shapes, tokens are the class token, if there is one, and the patches,
-row by row.
+"An Image is Worth 16x16 Words" (arXiv 2010.11929); the numbers are those of google-research/vision_transformer,
+vit_jax/models_vit.py. Parameters have the names of transformers' ViT.
+
+The tokens are the class token, if there is one, and the patches, row by row. What most models do not use stands beside
+this file: other position embeddings (position_embeddings.py), attention with relative positions or along the axes
+(attention_variants.py), other patch sizes and mixed image sizes (flexible_sizes.py), the ResNet stem (resnet_stem.py).
 """
 
-from collections.abc import Collection, Sequence
-from copy import copy
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_hf_vision import Size, as_pair, check_size
-from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, is_upstream
-from .embeddings import HfViTEmbeddings, size_of
-from .layers import HfViTAttention, HfViTLayer, HfViTPooler
-from .position_embeddings import Grid, PositionTables, build_layer_tables
-from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead
+from .configuration_hf_vision import Size
+from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from .flexible_sizes import FlexibleSizes, embed_mixed_sizes, keep_patches, patch_mask, resize_patch_kernel
+from .position_embeddings import (
+    Grid,
+    PositionTables,
+    build_layer_tables,
+    build_tables,
+    fixed_positions,
+    resize_position_embeddings,
+)
+from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead, lecun_normal_
+from .resnet_stem import ResNetStem, stem_numbers
 
-# Names in files of transformers -> ours, as regular expressions. transformers 5 writes the names of version 4.
-_STEM = r"embeddings\.patch_embeddings\.backbone\.bit\."
-WEIGHT_NAMES = {
-    r"encoder\.layer\.(\d+)\.": r"layers.\1.",
-    r"(layers\.\d+)\.attention\.attention\.query\.": r"\1.attention.q_proj.",
-    r"(layers\.\d+)\.attention\.attention\.key\.": r"\1.attention.k_proj.",
-    r"(layers\.\d+)\.attention\.attention\.value\.": r"\1.attention.v_proj.",
-    r"(layers\.\d+)\.attention\.output\.dense\.": r"\1.attention.o_proj.",
-    r"(layers\.\d+)\.intermediate\.dense\.": r"\1.mlp.fc1.",
-    r"(layers\.\d+)\.output\.dense\.": r"\1.mlp.fc2.",
-    _STEM + r"embedder\.": r"embeddings.stem.",
-    _STEM + r"encoder\.stages\.": r"embeddings.stem.stages.",
-}
-# Parameters besides the encoder's: of masked patch prediction or a mask token, and of an image-text model.
-_MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\.", r"^(vit\.)?embeddings\.mask_token$"]
-_PROJECTION_KEYS = [r"^(vit\.)?projection\."]
-_RECORDS = ("output_hidden_states", "output_attentions")  # arguments that need all tokens of every layer
+
+class HfViTPatchEmbeddings(nn.Module):
+    """Linear embedding of patches, as a convolution whose stride is its kernel size."""
+
+    def __init__(self, config: HfViTConfig, num_channels: int):
+        super().__init__()
+        self.config = config
+        self.projection = nn.Conv2d(num_channels, config.hidden_size, config.kernel_size, stride=config.kernel_size)
+
+    def forward(self, pixel_values: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:
+        """(batch, channels, height, width) -> (batch, rows * columns, hidden_size)"""
+        if patch_size == self.projection.kernel_size:
+            patches = self.projection(pixel_values)  # (batch, hidden_size, rows, columns)
+        else:
+            kernel = resize_patch_kernel(self.projection.weight, patch_size)
+            patches = F.conv2d(pixel_values, kernel, self.projection.bias, stride=patch_size)
+        return patches.flatten(2).transpose(1, 2)
+
+
+class HfViTEmbeddings(nn.Module):
+    """Tokens of an image: the embedded patches (of the stem's feature map, in a hybrid), class token and positions.
+
+    Args:
+        use_mask_token: add a mask token, which can replace patches.
+    """
+
+    def __init__(self, config: HfViTConfig, use_mask_token: bool = False):
+        super().__init__()
+        self.config = config
+        self.stem, num_channels = None, config.num_channels
+        if config.model_type == HfViTHybridConfig.model_type:  # not isinstance: remote code may load a second class
+            self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths, stem_numbers(config))
+            num_channels = self.stem.out_channels
+        self.patch_embeddings = HfViTPatchEmbeddings(config, num_channels)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.use_cls_token else None
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if use_mask_token else None
+        self.position_embeddings = None
+        if config.adds_positions_to_input and config.position_embedding_type == "learned":
+            rows, columns = config.stored_grid
+            num_tokens = config.num_prefix_tokens + rows * columns
+            self.position_embeddings = nn.Parameter(torch.zeros(1, num_tokens, config.hidden_size))
+        elif config.adds_positions_to_input and config.position_embedding_type == "learned2d":
+            self.position_embeddings = build_tables(config, count=1)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def initialize(self) -> None:
+        """Draw the position embeddings; set the tokens to zero."""
+        if isinstance(self.position_embeddings, nn.Parameter):
+            init.normal_(self.position_embeddings, std=self.config.initializer_range)
+        for token in (self.cls_token, self.mask_token):
+            if token is not None:
+                init.zeros_(token)
+
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        grid: Grid | None,
+        spatial_shapes: torch.Tensor | None = None,
+        patch_size: Size | None = None,
+        bool_masked_pos: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Embed images.
+
+        Args:
+            pixel_values: (batch, num_channels, height, width); or images of different sizes as patches,
+                (batch, patches, values), with `spatial_shapes`, as `HfViTImageProcessor` with the preset "native" makes
+                them.
+            grid: (rows, columns) of patches; None with `spatial_shapes`.
+            spatial_shapes: (batch, 2), rows and columns of patches of each image.
+            patch_size: patch size of this forward, for a flexible model; see `HfViTConfig.patches_of`.
+            bool_masked_pos: (batch, patches), true for the patches that the mask token replaces.
+
+        Returns:
+            (batch, tokens, hidden_size)
+        """
+        if spatial_shapes is None:
+            patches = self.embed_patches(pixel_values, patch_size)
+            positions = self.positions_on(grid, patches)
+        else:
+            patch_size = self.config.patches_of(patch_size)
+            patches, positions = embed_mixed_sizes(self, pixel_values, spatial_shapes, patch_size)
+        if bool_masked_pos is not None:
+            patches = self.mask(patches, bool_masked_pos)
+        return self.add_positions(patches, positions)
+
+    def embed_patches(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> torch.Tensor:
+        """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size), in the dtype of the weights"""
+        feature_map = pixel_values.to(self.patch_embeddings.projection.weight.dtype)
+        if self.stem is not None:
+            feature_map = self.stem(feature_map)
+        return self.patch_embeddings(feature_map, self.config.patches_of(patch_size))
+
+    def mask(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor) -> torch.Tensor:
+        """Put the mask token into the masked places of (batch, patches, hidden_size)."""
+        check_mask(bool_masked_pos, patches)
+        if self.mask_token is None:
+            raise ValueError("bool_masked_pos needs a mask token; build or load the model with use_mask_token=True")
+        return torch.where(bool_masked_pos.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
+
+    def add_positions(self, patches: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """(batch, patches, hidden_size) -> (batch, tokens, hidden_size): prepend the class token, add the positions"""
+        tokens = patches
+        if self.cls_token is not None:
+            tokens = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+        return self.dropout(tokens if positions is None else tokens + positions)
+
+    def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor | None:
+        """Return the position embeddings on a grid of patches, resampled where it is not the stored one.
+
+        Args:
+            like: a tensor with the dtype and the device of fixed positions.
+
+        Returns:
+            (1, tokens, hidden_size); None if the model adds none here.
+        """
+        config = self.config
+        if not config.adds_positions_to_input:
+            return None
+        if config.position_embedding_type == "sincos2d":
+            return fixed_positions(grid, config.hidden_size, config.num_prefix_tokens, like)
+        if isinstance(self.position_embeddings, PositionTables):
+            return self.position_embeddings(grid)
+        method = config.position_interpolation
+        return resize_position_embeddings(
+            self.position_embeddings, config.stored_grid, grid, config.num_prefix_tokens, method
+        )
+
+
+def check_mask(bool_masked_pos: Any, patches: torch.Tensor) -> None:
+    """Raise ValueError unless the mask is (batch, patches), as the patches (batch, patches, hidden_size)."""
+    shape = tuple(getattr(bool_masked_pos, "shape", ()))
+    if shape != tuple(patches.shape[:2]):
+        raise ValueError(f"bool_masked_pos has shape {shape}; expected (batch, patches), {tuple(patches.shape[:2])}")
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute attention and return its probabilities too; the softmax is in float32 at least.
+
+    Args:
+        query, key, value: (batch, heads, tokens, head_dim)
+        attention_mask: broadcastable to (batch, heads, tokens, tokens): True for allowed pairs, or numbers to add to
+            the logits.
+
+    Returns:
+        (batch, tokens, heads, head_dim) and (batch, heads, tokens, tokens)
+    """
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
+        scores = scores + attention_mask
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    probabilities = F.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
+    probabilities = F.dropout(probabilities, p=dropout, training=module.training)
+    return torch.matmul(probabilities, value).transpose(1, 2), probabilities
+
+
+class HfViTAttention(nn.Module):
+    """Multi-head self-attention over all tokens."""
+
+    def __init__(self, config: HfViTConfig):
+        super().__init__()
+        self.config = config
+        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.scaling = self.head_dim**-0.5
+        self.is_causal = False
+        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        num_queries: int | None = None,
+        grid: Grid | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(batch, tokens, hidden_size) -> (batch, queries, hidden_size), and the attentions or None
+
+        The queries are the first `num_queries` tokens, or all. With `output_attentions=True` the attentions are
+        (batch, heads, queries, tokens). Subclasses use `grid`, (rows, columns) of patches.
+        """
+        query = self.split_heads(self.q_proj(hidden_states[:, :num_queries]))
+        key = self.split_heads(self.k_proj(hidden_states))
+        value = self.split_heads(self.v_proj(hidden_states))
+        bias = self.bias(query, attention_mask, grid)
+        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
+        attend: Callable = eager_attention_forward
+        if not kwargs.get("output_attentions"):
+            name = self.config._attn_implementation or "eager"
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
+        attended, attentions = attend(self, query, key, value, bias, scaling=self.scaling, dropout=dropout, **kwargs)
+        return self.o_proj(attended.flatten(2)), attentions
+
+    def split_heads(self, states: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> (batch, heads, tokens, head_dim)"""
+        return states.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+
+    def bias(self, query: torch.Tensor, attention_mask: torch.Tensor | None, grid: Grid | None) -> torch.Tensor | None:
+        """Return what is added to the logits: the mask; subclasses add more."""
+        return attention_mask
+
+
+def build_attention(config: HfViTConfig, layer_index: int) -> HfViTAttention:
+    """Build the attention of a layer."""
+    if config.attention_axes == "all" and config.position_embedding_type != "relative":
+        return HfViTAttention(config)
+    from .attention_variants import HfViTAxialAttention, HfViTRelativeAttention  # subclasses of the above
+
+    if config.attention_axes == "axial":
+        return HfViTAxialAttention(config, along_columns=layer_index % 2 == 1)
+    return HfViTRelativeAttention(config)
+
+
+class HfViTMLPLinear(nn.Linear):
+    """Linear layer of an MLP."""
+
+    def initialize(self) -> None:
+        """Draw the weights as the original does (Xavier, biases of 1e-6)."""
+        init.xavier_uniform_(self.weight)
+        init.normal_(self.bias, std=1e-6)
+
+
+class HfViTMLP(nn.Module):
+    """Two linear layers with an activation between them."""
+
+    def __init__(self, config: HfViTConfig):
+        super().__init__()
+        self.fc1 = HfViTMLPLinear(config.hidden_size, config.intermediate_size)
+        self.hidden_act = config.hidden_act
+        self.activation = ACT2FN[config.hidden_act]
+        self.fc2 = HfViTMLPLinear(config.intermediate_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> the same"""
+        hidden_states = self.dropout(self.activation(self.fc1(hidden_states)))
+        return self.dropout(self.fc2(hidden_states))
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (arXiv 1603.09382): drop a residual branch for whole samples."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> the same, scaled by 1 / (1 - rate) where it is kept"""
+        if not self.training or self.rate == 0:
+            return branch
+        keep = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
+        return branch * (keep / (1 - self.rate)).to(branch.dtype)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:.3f}"
+
+
+class HfViTLayer(GradientCheckpointingLayer):
+    """Pre-norm encoder block, with dropout in the places of vit_jax/models_vit.py's Encoder1DBlock."""
+
+    def __init__(self, config: HfViTConfig, layer_index: int):
+        super().__init__()
+        self.layernorm_before = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention = build_attention(config, layer_index)
+        self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = HfViTMLP(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.drop_path = DropPath(config.drop_path_rate * layer_index / max(config.num_hidden_layers - 1, 1))
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        num_queries: int | None = None,
+        positions: torch.Tensor | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> the same, for all tokens or the first `num_queries`
+
+        Args:
+            positions: (tokens, hidden_size), added to the layer's input; None for nothing.
+        """
+        if positions is not None:
+            hidden_states = hidden_states + positions
+        attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, num_queries, **kwargs)
+        hidden_states = hidden_states[:, :num_queries] + self.drop_path(self.dropout(attended))
+        return hidden_states + self.drop_path(self.mlp(self.layernorm_after(hidden_states)))
+
+
+class HfViTMapPooling(nn.Module):
+    """Multi-head attention pooling (big_vision's MAPHead): a learned probe attends to all tokens, then an MLP."""
+
+    def __init__(self, config: HfViTConfig):
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.probe = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = HfViTMLP(config)
+
+    def initialize(self) -> None:
+        """Draw the probe."""
+        init.xavier_uniform_(self.probe)
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> (batch, hidden_size); `attention_mask` (batch, 1, 1, tokens) or None"""
+        query = self.split_heads(self.q_proj(self.probe)).expand(len(hidden_states), -1, -1, -1)
+        key, value = self.split_heads(self.k_proj(hidden_states)), self.split_heads(self.v_proj(hidden_states))
+        pooled = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
+        pooled = self.o_proj(pooled.transpose(1, 2).flatten(2))  # (batch, 1, hidden_size)
+        return (pooled + self.mlp(self.layernorm(pooled)))[:, 0]
+
+    def split_heads(self, states: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> (batch, heads, tokens, head_dim)"""
+        return states.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
+
+class HfViTPreLogits(nn.Linear):
+    """Linear layer before the head."""
+
+    def initialize(self) -> None:
+        """Draw the weights with flax's default."""
+        lecun_normal_(self.weight)
+
+
+class HfViTPooler(nn.Module):
+    """Pooling of the tokens for the head, then the optional tanh pre-logits layer."""
+
+    def __init__(self, config: HfViTConfig):
+        super().__init__()
+        self.pooling = config.pooling
+        skips_prefix = config.pool_patches_only and config.pooling in ("mean", "map")
+        self.first_token = config.num_prefix_tokens if skips_prefix else 0
+        self.map = HfViTMapPooling(config) if config.pooling == "map" else None
+        width = config.representation_size
+        self.dense = None if width is None else HfViTPreLogits(config.hidden_size, width)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        norm: nn.Module | None = None,
+    ) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> (batch, features), or (batch, tokens, features) with pooling "none"
+
+        Args:
+            attention_mask: (batch, tokens), True for real tokens; None if there is no padding.
+            norm: the final LayerNorm, if it comes after the pooling.
+        """
+        hidden_states = hidden_states[:, self.first_token :]
+        attention_mask = None if attention_mask is None else attention_mask[:, self.first_token :]
+        pooled = self.pool(hidden_states, attention_mask)
+        pooled = pooled if norm is None else norm(pooled)
+        return pooled if self.dense is None else torch.tanh(self.dense(pooled))
+
+    def pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> (batch, hidden_size); unchanged with pooling "none"."""
+        if self.pooling == "cls":
+            return hidden_states[:, 0]
+        if self.pooling == "none":
+            return hidden_states
+        if self.map is not None:
+            return self.map(hidden_states, None if attention_mask is None else attention_mask[:, None, None, :].bool())
+        if attention_mask is None:
+            return hidden_states.mean(dim=1)
+        real = hidden_states * attention_mask.to(hidden_states.dtype).unsqueeze(-1)
+        wide = torch.promote_types(real.dtype, torch.float32)  # a sum of many tokens can exceed float16
+        return (real.sum(dim=1, dtype=wide) / attention_mask.sum(dim=1, keepdim=True, dtype=wide)).to(real.dtype)
 
 
 @dataclass
 class HfViTModelOutput(BaseModelOutputWithPooling):
     """Output of `HfViTModel`: the fields of transformers' `BaseModelOutputWithPooling`, and `image_embeds`.
 
-    image_embeds: projection of `pooler_output`, not normalised: (batch, projection_dim), or
+    image_embeds: projection of `pooler_output`, not normalized: (batch, projection_dim), or
         (batch, tokens, projection_dim) with pooling "none"; None for a model without projection.
     """
 
     image_embeds: torch.FloatTensor | None = None
 
 
-class HfViTPreTrainedModel(HfVisionPreTrainedModel):
+# Parameters of a checkpoint that some of the classes below do not have.
+_MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\.", r"^(vit\.)?embeddings\.mask_token$"]
+_PROJECTION_KEYS = [r"^(vit\.)?projection\."]  # of an image-text model
+
+
+class HfViTPreTrainedModel(FlexibleSizes, HfVisionPreTrainedModel):
     """Base of the Vision Transformers and the hybrids."""
 
     config: HfViTConfig
@@ -63,101 +448,31 @@ class HfViTPreTrainedModel(HfVisionPreTrainedModel):
     _no_split_modules = ["HfViTEmbeddings", "HfViTLayer"]  # noqa: RUF012 - transformers declares the type
     _can_record_outputs = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}  # noqa: RUF012
     _input_embed_layer = "patch_embeddings"
-    # Who loads the bare encoder of a checkpoint does not want these.
+    # Unused when only the encoder is loaded.
     _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
         HEAD_KEYS,
         r"^pooler\.",
         *_PROJECTION_KEYS,
         *_MASKED_PATCH_KEYS,
     ]
-    _upstream_extras = r"^(vit\.)?embeddings\.mask_token$|^decoder\."  # the parts that reconstruct masked pixels
-
-    @classmethod
-    def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
-        """See the base class."""
-        return WEIGHT_NAMES if is_upstream(settings) else {}
-
-    def _settle_upstream(self, info: dict[str, Any]) -> None:
-        super()._settle_upstream(info)
-        pooler: Any = getattr(self.base_model, "pooler", None)
-        missing = {key for key in info["missing_keys"] if key.removeprefix("vit.").startswith("pooler.dense.")}
-        if pooler is not None and missing:  # the config.json does not tell whether there is a pooler
-            pooler.dense = None
-            self.config.representation_size = None
-            info["missing_keys"] = set(info["missing_keys"]) - missing
-
-    def _take_image_size(self, image_size: Size) -> None:
-        """Resample the position embeddings permanently; a flexible model keeps the stored ones."""
-        self._set_sizes(self.config.patch_size, image_size)
-
-    def set_patch_size(self, patch_size: Size, image_size: Size | None = None, processor_follows: bool = False) -> None:
-        """Set another patch size.
-
-        A flexible model changes only its configuration, any number of times without loss. In any other model, kernel
-        and position embeddings are resized permanently; see `make_flexible`.
-
-        Args:
-            patch_size: an int or (height, width) in pixels; for a hybrid, in pixels of the stem's map.
-            image_size: another image size, an int or (height, width) in pixels; None keeps it.
-            processor_follows: as in `set_image_size`.
-
-        Raises:
-            ValueError: the patches do not divide the image size of a model that is not flexible; the message names
-                the nearest sizes.
-        """
-        check_size("patch_size", patch_size)
-        before, base = self.config.image_size, cast(HfVisionPreTrainedModel, self.base_model)
-        self._set_sizes(patch_size, before if image_size is None else image_size)
-        base._image_size_noted = False
-        if not processor_follows:
-            self._say_image_size(before)
-
-    def make_flexible(self) -> None:
-        """Keep kernel and position embeddings as stored from now on; each forward resizes them to the sizes in use.
-
-        Positions with the default interpolation, "jax", are interpolated "bilinear" from now on, as in FlexiViT.
-        """
-        config = self.config
-        if not config.is_flexible:
-            if config.position_interpolation == "jax":
-                config.position_interpolation = "bilinear"
-            config.position_grid = config.grid_size
-            config.stored_patch_size = config.patch_size
-
-    def make_fixed(self) -> None:
-        """Resize kernel and position embeddings of a flexible model permanently to the configured sizes."""
-        config = self.config
-        if config.is_flexible:
-            grid = config.grid_of(*as_pair(config.image_size))  # raises if the patches do not divide it
-            self._resize_weights(as_pair(config.patch_size), grid)
-            config.stored_patch_size = config.position_grid = None
-
-    def _set_sizes(self, patch_size: Size, image_size: Size) -> None:
-        config, after = self.config, copy(self.config)
-        check_size("image_size", image_size)
-        after.patch_size, after.image_size = patch_size, image_size
-        if config.is_flexible:
-            config.position_grid = config.stored_grid  # before the sizes change, on which its default depends
-        else:
-            self._resize_weights(as_pair(patch_size), after.grid_size)
-            if as_pair(image_size) != as_pair(config.image_size):
-                config.image_size_history = [*(config.image_size_history or []), config.image_size]
-        config.patch_size, config.image_size = patch_size, image_size
-
-    @torch.no_grad()
-    def _resize_weights(self, patch_size: tuple[int, int], grid: Grid) -> None:
-        """Resize kernel and position embeddings permanently; the caller updates the configuration."""
-        embeddings: Any = self.base_model.embeddings
-        embeddings.resize(patch_size, grid)
-        for module in self.modules():
-            if isinstance(module, PositionTables):
-                module.resample(grid)
 
     @property
     def tokens_per_image(self) -> int:
         """Number of tokens of an image of the model's size."""
         rows, columns = self.config.grid_size
         return self.config.num_prefix_tokens + rows * columns
+
+    def grid_of(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> Grid:
+        """Return the (rows, columns) of patches of images (batch, num_channels, height, width).
+
+        Raises:
+            ValueError: the images have another number of channels, or the patches do not divide them.
+        """
+        self.config.check_images(pixel_values.shape)
+        height, width = pixel_values.shape[-2:]
+        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - is public; tensors there
+            height, width = int(height), int(width)
+        return self.config.grid_of(height, width, patch_size)
 
 
 class HfViTEncoder(HfViTPreTrainedModel):
@@ -210,19 +525,16 @@ class HfViTEncoder(HfViTPreTrainedModel):
             attention_mask = create_bidirectional_mask(
                 config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
             )
+        positions = [None] * len(self.layers)  # added to the input of each layer, (tokens, hidden_size)
+        if self.layer_position_embeddings is not None:
+            positions = self.layer_position_embeddings(grid).expand(len(self.layers), -1, -1)
         last, kept = len(self.layers) - 1, []
-        for index, (layer, positions) in enumerate(zip(self.layers, self._positions_of_layers(grid), strict=True)):
+        for index, layer in enumerate(self.layers):
             queries = num_queries if index == last else None
-            hidden_states = layer(hidden_states, attention_mask, queries, positions, grid=grid, **kwargs)
+            hidden_states = layer(hidden_states, attention_mask, queries, positions[index], grid=grid, **kwargs)
             if index in keep:
                 kept.append(hidden_states)
         return hidden_states, kept
-
-    def _positions_of_layers(self, grid: Grid | None) -> Sequence[torch.Tensor | None]:
-        """Return the positions that each layer adds to its input: (tokens, hidden_size), or None."""
-        if self.layer_position_embeddings is None:
-            return [None] * len(self.layers)
-        return list(self.layer_position_embeddings(grid).expand(len(self.layers), -1, -1))
 
 
 class HfViTModel(HfViTEncoder):
@@ -230,7 +542,7 @@ class HfViTModel(HfViTEncoder):
 
     Args:
         add_pooling_layer: compute `pooler_output`, the input of a head or the projection.
-        use_mask_token: add a mask token for `bool_masked_pos`; a new one is initialised with zeros.
+        use_mask_token: add a mask token for `bool_masked_pos`; a new one is initialized with zeros.
 
     Example:
         >>> import torch
@@ -241,7 +553,7 @@ class HfViTModel(HfViTEncoder):
     """
 
     _new_when_missing = ("embeddings.mask_token",)
-    _new_in_words = "{name} has no mask token; a new one is initialised with zeros: train it."
+    _new_in_words = "{name} has no mask token; a new one is initialized with zeros. Train it before use."
 
     def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True, use_mask_token: bool = False):
         super().__init__(config, use_mask_token)
@@ -271,8 +583,7 @@ class HfViTModel(HfViTEncoder):
 
         Args:
             pixel_values: (batch, num_channels, height, width), of any size that the patches divide, in [-1, 1]; or
-                images of several shapes as patches, (batch, patches, values), with `pixel_attention_mask` and
-                `spatial_shapes`.
+                images of different sizes as patches, (batch, patches, values), with `spatial_shapes`.
             bool_masked_pos: (batch, patches), true for the patches that the mask token replaces; see `use_mask_token`.
             interpolate_pos_encoding: True suppresses the warning that images have another size than the model's. The
                 position embeddings are resampled in any case.
@@ -292,22 +603,23 @@ class HfViTModel(HfViTEncoder):
             after every layer; `attentions`: (batch, heads, tokens, tokens) per layer, with any attention
             implementation.
         """
-        hidden_states = self.embeddings(pixel_values, spatial_shapes, patch_size, bool_masked_pos)
-        self.note_image_size(pixel_values, interpolate_pos_encoding or spatial_shapes is not None)
-        if spatial_shapes is not None and pixel_attention_mask is None:
-            places = torch.arange(pixel_values.shape[1], device=pixel_values.device)
-            pixel_attention_mask = (places < spatial_shapes.prod(dim=1, keepdim=True)).int()
+        grid = None
+        if spatial_shapes is None:
+            grid = self.grid_of(pixel_values, patch_size)
+            self.note_image_size(pixel_values, interpolate_pos_encoding)
+        elif pixel_attention_mask is None:
+            pixel_attention_mask = patch_mask(spatial_shapes, pixel_values.shape[1])
+        hidden_states = self.embeddings(pixel_values, grid, spatial_shapes, patch_size, bool_masked_pos)
         if kept_patches is not None:
-            hidden_states, pixel_attention_mask = self.embeddings.keep(hidden_states, kept_patches)
+            hidden_states, pixel_attention_mask = keep_patches(hidden_states, kept_patches, self.config)
         if pixel_attention_mask is not None:
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
-        shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in _RECORDS)
+        # The head of most models needs the class token alone, so the last layer computes no other.
+        shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in _RECORDED)
         first_is_enough = only_pooled and self.config.pooling == "cls" and attention_mask is None and not shows_all
-        grid = None if spatial_shapes is not None else self.config.grid_of(*size_of(pixel_values), patch_size)
-        num_queries = 1 if first_is_enough else None
-        hidden_states, _ = self.encode(hidden_states, grid, attention_mask, num_queries, **kwargs)
-        norm_before, norm_after = (None, self.layernorm) if self.config.norm_after_pooling else (self.layernorm, None)
-        last_hidden_state = hidden_states if norm_before is None else norm_before(hidden_states)
+        hidden_states, _ = self.encode(hidden_states, grid, attention_mask, 1 if first_is_enough else None, **kwargs)
+        norm_after = self.layernorm if self.config.norm_after_pooling else None
+        last_hidden_state = hidden_states if norm_after else self.layernorm(hidden_states)
         pooler_output = None if self.pooler is None else self.pooler(last_hidden_state, attention_mask, norm_after)
         image_embeds = None if self.projection is None else self.projection(pooler_output)
         return HfViTModelOutput(
@@ -315,8 +627,11 @@ class HfViTModel(HfViTEncoder):
         )
 
 
+_RECORDED = ("output_hidden_states", "output_attentions")  # these need all tokens of every layer
+
+
 class HfViTForImageClassification(HfViTPreTrainedModel):
-    """Vision Transformer with a linear head; a new head is initialised with zeros, as in the paper.
+    """Vision Transformer with a linear head; a new head is initialized with zeros, as in the paper.
 
     The projection of an image-text model is not loaded.
 
@@ -398,8 +713,8 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
         Returns:
             `feature_maps`: (batch, hidden_size, rows, columns) for every name in `out_features`.
         """
-        grid = self.config.grid_of(*size_of(pixel_values), patch_size=patch_size)
-        tokens = self.embeddings(pixel_values, patch_size=patch_size)
+        grid = self.grid_of(pixel_values, patch_size)
+        tokens = self.embeddings(pixel_values, grid, patch_size=patch_size)
         stages = [index for index, name in enumerate(self.stage_names) if name in self.out_features]  # 0: "stem"
         _, maps = self.encode(tokens, grid, keep=[stage - 1 for stage in stages], **kwargs)
         maps = [tokens, *maps] if 0 in stages else maps

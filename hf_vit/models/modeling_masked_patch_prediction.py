@@ -16,8 +16,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vision import as_pair
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from .embeddings import check_mask, size_of
-from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel
+from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel, check_mask
 from .pretrained import HEAD_KEYS, HfViTHead
 
 LEVELS = 8  # 3 bits per channel
@@ -132,10 +131,10 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         Raises:
             ValueError: both are given, or `bool_masked_pos` has another shape.
         """
-        grid = self.config.grid_of(*size_of(pixel_values))
+        grid = self.grid_of(pixel_values)
         self.vit.note_image_size(pixel_values, interpolate_pos_encoding)
         embeddings = self.vit.embeddings
-        patches = embeddings.as_patches(pixel_values)
+        patches = embeddings.embed_patches(pixel_values)
         if bool_masked_pos is not None:
             if corruption is not None:
                 raise ValueError("cannot use both bool_masked_pos and corruption; pass one of them")
@@ -143,7 +142,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         elif corruption is None:
             corruption = sample_corruption(*patches.shape[:2], device=pixel_values.device)
         patches = self.corrupt(patches, corruption)
-        tokens = embeddings.as_tokens(patches, embeddings.positions_on(grid, patches))
+        tokens = embeddings.add_positions(patches, embeddings.positions_on(grid, patches))
         hidden_states, _ = self.vit.encode(tokens, grid, attention_mask, **kwargs)
         hidden_states = self.vit.layernorm(hidden_states)[:, self.config.num_prefix_tokens :]
         logits = self.predictor(hidden_states)

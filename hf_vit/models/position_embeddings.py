@@ -5,6 +5,7 @@ table that is shared or added at the input. `position_interpolation` of the conf
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -26,6 +27,22 @@ def sincos2d(grid: Grid, hidden_size: int, temperature: float = 10_000.0) -> tor
     row, column = torch.meshgrid(*(torch.arange(size, dtype=torch.float64) for size in grid), indexing="ij")
     row, column = row.reshape(-1, 1) * omega, column.reshape(-1, 1) * omega  # (rows * columns, hidden_size / 4)
     return torch.cat([column.sin(), column.cos(), row.sin(), row.cos()], dim=1).unsqueeze(0)
+
+
+def fixed_positions(grid: Grid, hidden_size: int, num_prefix_tokens: int, like: torch.Tensor) -> torch.Tensor:
+    """Return `sincos2d` with zeros for the prefix tokens, in the dtype and on the device of a tensor."""
+    key = grid, hidden_size, num_prefix_tokens, like.dtype, like.device
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - is public
+        return _fixed_positions.__wrapped__(*key)  # a recorded tensor must not get into the cache
+    return _fixed_positions(*key)
+
+
+@lru_cache(maxsize=16)
+@torch.inference_mode(False)
+def _fixed_positions(
+    grid: Grid, hidden_size: int, num_prefix_tokens: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return F.pad(sincos2d(grid, hidden_size).to(device, dtype), (0, 0, num_prefix_tokens, 0))
 
 
 def is_same(grid: Grid, other: Grid) -> bool:

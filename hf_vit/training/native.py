@@ -18,7 +18,7 @@ from PIL import Image
 from torch.utils.data import Sampler
 
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
-from ..models.embeddings import refuse_several_shapes
+from ..models.flexible_sizes import refuse_mixed_sizes
 from ..models.image_reading import turn
 from ..models.image_resizing import fit_grid
 from .augmentation import Box, TrainTransform, sample_generator, sample_inception_box
@@ -47,7 +47,7 @@ def check_native(
         raise ValueError(
             f"preset is native, but {type(model).__name__} takes images of one size (expected a ViT of hf_vit)"
         )
-    refuse_several_shapes(model.config)
+    refuse_mixed_sizes(model.config)
     if isinstance(split.samples, Shards):
         raise ValueError("preset is native, which does not work with shards: it needs all image sizes in advance")
     if is_xla(accelerator):
