@@ -283,7 +283,7 @@ class HfViTConfig(HfVisionConfig):
             ValueError: it is not a size, or the model is not flexible and has another.
         """
         if patch_size is None:
-            patch_size = self.patch_size
+            return as_pair(self.patch_size)
         check_size("patch_size", patch_size)
         if not self.is_flexible and as_pair(patch_size) != as_pair(self.patch_size):
             raise ValueError(

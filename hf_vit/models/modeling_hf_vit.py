@@ -670,15 +670,8 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
             `logits` (batch, num_labels), or (batch, tokens, num_labels) with pooling "none"; `loss` if there are
             labels.
         """
-        outputs = self.vit(
-            pixel_values,
-            attention_mask=attention_mask,
-            interpolate_pos_encoding=interpolate_pos_encoding,
-            patch_size=patch_size,
-            only_pooled=True,
-            return_dict=True,
-            **kwargs,
-        )
+        kwargs |= {"interpolate_pos_encoding": interpolate_pos_encoding, "attention_mask": attention_mask}
+        outputs = self.vit(pixel_values, patch_size=patch_size, only_pooled=True, return_dict=True, **kwargs)
         logits = self.classifier(outputs.pooler_output)
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
         return ImageClassifierOutput(

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForImageClassification,
 from hf_vit.conversion import export_timm, export_transformers
 from hf_vit.conversion.converting import convert
 from hf_vit.loading import load
-from hf_vit.models.embeddings import resize_patch_kernel
+from hf_vit.models.flexible_sizes import resize_patch_kernel
 from hf_vit.models.image_processing_hf_vit import patchify
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
 

@@ -99,7 +99,7 @@ def test_only_selected_patches_count(pixel_values):
 def test_masked_and_replaced_patches_have_the_right_content(pixel_values):
     """Masked patches are the mask token, replaced ones another patch, before position embeddings are added."""
     model = make()
-    patches = model.vit.embeddings.as_patches(pixel_values)
+    patches = model.vit.embeddings.embed_patches(pixel_values)
     own = torch.arange(PATCHES).repeat(3, 1)
     nothing = torch.zeros(3, PATCHES, dtype=torch.bool)
     masked, source = nothing.clone(), own.clone()

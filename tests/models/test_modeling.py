@@ -141,16 +141,6 @@ def test_image_size_resamples_positions_at_load(through, tmp_path):
     assert tuple(through_path.config.image_size) == (40, 54)
 
 
-@torch.no_grad()
-def test_resampled_positions_are_cached_until_the_weights_change():
-    embeddings = tiny().vit.embeddings
-    like = torch.zeros(1)
-    first = embeddings.positions_on((6, 5), like)
-    assert embeddings.positions_on((6, 5), like) is first
-    embeddings.position_embeddings.mul_(2)
-    torch.testing.assert_close(embeddings.positions_on((6, 5), like), 2 * first)
-
-
 def test_images_of_a_wrong_shape_are_refused():
     model = tiny()
     with pytest.raises(ValueError, match=r"shape \(2, 1, 20, 36\); expected \(batch, 3, height, width\)"):

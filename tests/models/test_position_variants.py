@@ -135,7 +135,7 @@ def test_positions_are_added_to_the_input_of_every_layer_and_nowhere_else(fields
         layer.layernorm_before.register_forward_hook(lambda module, args, output: inputs.append(args[0]))
         layer.register_forward_hook(lambda module, args, output: outputs.append(output))
     model(images(model), output_hidden_states=True)
-    tokens = model.vit.embeddings.as_tokens(model.vit.embeddings.as_patches(images(model)), None)
+    tokens = model.vit.embeddings.add_positions(model.vit.embeddings.embed_patches(images(model)), None)
     tables = model.vit.layer_position_embeddings(GRID)
     assert len(tables) == (1 if "shared" in fields["position_embedding_placement"] else 3)
     for index, before in enumerate([tokens, *outputs[:-1]]):

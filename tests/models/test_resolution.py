@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageClassification
 
-from hf_vit.models.embeddings import unpatchify
+from hf_vit.models.flexible_sizes import unpatchify
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor, patchify
 from hf_vit.models.modeling_hf_vit import HfViTModel
 

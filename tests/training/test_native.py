@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit.models.embeddings import unpatchify
+from hf_vit.models.flexible_sizes import unpatchify
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_resizing import fit_grid
 from hf_vit.scripts.evaluate import evaluate
