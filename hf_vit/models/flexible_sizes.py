@@ -188,7 +188,7 @@ def embed_mixed_sizes(
     tables = {}
     for grid in set(grids):
         table = embeddings.positions_on(grid, patches)[0]  # (tokens, hidden_size)
-        tables[grid] = F.pad(table, (0, 0, 0, config.num_prefix_tokens + length - len(table)))
+        tables[grid] = F.pad(table, (0, 0, 0, config.num_prefix_tokens + length - table.shape[0]))
     return patches, torch.stack([tables[grid] for grid in grids])
 
 

@@ -142,7 +142,7 @@ class HfViTEmbeddings(nn.Module):
         """(batch, patches, hidden_size) -> (batch, tokens, hidden_size): prepend the class token, add the positions"""
         tokens = patches
         if self.cls_token is not None:
-            tokens = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+            tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
         return self.dropout(tokens if positions is None else tokens + positions)
 
     def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor | None:
@@ -360,7 +360,7 @@ class HfViTMapPooling(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """(batch, tokens, hidden_size) -> (batch, hidden_size); `attention_mask` (batch, 1, 1, tokens) or None"""
-        query = self.split_heads(self.q_proj(self.probe)).expand(len(hidden_states), -1, -1, -1)
+        query = self.split_heads(self.q_proj(self.probe)).expand(hidden_states.shape[0], -1, -1, -1)
         key, value = self.split_heads(self.k_proj(hidden_states)), self.split_heads(self.v_proj(hidden_states))
         pooled = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
         pooled = self.o_proj(pooled.transpose(1, 2).flatten(2))  # (batch, 1, hidden_size)
