@@ -8,7 +8,7 @@ this file: other position embeddings (position_embeddings.py), attention with re
 (attention_variants.py), other patch sizes and mixed image sizes (flexible_sizes.py), the ResNet stem (resnet_stem.py).
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -237,10 +237,8 @@ class HfViTAttention(nn.Module):
         value = self.split_heads(self.v_proj(hidden_states))
         bias = self.bias(query, attention_mask, grid)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
-        attend: Callable = eager_attention_forward
-        if not kwargs.get("output_attentions"):
-            name = self.config._attn_implementation or "eager"
-            attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
+        name = "eager" if kwargs.get("output_attentions") else self.config._attn_implementation or "eager"
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
         attended, attentions = attend(self, query, key, value, bias, scaling=self.scaling, dropout=dropout, **kwargs)
         return self.o_proj(attended.flatten(2)), attentions
 
