@@ -65,6 +65,11 @@ def as_pair(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
+def is_same_grid(grid: Sequence[int], other: Sequence[int]) -> bool:
+    """Tell whether two grids are equal; False for the symbolic sizes of an export, which stand for any size."""
+    return all(isinstance(size, int) for size in (*grid, *other)) and tuple(grid) == tuple(other)
+
+
 def refuse_unknown(what: str, choice: str, known: Iterable[str]) -> None:
     """Raise ValueError, which lists the known names, where `choice` is none of them."""
     if choice not in known:

@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_hf_vision import Size
+from .configuration_hf_vision import Size, is_same_grid
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from .flexible_sizes import FlexibleSizes, embed_mixed_sizes, keep_patches, patch_mask, resize_patch_kernel
 from .position_embeddings import (
@@ -161,6 +161,8 @@ class HfViTEmbeddings(nn.Module):
             return fixed_positions(grid, config.hidden_size, config.num_prefix_tokens, like)
         if isinstance(self.position_embeddings, PositionTables):
             return self.position_embeddings(grid)
+        if is_same_grid(grid, config.stored_grid):
+            return self.position_embeddings
         method = config.position_interpolation
         return resize_position_embeddings(
             self.position_embeddings, config.stored_grid, grid, config.num_prefix_tokens, method
@@ -401,8 +403,9 @@ class HfViTPooler(nn.Module):
             attention_mask: (batch, tokens), True for real tokens; None if there is no padding.
             norm: the final LayerNorm, if it comes after the pooling.
         """
-        hidden_states = hidden_states[:, self.first_token :]
-        attention_mask = None if attention_mask is None else attention_mask[:, self.first_token :]
+        if self.first_token:
+            hidden_states = hidden_states[:, self.first_token :]
+            attention_mask = None if attention_mask is None else attention_mask[:, self.first_token :]
         pooled = self.pool(hidden_states, attention_mask)
         pooled = pooled if norm is None else norm(pooled)
         return pooled if self.dense is None else torch.tanh(self.dense(pooled))

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
+from .configuration_hf_vision import is_same_grid
 from .configuration_hf_vit import HfViTConfig
 
 Grid = tuple[int, int]  # (rows, columns) of patches
@@ -45,11 +46,6 @@ def _fixed_positions(
     return F.pad(sincos2d(grid, hidden_size).to(device, dtype), (0, 0, num_prefix_tokens, 0))
 
 
-def is_same(grid: Grid, other: Grid) -> bool:
-    """Tell whether two grids are equal; False for the symbolic sizes of an export, which stand for any size."""
-    return all(isinstance(size, int) for size in (*grid, *other)) and tuple(grid) == tuple(other)
-
-
 def resize_position_embeddings(
     position_embeddings: torch.Tensor, old_grid: Grid, new_grid: Grid, num_prefix_tokens: int, method: str = "jax"
 ) -> torch.Tensor:
@@ -70,7 +66,7 @@ def resize_position_embeddings(
     Raises:
         ValueError: the table does not fit the old grid.
     """
-    if is_same(old_grid, new_grid):
+    if is_same_grid(old_grid, new_grid):
         return position_embeddings
     dtype = position_embeddings.dtype
     _check_length(position_embeddings, num_prefix_tokens + old_grid[0] * old_grid[1])
@@ -114,7 +110,7 @@ def resize_relative_embeddings(
     Returns:
         (tables, num_special + 2 * new_rows * new_columns - 1, head_dim), in the dtype of the input.
     """
-    if is_same(old_grid, new_grid):
+    if is_same_grid(old_grid, new_grid):
         return embeddings
     num_distances = 2 * old_grid[0] * old_grid[1] - 1
     _check_length(embeddings, num_special + num_distances)

@@ -6,8 +6,7 @@ from transformers import AutoBackbone, AutoModel, AutoModelForImageClassificatio
 from transformers import ViTForImageClassification as UpstreamViT
 
 from hf_vit.models.configuration_hf_vit import HfViTConfig
-from hf_vit.models.layers import HfViTPooler
-from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
+from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel, HfViTPooler
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from hf_vit.models.pretrained import HfViTHead
 
