@@ -95,7 +95,7 @@ class HfViTEmbeddings(nn.Module):
     def forward(
         self,
         pixel_values: torch.Tensor,
-        grid: Grid | None,
+        grid: Grid | None = None,
         spatial_shapes: torch.Tensor | None = None,
         patch_size: Size | None = None,
         bool_masked_pos: torch.Tensor | None = None,
@@ -106,7 +106,7 @@ class HfViTEmbeddings(nn.Module):
             pixel_values: (batch, num_channels, height, width); or images of different sizes as patches,
                 (batch, patches, values), with `spatial_shapes`, as `HfViTImageProcessor` with the preset "native" makes
                 them.
-            grid: (rows, columns) of patches; None with `spatial_shapes`.
+            grid: (rows, columns) of patches; None: computed from the images, or from `spatial_shapes`.
             spatial_shapes: (batch, 2), rows and columns of patches of each image.
             patch_size: patch size of this forward, for a flexible model; see `HfViTConfig.patches_of`.
             bool_masked_pos: (batch, patches), true for the patches that the mask token replaces.
@@ -115,6 +115,7 @@ class HfViTEmbeddings(nn.Module):
             (batch, tokens, hidden_size)
         """
         if spatial_shapes is None:
+            grid = grid or self.config.grid_of(*pixel_values.shape[-2:], patch_size)
             patches = self.embed_patches(pixel_values, patch_size)
             positions = self.positions_on(grid, patches)
         else:

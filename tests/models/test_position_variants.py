@@ -247,7 +247,7 @@ def test_unsupported_combinations_are_refused():
         (VARIANTS["relative"], "not position_embedding_type 'relative'"),
         (VARIANTS["1-D shared"], "position_embedding_placement 'every_layer_shared'"),
     ):
-        with pytest.raises(ValueError, match=f"cannot mix image shapes in a batch.*{message}"):
+        with pytest.raises(ValueError, match=message):
             tiny(**fields)(torch.zeros(1, 4, 72), spatial_shapes=torch.tensor([[2, 2]]))
 
 
