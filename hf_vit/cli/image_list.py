@@ -60,12 +60,18 @@ def add_image_arguments(command: argparse.ArgumentParser) -> None:
         "--image-column", metavar="NAME", help="image column of --dataset or parquet files (default: the only one)"
     )
     command.add_argument("--batch-size", type=int, default=8, help="largest number of images per forward (default 8)")
-    command.add_argument("--device", default="cpu", help="device: cpu, cuda, cuda:1, mps, ... (default cpu)")
+    add_device(command)
     command.add_argument(
         "--backend",
         choices=["auto", "torch", "openvino", "onnxruntime"],
         help="library that computes the forward; auto: the fastest installed one (default: torch, not optimised)",
     )
+
+
+def add_device(command: argparse.ArgumentParser) -> None:
+    """Add the option for the device."""
+    about = "device: cpu, cuda, cuda:1, mps, ... (default auto: the accelerator if there is one, else cpu)"
+    command.add_argument("--device", default="auto", help=about)
 
 
 def find_images(arguments: argparse.Namespace) -> ImageList:
@@ -186,11 +192,16 @@ class Reading:
             raise SystemExit(1)
 
 
-def load_on(folder: str, device: str, backend: str | None = None, encoder_alone: bool = False) -> tuple[Any, Any]:
+def load_on(
+    folder: str, device: str, backend: str | None = None, encoder_alone: bool = False, **options: Any
+) -> tuple[Any, Any]:
     """Load a model on a device, and its image processor.
 
     Args:
+        device: a device of torch, or "auto": the accelerator, except for a backend and an int8 program, which compute
+            on the CPU.
         encoder_alone: use the backend for the encoder only, because the head is not needed.
+        options: more arguments of `hf_vit.load`.
 
     Raises:
         ValueError: there is no such device, or the backend does not support it.
@@ -201,17 +212,23 @@ def load_on(folder: str, device: str, backend: str | None = None, encoder_alone:
 
     if (best := find_better(folder)) is not None:
         print(f"{folder} has the weights of the last step; those in {best} were better", file=sys.stderr)
-    if backend not in (None, "torch") and device != "cpu":
+    on_cpu = backend not in (None, "torch")
+    if on_cpu and device not in ("auto", "cpu"):
         raise ValueError(f"--backend {backend} computes on the CPU, but --device is {device}; leave one out")
+    is_auto = device == "auto"
+    if is_auto:
+        has_accelerator = torch.accelerator.is_available() and not on_cpu
+        device = str(torch.accelerator.current_accelerator()) if has_accelerator else "cpu"
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ValueError(f"--device {device} is not there: {reason}; `hf-vit env` lists the devices") from error
     if device == "cpu" and not encoder_alone:
-        return load(folder, backend=backend)
-    model, processor = load(folder)
-    model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides its type
+        return load(folder, backend=backend, **options)
+    model, processor = load(folder, **options)
+    if not (is_auto and "forward" in vars(model)):  # the int8 program of `hf-vit quantize`
+        model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides its type
     if backend == "torch":
         model = model.optimize_for_inference()
     elif backend is not None:

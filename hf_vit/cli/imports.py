@@ -1,5 +1,6 @@
 """Fast imports of libraries, which take most of the time of a short command."""
 
+import atexit
 import gc
 import sys
 from collections.abc import Iterator
@@ -21,4 +22,5 @@ def quick_imports() -> Iterator[None]:
         yield
     finally:
         gc.freeze()  # later collections skip these objects
+        atexit.register(gc.unfreeze)  # nanobind reports all that Python cannot free as leaked
         gc.enable()

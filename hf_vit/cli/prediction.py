@@ -10,7 +10,7 @@ from typing import TextIO
 from ..files.output import new_file, refuse_existing
 from ..files.predictions import predictions_writer
 from ..files.progress import silence_progress_bars
-from .arguments import Commands, add_command
+from .arguments import Commands, add_command, parse_size
 from .image_list import SKIPPING, Reading, add_image_arguments, find_images, load_on
 from .imports import quick_imports
 
@@ -23,6 +23,10 @@ def add_commands(commands: Commands) -> None:
     command.epilog = SKIPPING
     command.add_argument("folder", help="model: a folder of save_pretrained, or a name on the Hub")
     add_image_arguments(command)
+    command.add_argument(
+        "--image-size", type=parse_size, metavar="N|HxW", help="image size in pixels (default: the model's own)"
+    )
+    command.add_argument("--preset", help="preset that resizes and crops the images (default: the model's own)")
     command.add_argument("--top-k", type=int, default=5, help="number of classes per image (default 5)")
     command.add_argument(
         "--format",
@@ -50,7 +54,8 @@ def _predict(arguments: argparse.Namespace) -> None:
         from ..models.configuration_hf_vision import score_function
         from ..prediction import classify_batches
 
-    model, processor = load_on(arguments.folder, arguments.device, arguments.backend)
+    own = {"image_size": arguments.image_size, "preset": arguments.preset}
+    model, processor = load_on(arguments.folder, arguments.device, arguments.backend, **own)
     batches = classify_batches(model, processor, images, arguments.top_k, arguments.batch_size, skip_unreadable=True)
     reading = Reading("hf-vit predict", images)
     with _opened(arguments.output, arguments.overwrite) as file:

@@ -9,7 +9,7 @@ from typing import Any
 from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
 from .arguments import Commands, add_command, need_analysis
-from .image_list import SKIPPING, Reading, add_image_arguments, find_images, load_on, read_named
+from .image_list import SKIPPING, Reading, add_device, add_image_arguments, find_images, load_on, read_named
 from .imports import quick_imports
 
 _PICTURES = (".png", ".jpg", ".pdf", ".svg")
@@ -49,7 +49,7 @@ def _add_search(commands: Commands) -> None:
     command.add_argument(
         "--model", metavar="FOLDER", help="the model of the features, if its folder has moved since `hf-vit embed`"
     )
-    command.add_argument("--device", default="cpu", help="device: cpu, cuda, cuda:1, mps, ... (default cpu)")
+    add_device(command)
     command.add_argument("--json", action="store_true", help="print one JSON object per image")
     command.add_argument("--sheet", type=Path, metavar="FILE", help="picture to draw, of the query and the results")
     command.add_argument("--overwrite", action="store_true", help="replace the sheet")

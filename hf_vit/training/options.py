@@ -13,6 +13,24 @@ from ..files.reading import parse_yaml
 from .recipes import SettingsError, alternatives, build, merge, read_recipe
 
 _Settings = TypeVar("_Settings")
+# Options of timm's train.py and of transformers' Trainer whose values mean the same, such as `--lr 1e-3`.
+_SAME_ELSEWHERE = {
+    "lr": "learning-rate",
+    "opt": "optimizer",
+    "sched": "schedule",
+    "img-size": "image-size",
+    "num-classes": "num-labels",
+    "workers": "num-workers",
+    "dataloader-num-workers": "num-workers",
+    "smoothing": "label-smoothing",
+    "mixup": "mixup-alpha",
+    "cutmix": "cutmix-alpha",
+    "clip-grad": "max-grad-norm",
+    "num-train-epochs": "epochs",
+    "model-name-or-path": "model",
+    "data-dir": "dataset",
+    "dataset-name": "dataset",
+}
 _METAVARS = {bool: "true|false", int: "INT", float: "FLOAT", str: "TEXT", dict[str, Any]: "TABLE"} | {
     list[int]: "INT,INT,...",
     list[float]: "FLOAT,FLOAT,...",
@@ -32,15 +50,20 @@ def parse_settings(settings_class: type[_Settings], argv: list[str] | None = Non
         SettingsError: a setting is unknown, of the wrong type, or contradicts another one.
         SystemExit: after --help.
     """
+    names = [field.name for field in dataclasses.fields(settings_class)]  # pyright: ignore[reportArgumentType]
     parser = _OptionParser(
         prog=program or None,
-        usage="%(prog)s [--recipe RECIPE] [--option VALUE ...]",
+        usage=f"%(prog)s {'[MODEL] ' if 'model' in names else ''}[--recipe RECIPE] [--option VALUE ...]",
         description=settings_class.__doc__,
         allow_abbrev=False,  # otherwise argparse accepts `--learning-rat`
         argument_default=argparse.SUPPRESS,
     )
     add_options(parser, settings_class)
     arguments = vars(parser.parse_args(argv))
+    if (model := arguments.pop("MODEL", None)) is not None:
+        if "model" in arguments:
+            raise SettingsError(f"the model is given twice: {model} and --model {arguments['model']}")
+        arguments["model"] = model
     recipe, select = arguments.pop("recipe", None), arguments.pop("select", [])
     values = read_recipe(recipe, _parse_selection(select)) if recipe else {}
     if select and not recipe:
@@ -53,7 +76,7 @@ def parse_settings(settings_class: type[_Settings], argv: list[str] | None = Non
 
 
 def add_options(parser: argparse.ArgumentParser, settings_class: Any) -> None:
-    """Add an option for each field, with its heading, help and default."""
+    """Add an option for each field, with its heading, help and default; the model may also be a word by itself."""
     parser.add_argument(
         "--recipe", help="recipe to start from: a name (see `hf-vit recipes`), a YAML file or its address"
     )
@@ -63,6 +86,8 @@ def add_options(parser: argparse.ArgumentParser, settings_class: Any) -> None:
         heading = field.metadata["group"]
         if heading not in groups:
             groups[heading] = parser.add_argument_group(heading)
+        if field.name == "model":
+            parser.add_argument("MODEL", nargs="?", help="the same as --model")
         bare: dict[str, Any] = {"nargs": "?", "const": "true"} if field.type is bool else {}
         about = f"{field.metadata['about']}{_default_of(field)}".replace("%", "%%")
         option = f"--{field.name.replace('_', '-')}"
@@ -104,14 +129,23 @@ class _OptionParser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         given = sys.argv[1:] if args is None else args
-        values, unknown = self.parse_known_args([with_dashes(text) for text in given], namespace)
+        known = [option for action in self._actions for option in action.option_strings]
+        values, unknown = self.parse_known_intermixed_args([_own_name(text, known) for text in given], namespace)
+        if unknown and not unknown[0].startswith("-"):
+            self.error(f"there is one argument too many: {unknown[0]}")
         if unknown:
-            known = [option for action in self._actions for option in action.option_strings]
             self.error(f"there is no option {unknown[0]}{did_you_mean(unknown[0].split('=')[0], known)}")
         return values
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
+
+
+def _own_name(text: str, known: Iterable[str]) -> str:
+    """Write an option with dashes and, if another library calls it otherwise, with our name: --lr=1 -> ..."""
+    name, equals, value = with_dashes(text).partition("=")
+    own = f"--{_SAME_ELSEWHERE.get(name.removeprefix('--'))}"
+    return f"{own if name.startswith('--') and own in known else name}{equals}{value}"
 
 
 def _parse_text(text: str) -> Any:

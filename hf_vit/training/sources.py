@@ -2,6 +2,7 @@
 
 import glob
 import gzip
+import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,13 @@ from typing import Any
 import datasets
 import fsspec
 import numpy as np
+from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetGenerationError
+from datasets.naming import camelcase_to_snakecase
+from huggingface_hub import HfApi
+from huggingface_hub.errors import RepositoryNotFoundError
 
+from ..files.messages import did_you_mean
 from .folders import load_folder
 
 _VALIDATION = re.compile(r"\b(val|valid|dev)\b")  # other names of this split
@@ -136,9 +142,28 @@ def _reader_of(name: str) -> dict[str, Any]:
             "path": "parquet" if path.suffix == ".parquet" else "webdataset",
             "data_files": _files_by_split(files),
         }
-    if path.is_absolute() or name.startswith((".", "~")):
-        raise ValueError(f"there is no folder {name}")
+    _require_on_hub(name)
     return {"path": name}
+
+
+def _require_on_hub(name: str) -> None:
+    """Raise ValueError if there is no data set of this name on the Hub, or in the cache if the Hub cannot be reached.
+
+    `datasets` itself repeats its requests for half a minute where there is no network.
+    """
+    path = Path(name).expanduser()
+    hint = did_you_mean(path.name, os.listdir(path.parent) if path.parent.is_dir() else [])
+    if not re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name):
+        raise ValueError(f"there is no folder {name}{hint}")
+    try:
+        HfApi(library_name="hf_vit").dataset_info(name, timeout=10)
+    except RepositoryNotFoundError:
+        raise ValueError(f"there is no folder {name} here, and no such data set on the Hub{hint}") from None
+    except Exception:  # of several HTTP libraries
+        folder = "___".join([*name.split("/")[:-1], camelcase_to_snakecase(path.name)])
+        cached = Path(HF_DATASETS_CACHE, folder)
+        if not cached.is_dir():
+            raise ValueError(f"there is no folder {name} here, and the Hub cannot be reached{hint}") from None
 
 
 def _without_patterns(reader: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from hf_vit.cli import main
 from hf_vit.cli.feature_files import Features
-from hf_vit.cli.image_list import read_named
+from hf_vit.cli.image_list import load_on, read_named
 from hf_vit.loading import load
 from hf_vit.prediction import embed, search
 
@@ -136,6 +136,37 @@ def test_files_that_are_not_images(model, photographs, arguments, sentence, caps
     (photographs / "empty").mkdir()
     assert run("predict", model, *(text.format(folder=photographs) for text in arguments)) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_another_size_and_preset(model, photographs, capsys):
+    image = str(photographs / "c.png")
+    assert run("predict", model, image, "--image-size", "48x66", "--preset", "timm", "--top-k", "2", "--json") == 0
+    (answer,) = said(capsys)
+    other, processor = load(model, image_size=(48, 66), preset="timm")
+    with torch.inference_mode():
+        expected = other(**processor(image, return_tensors="pt")).logits.softmax(dim=-1)[0].topk(2).values
+    assert [entry["score"] for entry in answer["predictions"]] == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_the_device_is_the_accelerator_where_there_is_one(monkeypatch):
+    class Model:
+        """Records the devices that it is moved to."""
+
+        def __init__(self):
+            self.devices = []
+
+        def to(self, device):
+            self.devices.append(device)
+
+    monkeypatch.setattr("hf_vit.loading.load", lambda *_, **__: (Model(), None))
+    assert load_on("model", "auto")[0].devices == []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu:0"))
+    assert load_on("model", "auto")[0].devices == ["cpu:0"]
+    assert load_on("model", "auto", "openvino")[0].devices == []
+    monkeypatch.setattr(Model, "__init__", lambda self: vars(self).update(devices=[], forward="an int8 program"))
+    assert load_on("model", "auto")[0].devices == []
+    assert load_on("model", "cpu:0")[0].devices == ["cpu:0"]
 
 
 def test_rows_of_parquet_files_and_data_sets(model, photographs, tmp_path, capsys):
