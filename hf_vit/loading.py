@@ -1,7 +1,7 @@
 """Loading and saving of folders: a model and its image processor."""
 
+import copy
 import os
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,44 +9,24 @@ from typing import Any
 
 from transformers import AutoImageProcessor
 from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
-from transformers.utils.hub import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from .files.output import new_folder
 from .files.reading import read_json_object
-from .models.configuration_hf_bit import HfBiTConfig, is_upstream_bit
-from .models.configuration_hf_vision import (
-    HfVisionConfig,
-    Size,
-    as_pair,
-    read_settings,
-    saved_class,
-    wrong_types_refused,
-)
-from .models.configuration_hf_vit import HfViTConfig
+from .models.configuration_hf_bit import HfBiTConfig
+from .models.configuration_hf_vision import read_settings, saved_class
 from .models.image_presets import PRESETS, check_choices
-from .models.image_processing_hf_vit import HfViTImageProcessor
-from .models.manifest import QUANTIZATION_RECORD
-from .models.pretrained import CONVERSION_RECORD, WHERE, HfVisionPreTrainedModel, HfViTHead
-from .processor_size import let_agree, output_size, settle_processor
-from .registration import AUTO_MODELS
-from .upstream import is_of_transformers, model_class_for
+from .models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
+from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
+from .models.utils import WHERE, Size, as_pair, find_file
+from .registration import AUTO_MODELS, CONFIGURATIONS
 
 logger = logging.get_logger(__name__)
 
 _CLASSES = {model_class.__name__: model_class for _, model_class in AUTO_MODELS}
-_INT8_PROGRAM = ("program.xml", "program.bin")
-IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+_MODEL_TYPES = [config_class.model_type for config_class in CONFIGURATIONS]
 # Settings of the pixel values, to which the weights are trained; another resizing preset keeps them.
 _NORMALIZATION = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
-# Preprocessing of transformers' own models, for folders without any: from the preprocessor_config.json of the published
-# google/vit-*, facebook/vit-mae-* and google/vit-hybrid-*; for bit from timm's evaluation of the same weights.
-_UPSTREAM_PRESETS: dict[str, dict[str, Any]] = {
-    "vit": {"preset": "transformers"},
-    "vit_mae": {"preset": "transformers", **IMAGENET},
-    "vit-hybrid": {"preset": "timm", "crop_pct": 1.0},
-    "bit": {"preset": "timm", "resample": 2, "crop_pct": 1.0},  # bilinear
-}
 
 
 def load(
@@ -59,14 +39,14 @@ def load(
 ) -> tuple[HfVisionPreTrainedModel, Any]:
     """Load a model and its image processor, which makes images of the model's size.
 
-    If the stored sizes of the two differ, the processor takes the model's, with a warning. There are two exceptions:
-    transformers' `bit` stores no size, so the model takes the processor's; a processor with the preset "native" makes
-    images of many sizes and is not changed. A missing processor is made from what is known of the weights, with a
-    warning.
+    If the stored sizes of the two differ, the processor takes the model's, with a warning; a processor with the preset
+    "native" makes images of many sizes and is not changed. A missing processor is made from what is known of the
+    weights, with a warning.
 
     Args:
-        name: a folder of `save_pretrained`, or a name on the Hub; also one of transformers' own `vit`, `vit_mae`, `bit`
-            or `vit-hybrid`, or an adapter of PEFT, which is merged into the base model that it names.
+        name: a folder of `save_pretrained`, or a name on the Hub. Anything else that `hf_vit.conversion.convert` reads
+            is converted in memory: `google/vit-base-patch16-224`, `timm/...`, an .npz, ... An adapter of PEFT is merged
+            into the base model that it names.
         image_size: of the model and the processor, an int or (height, width) in pixels; None: the stored one.
         preset: resizing and cropping of the processor, a preset of `HfViTImageProcessor`; None: the stored one. Mean
             and standard deviation are kept, since the weights depend on them.
@@ -80,7 +60,7 @@ def load(
         The model, in evaluation mode, and the processor.
 
     Raises:
-        ValueError: the model is of another package, or cannot have this size or preset.
+        ValueError: the model is of an unknown architecture, or cannot have this size or preset; or a file is damaged.
         OSError: a file cannot be read or downloaded.
         ImportError: it is an adapter, and PEFT is not installed.
 
@@ -94,25 +74,65 @@ def load(
         check_choices({"preset": preset})
     where = {key: settings[key] for key in WHERE if key in settings}
     try:
-        stored = read_settings(name, **where)
+        stored = _settings_of_ours(name, where)
     except OSError:  # the folder of an adapter has no config.json
         if (adapter := find_adapter(name, **where)) is None:
             raise
-        stored, (model, processor) = {}, _load_adapted(name, adapter, where, settings)
+        model, processor = _load_adapted(name, adapter, where, settings)
     else:
-        model = _class_for(stored, name).from_pretrained(name, _warns_of_int8=False, **settings)
-        if backend is None:
-            _use_int8_program(model, name, where)
-        trusted = settings.get("trust_remote_code", False)
-        processor = load_processor(name, trusted, **where) or _make_processor(name, stored, model.config, where)
-    if image_size is None and is_upstream_bit(stored) and "image_size" not in stored:
-        image_size = output_size(processor)
-    _set_sizes(model, processor, image_size, patch_size)
+        if stored is None:
+            model, processor = _convert(name, settings)
+        else:
+            model = _class_for(stored, name).from_pretrained(name, _warns_of_int8=False, **settings)
+            trusted = settings.get("trust_remote_code", False)
+            processor = load_processor(name, trusted, **where) or _make_processor(name, model.config, where)
+            if backend is None:
+                _use_int8_program(model, name, where)
+    if patch_size is not None:
+        model.set_patch_size(patch_size, image_size, processor_follows=True)
+        model.config.grid_of(*as_pair(model.config.image_size))  # raises if the patches do not divide it
+        if getattr(processor, "preset", None) == "native":
+            processor.update(patch_size=[size * model.config.stride for size in as_pair(patch_size)])
+    elif image_size is not None:
+        model.set_image_size(image_size, processor_follows=True)
     if preset is not None:
         processor = with_resizing_of(_as_ours(processor, model.config), preset, model.config)
-    let_agree(model, processor, name, asked=image_size is not None or preset is not None)
+    sync_processor_size(model, processor, name, asked=image_size is not None or preset is not None)
     if backend is not None:
         model = model.optimize_for_inference(backend=backend)
+    return model, processor
+
+
+def _settings_of_ours(name: str | os.PathLike, where: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the config.json of a model of hf_vit; None for anything else, which may be converted.
+
+    Raises:
+        OSError: it does not exist, or cannot be downloaded.
+        ValueError: the config.json is damaged.
+    """
+    path = Path(name, where.get("subfolder") or "")
+    is_name = not path.exists() and "://" not in str(name) and not str(name).startswith("augreg:")
+    if not is_name and not any((path / file).exists() for file in ("config.json", "adapter_config.json")):
+        return None
+    stored = read_settings(name, **where)
+    return stored if stored.get("model_type") in _MODEL_TYPES else None
+
+
+def _convert(name: str | os.PathLike, settings: Mapping[str, Any]) -> tuple[HfVisionPreTrainedModel, Any]:
+    """Convert a model of another library in memory; `settings` are arguments of `from_pretrained`."""
+    from .conversion.converting import convert_request  # takes long to import
+    from .conversion.source import Request
+
+    where = {key: settings[key] for key in WHERE if key in settings}
+    subfolder = where.pop("subfolder", None) or ""
+    source = Path(name, subfolder) if Path(name).exists() else str(name)
+    model, processor, _ = convert_request(source, Request(None, None, {}), where=where)
+    ignored = (*WHERE, "trust_remote_code", "verify")
+    if own := {key: value for key, value in settings.items() if key not in ignored}:
+        config, rest = type(model.config).from_dict(model.config.to_dict(), return_unused_kwargs=True, **own)
+        weights, record = model.state_dict(), model.conversion_record
+        model = type(model).from_pretrained(None, config=config, state_dict=weights, **rest)
+        model.conversion_record = record
     return model, processor
 
 
@@ -147,11 +167,16 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
         raise ImportError(message) from error
     settings = {key: value for key, value in settings.items() if key not in ("revision", "subfolder")}
     try:
-        stored = read_settings(base, **{key: settings[key] for key in WHERE if key in settings})
+        stored = _settings_of_ours(base, {key: settings[key] for key in WHERE if key in settings})
     except OSError as error:
         raise OSError(f"cannot load the base model of {name}, an adapter of PEFT: {error}") from error
-    model_class = _CLASSES.get(str(made_for.get("base_model_class"))) if isinstance(made_for, dict) else None
-    model: Any = (model_class or _class_for(stored, base)).from_pretrained(base, **settings)
+    model: Any
+    base_processor: Any = None
+    if stored is None:
+        model, base_processor = _convert(base, settings)
+    else:
+        model_class = _CLASSES.get(str(made_for.get("base_model_class"))) if isinstance(made_for, dict) else None
+        model = (model_class or _class_for(stored, base)).from_pretrained(base, **settings)
     try:
         weights = peft.load_peft_weights(str(name), device="cpu", **where)
         head = next((weight for key, weight in weights.items() if key.endswith(".classifier.weight")), None)
@@ -167,8 +192,8 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
     if different:
         raise ValueError(f"{name}, an adapter of PEFT, does not fit {base}: {', '.join(sorted(different)[:3])}")
     trusted = settings.get("trust_remote_code", False)
-    processor = load_processor(name, trusted, **where) or load_processor(base, trusted)
-    processor = processor or _make_processor(base, stored, model.config, {})
+    processor = load_processor(name, trusted, **where) or base_processor or load_processor(base, trusted)
+    processor = processor or _make_processor(base, model.config, {})
     return adapted.merge_and_unload(), processor
 
 
@@ -188,19 +213,10 @@ def find_better(folder: str | os.PathLike) -> Path | None:
 def _use_int8_program(model: Any, name: str | os.PathLike, where: dict[str, Any]) -> None:
     """Use the int8 program that `hf-vit quantize` saved beside a model, if there is one."""
     if (record := find_file(name, QUANTIZATION_RECORD, where)) is not None:
-        files = {file: find_file(name, file, where) for file in _INT8_PROGRAM}
-        sys.modules[__name__.split(".")[0]].use_quantized(model, {QUANTIZATION_RECORD: record, **files})
+        from .backends.quantized_forward import use_quantized
 
-
-def _set_sizes(model: Any, processor: Any, image_size: Size | None, patch_size: Size | None) -> None:
-    """Give a model the sizes that the caller of `load` states; the processor's patches follow."""
-    if patch_size is not None:
-        model.set_patch_size(patch_size, image_size, processor_follows=True)
-        model.config.grid_of(*as_pair(model.config.image_size))  # raises if the patches do not divide it
-        if getattr(processor, "preset", None) == "native":
-            processor.update(patch_size=_patch_pixels(model.config))
-    elif image_size is not None:
-        model.set_image_size(image_size, processor_follows=True)
+        files = {file: find_file(name, file, where) for file in ("program.xml", "program.bin")}
+        use_quantized(model, {QUANTIZATION_RECORD: record, **files})
 
 
 def load_model(
@@ -213,11 +229,16 @@ def load_model(
         image_size: as in `from_pretrained`, an int or (height, width) in pixels.
 
     Raises:
-        ValueError: the folder holds a model of another package.
+        ValueError: the folder holds a model of an unknown architecture.
     """
-    stored = read_settings(folder, **{key: settings[key] for key in WHERE if key in settings})
+    stored = _settings_of_ours(folder, {key: settings[key] for key in WHERE if key in settings})
     size = {} if image_size is None else {"image_size": image_size}
-    return _class_for(stored, folder).from_pretrained(folder, _warns_of_int8=False, **size, **settings)
+    if stored is not None:
+        return _class_for(stored, folder).from_pretrained(folder, _warns_of_int8=False, **size, **settings)
+    model, _ = _convert(folder, settings)
+    if image_size is not None:
+        model.set_image_size(image_size)
+    return model
 
 
 def _class_for(stored: dict[str, Any], folder: str | os.PathLike) -> type[HfVisionPreTrainedModel]:
@@ -226,8 +247,6 @@ def _class_for(stored: dict[str, Any], folder: str | os.PathLike) -> type[HfVisi
     Raises:
         ValueError: it is a model of another package.
     """
-    if is_of_transformers(stored):
-        return model_class_for(stored)
     name = saved_class(stored)
     if name not in _CLASSES:
         raise ValueError(f"cannot load {folder}: it holds {name or 'nothing'}, which is not a model of hf_vit")
@@ -245,82 +264,41 @@ def load_processor(folder: str | os.PathLike, trust_remote_code: bool = False, *
         ValueError: its preprocessor_config.json is damaged, or has values of a wrong type; or its class is unknown.
         OSError: the Hub cannot be reached, to find out whether there is one.
     """
-    file = find_file(folder, IMAGE_PROCESSOR_NAME, where)
-    if file is None and find_file(folder, PROCESSOR_NAME, where) is None:
+    files = [find_file(folder, name, where) for name in (IMAGE_PROCESSOR_NAME, PROCESSOR_NAME)]
+    if files == [None, None]:
         return None
-    stored = {} if file is None else read_json_object(file)
-    with wrong_types_refused(f"the {IMAGE_PROCESSOR_NAME} of {folder}"):
-        if _is_of_hybrid(stored):  # transformers 5 has no hybrids
-            return HfViTImageProcessor(**in_our_settings(stored))
+    try:
+        for file in filter(None, files):
+            read_json_object(file)  # limits its size
         return AutoImageProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code, **where)
+    except (OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        raise ValueError(f"cannot read the {IMAGE_PROCESSOR_NAME} of {folder}: {error}") from error
 
 
-def find_file(folder: str | os.PathLike, name: str, where: dict[str, Any]) -> str | None:
-    """Return the path of a file of a folder or of a name on the Hub; None if there is none."""
-    return cached_file(str(folder), name, _raise_exceptions_for_missing_entries=False, **where)
-
-
-def _is_of_hybrid(stored: Mapping[str, Any]) -> bool:
-    return "Hybrid" in str(stored.get("image_processor_type") or stored.get("feature_extractor_type"))
-
-
-def in_our_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a preprocessor_config.json of transformers' own models into arguments of `HfViTImageProcessor`."""
-    if _is_of_hybrid(stored):
-        # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
-        stored = {"resample": 3, "do_center_crop": True, "crop_size": 224, **stored}
-    known = HfViTImageProcessor.valid_kwargs.__annotations__
-    found = {name: value for name, value in stored.items() if name in known and value is not None}
-    if not found.get("do_center_crop"):
-        found.pop("crop_size", None)
-    return {"preset": "transformers", **found}
-
-
-def build_processor(config: HfVisionConfig, **settings: Any) -> HfViTImageProcessor:
-    """Build an image processor for a model's image size, channels and patches.
-
-    Args:
-        settings: arguments of `HfViTImageProcessor`, such as `preset`; they take precedence.
-    """
-    height, width = as_pair(config.image_size)
-    own: dict[str, Any] = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
-    if isinstance(config, HfViTConfig):
-        own["patch_size"] = _patch_pixels(config)
-    return HfViTImageProcessor(**{**own, **settings})
-
-
-def _patch_pixels(config: HfViTConfig) -> list[int]:
-    """Return [height, width] of a patch in pixels of the image."""
-    return [size * config.stride for size in as_pair(config.patch_size)]
-
-
-def _make_processor(
-    name: str | os.PathLike, stored: dict[str, Any], config: HfVisionConfig, where: dict[str, Any]
-) -> HfViTImageProcessor:
+def _make_processor(name: str | os.PathLike, config: Any, where: dict[str, Any]) -> HfViTImageProcessor:
     """Make an image processor for a folder that has none, from what is known of the weights; with a warning."""
-    settings = dict(_UPSTREAM_PRESETS.get(str(stored.get("model_type")), {}))
-    if not settings:
-        settings = {"preset": "bit" if isinstance(config, HfBiTConfig) else "vit_jax"}
-        record = find_file(name, CONVERSION_RECORD, where)
-        recorded = {} if record is None else read_json_object(record)
-        if recorded.get("preset") in PRESETS:
-            settings = {"preset": recorded["preset"]}
-    processor: Any = build_processor(config, **settings)
+    preset = "bit" if isinstance(config, HfBiTConfig) else "vit_jax"
+    if (record := find_file(name, CONVERSION_RECORD, where)) is not None:
+        recorded = read_json_object(record).get("preset")
+        preset = recorded if isinstance(recorded, str) and recorded in PRESETS else preset
+    processor: Any = HfViTImageProcessor.for_model(config, preset=preset)
     logger.warning(
-        f"{name} holds no image processor. One was made with the preset {processor.preset!r}, image_mean "
-        f"{processor.image_mean} and image_std {processor.image_std}. If the weights were trained with other values, "
-        "set them on the processor; then save it beside the model."
+        f"{name} holds no image processor. One was made with the preset {preset!r}, image_mean {processor.image_mean} "
+        f"and image_std {processor.image_std}. If the weights were trained with other values, set them on the "
+        "processor, and save it beside the model."
     )
     return processor
 
 
-def _as_ours(processor: Any, config: HfVisionConfig) -> HfViTImageProcessor:
+def _as_ours(processor: Any, config: Any) -> HfViTImageProcessor:
     """Return an `HfViTImageProcessor` with the size, mean and standard deviation of any processor."""
     if isinstance(processor, HfViTImageProcessor):
         return processor
     found = {name: getattr(processor, name, None) for name in _NORMALIZATION}
     size = output_size(processor) or as_pair(config.image_size)
-    return build_processor(config, **found, size=dict(zip(("height", "width"), size, strict=True)))
+    return HfViTImageProcessor.for_model(config, **found, size=dict(zip(("height", "width"), size, strict=True)))
 
 
 def with_preset(processor: Any, preset: str | None, config: Any) -> Any:
@@ -364,7 +342,8 @@ def save_folder(
         FileExistsError: `output` exists, and `overwrite` is False.
         OSError: the folder cannot be written (no space, no permission); `output` is unchanged.
     """
+    processor = copy.deepcopy(processor)
+    sync_processor_size(model, processor, output, asked=False)
     with new_folder(output, overwrite) as folder:
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
-        settle_processor(folder)

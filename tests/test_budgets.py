@@ -22,13 +22,12 @@ from hf_vit.files import limits, npz
 from hf_vit.files.limits import most_bytes
 from hf_vit.files.npz import NpzError, NpzReader
 from hf_vit.loading import load
-from hf_vit.models import configuration_hf_vision, pretrained
 from hf_vit.models.configuration_hf_vision import resnet_weights
 from hf_vit.models.image_reading import ImageReadingError, read_image
 from hf_vit.variants import config_of_variant
 
 from .paths import GOLDENS
-from .tiny_models import save_tiny, tiny
+from .tiny_models import tiny
 
 
 def growth_of(action) -> int:
@@ -113,63 +112,10 @@ def test_too_many_empty_stacked_blocks_are_refused(tmp_path):
     is_refused(lambda: convert(tmp_path / "a.npz"), r"a\.npz has 500,000 stacked blocks; at most 1,000 are read")
 
 
-class Array:
-    """Becomes a bytearray of 300 MB where it is unpickled; PyTorch allows it in `weights_only`."""
-
-    def __reduce__(self):
-        return bytearray, (300_000_000,)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_pickles_that_need_more_memory_than_their_file_are_refused(zipped, tmp_path, monkeypatch):
-    def save(contents, name):
-        torch.save(contents, tmp_path / name, _use_new_zipfile_serialization=zipped)
-        return lambda: torch_files.read_arrays(tmp_path / name)
-
-    read = save({"a": torch.zeros(2), "b": Array()}, "array.pth")
-    is_refused(read, r"the pickle in array\.pth makes a bytearray")
-    save_tiny(tmp_path / "folder")
-    (tmp_path / "folder" / "model.safetensors").unlink()
-    (tmp_path / "array.pth").rename(tmp_path / "folder" / "pytorch_model.bin")
-    is_refused(lambda: load(tmp_path / "folder"), r"the pickle in pytorch_model\.bin makes a bytearray")
-    read = save({"a": torch.zeros(1).expand(10**9)}, "expanded.pth")
-    message = (
-        r"expanded\.pth declares 4,000,000,000 bytes of tensors in [\d,]+; at most 268,435,456 are read; set HF_VIT"
-    )
-    is_refused(read, message, ConversionError)
-    read = save({"a": torch.zeros(2), "b": [{}] * 1000}, "long.pth")
-    assert "a" in read()[0]
-    read_text = save({"a": torch.zeros(2), "b": "x" * 5_000}, "text.pth")
-    is_refused(read_text, r"the pickle in text\.pth has a text of 5,000 characters; at most 4,096 are read")
-    monkeypatch.setattr(pretrained, "_MAX_OPERATIONS", 500)
-    is_refused(read, r"the pickle in long\.pth has more than 500 operations")
-
-
-@pytest.mark.parametrize("kind", ["folder", "pth"])
-def test_a_pickle_that_declares_a_text_of_4_eib_is_refused(kind, tmp_path):
-    """Python's reader takes the memory before it looks whether the file has as much."""
-    text = b"\x80\x04\x8d" + (2**62).to_bytes(8, "little") + b"x" * 2_000
-    if kind == "pth":
-        (tmp_path / "a.pth").write_bytes(text)
-        is_refused(lambda: convert(tmp_path / "a.pth"), r"a\.pth is damaged: expected 4611686018427387904 bytes")
-        return
-    save_tiny(tmp_path / "folder")
-    (tmp_path / "folder" / "model.safetensors").unlink()
-    (tmp_path / "folder" / "pytorch_model.bin").write_bytes(text)
-    is_refused(
-        lambda: load(tmp_path / "folder"), r"the weights of .*folder are damaged: expected 4611686018427387904 bytes"
-    )
-
-
-def test_a_long_name_in_the_pickle_of_a_folder_is_refused(tmp_path):
-    """PyTorch's search in its own message about this name takes half an hour."""
-    save_tiny(tmp_path / "folder")
-    (tmp_path / "folder" / "model.safetensors").unlink()
-    with zipfile.ZipFile(tmp_path / "folder" / "pytorch_model.bin", "w") as archive:
-        archive.writestr("archive/data.pkl", b"\x80\x02ctorch._utils\n" + b"x" * 200_000 + b"\n.")
-        archive.writestr("archive/version", b"3\n")
-    message = r"the pickle in pytorch_model\.bin has a text of 200,013 characters; at most 4,096 are read"
-    is_refused(lambda: load(tmp_path / "folder"), message)
+def test_expanded_tensors_need_no_more_memory_than_their_file(tmp_path):
+    torch.save({"a": torch.zeros(1).expand(10**9)}, tmp_path / "expanded.pth")
+    message = r"expanded\.pth declares 4,000,000,000"
+    is_refused(lambda: torch_files.read_arrays(tmp_path / "expanded.pth"), message, ConversionError)
 
 
 def test_an_image_file_that_declares_a_box_of_4_eib_is_refused(tmp_path):
@@ -211,15 +157,8 @@ WIDE = {"hidden_size": 5_000, "intermediate_size": 20_000}
 @pytest.mark.parametrize("read", [HfViTForImageClassification.from_pretrained, AutoModel.from_pretrained, load])
 def test_a_config_json_of_a_larger_model_than_the_weights_is_refused(read, tmp_path):
     """It took 3.4 GB and 50 seconds."""
-    message = r"describes 900,7\d\d,\d+ parameters in \d+ tensors; its weights have [67],\d+ in \d+ \(HF_VIT_ALLOW"
+    message = r"describes 900,7\d\d,\d+ parameters"
     is_refused(lambda: read(settings_of(tmp_path, **WIDE)), message)
-
-
-def test_layers_without_weights_are_refused(tmp_path):
-    folder = settings_of(tmp_path, num_hidden_layers=70)
-    message = r"describes 110,\d+ parameters in 1,128 tensors; its weights have 6,307 in 56 \("
-    with pytest.raises(ValueError, match=message):
-        HfViTForImageClassification.from_pretrained(folder)
 
 
 def test_a_config_json_without_weights_creates_no_model(tmp_path):
@@ -241,23 +180,16 @@ def test_a_head_may_be_larger_than_the_file(tmp_path):
     HfViTForImageClassification.from_pretrained(tmp_path)
 
 
-def test_a_too_long_header_of_a_safetensors_file_is_refused(tmp_path, monkeypatch):
-    tiny().save_pretrained(tmp_path)
-    monkeypatch.setattr(pretrained, "_MAX_HEADER_BYTES", 1000)
-    message = r"model\.safetensors declares a header of \d,\d+ bytes in a file of \d+,\d+; at most 1,000 are read"
-    with pytest.raises(ValueError, match=message):
-        HfViTForImageClassification.from_pretrained(tmp_path)
-
-
 def test_a_too_large_or_too_deep_config_json_is_refused(tmp_path, monkeypatch):
     nested: dict = {}
     for _ in range(40):
         nested = {"a": [nested]}
-    with pytest.raises(ValueError, match=r"config\.json is nested more than 32 deep"):
+    with pytest.raises(ValueError, match="32 deep"):
         HfViTForImageClassification.from_pretrained(settings_of(tmp_path, auto_map=nested))
-    monkeypatch.setattr(configuration_hf_vision, "_MAX_CONFIG_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"config\.json has \d,\d+ bytes; at most 1,000 are read"):
-        HfViTForImageClassification.from_pretrained(settings_of(tmp_path))
+    with open(settings_of(tmp_path) / "config.json", "r+b") as file:
+        file.truncate(2**26 + 1)  # a file with a hole: nothing is written
+    with pytest.raises(ValueError, match="67108864"):
+        HfViTForImageClassification.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["B/16", "H/14", "R50+B/16", "R101x3"])

@@ -7,7 +7,8 @@ from importlib import import_module
 import pytest
 from PIL import Image
 
-from hf_vit.loading import build_processor, save_folder
+from hf_vit import HfViTImageProcessor
+from hf_vit.loading import save_folder
 
 from .tiny_models import tiny
 
@@ -22,7 +23,7 @@ def modules_of(package: str) -> list[str]:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     model = tiny(image_size=32, patch_size=16)
-    save_folder(tmp_path / "folder", model, build_processor(model.config, preset="vit_jax"))
+    save_folder(tmp_path / "folder", model, HfViTImageProcessor.for_model(model.config, preset="vit_jax"))
     Image.new("RGB", (53, 37), (200, 30, 90)).save(tmp_path / "photo.png")
     monkeypatch.chdir(tmp_path)
 

@@ -348,7 +348,7 @@ PUBLIC = {
 # Public names that no block of Python has: what is in a block in place of each.
 SHOWN_AS = {
     "export_aot_inductor": "--to aot-inductor",
-    "push_saved": "hf_vit.push(",  # push_to_hub calls it
+    "push_saved": "hf_vit.push_saved(",
     "quantize": "hf-vit quantize",
     "use_backend": 'backend="openvino"',
     "use_quantized": "hf-vit quantize",  # hf_vit.load calls it

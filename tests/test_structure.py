@@ -13,14 +13,12 @@ MAY_IMPORT = {
     "models": set(),
     "registration": {"models"},
     "variants": {"models"},
-    "processor_size": {"files", "models", "registration"},
-    "upstream": {"models"},
     "files": {"models"},
     "catalog": {"files", "models"},
     "conversion": {"files", "models", "catalog"},
-    "analysis": {"files", "models"},
+    "analysis": {"files", "models", "variants"},
     "backends": {"files", "models", "catalog", "conversion"},
-    "hub": {"files", "models", "registration", "catalog", "conversion"},
+    "hub": {"files", "models", "registration", "variants", "catalog", "conversion"},
     "loading": {"files", "models", "registration", "variants", "catalog", "conversion", "backends"},
 }
 MAY_IMPORT["prediction"] = {*MAY_IMPORT["loading"], "loading"}

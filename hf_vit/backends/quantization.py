@@ -37,7 +37,6 @@ from ..loading import load, load_processor
 from ..models.configuration_hf_vision import as_pair
 from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..models.pretrained import CONVERSION_RECORD
-from ..processor_size import settle_processor
 from .quantized_forward import FILES, FORMAT, RECORD, identity_of, use_quantized
 from .watching import Watched
 
@@ -121,7 +120,6 @@ def _save_float32(model: Any, processor: Any, source: str, folder: Path) -> None
     """Write the float32 model, its processor, and the conversion record of `source`."""
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
-    settle_processor(folder)
     if origin := cached_file(source, CONVERSION_RECORD, _raise_exceptions_for_missing_entries=False):
         shutil.copyfile(origin, folder / CONVERSION_RECORD)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..files.output import new_file, refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Commands, add_command, load_or_convert, need_analysis, parse_size, refuse_source
+from .arguments import Commands, add_command, need_analysis, parse_size, refuse_source
 from .imports import quick_imports
 
 
@@ -42,7 +42,9 @@ def _inspect(arguments: argparse.Namespace) -> None:
     with quick_imports():
         from ..analysis.inspection import inspect
 
-    model, processor = load_or_convert(arguments.folder, arguments.image_size)
+    from ..loading import load
+
+    model, processor = load(arguments.folder, arguments.image_size)
     problems = inspect(
         model,
         processor,

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -37,20 +37,3 @@ def need_analysis(package: str) -> None:
     """Raise ValueError if a package of the extra `analysis` is not installed; nothing is imported."""
     if find_spec(package) is None:
         raise ValueError(f"this needs {package}, which is not installed: pip install 'hf_vit[analysis]'")
-
-
-def load_or_convert(folder: str, image_size: int | tuple[int, int] | None = None) -> tuple[Any, Any]:
-    """Load a model and its image processor (None if it has none); a transformers folder is converted.
-
-    Args:
-        folder: a folder of `save_pretrained`, or a name on the Hub.
-        image_size: an int or (height, width) in pixels; by default the stored one.
-    """
-    from ..conversion import convert
-    from ..loading import find_adapter, load
-    from ..models.configuration_hf_vision import read_settings
-    from ..upstream import is_of_transformers
-
-    if find_adapter(folder) is None and is_of_transformers(read_settings(folder)):
-        return convert(folder, image_size=image_size)
-    return load(folder, image_size=image_size)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Commands, add_command, load_or_convert, parse_size, refuse_source
+from .arguments import Commands, add_command, parse_size, refuse_source
 from .imports import quick_imports
 
 
@@ -126,7 +126,9 @@ def _export(arguments: argparse.Namespace) -> None:
         silence_progress_bars()
         from ..conversion import export
 
-    model, processor = load_or_convert(arguments.folder)
+    from ..loading import load
+
+    model, processor = load(arguments.folder)
     left = export(
         model,
         arguments.output,

@@ -69,7 +69,7 @@ def _add_verify(commands: Commands) -> None:
 def _verify(arguments: argparse.Namespace) -> None:
     from ..files.contents import in_words
     from ..files.reading import read_text
-    from ..models.manifest import MANIFEST, check_files, read_manifest
+    from ..models.utils import MANIFEST, check_files, read_manifest
 
     manifest = arguments.folder / MANIFEST
     if not manifest.is_file():

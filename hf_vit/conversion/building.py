@@ -13,12 +13,24 @@ from ..files.safetensors_stream import write_safetensors
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import HfVisionConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
+from ..models.modeling_hf_vit import (
+    HfViTForImageClassification,
+    HfViTHybridForImageClassification,
+    HfViTHybridModel,
+    HfViTModel,
+)
 from ..models.pretrained import HfVisionPreTrainedModel
-from ..upstream import MODELS
 from .checkpoint import Checkpoint
 from .inferred import Inferred, by
 from .rules import ConversionError, Rule, check_values
 
+# By configuration: the bare encoder and the classifier.
+_MODELS: dict[type, tuple[type[HfVisionPreTrainedModel], type[HfVisionPreTrainedModel]]] = {
+    HfViTConfig: (HfViTModel, HfViTForImageClassification),
+    HfViTHybridConfig: (HfViTHybridModel, HfViTHybridForImageClassification),
+    HfBiTConfig: (HfBiTModel, HfBiTForImageClassification),
+}
 _DEFAULT_IMAGE_SIZE = 224  # for a file without a table of positions
 UNKNOWN_IMAGE_SIZE = Inferred(_DEFAULT_IMAGE_SIZE, "no array of a ResNet shows it; the usual size", is_assumed=True)
 
@@ -105,7 +117,7 @@ def build_config(fields: dict[str, Any]) -> Any:
 def empty_model(config: Any, has_head: bool) -> HfVisionPreTrainedModel:
     """Make a model without weights, on the meta device."""
     with torch.device("meta"):
-        return MODELS[type(config)][has_head](config)
+        return _MODELS[type(config)][has_head](config)
 
 
 def fill(

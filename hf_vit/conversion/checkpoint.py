@@ -1,6 +1,5 @@
 """An open checkpoint, before its source is recognised and its arrays are read."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,12 +15,12 @@ from ..files.containers import array_container, open_arrays
 from ..files.download import Fetched, SourceError, fetch
 from ..files.messages import kind_of_content, shorten
 from ..files.reading import read_json_object
-from ..upstream import is_of_transformers
+from ..models.utils import HUB_NAME
 from .rules import ConversionError
 from .torch_files import is_torch_file, read_arrays
+from .transformers.names import is_of_transformers
 from .unsupported import keras_model
 
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin", ".msgpack")
 # Weights in a folder with a config.json; the first that exists is used.
 _WEIGHTS = (
@@ -58,27 +57,28 @@ class Checkpoint:
     streams: bool = False
 
 
-def fetch_any(location: str) -> Fetched:
+def fetch_any(location: str, where: Mapping[str, Any] | None = None) -> Fetched:
     """Find a local file or folder, or download it from an address or from the Hub.
 
     Args:
         location: path, address, or name of a model on the Hub.
+        where: arguments of `snapshot_download`, such as `revision`, for a name on the Hub.
 
     Raises:
         SourceError: it does not exist or cannot be downloaded.
     """
-    is_name = _HUB_NAME.fullmatch(location) and not location.endswith(_SUFFIXES) and not Path(location).exists()
+    is_name = HUB_NAME.fullmatch(location) and not location.endswith(_SUFFIXES) and not Path(location).exists()
     if is_name:
-        return Fetched(location, _fetch_from_hub(location))
+        return Fetched(location, _fetch_from_hub(location, where or {}))
     return fetch_folder(location) if is_folder_address(location) else fetch(location)
 
 
-def _fetch_from_hub(name: str) -> Path:
+def _fetch_from_hub(name: str, where: Mapping[str, Any]) -> Path:
     """Download the files of a model on the Hub that a conversion needs; return the folder in the Hub's cache."""
     try:
-        folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+        folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"], **where))
         if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.bin", "*.npz", "*.msgpack"]))
+            folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.bin", "*.npz", "*.msgpack"], **where))
         return folder
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -1,5 +1,6 @@
 """Conversion of a checkpoint from any known source to a model and its image processor."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,11 @@ from ..catalog import address_of
 from ..files.download import Fetched, public_name, sha256_at
 from ..files.output import new_folder, write_text
 from ..files.readme import render_readme
-from ..loading import build_processor
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import wrong_types_refused
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
-from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
 from ..models.pretrained import HfVisionPreTrainedModel
-from ..processor_size import let_agree, output_size
 from .building import has_head, one_or_pair
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .inferred import Fields, Inferred, as_configured, assumed_of
@@ -87,15 +86,16 @@ def convert(
 def convert_request(
     source: str | Path,
     request: Request,
-    labels: str | Path | list[str] | None,
-    image_size: Size | None,
-    preset: str | None,
+    labels: str | Path | list[str] | None = None,
+    image_size: Size | None = None,
+    preset: str | None = None,
+    where: Mapping[str, Any] | None = None,
 ) -> tuple[HfVisionPreTrainedModel, HfViTImageProcessor, Fields]:
     """Convert; return model, image processor, and all inferred fields (also preset and labels) with their reasons."""
     if not isinstance(source, str | Path):
         what = type(source).__name__
         raise ConversionError(f"source is a {what} (expected a path, an address, or a name on the Hub); give its file")
-    fetched = fetch_any(address_of(str(source)))
+    fetched = fetch_any(address_of(str(source)), where)
     with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor:
         identity = executor.submit(_identity, fetched, checkpoint, request)  # in parallel with reading
         its_source, naming = recognise(checkpoint, request)
@@ -104,12 +104,14 @@ def convert_request(
     sizes = _take_sizes(model, request, image_size)
     its_labels = _take_labels(model, its_source, checkpoint, labels)
     preprocessing = _preprocessing(its_source, checkpoint, naming, preset)
-    processor = build_processor(model.config, **preprocessing.value)
+    processor = HfViTImageProcessor.for_model(model.config, **preprocessing.value)
     has_own_size = "image_size" in sizes or not isinstance(model.config, HfBiTConfig)  # BiT's arrays show no size
     if not has_own_size and "size" in preprocessing.value:
         model.set_image_size(output_size(processor) or model.config.image_size, processor_follows=True)
         fields["image_size"] = preprocessing
-    let_agree(model, processor, source, asked="image_size" in sizes or fields.get("image_size") is preprocessing)
+    sync_processor_size(
+        model, processor, source, asked="image_size" in sizes or fields.get("image_size") is preprocessing
+    )
     used = preprocessing.value["preset"]
     fields |= {"preset": preprocessing._replace(value=used), "labels": its_labels}
     found = as_configured(fields, model.config, _stated(request, image_size))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..files.readme import BEGIN, END
 from ..hub.cards import CARD_SOURCES, render_card, split_readme
-from ..loading import find_file
+from ..models.utils import find_file
 
 _ROW = re.compile(r"^\| (.+?) \| (.+?) \|$", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")

@@ -5,24 +5,19 @@ import json
 import logging
 import os
 import re
-import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import quote, unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from filelock import FileLock
-from huggingface_hub import cached_assets_path, constants, get_session
+from huggingface_hub import cached_assets_path, constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import httpx, tqdm
 
-from .limits import MAX_CHECKPOINT_BYTES, allowed
+from ..models.utils import AddressError, allowed, open_address
+from ..models.utils import sha256_of as sha256_of
+from .limits import MAX_CHECKPOINT_BYTES
 
 _logger = logging.getLogger(__name__)
 
@@ -31,7 +26,6 @@ MAX_FAILURES = 3  # consecutive failures without any progress
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a byte
 RETRY_WAIT = 1.0  # seconds before the second try; twice as long before the third
 TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}  # tried again (RFC 9110, 6585)
-_MAX_REDIRECTS = 5
 
 
 class SourceError(OSError):
@@ -85,16 +79,6 @@ def public_name(source: Fetched) -> str:
         parts = urlsplit(source.location)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
     return source.path.name if os.path.exists(os.path.expanduser(source.location)) else source.location
-
-
-def sha256_of(path: str | os.PathLike) -> str:
-    """Return the hexadecimal sha256 of a file; other threads run meanwhile."""
-    digest = hashlib.sha256()
-    block = memoryview(bytearray(1 << 20))
-    with open(path, "rb", buffering=0) as file:
-        while length := file.readinto(block):
-            digest.update(block[:length])
-    return digest.hexdigest()
 
 
 def sha256_at(path: Path) -> str:
@@ -217,12 +201,12 @@ class _Download:
         if record and record.etag and start:
             headers |= {"Range": f"bytes={start}-", "If-Range": record.etag}
         try:
-            with _open_address(self.url, TIMEOUT, headers) as response:
+            with open_address(self.url, TIMEOUT, headers) as response:
                 self._check_status(response)
                 record, start = self._what_comes(response, record, start)
                 self._append(response, record, start)
                 return record
-        except _AddressError as error:
+        except AddressError as error:
             raise SourceError(str(error)) from error
         except OfflineModeIsEnabled as error:
             state = f"is damaged in the cache ({self.file})" if self.file.exists() else "is not in the cache"
@@ -306,96 +290,3 @@ def _version(response: httpx.Response) -> str | None:
 def _content_length(response: httpx.Response) -> int | None:
     length = response.headers.get("Content-Length", "")
     return int(length) if length.isdecimal() else None
-
-
-# Checks of addresses. The same code is in images/image_reading.py, which travels to the Hub without this file.
-
-
-class _AddressError(ValueError):
-    """An address that may not be requested."""
-
-
-@contextmanager
-def _open_address(url: str, timeout: float, headers: Mapping[str, str]) -> Iterator[Any]:
-    """Request an address, which must be encrypted and public; the same holds for every redirect.
-
-    All addresses of the host name are checked before the request, and the address of the connection before sending.
-
-    Args:
-        timeout: seconds without an answer or a byte.
-
-    Yields:
-        The response of httpx; its body is not read yet.
-
-    Raises:
-        _AddressError: an address is not encrypted or not public, and `HF_VIT_ALLOW` does not allow it.
-        httpx.RequestError: it cannot be reached.
-    """
-    for _ in range(_MAX_REDIRECTS + 1):
-        _check_address(url)
-        watch: dict[str, Any] = {"trace": partial(_check_connection, url)}
-        request: dict[str, Any] = {"headers": headers, "timeout": timeout, "extensions": watch}
-        with get_session().stream("GET", url, follow_redirects=False, **request) as response:
-            if response.next_request is None:
-                yield response
-                return
-            url = str(response.next_request.url)
-    raise _AddressError(f"cannot follow the redirect to {_bare(url)}: there are more than {_MAX_REDIRECTS} redirects")
-
-
-def _check_address(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme == "http" and not allowed("http"):
-        raise _AddressError(f"{_bare(url)} is not encrypted: use https://, or set HF_VIT_ALLOW=http")
-    if parts.scheme not in ("http", "https"):
-        raise _AddressError(f"{_bare(url)} begins with {parts.scheme[:20]}: (expected https://)")
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if not host:
-        raise _AddressError(f"{_bare(url)} names no host")
-    try:
-        found = [] if allowed("private") else socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return  # a proxy may know the name; the connection is checked later
-    for *_, address in found:
-        _refuse_private(url, str(address[0]))
-
-
-def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
-    """Check the machine of a new connection, since a name may lead elsewhere by now; the user's proxy is trusted."""
-    if event != "connection.connect_tcp.complete" or allowed("private"):
-        return
-    parts, proxies = urlsplit(url), getproxies()
-    if (proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(parts.hostname or ""):
-        return
-    try:
-        _refuse_private(url, about["return_value"].get_extra_info("server_addr")[0])
-    except _AddressError:
-        about["return_value"].close()
-        raise
-
-
-def _refuse_private(url: str, address: str) -> None:
-    if not _is_public(ip_address(address)):
-        raise _AddressError(
-            f"{_bare(url)} leads to {address}, which is not public; set HF_VIT_ALLOW=private to allow it"
-        )
-
-
-def _is_public(address: IPv4Address | IPv6Address) -> bool:
-    if isinstance(address, IPv6Address):
-        embedded = address.ipv4_mapped or address.sixtofour
-        if int(address) >> 32 == 0x0064FF9B << 64:  # NAT64: 64:ff9b::/96 (RFC 6052)
-            embedded = IPv4Address(int(address) & 0xFFFFFFFF)
-        if embedded is not None:
-            return _is_public(embedded)
-    return address.is_global and not address.is_multicast
-
-
-def _bare(url: str) -> str:
-    """Return an address for messages: without user names, keys and signatures, at most 200 characters."""
-    parts = urlsplit(url)
-    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-    return bare if len(bare) <= 200 else f"{bare[:200]}..."

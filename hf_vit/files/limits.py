@@ -1,17 +1,15 @@
 """Size limits of readers, checked against the sizes that a file declares before any memory is allocated.
 
-Modules that travel to the Hub declare their own limits at their top: `images/image_reading.py` (images),
-`images/image_presets.py` (image processors), `models/configuration_hf_vision.py` (configurations) and
-`models/pretrained.py` (weights beside a config.json).
+Modules that travel to the Hub declare their own limits at their top: `models/image_reading.py` (images),
+`models/image_presets.py` (image processors), `models/configuration_hf_vision.py` (configurations),
+`models/pretrained.py` (weights beside a config.json) and `models/utils.py` (JSON).
 
 Largest published files: BiT-R152x4 has 3.7 GB (a tenth of `MAX_CHECKPOINT_BYTES`), ViT-H/14 2.5 GB, ViT-L/16 1.2 GB. A
 ViT-G/14 in float32 has 7.4 GB (a fifth).
 """
 
-import os
+from ..models.utils import allowed as allowed
 
-MAX_TEXT_BYTES = 2**26  # JSON, recipes, indexes, labels: 4 times AugReg's index of 51,509 files
-MAX_DEPTH = 32  # nesting of lists and tables in JSON and YAML
 MAX_MESSAGE = 4_000  # characters of an error on standard error
 
 MAX_CHECKPOINT_BYTES = 2**35  # size of a download, and total size of a checkpoint's arrays
@@ -20,16 +18,6 @@ _MAX_COMPRESSION = 20  # total size of the arrays / size of the file; weights co
 _ALWAYS_ALLOWED_BYTES = 2**28  # size of arrays accepted in a file of any size: a head of zeros compresses well
 
 HOW_TO_ALLOW = "are read; set HF_VIT_ALLOW=large to read more"
-
-
-def allowed(what: str) -> bool:
-    """Tell whether the environment variable `HF_VIT_ALLOW`, a comma-separated list, lifts a kind of limit.
-
-    Args:
-        what: "large" (files and images beyond a size limit), "http" (addresses without encryption) or "private"
-            (addresses of this machine and of private networks).
-    """
-    return what in os.environ.get("HF_VIT_ALLOW", "").replace(" ", "").split(",")
 
 
 def most_bytes(size: int) -> int:

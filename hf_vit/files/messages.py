@@ -1,13 +1,13 @@
 """Error messages for users: one sentence and an exit status instead of a traceback."""
 
-import difflib
 import os
 import re
 import reprlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from ..models.utils import did_you_mean as did_you_mean
 from .limits import MAX_MESSAGE
 
 # Errors that the user can correct; ImportError: an extra is not installed.
@@ -126,12 +126,6 @@ def with_dashes(text: str) -> str:
     """Write an option with dashes: `--image_size=384` -> `--image-size=384`; any other text is returned unchanged."""
     name, equals, value = text.partition("=")
     return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else text
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean NAME?" with the known name that is most similar; "" if none is similar."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def shorten(value: object) -> str:

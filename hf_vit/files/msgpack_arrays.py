@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .limits import HOW_TO_ALLOW, MAX_ARRAYS, MAX_CHECKPOINT_BYTES, MAX_DEPTH, allowed
+from ..models.utils import MAX_DEPTH, allowed
+from .limits import HOW_TO_ALLOW, MAX_ARRAYS, MAX_CHECKPOINT_BYTES
 from .messages import shorten
 from .npz import BFLOAT16, SUPPORTED_DTYPES, ArrayInfo, as_tensor
 

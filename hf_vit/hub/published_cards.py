@@ -8,10 +8,10 @@ from typing import Any
 from ..catalog import Released, parse_augreg, released_facts, with_cards
 from ..catalog.evaluation import preprocessing_of_flexivit
 from ..files.output import write_text
-from ..loading import build_processor
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig
+from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..variants import VARIANTS, config_of_variant
 from .cards import render_card
 
@@ -50,7 +50,9 @@ def _folder_texts(entry: Released) -> dict[str, str]:
     """Predict the small files of the converted folder from the catalog."""
     config = _configuration(entry)
     resolution = entry.facts.get("resolution")
-    processor = build_processor(config, **(preprocessing_of_flexivit(entry.location) or {"preset": entry.preset}))
+    processor = HfViTImageProcessor.for_model(
+        config, **(preprocessing_of_flexivit(entry.location) or {"preset": entry.preset})
+    )
     fields: dict[str, Any] = {"image_size": resolution} if resolution is None else {}
     return {
         "config.json": json.dumps(config.to_dict() | fields),

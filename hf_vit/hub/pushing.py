@@ -27,8 +27,8 @@ from ..files.contents import MARK, PUSHED, in_words, matches
 from ..files.download import sha256_of
 from ..files.reading import parse_json
 from ..files.versions import versions_of
-from ..models.manifest import MANIFEST, manifest_text, read_manifest
-from ..processor_size import agreeing_settings
+from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
+from ..models.utils import MANIFEST, as_pair, manifest_text, read_manifest
 from .card_check import check_card
 from .card_metadata import eval_results_file
 from .cards import CARD_SOURCES, read_source, render_card
@@ -269,11 +269,10 @@ def _plan(
     api: HfApi, files: _Files, listed: _Listed, remote: _Remote, target: _Target, card: _CardRequest
 ) -> tuple[Pushed, list[CommitOperationAdd | CommitOperationDelete]]:
     texts = {name: text for name in CARD_SOURCES if (text := _text(api, files, remote, target, name)) is not None}
-    files, listed = _with_agreeing_processor(files, listed, texts)
     problems: list[str] = []
     if "config.json" in texts:
         text = render_card(texts, target.repo_id, license=card.license, tags=card.tags)
-        files, problems = {**files, "README.md": text.encode()}, check_card(text)
+        files, problems = {**files, "README.md": text.encode()}, [*_size_problems(texts), *check_card(text)]
         if (results := eval_results_file(texts, target.repo_id)) is not None:
             files = {_OUR_RESULTS: results.encode(), **files}
     else:  # a processor was pushed before its model: no card yet
@@ -289,17 +288,19 @@ def _plan(
     return Pushed(None, sizes, outdated, problems), operations
 
 
-def _with_agreeing_processor(files: _Files, listed: _Listed, texts: dict[str, str]) -> tuple[_Files, _Listed]:
-    """Correct the image processor to the model's size, in the files and in `texts`."""
+def _size_problems(texts: dict[str, str]) -> list[str]:
+    """Describe a difference between the image sizes of model and image processor, of the whole repository."""
     if not {"config.json", _PROCESSOR} <= texts.keys():
-        return files, listed
+        return []
     config, stored = (parse_json(texts[name], name) for name in ("config.json", _PROCESSOR))
-    agreeing = agreeing_settings(config, stored)
-    if agreeing is None:
-        return files, listed
-    texts[_PROCESSOR] = json.dumps(agreeing, indent=2, sort_keys=True) + "\n"
-    content = texts[_PROCESSOR].encode()
-    return {**files, _PROCESSOR: content}, {**listed, _PROCESSOR: _entry_of(content)}
+    if stored.get("image_processor_type") != HfViTImageProcessor.__name__ or "image_size" not in config:
+        return []
+    made, taken = output_size(HfViTImageProcessor.from_dict(stored)), as_pair(config["image_size"])
+    if made in (None, taken):
+        return []
+    return [
+        f"the model takes images of {taken} pixels, but its image processor makes {made}; save both with hf_vit.load"
+    ]
 
 
 def _entry_of(content: Path | bytes) -> dict[str, Any]:

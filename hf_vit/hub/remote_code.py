@@ -10,7 +10,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 from ..files.output import write_json
 from ..models import image_processing_hf_vit
-from ..models.manifest import drop_manifest
+from ..models.utils import drop_manifest
 from ..registration import AUTO_MODELS, CONFIGURATIONS
 
 _CONFIGURATION_OF = {config_class.model_type: config_class for config_class in CONFIGURATIONS}

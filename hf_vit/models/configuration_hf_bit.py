@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 from .configuration_hf_vision import (
     MAX_WIDTH,
-    TIMM_NUMBERS,
     HfVisionConfig,
     Size,
     check_amounts,
@@ -15,7 +14,6 @@ from .configuration_hf_vision import (
     check_sizes,
     refuse_unknown,
     resnet_weights,
-    shared_settings,
     strict,
 )
 
@@ -104,13 +102,6 @@ class HfBiTConfig(HfVisionConfig):
         super().__post_init__(**kwargs)
 
     @classmethod
-    def in_our_words(cls, settings: dict[str, Any], folder: str) -> dict[str, Any]:
-        """Translate a config.json of transformers' own `bit` into our fields; return any other unchanged."""
-        if not is_upstream_bit(settings):
-            return super().in_our_words(settings, folder)
-        return {**translate_bit_settings(settings), "model_type": cls.model_type}
-
-    @classmethod
     def from_variant(cls, name: str, /, original: str = "big_transfer", **overrides) -> "HfBiTConfig":
         """Return the configuration of a published model, e.g. `from_variant("R50x1", image_size=480)`.
 
@@ -171,47 +162,3 @@ class HfBiTConfig(HfVisionConfig):
 
 def _listed(depths: Sequence[int]) -> str:
     return str(list(depths))
-
-
-# Settings of transformers' `bit` that have the same name here, with its defaults (transformers 5.23, BitConfig).
-SHARED_SETTINGS: dict[str, Any] = {
-    "num_channels": 3,
-    "embedding_size": 64,
-    "depths": [3, 4, 6, 3],
-    "layer_type": "preactivation",
-}
-# Settings of which only transformers' default is supported.
-_FIXED_SETTINGS: dict[str, Any] = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32, "drop_path_rate": 0.0}
-_HIDDEN_SIZES = [256, 512, 1024, 2048]
-UPSTREAM_NUMBERS: dict[str, Any] = {**TIMM_NUMBERS, "pool_padding": "zero"}  # BitMaxPool2d of modeling_bit.py
-
-
-def is_upstream_bit(settings: dict[str, Any]) -> bool:
-    """Tell whether a config.json belongs to transformers' own BiT."""
-    return settings.get("model_type") == "bit"
-
-
-def translate_bit_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Translate the config.json of transformers' BiT into the fields of `HfBiTConfig`.
-
-    Raises:
-        ValueError: a setting describes an architecture that hf_vit does not have.
-    """
-    ours = shared_settings(settings, SHARED_SETTINGS)
-    wrong = {name: settings[name] for name, value in _FIXED_SETTINGS.items() if settings.get(name, value) != value}
-    factor = settings.get("width_factor", 1)
-    sizes = [size * factor for size in settings.get("hidden_sizes", _HIDDEN_SIZES)]
-    if sizes != [4 * ours["embedding_size"] * 2**stage for stage in range(len(ours["depths"]))]:
-        wrong |= {"embedding_size": ours["embedding_size"], "hidden_sizes": sizes}
-    padding = (str(settings.get("global_padding")).upper(), bool(settings.get("embedding_dynamic_padding")))
-    if padding == ("SAME", True):
-        ours["padding"] = "same"
-    elif padding == ("NONE", False) and ours["layer_type"] == "preactivation":
-        ours["padding"] = "fixed"
-    else:
-        wrong |= {"global_padding": settings.get("global_padding"), "embedding_dynamic_padding": padding[1]}
-        wrong["layer_type"] = ours["layer_type"]
-    if wrong:
-        text = ", ".join(f"{name} {value!r}" for name, value in wrong.items())
-        raise ValueError(f"cannot read this BiT of transformers: hf_vit does not support {text}")
-    return {**ours, **UPSTREAM_NUMBERS}

@@ -4,7 +4,6 @@ A value of a wrong type or beyond its limit is refused in one sentence, before a
 """
 
 import copy
-import difflib
 import math
 import os
 import re
@@ -13,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import torch
@@ -23,11 +21,24 @@ from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
-from .manifest import absence_explained, check_place
+from .utils import (
+    Size,
+    absence_explained,
+    allowed,
+    check_place,
+    closest,
+    describe_unknown,
+    read_json_object,
+    refuse_arguments,
+)
+from .utils import (
+    as_pair as as_pair,
+)
+from .utils import (
+    refuse_unknown as refuse_unknown,
+)
 
 logger = logging.get_logger(__name__)
-
-Size = int | list[int] | tuple[int, int]
 
 # Arguments that transformers passes to a configuration besides its fields.
 _KNOWN_EXTRAS = frozenset(
@@ -52,39 +63,11 @@ ATTENTION_IMPLEMENTATIONS = (
     "flex_attention",
 )
 _KEPT = "_kept_fields"  # unknown fields of a config.json
-# Numbers of timm's ResNets (GroupNormAct, StdConv2dSame) and, after them, of transformers' BiT (modeling_bit.py).
-TIMM_NUMBERS: dict[str, Any] = {
-    "group_norm_eps": 1e-5,
-    "weight_standardization_eps": 1e-8,
-    "weight_standardization_form": "variance",
-}
-
-
-def as_pair(size: Size) -> tuple[int, int]:
-    """Return a size as (height, width): `224` -> `(224, 224)`; `[224, 320]` -> `(224, 320)`."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def is_same_grid(grid: Sequence[int], other: Sequence[int]) -> bool:
     """Tell whether two grids are equal; False for the symbolic sizes of an export, which stand for any size."""
     return all(isinstance(size, int) for size in (*grid, *other)) and tuple(grid) == tuple(other)
-
-
-def refuse_unknown(what: str, choice: str, known: Iterable[str]) -> None:
-    """Raise ValueError, which lists the known names, where `choice` is none of them."""
-    if choice not in known:
-        raise ValueError(f"unknown {what} {choice!r}; known: {', '.join(known)}")
-
-
-def refuse_arguments(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ValueError where there are unknown arguments; it names each, and the known one that it resembles."""
-    described = [f"{name} (did you mean {alike}?)" if (alike := _closest(name, known)) else name for name in names]
-    if described:
-        raise ValueError(f"{what} does not know {', '.join(sorted(described))}")
-
-
-def _closest(name: str, known: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)
 
 
 def score_function(config: PreTrainedConfig) -> Literal["softmax", "sigmoid", "none"]:
@@ -104,19 +87,6 @@ def scores_of(logits: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
     if function == "sigmoid":
         return logits.sigmoid()
     return logits.softmax(dim=-1) if function == "softmax" else logits
-
-
-def shared_settings(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a transformers config.json that have the same name here.
-
-    Args:
-        settings: the config.json.
-        defaults: fields of its architecture, with the values to use where the file has none. General fields of
-            `PreTrainedConfig` are added.
-    """
-    general = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype", "num_labels", "quantization_config"}
-    ours = {name: value for name, value in settings.items() if name in general and name != "architectures"}
-    return ours | {name: settings.get(name, default) for name, default in defaults.items()}
 
 
 class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
@@ -172,8 +142,9 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
         unknown = {name: value for name, value in config_dict.items() if name not in known}
         if unknown:
             where = f"the config.json of {folder}" if folder else "a configuration"
-            names = ", ".join(repr(name[:50])[1:-1] for name in list(unknown)[:10]) + ", ..." * (len(unknown) > 10)
-            logger.warning_once(f"{where} has {names}, which {cls.__name__} does not know: kept, not used")
+            logger.warning_once(
+                f"{where} has {describe_unknown(unknown)}, which {cls.__name__} does not know: kept, not used"
+            )
         for name in ("attn_implementation", "_attn_implementation"):
             check_attention(config_dict.get(name))
         settings = {name: value for name, value in config_dict.items() if name in known} | {_KEPT: unknown}
@@ -230,34 +201,32 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
     def get_config_dict(
         cls, pretrained_model_name_or_path: Any, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the settings of a config.json and translate them with `in_our_words`.
+        """Read the settings of a config.json.
 
         Args:
             stored_settings: content of the config.json, if it has been read already.
+
+        Raises:
+            ValueError: it is of another model; the message says how to load that.
         """
         settings = kwargs.pop("stored_settings", None)
         if settings is None:
             where = {name: value for name, value in kwargs.items() if name in _WHERE}
             settings = read_settings(pretrained_model_name_or_path, **where)
         kwargs = {name: value for name, value in kwargs.items() if name not in _WHERE}
-        with wrong_types_refused(f"the config.json of {pretrained_model_name_or_path}"):
-            settings = cls.in_our_words(settings, str(pretrained_model_name_or_path))
+        cls.check_model_type(settings, str(pretrained_model_name_or_path))
         return settings, {**kwargs, "_folder": str(pretrained_model_name_or_path)}
 
     @classmethod
-    def in_our_words(cls, settings: dict[str, Any], folder: str) -> dict[str, Any]:
-        """Translate a config.json of transformers' own models into our fields; return any other unchanged.
-
-        Args:
-            folder: its folder or name on the Hub, for messages.
-        """
-        stored = str(settings.get("model_type"))
-        if stored.startswith("hf_") and stored != cls.model_type:
-            right = saved_class(settings) or "AutoModel"
-            raise ValueError(
-                f"{folder} holds a model of type {stored} (expected {cls.model_type}); use {right} or hf_vit.load"
-            )
-        return settings
+    def check_model_type(cls, settings: dict[str, Any], folder: str) -> None:
+        """Raise ValueError, which says how to load it, if a config.json is of another model than this class's."""
+        stored = settings.get("model_type")
+        if stored == cls.model_type:
+            return
+        call = f"hf_vit.load({folder!r}), or `hf-vit convert {folder} OUTPUT`"
+        if str(stored).startswith("hf_"):
+            call = f"{saved_class(settings) or 'AutoModel'} or hf_vit.load"
+        raise ValueError(f"{folder} holds a model of type {stored} (expected {cls.model_type}); use {call}")
 
     def validate_architecture(self) -> None:
         """Check the fields. `@strict` calls this after construction; the model does again, as fields can change."""
@@ -286,7 +255,7 @@ def _refuse_left_over(config_class: type[HfVisionConfig], names: Iterable[str], 
     """
     known = config_class.argument_names()
     unknown = [name for name in names if not name.startswith("_") and name not in _OF_LOADING]
-    unknown = [name for name in unknown if _closest(name, known) or not only_alike]
+    unknown = [name for name in unknown if closest(name, known, 0.7) or not only_alike]
     refuse_arguments(config_class.__name__, unknown, known)
 
 
@@ -301,8 +270,6 @@ MAX_STAGES = 8  # of a ResNet
 MAX_LABELS = 2**18
 MAX_PIXELS = 2**28  # of an image
 MAX_TOKENS = 2**20  # patches of an image
-_MAX_CONFIG_BYTES = 2**26  # of a config.json; that of 21,843 named classes has 2 MB
-_MAX_CONFIG_DEPTH = 32  # lists and objects inside each other
 
 
 class ConfigurationError(StrictDataclassFieldValidationError, ValueError):
@@ -345,6 +312,14 @@ def _describe(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
 
 
+class _Reader(PreTrainedConfig):
+    """Reader of any config.json, local or on the Hub, within the limits of `read_json_object`."""
+
+    @classmethod
+    def _dict_from_json_file(cls, json_file: str | os.PathLike) -> dict[str, Any]:
+        return read_json_object(json_file)
+
+
 def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
     """Read the config.json of a folder, or of a name on the Hub.
 
@@ -357,7 +332,7 @@ def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
     """
     check_place(name, where.get("subfolder"))
     with wrong_types_refused(f"the config.json of {name}"), absence_explained(name):
-        settings, _ = _BoundedConfig.get_config_dict(name, **where)
+        settings, _ = _Reader.get_config_dict(name, **where)
         model_type, architectures = settings.get("model_type"), settings.get("architectures")
     if not isinstance(model_type, str | None):
         raise ValueError(f"the config.json of {name} has the model_type {reprlib.repr(model_type)}; expected text")
@@ -365,26 +340,6 @@ def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
     if not isinstance(names, list) or not all(isinstance(entry, str) for entry in names):
         raise ValueError(f"the config.json of {name} has the architectures {reprlib.repr(names)}; expected names")
     return settings
-
-
-class _BoundedConfig(PreTrainedConfig):
-    """Reader of a config.json, local or on the Hub, within limits of bytes and depth."""
-
-    @classmethod
-    def _dict_from_json_file(cls, json_file: str | os.PathLike) -> dict[str, Any]:
-        if (size := Path(json_file).stat().st_size) > _MAX_CONFIG_BYTES:
-            raise ValueError(f"{json_file} has {size:,} bytes; at most {_MAX_CONFIG_BYTES:,} are read")
-        settings = PreTrainedConfig._dict_from_json_file(json_file)
-        values: list[Any] = [settings]
-        for _ in range(_MAX_CONFIG_DEPTH):
-            values = [one for value in values if isinstance(value, dict | list) for one in _entries(value)]
-        if any(isinstance(value, dict | list) for value in values):
-            raise ValueError(f"{json_file} is nested more than {_MAX_CONFIG_DEPTH} deep")
-        return settings
-
-
-def _entries(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
 
 
 @contextmanager
@@ -504,19 +459,11 @@ def check_depths(config: Any, name: str) -> None:
 
 def check_parameters(count: int) -> None:
     """Raise ValueError where a model would have more than `_MAX_PARAMETERS` parameters."""
-    if count > _MAX_PARAMETERS and not is_allowed("large"):
+    if count > _MAX_PARAMETERS and not allowed("large"):
         raise ValueError(
             f"these settings make a model of about {reprlib.repr(count)} parameters; "
             f"at most {_MAX_PARAMETERS:,} are built (HF_VIT_ALLOW=large builds more)"
         )
-
-
-def is_allowed(what: str) -> bool:
-    """Tell whether the environment variable `HF_VIT_ALLOW` lifts a limit.
-
-    A copy of `files.limits.allowed`, which does not travel to the Hub with this file.
-    """
-    return what in os.environ.get("HF_VIT_ALLOW", "").replace(" ", "").split(",")
 
 
 def resnet_weights(depths: Sequence[int], width: int, channels: int) -> int:

@@ -12,7 +12,6 @@ from .configuration_hf_vision import (
     MAX_LAYERS,
     MAX_TOKENS,
     MAX_WIDTH,
-    TIMM_NUMBERS,
     HfVisionConfig,
     Size,
     as_pair,
@@ -24,7 +23,6 @@ from .configuration_hf_vision import (
     check_sizes,
     refuse_unknown,
     resnet_weights,
-    shared_settings,
     strict,
 )
 
@@ -164,17 +162,6 @@ class HfViTConfig(HfVisionConfig):
         if self.use_cls_token is None:
             self.use_cls_token = self.pooling == "cls"
         super().__post_init__(**kwargs)
-
-    @classmethod
-    def in_our_words(cls, settings: dict[str, Any], folder: str) -> dict[str, Any]:
-        """Translate a config.json of transformers' own `vit`, `vit_mae` or `vit-hybrid`; return any other unchanged."""
-        if not is_upstream(settings):
-            return super().in_our_words(settings, folder)
-        translated = translate_settings(settings)
-        if ("stem_depths" in translated) != issubclass(cls, HfViTHybridConfig):
-            kind = "HfViTHybrid" if "stem_depths" in translated else "HfViT"
-            raise ValueError(f"{folder} holds a model of type {settings['model_type']}; use a class {kind}...")
-        return translated
 
     @classmethod
     def from_variant(cls, name: str, /, **overrides: Any) -> "HfViTConfig":
@@ -426,69 +413,3 @@ class HfViTHybridConfig(HfViTConfig):
         channels = 4 * self.stem_width * 2 ** (len(self.stem_depths) - 1) if self.stem_depths else self.stem_width
         stem = resnet_weights(self.stem_depths, self.stem_width, self.num_channels)
         return stem + channels * rows * columns * self.hidden_size
-
-
-# Settings of transformers' ViTs that have the same name here, with its defaults (transformers 5.23, ViTConfig). `vit`
-# and `vit_mae` are models of transformers 5, `vit-hybrid` of transformers 4.
-SHARED_SETTINGS: dict[str, Any] = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-12,
-    "image_size": 224,
-    "patch_size": 16,
-    "num_channels": 3,
-    "qkv_bias": True,
-}
-_HYBRID_SETTINGS = {**SHARED_SETTINGS, "patch_size": 1}  # transformers 4.57, ViTHybridConfig
-_MODEL_TYPES = {"vit": SHARED_SETTINGS, "vit_mae": SHARED_SETTINGS, "vit-hybrid": _HYBRID_SETTINGS}
-
-# BitConfig of a hybrid: the values with which its backbone equals the original's stem.
-BIT_SETTINGS = {"layer_type": "bottleneck", "num_groups": 32, "width_factor": 1, "output_stride": 32}
-_BIT_DEFAULTS = {"layer_type": "preactivation", "embedding_size": 64, "depths": [3, 4, 6, 3]}
-
-
-def is_upstream(settings: dict[str, Any]) -> bool:
-    """Tell whether a config.json belongs to one of transformers' own ViTs."""
-    return settings.get("model_type") in _MODEL_TYPES
-
-
-def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Translate the config.json of a ViT of transformers into the fields of `HfViTConfig` or `HfViTHybridConfig`.
-
-    Raises:
-        ValueError: a setting describes an architecture that hf_vit does not have.
-    """
-    ours = shared_settings(settings, _MODEL_TYPES[settings["model_type"]])
-    ours |= {"pooling": "cls", "position_interpolation": "bicubic_aliased"}
-    if settings.get("architectures") == ["ViTModel"]:
-        if settings.get("pooler_act", "tanh") != "tanh":
-            raise ValueError(f"cannot read this ViT: pooler_act is {settings['pooler_act']!r} (expected 'tanh')")
-        ours["representation_size"] = settings.get("pooler_output_size") or ours["hidden_size"]
-    if settings["model_type"] == "vit-hybrid":
-        ours |= _translate_stem(settings.get("backbone_config") or {})
-    return ours
-
-
-def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
-    bit = {**_BIT_DEFAULTS, **bit}
-    wrong = {name: bit[name] for name, value in BIT_SETTINGS.items() if bit.get(name, value) != value}
-    if str(bit.get("global_padding")).upper() != "SAME":
-        wrong["global_padding"] = bit.get("global_padding")
-    if not bit.get("embedding_dynamic_padding"):
-        wrong["embedding_dynamic_padding"] = bit.get("embedding_dynamic_padding")
-    if wrong:
-        text = ", ".join(f"{name} {value!r}" for name, value in wrong.items())
-        raise ValueError(f"cannot read this hybrid: the ResNet stem of hf_vit does not support {text}")
-    stages = [f"stage{number}" for number in range(1, len(bit["depths"]) + 1)]
-    last = (bit.get("out_features") or stages[-1:])[-1]
-    return {
-        "stem_depths": bit["depths"][: stages.index(last) + 1],
-        "stem_width": bit["embedding_size"],
-        **TIMM_NUMBERS,
-    }

@@ -5,8 +5,8 @@ import reprlib
 from copy import deepcopy
 from typing import Annotated, Any, get_args, get_origin
 
-from .image_reading import allowed
 from .image_resizing import AREA, BICUBIC, BILINEAR, KERNELS
+from .utils import allowed, as_pair
 
 # Limits of a processor. The largest inputs of Vision Transformers are tiles of 8,000 x 6,000 pixels.
 MAX_OUTPUT_PIXELS = 2**26  # pixels of an image after the resize, and after the crop
@@ -175,12 +175,6 @@ def _complete_size(name: str, size: Any) -> dict[str, int]:
         limit = f"it must be at most {MAX_OUTPUT_PIXELS:,} pixels; set HF_VIT_ALLOW=large to allow more"
         raise ValueError(f"{name} is {reprlib.repr(given)}; {limit}")
     return size
-
-
-def as_pair(size: int | list[int] | tuple[int, ...]) -> tuple[int, int]:
-    """Convert a size to (height, width): `16` -> `(16, 16)`, `[16, 8]` -> `(16, 8)`."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
 
 
 def describe_type(kind: Any) -> str:

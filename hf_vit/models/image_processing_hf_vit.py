@@ -1,11 +1,7 @@
 """Image processor of the Vision Transformer: from any image to the pixel values of the checkpoint's evaluation."""
 
-import difflib
-import json
 import os
-import re
 import reprlib
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from functools import lru_cache, partial
@@ -21,9 +17,10 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils import logging
 
-from .image_presets import MAX_OUTPUT_PIXELS, as_pair, check_choices, describe_type, first_settings, override_settings
-from .image_reading import ImageReadingError, allowed, count_images, list_images, name_image, read_image
+from .image_presets import MAX_OUTPUT_PIXELS, PRESETS, check_choices, describe_type, first_settings, override_settings
+from .image_reading import ImageReadingError, count_images, list_images, name_image, read_image
 from .image_resizing import KERNELS, Filter, Window, center_window, cut, fit_grid, pad_to, resize, shortest_edge_size
+from .utils import HUB_NAME, Size, allowed, as_pair, closest, describe_unknown, read_json_object, refuse_arguments
 
 logger = logging.get_logger(__name__)
 
@@ -34,7 +31,6 @@ _SETTINGS = tuple(first_settings())
 _CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
 # Arguments of `from_pretrained` that a processor may ignore.
 _OF_LOADING = ("code_revision", "config", "trust_remote_code", "use_fast", "user_agent")
-_HUB_NAME = re.compile(r"[\w.-]*\w/\w[\w.-]*")  # not ./name
 _KEPT = "_kept_fields"  # unknown fields of a preprocessor_config.json
 
 
@@ -121,13 +117,9 @@ class HfViTImageProcessor(BaseImageProcessor):
     @classmethod
     def _refuse_unknown(cls, names: Iterable[str], only_alike: bool = False) -> None:
         """Raise ValueError for arguments that are not settings; with `only_alike`, only for similar names."""
-        described = []
-        for name in sorted(names - cls.valid_kwargs.__annotations__.keys()):
-            alike = difflib.get_close_matches(name, cls.valid_kwargs.__annotations__, n=1, cutoff=0.7)
-            if alike or not only_alike:
-                described.append(f"{name} (did you mean {alike[0]}?)" if alike else name)
-        if described:
-            raise ValueError(f"{cls.__name__} does not know {', '.join(described)}")
+        known = cls.valid_kwargs.__annotations__
+        unknown = [name for name in names if name not in known and (closest(name, known, 0.7) or not only_alike)]
+        refuse_arguments(cls.__name__, unknown, known)
 
     def update(self, **changes: Any) -> None:
         """Change settings permanently; dependent settings follow, as in a call."""
@@ -179,8 +171,9 @@ class HfViTImageProcessor(BaseImageProcessor):
         unknown = {name: value for name, value in image_processor_dict.items() if name not in known}
         if unknown:
             where = f"the preprocessor_config.json of {folder}" if folder else "an image processor"
-            names = ", ".join(repr(name[:50])[1:-1] for name in list(unknown)[:10]) + ", ..." * (len(unknown) > 10)
-            logger.warning_once(f"{where} has {names}, which {cls.__name__} does not know; kept, but not used")
+            logger.warning_once(
+                f"{where} has {describe_unknown(unknown)}, which {cls.__name__} does not know; kept, but not used"
+            )
         settings = {name: value for name, value in image_processor_dict.items() if name in known}
         result: Any = super().from_dict({**settings, _KEPT: unknown}, return_unused_kwargs=True, **rest)
         processor, unused = result
@@ -194,8 +187,7 @@ class HfViTImageProcessor(BaseImageProcessor):
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike) -> Any:
         """Make a processor from a JSON file, with `from_dict`."""
-        with open(json_file, encoding="utf-8") as file:
-            return cls.from_dict(json.load(file))
+        return cls.from_dict(read_json_object(json_file))
 
     @classmethod
     def get_image_processor_dict(
@@ -207,7 +199,7 @@ class HfViTImageProcessor(BaseImageProcessor):
             FileNotFoundError: there is no such folder.
         """
         name = str(pretrained_model_name_or_path)
-        if not os.path.exists(name) and not _HUB_NAME.fullmatch(name):
+        if not os.path.exists(name) and not HUB_NAME.fullmatch(name):
             raise FileNotFoundError(
                 f"there is no folder {name} (expected a folder of an image processor, or owner/name on the Hub)"
             )
@@ -234,20 +226,19 @@ class HfViTImageProcessor(BaseImageProcessor):
         masks = ["pixel_attention_mask", "spatial_shapes"] if self.preset == "native" else []
         return ["pixel_values", *masks]
 
-    def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> Any:
-        """Save like the base class; beside a model of another image size, save that size, with a warning."""
-        saved = super().save_pretrained(save_directory, push_to_hub, **kwargs)
-        processor_size = sys.modules.get("hf_vit.processor_size")  # absent in remote code
-        if processor_size is not None:
-            processor_size.settle_processor(save_directory)
-        return saved
+    @classmethod
+    def for_model(cls, config: Any, **settings: Any) -> "HfViTImageProcessor":
+        """Make a processor for a model's image size, channels and patches.
 
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
-        """Push the processor like `hf_vit.push`; in remote code without hf_vit, like transformers."""
-        hf_vit = sys.modules.get("hf_vit")  # not an import: this file also travels without hf_vit
-        if hf_vit is None:
-            return super().push_to_hub(repo_id, **kwargs)
-        return hf_vit.push_saved(self, repo_id, **kwargs)
+        Args:
+            config: configuration of a model of hf_vit.
+            settings: arguments of the constructor, such as `preset`; they take precedence.
+        """
+        height, width = as_pair(config.image_size)
+        own: dict[str, Any] = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
+        if hasattr(config, "patch_size"):
+            own["patch_size"] = [size * config.stride for size in as_pair(config.patch_size)]
+        return cls(**{**own, **settings})
 
     @torch.no_grad()
     def preprocess(self, images: Any, **kwargs: Any) -> BatchFeature:
@@ -280,6 +271,89 @@ class HfViTImageProcessor(BaseImageProcessor):
             logger.warning("skipped %d images: %s", len(errors), "; ".join(errors.values()))
         vars(features)["skipped"] = list(errors)
         return features
+
+
+# Agreement of a model and its image processor on the image size.
+
+
+def sync_processor_size(model: Any, processor: Any, name: str | os.PathLike, asked: bool) -> None:
+    """Set an image processor of any class to the model's image size.
+
+    Args:
+        name: folder or name on the Hub, for the message.
+        asked: the caller chose the size or the preset. Otherwise a change is a warning, and a processor that makes
+            images of many sizes is not changed.
+    """
+    own, wanted = output_size(processor), as_pair(model.config.image_size)
+    if not asked and own != wanted:
+        if getattr(processor, "preset", None) == "native" or (own is None and not processor.do_resize):
+            return
+        made = "images of many sizes" if own is None else f"{own[0]} x {own[1]}"
+        logger.warning(
+            f"The model of {name} takes images of {wanted[0]} x {wanted[1]} pixels, but its image processor makes "
+            f"{made}; the processor was set to the model's size. Save both to keep this, or load another size with "
+            f"hf_vit.load({str(name)!r}, image_size=...)."
+        )
+    set_processor_size(processor, wanted)
+
+
+def output_size(processor: Any) -> tuple[int, int] | None:
+    """Return (height, width) in pixels of the images that an image processor of any class makes; None if sizes vary."""
+    sizing = _sizing_of(processor)
+    crops = sizing["do_center_crop"]
+    if sizing["preset"] == "native" or (not crops and sizing["do_resize"] is False):
+        return None
+    size = sizing["crop_size" if crops else "size"]
+    if isinstance(size, int):
+        return size, size
+    sides = dict(size or {})
+    return (sides["height"], sides["width"]) if sides.keys() >= {"height", "width"} else None
+
+
+def set_processor_size(processor: Any, image_size: Size) -> None:
+    """Set an image processor of any class to an image size, an int or (height, width) in pixels.
+
+    If it crops, the resize keeps its ratio to the crop, or follows the rule of the preset.
+    """
+    if output_size(processor) == as_pair(image_size):
+        return
+    height, width = as_pair(image_size)
+    wanted, sizing = {"height": height, "width": width}, _sizing_of(processor)
+    sizes = {"size": wanted}
+    if sizing["do_center_crop"]:
+        size, crop = (
+            {"shortest_edge": size} if isinstance(size, int) else dict(size)
+            for size in (sizing["size"], sizing["crop_size"])
+        )
+        if "shortest_edge" in size:
+            side = max(crop["height"], crop["width"]) if "height" in crop else crop["shortest_edge"]
+            size = {"shortest_edge": round(size["shortest_edge"] * max(height, width) / side)}
+        else:
+            size = {side: round(size[side] * wanted[side] / crop[side]) for side in ("height", "width")}
+        sizes = {"size": size, "crop_size": wanted}
+    if not isinstance(processor, HfViTImageProcessor):
+        for name, value in sizes.items():
+            setattr(processor, name, value)
+    elif _follows_preset(processor):
+        processor.update(size=wanted)
+    else:
+        processor.update(**sizes, do_center_crop=sizing["do_center_crop"])
+
+
+def _sizing_of(processor: Any) -> dict[str, Any]:
+    """Return the settings that decide the size of images."""
+    names = ("preset", "do_resize", "do_center_crop", "size", "crop_size")
+    return {name: getattr(processor, name, None) for name in names}
+
+
+def _follows_preset(processor: HfViTImageProcessor) -> bool:
+    """Tell whether the sizes before and after the crop, or the number of patches, are the preset's."""
+    if processor.preset == "native":
+        return True
+    settings = processor.settings()
+    if not settings["do_center_crop"] or "crop_pct" not in PRESETS[processor.preset]:
+        return False
+    return override_settings(settings, {"size": settings["crop_size"]})["size"] == settings["size"]
 
 
 def _process_images(images: list[Any], settings: SimpleNamespace, errors: dict[int, str]) -> Iterator[torch.Tensor]:

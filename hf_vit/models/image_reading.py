@@ -16,25 +16,21 @@ import io
 import math
 import os
 import queue
-import socket
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import numpy as np
 import torch
-from huggingface_hub.utils import get_session
 from PIL import Image, ImageOps
 from transformers.utils import logging
+
+from .utils import allowed, open_address
 
 logger = logging.get_logger(__name__)
 
@@ -45,7 +41,6 @@ _MAX_NESTING = 16  # depth of nested lists of images
 _MAX_DOWNLOAD_BYTES = 2**26  # size of an image behind an address
 _DOWNLOAD_SECONDS = 60.0  # for the whole download
 _SILENCE_SECONDS = 15.0  # without an answer or a byte
-_MAX_REDIRECTS = 5
 _EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "RGBA": "RGBA", "RGBa": "RGBA"}
 _DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 _CHANNEL_COUNTS = (1, 2, 3, 4)  # possible lengths of an array's channel axis, besides the requested number of channels
@@ -53,16 +48,6 @@ _CHANNEL_COUNTS = (1, 2, 3, 4)  # possible lengths of an array's channel axis, b
 
 class ImageReadingError(ValueError):
     """An image that cannot be read; the message names the file, or the position in the batch."""
-
-
-def allowed(what: str) -> bool:
-    """Tell whether the environment variable `HF_VIT_ALLOW`, a comma-separated list, lifts a kind of limit.
-
-    Args:
-        what: "large" (images beyond a size limit), "http" (addresses without encryption) or "private" (addresses of
-            this machine and of private networks).
-    """
-    return what in os.environ.get("HF_VIT_ALLOW", "").replace(" ", "").split(",")
 
 
 def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
@@ -249,7 +234,7 @@ def _download(url: str) -> bytes:
 def _receive(url: str, end: float) -> bytes:
     """Download a body; give up at `end`, in seconds of `time.monotonic`."""
     body = io.BytesIO()
-    with _open_address(url, _SILENCE_SECONDS, {"Accept-Encoding": "identity"}) as response:
+    with open_address(url, _SILENCE_SECONDS, {"Accept-Encoding": "identity"}) as response:
         if response.status_code != 200:
             raise ValueError(f"the server answers HTTP {response.status_code} {response.reason_phrase}")
         if response.headers.get("Content-Encoding", "identity") != "identity":
@@ -268,99 +253,6 @@ def _check_length(length: int) -> None:
     if length > _MAX_DOWNLOAD_BYTES and not allowed("large"):
         limit = f"at most {_MAX_DOWNLOAD_BYTES:,} are downloaded; set HF_VIT_ALLOW=large to download more"
         raise ValueError(f"it has {length:,} bytes or more; {limit}")
-
-
-# Checks of addresses. The same code is in files/download.py, which does not travel to the Hub.
-
-
-class _AddressError(ValueError):
-    """An address that may not be requested."""
-
-
-@contextmanager
-def _open_address(url: str, timeout: float, headers: Mapping[str, str]) -> Iterator[Any]:
-    """Request an address, which must be encrypted and public; the same holds for every redirect.
-
-    All addresses of the host name are checked before the request, and the address of the connection before sending.
-
-    Args:
-        timeout: seconds without an answer or a byte.
-
-    Yields:
-        The response of httpx; its body is not read yet.
-
-    Raises:
-        _AddressError: an address is not encrypted or not public, and `HF_VIT_ALLOW` does not allow it.
-        httpx.RequestError: it cannot be reached.
-    """
-    for _ in range(_MAX_REDIRECTS + 1):
-        _check_address(url)
-        watch: dict[str, Any] = {"trace": partial(_check_connection, url)}
-        request: dict[str, Any] = {"headers": headers, "timeout": timeout, "extensions": watch}
-        with get_session().stream("GET", url, follow_redirects=False, **request) as response:
-            if response.next_request is None:
-                yield response
-                return
-            url = str(response.next_request.url)
-    raise _AddressError(f"cannot follow the redirect to {_bare(url)}: there are more than {_MAX_REDIRECTS} redirects")
-
-
-def _check_address(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme == "http" and not allowed("http"):
-        raise _AddressError(f"{_bare(url)} is not encrypted: use https://, or set HF_VIT_ALLOW=http")
-    if parts.scheme not in ("http", "https"):
-        raise _AddressError(f"{_bare(url)} begins with {parts.scheme[:20]}: (expected https://)")
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if not host:
-        raise _AddressError(f"{_bare(url)} names no host")
-    try:
-        found = [] if allowed("private") else socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return  # a proxy may know the name; the connection is checked later
-    for *_, address in found:
-        _refuse_private(url, str(address[0]))
-
-
-def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
-    """Check the machine of a new connection, since a name may lead elsewhere by now; the user's proxy is trusted."""
-    if event != "connection.connect_tcp.complete" or allowed("private"):
-        return
-    parts, proxies = urlsplit(url), getproxies()
-    if (proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(parts.hostname or ""):
-        return
-    try:
-        _refuse_private(url, about["return_value"].get_extra_info("server_addr")[0])
-    except _AddressError:
-        about["return_value"].close()
-        raise
-
-
-def _refuse_private(url: str, address: str) -> None:
-    if not _is_public(ip_address(address)):
-        raise _AddressError(
-            f"{_bare(url)} leads to {address}, which is not public; set HF_VIT_ALLOW=private to allow it"
-        )
-
-
-def _is_public(address: IPv4Address | IPv6Address) -> bool:
-    if isinstance(address, IPv6Address):
-        embedded = address.ipv4_mapped or address.sixtofour
-        if int(address) >> 32 == 0x0064FF9B << 64:  # NAT64: 64:ff9b::/96 (RFC 6052)
-            embedded = IPv4Address(int(address) & 0xFFFFFFFF)
-        if embedded is not None:
-            return _is_public(embedded)
-    return address.is_global and not address.is_multicast
-
-
-def _bare(url: str) -> str:
-    """Return an address for messages: without user names, keys and signatures, at most 200 characters."""
-    parts = urlsplit(url)
-    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-    return bare if len(bare) <= 200 else f"{bare[:200]}..."
 
 
 def _pixels_of_pillow(image: Image.Image) -> np.ndarray:

@@ -18,17 +18,10 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .axial_attention import replace_convolutions
-from .configuration_hf_bit import HfBiTConfig, is_upstream_bit
+from .configuration_hf_bit import HfBiTConfig
 from .configuration_hf_vision import Size, as_pair
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead
 from .resnet_stem import GroupNorm, ResNetStage, ResNetStem, stem_numbers
-
-# Names in files of transformers -> ours, as regular expressions.
-WEIGHT_NAMES = {
-    r"embedder\.": r"resnet.",
-    r"encoder\.stages\.": r"resnet.stages.",
-    r"classifier\.1\.": r"classifier.",
-}
 
 
 def _build_resnet(config: HfBiTConfig) -> ResNetStem:
@@ -48,16 +41,6 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
     _no_split_modules = ["BottleneckUnit", "PreActivationUnit"]  # noqa: RUF012 - transformers declares the type
     _can_record_outputs = {"hidden_states": ResNetStage}  # noqa: RUF012
     _keys_to_ignore_on_load_unexpected = [HEAD_KEYS]  # noqa: RUF012
-
-    @classmethod
-    def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
-        """See the base class."""
-        return WEIGHT_NAMES if is_upstream_bit(settings) else {}
-
-    def _settle_upstream(self, info: dict[str, Any]) -> None:
-        super()._settle_upstream(info)
-        base: Any = self.base_model
-        base._image_size_noted = True  # its config.json has no image size to compare with
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the root convolution."""

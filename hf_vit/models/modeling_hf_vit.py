@@ -555,7 +555,7 @@ class HfViTModel(HfViTEncoder):
     """
 
     _new_when_missing = ("embeddings.mask_token",)
-    _new_in_words = "{name} has no mask token; a new one is initialized with zeros. Train it before use."
+    _reinit_message = "{name} has no mask token; a new one is initialized with zeros. Train it before use."
 
     def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True, use_mask_token: bool = False):
         super().__init__(config, use_mask_token)

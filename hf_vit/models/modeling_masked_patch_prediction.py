@@ -94,7 +94,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
     # The training may start from an encoder or a classifier, without its head.
     _keys_to_ignore_on_load_unexpected = [HEAD_KEYS, r"^(vit\.)?(pooler|projection)\."]  # noqa: RUF012
     _new_when_missing = ("predictor.", "mask_token")
-    _new_in_words = "{name} was not trained to predict masked patches: the predictor is zero, the mask token random."
+    _reinit_message = "{name} was not trained to predict masked patches: the predictor is zero, the mask token random."
 
     def __init__(self, config: HfViTConfig):
         super().__init__(config.without_projection())

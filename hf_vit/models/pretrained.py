@@ -1,61 +1,35 @@
 """Base of all models: loading without random weights, saving, initialisation, change of the image size."""
 
 import copy
-import io
 import json
 import math
-import mmap
 import os
-import pickletools
 import re
 import sys
-import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from .configuration_hf_vision import (
-    HfVisionConfig,
-    Size,
-    as_pair,
-    is_allowed,
-    read_settings,
-    refuse_arguments,
-    wrong_types_refused,
-)
-from .manifest import check_pushed, drop_manifest, warn_of_int8
+from .configuration_hf_vision import HfVisionConfig, read_settings
 from .packed_linear import freeze
+from .utils import WHERE, Size, allowed, as_pair, check_pushed, drop_manifest, find_file, refuse_arguments
 
 logger = logging.get_logger(__name__)
 
 _Model = TypeVar("_Model", bound="HfVisionPreTrainedModel")
 
-CONVERSION_RECORD = "conversion.json"
+CONVERSION_RECORD, QUANTIZATION_RECORD = "conversion.json", "quantization.json"
 HEAD_KEYS = r"^classifier\."  # parameters of a checkpoint besides the encoder's
-# Parameters and tensors that a config.json may describe beyond its weights, for a head or a pre-logits layer. A head of
-# ViT-g/14 for ImageNet-21k has 31 million parameters, a fourth of this limit.
+# Parameters that a config.json may describe beyond its weights, for a head or a pre-logits layer. A head of ViT-g/14
+# for ImageNet-21k has 31 million parameters, a fourth of this limit.
 _MORE_PARAMETERS = 2**27
-_MORE_TENSORS = 1_000
-_MAX_HEADER_BYTES = 2**24  # of a .safetensors; ViT-H/14's has 60 kB
-_LEGACY_PICKLES = 5  # in a file of PyTorch before 1.6, before its numbers
-_MAX_PICKLE_BYTES = 2**26  # of a .bin or .pth; a longer pickle is truncated, which is an error
-_MAX_OPERATIONS = 500_000  # of a pickle, 25 times those of ViT-H/14's weights; each may take 100 bytes
-_MAX_PICKLED_TEXT = 4_096  # characters; PyTorch needs three minutes to search an error message of 65,000
 # Standard deviation of the standard normal distribution truncated at 2; jax.nn.initializers divides by it.
 _TRUNCATED_STD = 0.87962566103423978
-# Arguments of `from_pretrained` that locate a config.json.
-WHERE = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-# Arguments of `push_to_hub` that `save_pretrained` passes on.
-_HUB_OPTIONS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
 
 def _sizes_of(settings: Any, config_class: Any) -> dict[str, Any]:
@@ -89,10 +63,9 @@ class HfVisionPreTrainedModel(PreTrainedModel):
 
     # Parameters that may be missing from a checkpoint or have another shape; they are re-initialised with a warning.
     _new_when_missing: tuple[str, ...] = ("classifier.",)
-    _new_in_words = "The classification head of {name} does not fit; it was re-created as zeros: train it."
-    # Parameters in files of transformers that are ignored, besides `_keys_to_ignore_on_load_unexpected`.
-    _upstream_extras = r"(?!)"
-
+    _reinit_message = (
+        "The classification head of {name} does not fit and was reinitialized to zeros. Train it before use."
+    )
     _image_size_noted = False  # the warning about images of another size was given, or is not needed
     conversion_record: dict[str, Any] | None = None  # source of converted weights
 
@@ -110,11 +83,12 @@ class HfVisionPreTrainedModel(PreTrainedModel):
     ) -> _Model:
         """Load a model, without any random weights.
 
-        Folders of transformers' own `vit`, `vit_mae`, `bit` and (of version 4) `vit-hybrid` load too, and compute the
-        same. `image_size=` resamples the position embeddings once, at load; `patch_size=` also resizes the kernel of
-        the patch embedding. A flexible model keeps both as stored. A head that is missing, or has another number of
-        labels, is re-created as zeros, with a warning. `verify=True` hashes all files again, see
-        `hf_vit.models.manifest`.
+        `image_size=` resamples the position embeddings once, at load; `patch_size=` also resizes the kernel of the
+        patch embedding. A flexible model keeps both as stored. A head that is missing, or has another number of
+        labels, is reinitialized to zeros, with a warning. `verify=True` hashes all files again, see
+        `hf_vit.models.utils.check_files`.
+
+        Models of other libraries are converted: by `hf_vit.load`, or `hf-vit convert`.
 
         Returns:
             The model, in evaluation mode; with `output_loading_info=True` a tuple of the model and the keys that did
@@ -122,55 +96,56 @@ class HfVisionPreTrainedModel(PreTrainedModel):
 
         Raises:
             ValueError: an argument is unknown; a parameter other than the head's is missing, unused or of another
-                shape; or a file is not the one that was pushed.
+                shape; a file is damaged, or not the one that was pushed; or the model is of another library.
         """
         name = pretrained_model_name_or_path
         config_class: Any = cls.config_class
         if isinstance(config, str | os.PathLike):
             config = config_class.from_pretrained(config)
-        settings: dict[str, Any] = {}
-        own_sizes = stored_sizes = _sizes_of({} if config is None else config, config_class)
+        stored: Any = config
         if name is not None:  # else the weights come as `state_dict=`
-            where = {key: kwargs[key] for key in WHERE if key in kwargs}
-            settings = read_settings(name, **where)
-            with wrong_types_refused(f"the config.json of {name}"):
-                stored_sizes = _sizes_of(config_class.in_our_words(settings, str(name)), config_class)
+            stored = read_settings(name, **{key: kwargs[key] for key in WHERE if key in kwargs})
+            config_class.check_model_type(stored, str(name))
+        stored_sizes = _sizes_of(stored, config_class)
         asked = {field: kwargs.pop(field) for field in stored_sizes if field in kwargs}
-        sizes = {**(stored_sizes if config is None else own_sizes), **asked}
+        sizes = {**(stored_sizes if config is None else _sizes_of(config, config_class)), **asked}
         if config is not None:
             config = copy.deepcopy(config)
             for field, size in stored_sizes.items():
                 setattr(config, field, size)
         elif name is not None:
-            kwargs["stored_settings"] = settings  # so that config.json is not read again
-        if upstream_names := cls.upstream_names(settings):
-            kwargs["key_mapping"] = {**upstream_names, **kwargs.get("key_mapping", {})}
+            kwargs["stored_settings"] = stored  # so that config.json is not read again
         verify, warns_of_int8 = kwargs.pop("verify", False), kwargs.pop("_warns_of_int8", True)
-        if name is not None and not kwargs.get("force_download"):
-            check_pushed(name, settings, kwargs, thorough=verify)
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs.setdefault("ignore_mismatched_sizes", True)
-        result: Any = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
-        if name is not None:  # once more, for files that were downloaded just now
-            check_pushed(name, settings, kwargs)
-            if warns_of_int8:
-                warn_of_int8(name, settings, kwargs)
-        model, info = result
-        if upstream_names:
-            model._settle_upstream(info)
+        if name is not None and not kwargs.get("force_download"):
+            check_pushed(name, kwargs, thorough=verify)
+        model, info = result = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
+        if name is not None:
+            check_pushed(name, kwargs)  # once more, for files that were downloaded just now
+            if warns_of_int8 and find_file(name, QUANTIZATION_RECORD, kwargs, needs_hub=False) is not None:
+                logger.warning(
+                    f"{name} holds an int8 program, which from_pretrained does not use: the model computes in float32. "
+                    f"hf_vit.load({str(name)!r}) uses it; a pipeline takes the model and the processor that it returns."
+                )
         model._check_loading(info, name or "the state_dict")
         model._take_sizes(sizes, stored_sizes)
         return result if wants_info else model
 
     @classmethod
     def _load(cls, name: str | os.PathLike | None, *model_args: Any, **kwargs: Any) -> Any:
-        """Load a model, as in transformers; report damaged weights and unknown arguments in one sentence."""
+        """Load a model, as in transformers; a damaged file or an unknown argument is a ValueError."""
         try:
-            with _damage_refused(f"the weights of {name}"):
-                return super().from_pretrained(name, *model_args, **kwargs)
-        except TypeError as error:
-            cls._refuse_leftover(error)
+            return super().from_pretrained(name, *model_args, **kwargs)
+        except (OSError, ImportError, MemoryError, NotImplementedError, torch.OutOfMemoryError):
             raise
+        except Exception as error:
+            if found := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)):
+                config_class: Any = cls.config_class
+                known = {*config_class.argument_names(), *WHERE, "device_map", "verify"}
+                refuse_arguments(cls.__name__, [found[1]], known)
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:1000]
+            raise ValueError(f"cannot load {name or 'the state_dict'}: {reason}") from error
 
     def _take_sizes(self, sizes: dict[str, Any], stored: dict[str, Any]) -> None:
         """Set the requested sizes, where they differ from the stored ones."""
@@ -183,27 +158,14 @@ class HfVisionPreTrainedModel(PreTrainedModel):
     @staticmethod
     def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
         """Load the weights, as in transformers; refuse first a model that is much larger than its files."""
-        if checkpoint_files:
-            _check_size(model, checkpoint_files)
+        described = sum(parameter.numel() for parameter in model.parameters())
+        stored = 2 * sum(os.path.getsize(file) for file in checkpoint_files or [])  # at least 4 bits for a parameter
+        if checkpoint_files and described > stored + _MORE_PARAMETERS and not allowed("large"):
+            raise ValueError(
+                f"the config.json of {Path(checkpoint_files[0]).parent} describes {described:,} parameters, but its "
+                f"weights have {stored // 2:,} bytes (HF_VIT_ALLOW=large builds it nevertheless)"
+            )
         return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
-
-    @classmethod
-    def _refuse_leftover(cls, error: TypeError) -> None:
-        """Raise ValueError where the constructor got an argument that is neither a field nor an option of loading."""
-        if found := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)):
-            config_class: Any = cls.config_class
-            known = {*config_class.argument_names(), *WHERE, "device_map", "verify"}
-            refuse_arguments(cls.__name__, [found[1]], known)
-
-    @classmethod
-    def upstream_names(cls, settings: dict[str, Any]) -> dict[str, str]:
-        """Return names in the files of transformers' own model -> ours; empty for any other config.json."""
-        return {}
-
-    def _settle_upstream(self, info: dict[str, Any]) -> None:
-        """Forget transformers' names, so that the model is saved with ours."""
-        conversions = vars(self).get("_weight_conversions") or []
-        vars(self)["_weight_conversions"] = [one for one in conversions if not isinstance(one, WeightRenaming)]
 
     def post_init(self) -> None:
         """Finish the construction, as in transformers."""
@@ -219,33 +181,19 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         may_be_new = set[str]().union(*(head for head in heads if head <= differs))
         missing = sorted(set(info["missing_keys"]) - may_be_new)
         mismatched = [entry for entry in info["mismatched_keys"] if entry[0] not in may_be_new]
-        unexpected = sorted(key for key in info["unexpected_keys"] if not re.search(self._upstream_extras, key))
+        unexpected = sorted(info["unexpected_keys"])
         if missing or mismatched or unexpected:
             problems = [f"{key} is missing" for key in missing]
             problems += [f"{key} has shape {tuple(theirs)}, not {tuple(ours)}" for key, theirs, ours in mismatched]
             problems += [f"{key} is not used" for key in unexpected]
             raise ValueError(f"{name} does not fit its configuration: {'; '.join(problems)}")
         if differs:
-            logger.warning(self._new_in_words.format(name=name))
+            logger.warning(self._reinit_message.format(name=name))
 
-    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Save the model, as in transformers, and `conversion.json` if the model was converted."""
-        hub_options = {name: kwargs.pop(name) for name in _HUB_OPTIONS if push_to_hub and name in kwargs}
-        super().save_pretrained(save_directory, **kwargs)
+        super().save_pretrained(save_directory, *args, **kwargs)
         self._save_record(save_directory)
-        processor_size = sys.modules.get("hf_vit.processor_size")  # absent in remote code
-        if processor_size is not None and kwargs.get("is_main_process", True):
-            processor_size.settle_processor(save_directory)
-        if push_to_hub:
-            repo_id = hub_options.pop("repo_id", Path(save_directory).resolve().name)
-            self.push_to_hub(repo_id, token=kwargs.get("token"), **hub_options)
-
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
-        """Push the model with a card, see `hf_vit.push`; as remote code, without hf_vit, as in transformers."""
-        hf_vit = sys.modules.get("hf_vit")  # not imported: this file travels to the Hub without hf_vit
-        if hf_vit is None:
-            return super().push_to_hub(repo_id, **kwargs)  # pyright: ignore[reportArgumentType] - a copied function
-        return hf_vit.push_saved(self, repo_id, **kwargs)
 
     def save_description(self, save_directory: str | os.PathLike) -> None:
         """Write the files of `save_pretrained` except the weights."""
@@ -379,116 +327,6 @@ class HfVisionPreTrainedModel(PreTrainedModel):
 def is_recorded() -> bool:
     """Tell whether torch records the computation for other inputs: torch.compile, torch.export, torch.jit.trace."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
-
-
-@contextmanager
-def _damage_refused(what: str) -> Iterator[None]:
-    """Turn the errors of safetensors and PyTorch about a damaged file into one ValueError."""
-    try:
-        yield
-    except (MemoryError, PickleBudgetError):
-        raise
-    except Exception as error:
-        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-        modules = {frame.f_globals.get("__name__") for frame in frames}
-        functions = [frame.f_code.co_name for frame in frames]
-        if "get_checkpoint_shard_files" in functions and not isinstance(error, OSError):
-            raise ValueError(f"{what} have an index that is no table of files: {error!r:.300}") from error
-        if any(str(module).startswith("peft.") for module in modules) and not isinstance(error, OSError):
-            raise ValueError(f"{what} have an adapter that cannot be loaded: {error!s:.300}") from error
-        from_reader = type(error).__name__ == "SafetensorError" or modules & {"torch.serialization", "zipfile"}
-        from_reader = from_reader or "check_pickles" in functions
-        from_reader = from_reader or functions[-1] == "_load_pretrained_model"  # a pickle that is not a dictionary
-        if not from_reader or getattr(error, "filename", None):  # a file that cannot be opened
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
-        raise ValueError(f"{what} are damaged: {reason}") from error
-
-
-def _check_size(model: nn.Module, files: Sequence[str]) -> None:
-    """Check that a model, not yet allocated, is not far larger than its weights.
-
-    Raises:
-        ValueError: it is; or the header of a file is damaged or too large.
-    """
-    counts = [_count_stored(Path(file)) for file in files]
-    if is_allowed("large"):
-        return
-    stored, stored_tensors = (sum(column) for column in zip(*counts, strict=True))
-    sizes = [parameter.numel() for parameter in model.parameters()]
-    if sum(sizes) > stored + max(stored, _MORE_PARAMETERS) or len(sizes) > stored_tensors + _MORE_TENSORS:
-        raise ValueError(
-            f"the config.json of {Path(files[0]).parent} describes {sum(sizes):,} parameters in {len(sizes):,} "
-            f"tensors; its weights have {stored:,} in {stored_tensors:,} (HF_VIT_ALLOW=large builds it nevertheless)"
-        )
-
-
-def _count_stored(file: Path) -> tuple[int, int]:
-    """Return upper bounds of the parameters and the tensors in a file of weights."""
-    size = file.stat().st_size
-    if file.suffix != ".safetensors":
-        check_pickles(file)
-        return size, size
-    with open(file, "rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > min(_MAX_HEADER_BYTES, size):
-            limit = f"at most {_MAX_HEADER_BYTES:,} are read"
-            raise ValueError(f"{file} declares a header of {length:,} bytes in a file of {size:,}; {limit}")
-        header = stream.read(length)
-    try:
-        numbers = [_count_numbers(tensor) for name, tensor in json.loads(header).items() if name != "__metadata__"]
-        return sum(numbers), len(numbers)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged: its header is no table of tensors") from error
-
-
-class PickleBudgetError(ValueError):
-    """Pickle that is too large or dangerous to read."""
-
-
-def is_legacy(file: Path) -> bool:
-    """Tell whether a PyTorch file is from before version 1.6, by PyTorch's own criterion: it is no zip archive."""
-    with open(file, "rb") as stream:
-        return stream.read(4) != b"PK\3\4"
-
-
-def check_pickles(file: Path) -> None:
-    """Check the pickles of a PyTorch file before it is loaded.
-
-    Raises:
-        PickleBudgetError: too many operations, too long a text, or a `bytearray` (50 bytes can ask for 20 GB).
-        ValueError: one is damaged.
-    """
-    if is_legacy(file):
-        # mapped to memory, so that `read` cannot allocate more than the file has
-        with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            for _ in range(_LEGACY_PICKLES):
-                _check_operations(content, file.name)
-        return
-    with zipfile.ZipFile(file) as archive:
-        for member in archive.infolist():
-            if member.filename.lower().endswith("data.pkl"):  # PyTorch ignores case in names
-                del member.CRC  # some files have none
-                with archive.open(member) as stream:
-                    _check_operations(io.BytesIO(stream.read(_MAX_PICKLE_BYTES)), file.name)
-
-
-def _check_operations(stream: Any, name: str) -> None:
-    for number, (_, argument, _) in enumerate(pickletools.genops(stream)):
-        if number >= _MAX_OPERATIONS:
-            raise PickleBudgetError(f"the pickle in {name} has more than {_MAX_OPERATIONS:,} operations")
-        text = argument if isinstance(argument, str) else ""
-        if len(text) > _MAX_PICKLED_TEXT and not is_allowed("large"):
-            most = f"at most {_MAX_PICKLED_TEXT:,} are read (HF_VIT_ALLOW=large reads more)"
-            raise PickleBudgetError(f"the pickle in {name} has a text of {len(text):,} characters; {most}")
-        if "bytearray" in text:
-            raise PickleBudgetError(f"the pickle in {name} makes a bytearray, which can take any amount of memory")
-
-
-def _count_numbers(tensor: dict[str, Any]) -> int:
-    """Return an upper bound of the parameters in a tensor of a .safetensors; integers may be packed, 4 bits each."""
-    start, end = tensor["data_offsets"]
-    return 2 * (end - start) if tensor["dtype"][0] in "IU" else math.prod(tensor["shape"])
 
 
 def _in_words(size: Size) -> str:

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from ..files.messages import did_you_mean
 from ..files.output import new_model_files, write_json
 from ..models.configuration_hf_vit import as_pair
-from ..processor_size import settle_processor
 from . import checkpoints
 from .allocation import keep_freed_memory
 from .augmentation import TrainTransform
@@ -294,7 +293,6 @@ def saver(
             with new_model_files(folder) as draft:
                 save_plain(plain, tensors, draft)
                 processor.save_pretrained(draft)
-                settle_processor(draft)
                 if facts is not None:
                     write_json(draft / "card_data.json", facts())
         accelerator.wait_for_everyone()

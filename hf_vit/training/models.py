@@ -18,11 +18,10 @@ from ..loading import find_adapter, load, with_resizing_of
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import HfVisionConfig, check_attention
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
-from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..models.manifest import absence_explained, check_place
+from ..models.image_processing_hf_vit import HfViTImageProcessor, sync_processor_size
 from ..models.modeling_hf_vit import HfViTModel
 from ..models.pretrained import HfViTHead
-from ..processor_size import let_agree
+from ..models.utils import absence_explained, check_place
 from ..variants import config_of_variant
 from .data import Split
 from .optimization import freeze_parameters
@@ -87,7 +86,7 @@ def _load(
     if image_size is not None and is_ours:
         model.set_image_size(image_size, processor_follows=True)
     processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
-    let_agree(model, processor, name, asked=image_size is not None)
+    sync_processor_size(model, processor, name, asked=image_size is not None)
     return model, processor, info
 
 

@@ -205,7 +205,7 @@ def test_the_bit_of_transformers(tmp_path, changes):
 def test_the_bit_of_transformers_loads_by_its_name_too(tmp_path):
     theirs = their_model()
     theirs.save_pretrained(tmp_path / "theirs")
-    model = HfBiTForImageClassification.from_pretrained(tmp_path / "theirs").eval()
+    model = load_model(tmp_path / "theirs")
     torch.testing.assert_close(logits(model, BIT_PIXELS), logits(theirs, BIT_PIXELS), rtol=1e-4, atol=1e-4)
     model.save_pretrained(tmp_path / "ours")
     assert "bit.resnet.convolution.weight" in load_file(tmp_path / "ours" / "model.safetensors")

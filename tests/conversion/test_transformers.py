@@ -53,8 +53,7 @@ def test_classifiers_load_directly(tmp_path, in_names_of_4, changes):
     theirs = their_model("ViTForImageClassification", **changes)
     theirs.save_pretrained(tmp_path, save_original_format=in_names_of_4)
     assert ("vit.encoder.layer.0.output.dense.bias" in load_file(tmp_path / "model.safetensors")) == in_names_of_4
-    ours, info = HfViTForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info.values())
+    ours = load_model(tmp_path)
     assert ours.config.hidden_act == theirs.config.hidden_act
     assert ours.config.layer_norm_eps == theirs.config.layer_norm_eps
     assert_close(run(ours.eval(), PIXELS).logits, run(theirs, PIXELS).logits)
@@ -63,13 +62,13 @@ def test_classifiers_load_directly(tmp_path, in_names_of_4, changes):
 def test_models_with_and_without_a_pooler(tmp_path):
     theirs = their_model("ViTModel", pooler_output_size=9)
     theirs.save_pretrained(tmp_path / "pooler")
-    ours = HfViTModel.from_pretrained(tmp_path / "pooler").eval()
+    ours = load_model(tmp_path / "pooler")
     assert ours.config.representation_size == 9
     assert_close(run(ours, PIXELS).pooler_output, run(theirs, PIXELS).pooler_output)
 
     bare = randomize(transformers.ViTModel(theirs.config, add_pooling_layer=False))
     bare.save_pretrained(tmp_path / "bare")
-    ours = HfViTModel.from_pretrained(tmp_path / "bare").eval()
+    ours = load_model(tmp_path / "bare")
     assert ours.config.representation_size is None
     output = run(bare, PIXELS).last_hidden_state
     assert_close(run(ours, PIXELS).last_hidden_state, output)
@@ -78,14 +77,16 @@ def test_models_with_and_without_a_pooler(tmp_path):
 
 def test_a_bare_model_becomes_a_classifier_with_a_head_of_zeros(tmp_path):
     their_model("ViTModel").save_pretrained(tmp_path)
-    ours = HfViTForImageClassification.from_pretrained(tmp_path, num_labels=5)
+    load_model(tmp_path).save_pretrained(tmp_path / "ours")
+    ours = HfViTForImageClassification.from_pretrained(tmp_path / "ours", num_labels=5)
     assert not run(ours, PIXELS).logits.any()
 
 
 def test_the_encoder_of_masked_image_models(tmp_path):
     theirs = their_model("ViTForMaskedImageModeling")
     theirs.save_pretrained(tmp_path / "simmim")
-    ours = HfViTModel.from_pretrained(tmp_path / "simmim").eval()
+    load_model(tmp_path / "simmim").save_pretrained(tmp_path / "ours")
+    ours = HfViTModel.from_pretrained(tmp_path / "ours").eval()
     assert_close(run(ours, PIXELS).last_hidden_state, run(theirs.vit, PIXELS).last_hidden_state)
 
     sizes = {**SQUARE, "decoder_hidden_size": 8, "decoder_num_attention_heads": 2, "decoder_num_hidden_layers": 1}
@@ -146,7 +147,8 @@ def test_masked_image_models_that_transformers_does_not_support(tmp_path):
 
 def test_a_backbone_loads_directly(tmp_path):
     theirs = their_model("ViTForImageClassification")
-    theirs.save_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path / "theirs")
+    load_model(tmp_path / "theirs").save_pretrained(tmp_path)
     ours = HfViTBackbone.from_pretrained(tmp_path, out_features=["stage2"]).eval()
     tokens = run(theirs.vit, PIXELS).last_hidden_state[:, 1:]
     assert_close(run(ours, PIXELS).feature_maps[0], tokens.transpose(1, 2).unflatten(2, (5, 5)))
@@ -157,14 +159,14 @@ def test_another_resolution_is_that_of_transformers(tmp_path):
     theirs.save_pretrained(tmp_path)
     larger = torch.randn(2, 3, 28, 28)
     expected = run(theirs, larger, interpolate_pos_encoding=True).logits
-    assert_close(run(HfViTForImageClassification.from_pretrained(tmp_path).eval(), larger).logits, expected)
-    resized = HfViTForImageClassification.from_pretrained(tmp_path, image_size=28).eval()
+    assert_close(run(load_model(tmp_path), larger).logits, expected)
+    resized = load_model(tmp_path, image_size=28)
     assert_close(run(resized, larger).logits, expected)
 
 
 def test_a_loaded_model_is_saved_in_our_names(tmp_path):
     their_model("ViTForImageClassification").save_pretrained(tmp_path / "theirs")
-    ours = HfViTForImageClassification.from_pretrained(tmp_path / "theirs")
+    ours = load_model(tmp_path / "theirs")
     ours.save_pretrained(tmp_path / "ours")
     assert set(load_file(tmp_path / "ours" / "model.safetensors")) == set(ours.state_dict())
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "hf_vit"
@@ -237,8 +239,7 @@ def test_the_reference_has_the_names_of_version_4(tmp_path):
 def test_hybrids_of_version_4_load_directly(tmp_path):
     theirs = UpstreamHybrid()
     theirs.save(tmp_path / "hybrid")
-    ours, info = HfViTHybridForImageClassification.from_pretrained(tmp_path / "hybrid", output_loading_info=True)
-    assert not any(info.values())
+    ours = load_model(tmp_path / "hybrid")
     assert ours.config.weight_standardization_form == "variance"
     assert_close(run(ours.eval(), HYBRID_PIXELS).logits, run(theirs, HYBRID_PIXELS))
     ours.save_pretrained(tmp_path / "ours")
@@ -252,7 +253,7 @@ def test_the_epsilons_of_a_hybrid_matter(tmp_path):
     theirs.save(tmp_path / "hybrid")
     expected = run(theirs, HYBRID_PIXELS)
     for changes in ({"group_norm_eps": 0.1}, {"weight_standardization_eps": 0.1}, {"layer_norm_eps": 0.1}):
-        ours = HfViTHybridForImageClassification.from_pretrained(tmp_path / "hybrid", **changes).eval()
+        ours = load_model(tmp_path / "hybrid", **changes)
         assert (run(ours, HYBRID_PIXELS).logits - expected).abs().max() > 1e-3
 
 
@@ -293,7 +294,7 @@ def test_hybrids_are_exported_without_converting_them_first(tmp_path):
 def test_bare_hybrids_load_directly(tmp_path):
     theirs = UpstreamHybrid()
     theirs.save(tmp_path / "hybrid", with_head=False)
-    ours = HfViTHybridModel.from_pretrained(tmp_path / "hybrid").eval()
+    ours = load_model(tmp_path / "hybrid")
     feature_map = run(theirs.backbone, HYBRID_PIXELS).feature_maps[-1]
     expected = run(theirs.vit.vit, feature_map).last_hidden_state
     assert_close(run(ours, HYBRID_PIXELS).last_hidden_state, expected)
@@ -313,16 +314,33 @@ def test_other_backbones_are_refused(tmp_path, changes, message):
     config["backbone_config"] |= changes
     path.write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message):
-        HfViTHybridForImageClassification.from_pretrained(tmp_path / "hybrid")
+        load_model(tmp_path / "hybrid")
 
 
-def test_a_class_for_the_other_kind_is_refused(tmp_path):
-    UpstreamHybrid().save(tmp_path / "hybrid")
-    with pytest.raises(ValueError, match=r"holds a model of type vit-hybrid; use a class HfViTHybrid"):
-        HfViTForImageClassification.from_pretrained(tmp_path / "hybrid")
-    their_model("ViTForImageClassification").save_pretrained(tmp_path / "plain")
-    with pytest.raises(ValueError, match=r"holds a model of type vit; use a class HfViT"):
-        HfViTHybridForImageClassification.from_pretrained(tmp_path / "plain")
+def test_from_pretrained_of_our_classes_names_the_call_that_converts(tmp_path):
+    their_model("ViTForImageClassification").save_pretrained(tmp_path)
+    for our_class in (HfViTForImageClassification, HfViTHybridForImageClassification, HfViTConfig):
+        with pytest.raises(ValueError, match=r"hf_vit\.load"):
+            our_class.from_pretrained(tmp_path)
+
+
+def test_shards_load(tmp_path):
+    theirs = their_model("ViTForImageClassification")
+    theirs.save_pretrained(tmp_path, max_shard_size="4KB")
+    assert not (tmp_path / "model.safetensors").exists()
+    assert_close(run(load_model(tmp_path), PIXELS).logits, run(theirs, PIXELS).logits)
+    index = tmp_path / "model.safetensors.index.json"
+    for content in ("[]", "{}", '{"weight_map": 5}', '{"weight_map": {"a": "../model.safetensors"}}', "{"):
+        index.write_text(content)
+        with pytest.raises(ValueError, match="index"):
+            load_model(tmp_path)
+
+
+def test_arguments_of_from_pretrained(tmp_path):
+    their_model("ViTForImageClassification").save_pretrained(tmp_path)
+    model, _ = hf_vit.load(tmp_path, num_labels=5, dtype=torch.float64, attn_implementation="eager")
+    assert (model.dtype, model.config._attn_implementation) == (torch.float64, "eager")
+    assert not run(model, PIXELS.double()).logits.any()  # a head of zeros
 
 
 def test_folders_convert_with_their_processor(tmp_path):

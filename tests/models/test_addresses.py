@@ -1,6 +1,5 @@
 """Allowed and refused addresses, against local servers."""
 
-import inspect
 import threading
 import time
 from contextlib import suppress
@@ -9,12 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from huggingface_hub import close_session
 
-from hf_vit.files import download
 from hf_vit.files.download import SourceError, fetch
-from hf_vit.models import image_reading
+from hf_vit.models import image_reading, utils
 from hf_vit.models.image_reading import ImageReadingError, read_image
-
-BOTH = pytest.mark.parametrize("module", [image_reading, download])
+from hf_vit.models.utils import AddressError, check_address, open_address
 
 
 class Server(ThreadingHTTPServer):
@@ -75,30 +72,22 @@ def redirect_to(location):
     return answer
 
 
-def test_the_two_copies_of_the_checks_are_equal():
-    """image_reading.py travels to the Hub without download.py."""
-    names = "_AddressError _open_address _check_address _check_connection _refuse_private _is_public _bare".split()
-    for name in names:
-        assert inspect.getsource(getattr(image_reading, name)) == inspect.getsource(getattr(download, name))
-
-
-@BOTH
 @pytest.mark.parametrize(
     "address",
     ["127.0.0.1", "127.1", "2130706433", "0x7f000001", "10.1.2.3", "172.16.0.1", "192.168.0.1", "169.254.169.254",
      "100.64.0.1", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "[fe80::1]", "[fd00::1]", "[2002:7f00:1::]",
      "[64:ff9b::7f00:1]", "224.0.0.1", "localhost"],
 )  # fmt: skip
-def test_this_machine_and_private_networks_are_refused(module, address, monkeypatch):
-    with pytest.raises(module._AddressError, match=r"leads to .*, which is not public; set HF_VIT_ALLOW=private"):
-        module._check_address(f"https://{address}/x.png")
+def test_this_machine_and_private_networks_are_refused(address, monkeypatch):
+    with pytest.raises(AddressError, match=r"leads to .*, which is not public; set HF_VIT_ALLOW=private"):
+        check_address(f"https://{address}/x.png")
     monkeypatch.setenv("HF_VIT_ALLOW", "private")
-    module._check_address(f"https://{address}/x.png")
+    check_address(f"https://{address}/x.png")
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "[2606:4700:4700::1111]", "[::ffff:8.8.8.8]", "[64:ff9b::808:808]"])
 def test_public_addresses_are_allowed(address):
-    image_reading._check_address(f"https://{address}/x.png")
+    check_address(f"https://{address}/x.png")
 
 
 @pytest.mark.parametrize(
@@ -112,8 +101,8 @@ def test_public_addresses_are_allowed(address):
     ],
 )
 def test_other_addresses_are_refused(url, message):
-    with pytest.raises(image_reading._AddressError, match=message) as caught:
-        image_reading._check_address(url)
+    with pytest.raises(AddressError, match=message) as caught:
+        check_address(url)
     assert "secret" not in str(caught.value)
 
 
@@ -129,7 +118,6 @@ def test_a_refused_address_gets_no_request(serve, tmp_path, monkeypatch):
     assert server.requests == []
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("location", "message"),
     [
@@ -139,14 +127,14 @@ def test_a_refused_address_gets_no_request(serve, tmp_path, monkeypatch):
         ("ftp://8.8.8.8/x", "begins with ftp:"),
     ],
 )
-def test_redirects_are_checked_too(module, serve, monkeypatch, location, message):
+def test_redirects_are_checked_too(serve, monkeypatch, location, message):
     def answer(handler):
         monkeypatch.setenv("HF_VIT_ALLOW", "http")  # the first request was allowed more
         redirect_to(location)(handler)
 
     server = serve(answer)
     monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
-    with pytest.raises(module._AddressError, match=message), module._open_address(server.url, 5, {}):
+    with pytest.raises(AddressError, match=message), open_address(server.url, 5, {}):
         pass
     assert len(server.requests) == 1
 
@@ -165,14 +153,13 @@ def test_the_number_of_redirects_is_limited(serve, monkeypatch):
     assert len(server.requests) == 6
 
 
-@BOTH
-def test_a_host_name_whose_address_changes_is_refused(module, serve, monkeypatch):
+def test_a_host_name_whose_address_changes_is_refused(serve, monkeypatch):
     """A name may resolve to another address after the check; nothing is sent to that address."""
     server = serve(send)
     monkeypatch.setenv("HF_VIT_ALLOW", "http")
-    monkeypatch.setattr(module, "_check_address", lambda url: None)  # which has seen a public machine
+    monkeypatch.setattr(utils, "check_address", lambda url: None)  # which has seen a public machine
     message = r"leads to 127\.0\.0\.1, which is not public"
-    with pytest.raises(module._AddressError, match=message), module._open_address(server.url, 5, {}):
+    with pytest.raises(AddressError, match=message), open_address(server.url, 5, {}):
         pass
     assert server.requests == []
 

@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from ...loading import IMAGENET
-from ...models.configuration_hf_vision import TIMM_NUMBERS
 from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair, stem_stride
 from ...models.image_resizing import BICUBIC
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ..building import has_head, image_size_of, one_or_pair, projection, variants_of_the_paper, with_class_row
 from ..checkpoint import Checkpoint
 from ..inferred import Fields, Inferred, all_because, by, has_array, length_of
+from ..numbers import IMAGENET, TIMM_NUMBERS
 from ..rules import ConversionError, Rule, count_units, to_theirs
 from ..source import Grid, Model, Naming, Request, Shapes, Writing
 from ..torch_source import TorchSource

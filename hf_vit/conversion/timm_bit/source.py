@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from ...models.configuration_hf_bit import DEPTHS, HfBiTConfig
-from ...models.configuration_hf_vision import TIMM_NUMBERS
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..building import UNKNOWN_IMAGE_SIZE, has_head, one_or_pair, other_numbers
 from ..checkpoint import Checkpoint
 from ..inferred import Fields, Inferred, all_because, by, length_of
+from ..numbers import TIMM_NUMBERS
 from ..rules import ConversionError, Layout, Rule, as_is, count_units, resnet_units, table, to_theirs, weight_and_bias
 from ..source import Grid, Model, Shapes, Writing
 from ..timm.folder import description, preprocessing_of, write

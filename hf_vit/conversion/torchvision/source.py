@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from ...loading import IMAGENET
 from ...models.configuration_hf_vit import HfViTConfig
 from ...models.image_resizing import BILINEAR
 from ..building import image_size_of, one_or_pair
 from ..checkpoint import Checkpoint
 from ..inferred import Fields, Inferred, all_because, by, length_of
+from ..numbers import IMAGENET
 from ..rules import Block, Rule, as_is, part, table, weight_and_bias
 from ..source import Grid, Shapes
 from ..torch_source import TorchSource

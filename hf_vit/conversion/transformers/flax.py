@@ -3,13 +3,14 @@
 from typing import Any
 
 from ...models.configuration_hf_vision import wrong_types_refused
-from ...models.configuration_hf_vit import HfViTConfig, translate_settings
+from ...models.configuration_hf_vit import HfViTConfig
 from ..building import StoredArray
 from ..checkpoint import Checkpoint
 from ..inferred import Fields, Inferred, all_because, length_of
 from ..jax.table import dense, norm
 from ..rules import Block, Rule, as_is, channels_first, table
 from ..source import Naming, Request, Shapes, Source
+from .names import translate_settings
 from .source import preprocessing_of
 
 _KERNEL = "embeddings/patch_embeddings/projection/kernel"
@@ -62,7 +63,7 @@ class FlaxTransformers(Source):
         return table([*blocks, ("", "", dense("classifier", "classifier") if has_head else ())])
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
-        return preprocessing_of(checkpoint.path.parent)
+        return preprocessing_of(checkpoint)
 
 
 def _encoder_block(qkv_bias: bool) -> list[Rule]:

@@ -1,31 +1,49 @@
 """Source of folders with transformers' own `vit`, `vit_mae`, `vit-hybrid` or `bit`.
 
-The tables of names are in `models`; `from_pretrained` applies them.
+The tables are in `names`.
 """
 
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+from transformers.utils import logging
 
 from ...files.contents import MARK
 from ...files.output import new_folder
 from ...files.reading import read_json_object
-from ...loading import in_our_settings
-from ...models.configuration_hf_bit import UPSTREAM_NUMBERS, HfBiTConfig, is_upstream_bit, translate_bit_settings
+from ...models.configuration_hf_bit import HfBiTConfig
 from ...models.configuration_hf_vision import wrong_types_refused
-from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, translate_settings
+from ...models.configuration_hf_vit import HfViTHybridConfig
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
-from ...upstream import is_of_transformers, model_class_for
-from ..building import UNKNOWN_IMAGE_SIZE, has_head, other_numbers, projection, variants_of_the_paper
+from ..building import (
+    UNKNOWN_IMAGE_SIZE,
+    build_config,
+    has_head,
+    other_numbers,
+    projection,
+    variants_of_the_paper,
+)
 from ..checkpoint import Checkpoint
 from ..inferred import Fields, Inferred, all_because
 from ..rules import ConversionError, check_values
 from ..source import Model, Naming, Request, Source, Writing
+from ..torch_files import read_shards
+from .names import (
+    BIT_NUMBERS,
+    PRESETS,
+    VIT_SETTINGS,
+    is_of_transformers,
+    model_class_for,
+    our_name,
+    translate_processor,
+    translate_settings,
+)
 from .writing import their_model, their_processor
+
+logger = logging.get_logger(__name__)
 
 _MASKED_IMAGE_MODEL = "ViTForMaskedImageModeling"
 
@@ -51,27 +69,34 @@ class Transformers(Source):
         folder, settings = checkpoint.path.parent, checkpoint.settings
         try:
             with wrong_types_refused(f"the config.json of {folder}"):
-                fields = translate_bit_settings(settings) if is_upstream_bit(settings) else translate_settings(settings)
-                model_class = model_class_for(settings)
-            if _rebuilds_whole_patches(settings):
-                model, info = _load_masked_image_model(folder, fields | request.overrides)
-            else:
-                model, info = model_class.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
-                    folder,
-                    output_loading_info=True,
-                    dtype=torch.float32,
-                    **({"device_map": "meta"} if request.without_weights else {}),
-                    **request.overrides,
-                )
+                fields, model_class = translate_settings(settings), model_class_for(settings)
+            weights = {our_name(name, settings): array for name, array in read_shards(checkpoint.path).items()}
+            if not any("pooler.dense." in name for name in weights):  # the config.json does not tell
+                fields.pop("representation_size", None)
+            if _rebuilds_whole_patches(settings) and "decoder.0.weight" in weights:
+                # its decoder, a 1 x 1 convolution and PixelShuffle, is our linear layer
+                model_class, fields["patch_target"] = HfViTForMaskedPatchPrediction, "pixels"
+                weights["mask_token"] = weights.pop("vit.embeddings.mask_token")
+                weights["predictor.weight"] = weights.pop("decoder.0.weight").flatten(1)
+                weights["predictor.bias"] = weights.pop("decoder.0.bias")
+            beside = {name for name in weights if name.endswith("embeddings.mask_token") or name.startswith("decoder.")}
+            model, info = model_class.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
+                None,
+                config=build_config({**fields, **request.overrides}),
+                state_dict={name: array for name, array in weights.items() if name not in beside},
+                output_loading_info=True,
+                dtype=torch.float32,
+                **({"device_map": "meta"} if request.without_weights else {}),
+            )
         except ValueError as error:
-            raise ConversionError(str(error)) from error
+            raise ConversionError(f"cannot convert {folder}: {error}") from error
         if info["missing_keys"] or info["mismatched_keys"]:
             raise ConversionError(f"cannot convert {folder}: its weights lack the head that its config.json describes")
         arrays = {} if model.device.type == "meta" else model.state_dict()
         if problems := [text for name, array in arrays.items() for text in check_values(name, array)]:
             raise ConversionError(f"cannot convert {folder}: {'; '.join(problems)}")
         found = all_because(fields, "stated in config.json")
-        if is_upstream_bit(settings):
+        if settings["model_type"] == "bit":
             found = {"image_size": UNKNOWN_IMAGE_SIZE, **found}
         record = {
             "dialect": naming.dialect,
@@ -79,18 +104,18 @@ class Transformers(Source):
             "inferred": fields,
             "overrides": request.overrides,
             "left_out": {},
-            "beside": sorted(info["unexpected_keys"]),
+            "beside": sorted({*beside, *info["unexpected_keys"]}),
         }
         return model.eval(), found, record
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
-        return preprocessing_of(checkpoint.path.parent)
+        return preprocessing_of(checkpoint)
 
     def lacks(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
         if isinstance(config, HfBiTConfig):
             has_padding = config.padding == "same" or config.layer_type == "preactivation"
-            others = other_numbers(config, UPSTREAM_NUMBERS)
+            others = other_numbers(config, BIT_NUMBERS)
             return others if has_padding else [*others, f"ResNet of layer_type {config.layer_type} with fixed padding"]
         lacking = variants_of_the_paper(config) + projection(config)
         if isinstance(config, HfViTHybridConfig):
@@ -119,33 +144,22 @@ class Transformers(Source):
         return {}
 
 
-def preprocessing_of(folder: Path) -> Inferred:
+def preprocessing_of(checkpoint: Checkpoint) -> Inferred:
     """Return the preprocessing in a folder's preprocessor_config.json, as arguments of `HfViTImageProcessor`."""
+    folder = checkpoint.path.parent
     file = folder / "preprocessor_config.json"
     if file.is_file():
-        return Inferred(in_our_settings(read_json_object(file)), "stated in preprocessor_config.json")
-    return Inferred(in_our_settings({}), "there is no preprocessor_config.json; transformers' default", is_assumed=True)
+        return Inferred(translate_processor(read_json_object(file)), "stated in preprocessor_config.json")
+    preset = PRESETS[checkpoint.settings["model_type"]]
+    logger.warning(
+        f"{folder} holds no image processor. One was made with the preset {preset['preset']!r}, that of the published "
+        "models of this type. If the weights were trained with other values, set them on the processor."
+    )
+    return Inferred(preset, "there is no preprocessor_config.json; that of the published models", is_assumed=True)
 
 
 def _rebuilds_whole_patches(settings: dict[str, Any]) -> bool:
     """Tell whether it is a masked image model with one decoder output per patch (MAE's decoder is a Transformer)."""
-    defaults = transformers.ViTConfig()
-    patch_size, stride = (settings.get(name, getattr(defaults, name)) for name in ("patch_size", "encoder_stride"))
+    defaults = {**VIT_SETTINGS, "encoder_stride": 16}  # of ViTConfig
+    patch_size, stride = (settings.get(name, defaults[name]) for name in ("patch_size", "encoder_stride"))
     return settings.get("architectures") == [_MASKED_IMAGE_MODEL] and patch_size == stride
-
-
-def _load_masked_image_model(
-    folder: Path, fields: dict[str, Any]
-) -> tuple[HfViTForMaskedPatchPrediction, dict[str, Any]]:
-    """Load a masked image model; its decoder (1 x 1 convolution and PixelShuffle) becomes our linear layer."""
-    theirs, info = transformers.ViTForMaskedImageModeling.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
-        folder, output_loading_info=True, dtype=torch.float32
-    )
-    with torch.device("meta"):
-        model = HfViTForMaskedPatchPrediction(HfViTConfig(**{**fields, "patch_target": "pixels"}))
-    weights = theirs.state_dict()
-    weights["mask_token"] = weights.pop("vit.embeddings.mask_token")
-    weights["predictor.weight"] = weights.pop("decoder.0.weight").flatten(1)
-    weights["predictor.bias"] = weights.pop("decoder.0.bias")
-    model.load_state_dict(weights, assign=True)
-    return model, info

@@ -4,13 +4,12 @@ from typing import Any
 
 import transformers
 
-from ...models.configuration_hf_bit import SHARED_SETTINGS as BIT_SETTINGS
 from ...models.configuration_hf_bit import HfBiTConfig
 from ...models.configuration_hf_vision import HfVisionConfig, as_pair
-from ...models.configuration_hf_vit import SHARED_SETTINGS
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ...models.pretrained import HfVisionPreTrainedModel
 from ..building import has_head
+from .names import BIT_SETTINGS, VIT_SETTINGS
 
 # Prefix of our names -> prefix of the names in transformers' BiT classes (in memory, not in files).
 _BEGINNINGS = {
@@ -44,7 +43,7 @@ def their_model(model: HfVisionPreTrainedModel) -> transformers.PreTrainedModel:
 
 def _their_config(model: HfVisionPreTrainedModel, **settings: Any) -> transformers.ViTConfig:
     return transformers.ViTConfig(
-        **{name: getattr(model.config, name) for name in SHARED_SETTINGS},
+        **{name: getattr(model.config, name) for name in VIT_SETTINGS},
         **settings,
         id2label=model.config.id2label,
         label2id=model.config.label2id,

@@ -1,0 +1,183 @@
+"""transformers' own `vit`, `vit_mae`, `vit-hybrid` and `bit`: their settings and names in ours."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from transformers.configuration_utils import PreTrainedConfig
+
+from ...models.image_processing_hf_vit import HfViTImageProcessor
+from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
+from ...models.modeling_hf_vit import (
+    HfViTForImageClassification,
+    HfViTHybridForImageClassification,
+    HfViTHybridModel,
+    HfViTModel,
+)
+from ...models.pretrained import HfVisionPreTrainedModel
+from ..numbers import IMAGENET, TIMM_NUMBERS
+
+# Settings of transformers' ViTs that have the same name here, with its defaults (transformers 5.23, ViTConfig). `vit`
+# and `vit_mae` are models of transformers 5, `vit-hybrid` of transformers 4.
+VIT_SETTINGS: dict[str, Any] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "image_size": 224,
+    "patch_size": 16,
+    "num_channels": 3,
+    "qkv_bias": True,
+}
+BIT_SETTINGS: dict[str, Any] = {  # BitConfig
+    "num_channels": 3,
+    "embedding_size": 64,
+    "depths": [3, 4, 6, 3],
+    "layer_type": "preactivation",
+}
+_SETTINGS = {
+    "vit": VIT_SETTINGS,
+    "vit_mae": VIT_SETTINGS,
+    "vit-hybrid": {**VIT_SETTINGS, "patch_size": 1},  # transformers 4.57, ViTHybridConfig
+    "bit": BIT_SETTINGS,
+}
+# Settings of BiT of which only transformers' default is supported.
+_FIXED_SETTINGS: dict[str, Any] = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32, "drop_path_rate": 0.0}
+_HIDDEN_SIZES = [256, 512, 1024, 2048]
+BIT_NUMBERS: dict[str, Any] = {**TIMM_NUMBERS, "pool_padding": "zero"}  # BitMaxPool2d of modeling_bit.py
+# BitConfig of a hybrid: the values with which its backbone equals the original's stem.
+_STEM_SETTINGS = {"layer_type": "bottleneck", "num_groups": 32, "width_factor": 1, "output_stride": 32}
+_STEM_DEFAULTS = {"layer_type": "preactivation", "embedding_size": 64, "depths": [3, 4, 6, 3]}
+
+# By `model_type`: the bare encoder and the classifier.
+_MODELS: dict[str, tuple[type[HfVisionPreTrainedModel], type[HfVisionPreTrainedModel]]] = {
+    "vit": (HfViTModel, HfViTForImageClassification),
+    "vit_mae": (HfViTModel, HfViTForImageClassification),
+    "vit-hybrid": (HfViTHybridModel, HfViTHybridForImageClassification),
+    "bit": (HfBiTModel, HfBiTForImageClassification),
+}
+_HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification", "BitForImageClassification")
+
+# Names in files of transformers -> ours, as regular expressions. transformers 5 writes the names of version 4.
+_STEM = r"embeddings\.patch_embeddings\.backbone\.bit\."
+_VIT_NAMES = {
+    r"encoder\.layer\.(\d+)\.": r"layers.\1.",
+    r"(layers\.\d+)\.attention\.attention\.query\.": r"\1.attention.q_proj.",
+    r"(layers\.\d+)\.attention\.attention\.key\.": r"\1.attention.k_proj.",
+    r"(layers\.\d+)\.attention\.attention\.value\.": r"\1.attention.v_proj.",
+    r"(layers\.\d+)\.attention\.output\.dense\.": r"\1.attention.o_proj.",
+    r"(layers\.\d+)\.intermediate\.dense\.": r"\1.mlp.fc1.",
+    r"(layers\.\d+)\.output\.dense\.": r"\1.mlp.fc2.",
+    _STEM + r"embedder\.": r"embeddings.stem.",
+    _STEM + r"encoder\.stages\.": r"embeddings.stem.stages.",
+}
+_BIT_NAMES = {
+    r"embedder\.": r"resnet.",
+    r"encoder\.stages\.": r"resnet.stages.",
+    r"classifier\.1\.": r"classifier.",
+}
+
+# Preprocessing of folders without any: from the preprocessor_config.json of the published google/vit-*,
+# facebook/vit-mae-* and google/vit-hybrid-*; for bit from timm's evaluation of the same weights.
+PRESETS: dict[str, dict[str, Any]] = {
+    "vit": {"preset": "transformers"},
+    "vit_mae": {"preset": "transformers", **IMAGENET},
+    "vit-hybrid": {"preset": "timm", "crop_pct": 1.0},
+    "bit": {"preset": "timm", "resample": 2, "crop_pct": 1.0},  # bilinear
+}
+
+
+def is_of_transformers(settings: Mapping[str, Any]) -> bool:
+    """Tell whether a config.json belongs to one of transformers' models that hf_vit reads."""
+    return settings.get("model_type") in _SETTINGS
+
+
+def model_class_for(settings: Mapping[str, Any]) -> type[HfVisionPreTrainedModel]:
+    """Return the class for a folder of transformers: a classifier if it has a head, else the bare encoder."""
+    has_head = any(name in _HAS_HEAD for name in settings.get("architectures") or [])
+    return _MODELS[settings["model_type"]][has_head]
+
+
+def our_name(name: str, settings: Mapping[str, Any]) -> str:
+    """Return our name of a parameter."""
+    for pattern, ours in (_BIT_NAMES if settings["model_type"] == "bit" else _VIT_NAMES).items():
+        name = re.sub(pattern, ours, name)
+    return name
+
+
+def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Translate a config.json into fields of our configuration.
+
+    Raises:
+        ValueError: a setting describes an architecture that hf_vit does not have.
+    """
+    general = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype", "num_labels", "quantization_config"}
+    ours = {name: value for name, value in settings.items() if name in general and name != "architectures"}
+    shared = _SETTINGS[settings["model_type"]]
+    ours |= {name: settings.get(name, default) for name, default in shared.items()}
+    if settings["model_type"] == "bit":
+        return {**ours, **_translate_bit(settings, ours), **BIT_NUMBERS}
+    ours |= {"pooling": "cls", "position_interpolation": "bicubic_aliased"}
+    if settings.get("architectures") == ["ViTModel"]:
+        if settings.get("pooler_act", "tanh") != "tanh":
+            raise ValueError(f"cannot read this ViT: pooler_act is {settings['pooler_act']!r} (expected 'tanh')")
+        ours["representation_size"] = settings.get("pooler_output_size") or ours["hidden_size"]
+    if settings["model_type"] == "vit-hybrid":
+        ours |= _translate_stem(settings.get("backbone_config") or {})
+    return ours
+
+
+def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
+    bit = {**_STEM_DEFAULTS, **bit}
+    wrong = {name: bit[name] for name, value in _STEM_SETTINGS.items() if bit.get(name, value) != value}
+    if str(bit.get("global_padding")).upper() != "SAME":
+        wrong["global_padding"] = bit.get("global_padding")
+    if not bit.get("embedding_dynamic_padding"):
+        wrong["embedding_dynamic_padding"] = bit.get("embedding_dynamic_padding")
+    if wrong:
+        text = ", ".join(f"{name} {value!r}" for name, value in wrong.items())
+        raise ValueError(f"cannot read this hybrid: the ResNet stem of hf_vit does not support {text}")
+    stages = [f"stage{number}" for number in range(1, len(bit["depths"]) + 1)]
+    last = (bit.get("out_features") or stages[-1:])[-1]
+    return {
+        "stem_depths": bit["depths"][: stages.index(last) + 1],
+        "stem_width": bit["embedding_size"],
+        **TIMM_NUMBERS,
+    }
+
+
+def _translate_bit(settings: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    wrong = {name: settings[name] for name, value in _FIXED_SETTINGS.items() if settings.get(name, value) != value}
+    factor = settings.get("width_factor", 1)
+    sizes = [size * factor for size in settings.get("hidden_sizes", _HIDDEN_SIZES)]
+    if sizes != [4 * ours["embedding_size"] * 2**stage for stage in range(len(ours["depths"]))]:
+        wrong |= {"embedding_size": ours["embedding_size"], "hidden_sizes": sizes}
+    padding = (str(settings.get("global_padding")).upper(), bool(settings.get("embedding_dynamic_padding")))
+    known = {("SAME", True): "same"}
+    if ours["layer_type"] == "preactivation":
+        known["NONE", False] = "fixed"
+    if padding not in known:
+        wrong |= {"global_padding": settings.get("global_padding"), "embedding_dynamic_padding": padding[1]}
+        wrong["layer_type"] = ours["layer_type"]
+    if wrong:
+        text = ", ".join(f"{name} {value!r}" for name, value in wrong.items())
+        raise ValueError(f"cannot read this BiT of transformers: hf_vit does not support {text}")
+    return {"padding": known[padding]}
+
+
+def translate_processor(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate a preprocessor_config.json of transformers' own models into arguments of `HfViTImageProcessor`."""
+    if "Hybrid" in str(stored.get("image_processor_type") or stored.get("feature_extractor_type")):
+        # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
+        stored = {"resample": 3, "do_center_crop": True, "crop_size": 224, **stored}
+    known = HfViTImageProcessor.valid_kwargs.__annotations__
+    found = {name: value for name, value in stored.items() if name in known and value is not None}
+    if not found.get("do_center_crop"):
+        found.pop("crop_size", None)
+    return {"preset": "transformers", **found}

@@ -1,0 +1,419 @@
+"""Small helpers of all packages: sizes, limits, names, JSON, files of a model, addresses, and the manifest of a push.
+
+This module is light: it imports neither PyTorch nor transformers at its top.
+"""
+
+import difflib
+import hashlib
+import json
+import os
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from huggingface_hub import cached_assets_path, get_session
+
+Size = int | list[int] | tuple[int, int]
+
+HUB_NAME = re.compile(r"[\w.-]*\w/\w[\w.-]*")  # owner/name, but not ./name
+MANIFEST = "manifest.json"
+MAX_TEXT_BYTES = 2**26  # of a JSON or text file; a config.json with 21,843 named classes has 2 MB
+MAX_DEPTH = 32  # nesting of lists and objects in JSON and YAML
+_FORMAT = "hf_vit manifest, version 1"  # other programs have files of this name too
+_SMALL = 2**20  # bytes; larger files are hashed only when they have changed
+_MAX_REDIRECTS = 5
+# Arguments of `from_pretrained` that locate files.
+WHERE = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+
+
+def as_pair(size: Size | tuple[int, ...]) -> tuple[int, int]:
+    """Return a size as (height, width): `224` -> `(224, 224)`; `[224, 320]` -> `(224, 320)`."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def allowed(what: str) -> bool:
+    """Tell whether the environment variable `HF_VIT_ALLOW`, a comma-separated list, lifts a kind of limit.
+
+    Args:
+        what: "large" (files and images beyond a size limit), "http" (addresses without encryption) or "private"
+            (addresses of this machine and of private networks).
+    """
+    return what in os.environ.get("HF_VIT_ALLOW", "").replace(" ", "").split(",")
+
+
+def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name that is most similar to a misspelt one; None if none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean NAME?" with the known name that is most similar; "" if none is similar."""
+    found = closest(name, known)
+    return f"; did you mean {found}?" if found else ""
+
+
+def refuse_unknown(what: str, choice: str, known: Iterable[str]) -> None:
+    """Raise ValueError, which lists the known names, where `choice` is none of them."""
+    if choice not in known:
+        raise ValueError(f"unknown {what} {choice!r}; known: {', '.join(known)}")
+
+
+def refuse_arguments(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ValueError where there are unknown arguments; it names each, and the known one that it resembles."""
+    described = [f"{name} (did you mean {alike}?)" if (alike := closest(name, known, 0.7)) else name for name in names]
+    if described:
+        raise ValueError(f"{what} does not know {', '.join(sorted(described))}")
+
+
+def describe_unknown(names: Iterable[str]) -> str:
+    """List unknown fields of a file, shortened, for a warning."""
+    names = list(names)
+    return ", ".join(repr(name[:50])[1:-1] for name in names[:10]) + ", ..." * (len(names) > 10)
+
+
+def sha256_of(path: str | os.PathLike) -> str:
+    """Return the hexadecimal sha256 of a file; other threads run meanwhile."""
+    digest = hashlib.sha256()
+    block = memoryview(bytearray(1 << 20))
+    with open(path, "rb", buffering=0) as file:
+        while length := file.readinto(block):
+            digest.update(block[:length])
+    return digest.hexdigest()
+
+
+# Reading of text and JSON from untrusted sources: with size limits, and errors that name the file.
+
+
+def read_text(path: str | os.PathLike, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """Read a UTF-8 file, with or without a byte order mark.
+
+    Raises:
+        ValueError: it is too large or not UTF-8.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"cannot read {path}: it has more than {max_bytes} bytes")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"cannot read {path}: it is not UTF-8 text (byte {error.start})") from None
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        ValueError: it is too large, too deep or not JSON.
+        OSError: it cannot be read.
+    """
+    return parse_json(read_text(path), str(path))
+
+
+def read_json_object(path: str | os.PathLike) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        ValueError: it is too large, too deep, not JSON or holds something else.
+        OSError: it cannot be read.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__} (expected an object with names and values)")
+    return content
+
+
+def parse_json(text: str, name: str) -> Any:
+    """Parse JSON.
+
+    Args:
+        text: the JSON text.
+        name: origin of the text, for messages.
+
+    Raises:
+        ValueError: it is too deep or not JSON.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not JSON: {error}") from None
+    level = [content]
+    for _ in range(MAX_DEPTH + 1):
+        nested = [value for value in level if isinstance(value, dict | list)]
+        level = [one for value in nested for one in (value.values() if isinstance(value, dict) else value)]
+    if any(isinstance(value, dict | list) for value in level):
+        raise ValueError(f"cannot read {name}: it is nested more than {MAX_DEPTH} deep")
+    return content
+
+
+# Files of a model, in a folder or on the Hub.
+
+
+def check_place(name: str | os.PathLike, subfolder: str | None = None) -> None:
+    """Check that a name is a folder with a config.json, or can be a name on the Hub.
+
+    Raises:
+        OSError: it is a file, a folder without a model, or a path that does not exist.
+    """
+    path, text = Path(name, subfolder or ""), os.fspath(name)
+    if path.is_file() and path.suffix != ".json":
+        raise NotADirectoryError(
+            f"{text} is a file (expected a folder that convert, training or save_pretrained wrote, or a name on the "
+            "Hub); convert a checkpoint with `hf-vit convert FILE FOLDER`"
+        )
+    if path.is_dir() and not (path / "config.json").exists():
+        found = "no config.json"
+        if (path / "adapter_config.json").exists():
+            found = "an adapter of PEFT and no model; hf_vit.load merges it with the base model that it names"
+        raise FileNotFoundError(
+            f"{text} holds {found} (expected a folder that convert, training or save_pretrained wrote)"
+        )
+    if not Path(name).exists() and not HUB_NAME.fullmatch(text):
+        raise FileNotFoundError(
+            f"there is no folder {text} (expected a folder of a model, or owner/name on the Hub; `hf-vit convert` "
+            f"makes a folder of a released checkpoint, `hf-vit catalog` lists them){_suggest(Path(text))}"
+        )
+
+
+@contextmanager
+def absence_explained(name: str | os.PathLike) -> Iterator[None]:
+    """Turn a failed download into one sentence: there is no such folder, and the reason given by the Hub.
+
+    Raises:
+        OSError: the name is neither a folder nor on the Hub, or the Hub cannot be reached.
+    """
+    try:
+        yield
+    except OSError as error:
+        if Path(name).exists():
+            raise
+        text, reason = os.fspath(name), " ".join(str(error).split())
+        raise OSError(f"there is no folder {text}{_suggest(Path(text))}; as a name on the Hub: {reason}") from error
+
+
+def _suggest(path: Path) -> str:
+    """Suggest the model folder with the most similar name, in place of a path that does not exist."""
+    try:
+        models = [config.parent.name for config in path.parent.glob("*/config.json")]
+    except OSError:  # may not be read
+        models = []
+    alike = closest(path.name, models)
+    return f"; did you mean {path.parent / alike}?" if alike else ""
+
+
+def find_file(name: str | os.PathLike, file: str, where: Mapping[str, Any], needs_hub: bool = True) -> str | None:
+    """Return the local path of a file of a folder, or of a name on the Hub; None if there is none.
+
+    Args:
+        where: arguments of `from_pretrained` that locate files, such as `revision`; others are ignored.
+        needs_hub: raise OSError if the Hub cannot be reached to find out; else return None.
+    """
+    from transformers.utils.hub import cached_file
+
+    return cached_file(
+        os.fspath(name),
+        file,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_gated_repo=needs_hub,
+        _raise_exceptions_for_connection_errors=needs_hub,
+        **{option: where[option] for option in WHERE if option in where},
+    )
+
+
+# The manifest that a push adds: size and sha256 of the files.
+
+
+def manifest_text(files: dict[str, dict[str, Any]]) -> str:
+    """Return the text of a manifest.
+
+    Args:
+        files: name -> {"size": bytes, "sha256": hexadecimal}.
+    """
+    return json.dumps({"format": _FORMAT, "files": dict(sorted(files.items()))}, indent=2) + "\n"
+
+
+def read_manifest(text: str) -> dict[str, dict[str, Any]] | None:
+    """Read the files that a manifest lists, as in `manifest_text`; None if the text is another kind of file."""
+    try:
+        content = json.loads(text)
+        if content["format"] != _FORMAT:
+            return None
+        return {
+            str(name): {"size": int(of["size"]), "sha256": str(of["sha256"])} for name, of in content["files"].items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def check_pushed(name: str | os.PathLike, where: Mapping[str, Any], thorough: bool = False) -> None:
+    """Check the local files of a folder or repository against its manifest, if it has one.
+
+    Args:
+        where: arguments of `from_pretrained` that locate files, such as `revision`.
+        thorough: as in `check_files`.
+
+    Raises:
+        ValueError: a file is not the one that was pushed.
+    """
+    where = {option: value for option, value in where.items() if option != "force_download"}
+    if (file := find_file(name, MANIFEST, where, needs_hub=False)) is not None:
+        check_files(Path(file), thorough)
+
+
+def drop_manifest(folder: str | os.PathLike) -> None:
+    """Delete the manifest of a folder whose files are about to change."""
+    file = Path(folder) / MANIFEST
+    if file.is_file() and read_manifest(file.read_text(encoding="utf-8", errors="replace")) is not None:
+        file.unlink()
+
+
+def check_files(manifest: Path, thorough: bool = False) -> list[str]:
+    """Check the files beside a manifest against it; missing files are allowed.
+
+    Small files are hashed at every load. Weights are hashed at the first load, since hashing takes longer than loading,
+    and again when their size, date or inode has changed. The record of hashed weights is in the assets cache of Hugging
+    Face.
+
+    Args:
+        thorough: hash all weights, also those that have not changed since they were last hashed.
+
+    Returns:
+        Names of the files that were checked.
+
+    Raises:
+        ValueError: a file is not the one that was pushed, or the manifest is too large.
+    """
+    listed = read_manifest(read_text(manifest))
+    if listed is None:
+        return []
+    record: Path | None = None
+    known: dict[str, Any] = {}
+    with suppress(OSError, ValueError, TypeError):
+        its_name = hashlib.sha256(os.fsencode(manifest.absolute())).hexdigest()[:32]
+        record = cached_assets_path("hf_vit", "verified") / f"{its_name}.json"
+        known = dict(read_json(record))
+    checked, before = [], dict(known)
+    for name, expected in listed.items():
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"{manifest} lists {name!r}, which is outside its folder")
+        file = manifest.parent / name
+        if not file.is_file():
+            continue
+        checked.append(name)
+        status = file.stat()
+        state = [status.st_size, status.st_mtime_ns, status.st_ino, expected["sha256"]]
+        is_known = status.st_size > _SMALL and known.get(name) == state and not thorough
+        if status.st_size != expected["size"] or not (is_known or sha256_of(file) == expected["sha256"]):
+            raise ValueError(
+                f"{file} is not the file that was pushed ({status.st_size} bytes, expected {expected['size']}, and "
+                f"sha256 {expected['sha256'][:16]}...); download it again with force_download=True, or delete "
+                f"{MANIFEST} beside it if you changed it yourself"
+            )
+        known |= {name: state} if status.st_size > _SMALL else {}
+    if known != before and record is not None:
+        draft = record.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):  # without a cache, the weights are hashed at every load
+            draft.write_text(json.dumps(known), encoding="utf-8")
+            os.replace(draft, record)
+    return checked
+
+
+# Addresses: encrypted and public ones only.
+
+
+class AddressError(ValueError):
+    """An address that may not be requested."""
+
+
+@contextmanager
+def open_address(url: str, timeout: float, headers: Mapping[str, str]) -> Iterator[Any]:
+    """Request an address, which must be encrypted and public; the same holds for every redirect.
+
+    All addresses of the host name are checked before the request, and the address of the connection before sending.
+
+    Args:
+        timeout: seconds without an answer or a byte.
+
+    Yields:
+        The response of httpx; its body is not read yet.
+
+    Raises:
+        AddressError: an address is not encrypted or not public, and `HF_VIT_ALLOW` does not allow it.
+        httpx.RequestError: it cannot be reached.
+    """
+    for _ in range(_MAX_REDIRECTS + 1):
+        check_address(url)
+        watch: dict[str, Any] = {"trace": partial(_check_connection, url)}
+        request: dict[str, Any] = {"headers": headers, "timeout": timeout, "extensions": watch}
+        with get_session().stream("GET", url, follow_redirects=False, **request) as response:
+            if response.next_request is None:
+                yield response
+                return
+            url = str(response.next_request.url)
+    raise AddressError(f"cannot follow the redirect to {_bare(url)}: there are more than {_MAX_REDIRECTS} redirects")
+
+
+def check_address(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme == "http" and not allowed("http"):
+        raise AddressError(f"{_bare(url)} is not encrypted: use https://, or set HF_VIT_ALLOW=http")
+    if parts.scheme not in ("http", "https"):
+        raise AddressError(f"{_bare(url)} begins with {parts.scheme[:20]}: (expected https://)")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host:
+        raise AddressError(f"{_bare(url)} names no host")
+    try:
+        found = [] if allowed("private") else socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return  # a proxy may know the name; the connection is checked later
+    for *_, address in found:
+        _refuse_private(url, str(address[0]))
+
+
+def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
+    """Check the machine of a new connection, since a name may lead elsewhere by now; the user's proxy is trusted."""
+    if event != "connection.connect_tcp.complete" or allowed("private"):
+        return
+    parts, proxies = urlsplit(url), getproxies()
+    if (proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(parts.hostname or ""):
+        return
+    try:
+        _refuse_private(url, about["return_value"].get_extra_info("server_addr")[0])
+    except AddressError:
+        about["return_value"].close()
+        raise
+
+
+def _refuse_private(url: str, address: str) -> None:
+    if not _is_public(ip_address(address)):
+        raise AddressError(
+            f"{_bare(url)} leads to {address}, which is not public; set HF_VIT_ALLOW=private to allow it"
+        )
+
+
+def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    if isinstance(address, IPv6Address):
+        embedded = address.ipv4_mapped or address.sixtofour
+        if int(address) >> 32 == 0x0064FF9B << 64:  # NAT64: 64:ff9b::/96 (RFC 6052)
+            embedded = IPv4Address(int(address) & 0xFFFFFFFF)
+        if embedded is not None:
+            return _is_public(embedded)
+    return address.is_global and not address.is_multicast
+
+
+def _bare(url: str) -> str:
+    """Return an address for messages: without user names, keys and signatures, at most 200 characters."""
+    parts = urlsplit(url)
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    return bare if len(bare) <= 200 else f"{bare[:200]}..."
