@@ -179,7 +179,7 @@ def freeze(model: _Module, rows: int) -> _Module:
         rows: usual number of rows of the linear layers' inputs.
     """
     classes = {module: found for module in model.modules() if (found := _frozen_class(module))}
-    frozen: Any = {module: found.__new__(found) for module, found in classes.items()}
+    frozen: Any = {module: object.__new__(found) for module, found in classes.items()}
     memo: dict[int, Any] = {id(module): one for module, one in frozen.items()}
     for module, one in frozen.items():  # the weights of these layers are packed, not copied
         if isinstance(one, FrozenLinear | FrozenConv2d):
