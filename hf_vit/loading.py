@@ -51,8 +51,8 @@ def load(
         preset: resizing and cropping of the processor, a preset of `HfViTImageProcessor`; None: the stored one. Mean
             and standard deviation are kept, since the weights depend on them.
         patch_size: as in `set_patch_size`, an int or (height, width); None: the stored one.
-        backend: call `optimize_for_inference` with this backend. None: do not; the int8 program computes, if
-            `hf-vit quantize` wrote the folder.
+        backend: return what `optimize_for_inference` returns with this backend. None: return the model itself; the
+            int8 program computes, if `hf-vit quantize` wrote the folder.
         settings: more arguments of `from_pretrained`. Those that locate files (`revision`, `token`, `cache_dir`,
             `subfolder`, ...) hold for the processor too.
 

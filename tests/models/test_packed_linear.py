@@ -33,6 +33,12 @@ def model(request):
     return tiny(**request.param)
 
 
+@pytest.fixture(params=["cls", "hybrid"])
+def either(request):
+    """A model with and without a ResNet stem."""
+    return tiny(**VARIANTS[request.param])
+
+
 def packed(model) -> int:
     return sum(isinstance(module, FrozenLinear) and module.is_packed for module in model.modules())
 
@@ -108,11 +114,11 @@ def test_other_dtypes(monkeypatch, dtype):
 
 
 @torch.no_grad()
-def test_autocast(model):
-    frozen = model.optimize_for_inference()
+def test_autocast(either):
+    frozen = either.optimize_for_inference()
     with torch.autocast("cpu", torch.bfloat16):
-        ours = frozen(images(model)).logits
-    torch.testing.assert_close(ours.float(), model(images(model)).logits, rtol=0.2, atol=0.2)
+        ours = frozen(images(either)).logits
+    torch.testing.assert_close(ours.float(), either(images(either)).logits, rtol=0.2, atol=0.2)
 
 
 def calls_that_need_the_weights(frozen, folder):
@@ -155,20 +161,20 @@ def test_everything_but_inference_raises_one_error(monkeypatch, tmp_path, is_pac
     assert not before.requires_grad
 
 
-def test_moves_that_change_nothing_and_eval_are_accepted(model):
-    frozen = model.optimize_for_inference()
+def test_moves_that_change_nothing_and_eval_are_accepted(either):
+    frozen = either.optimize_for_inference()
     assert frozen.to("cpu").to(torch.float32).float().eval() is frozen
-    assert (frozen.dtype, frozen.device, frozen.config) == (model.dtype, model.device, model.config)
+    assert (frozen.dtype, frozen.device, frozen.config) == (either.dtype, either.device, either.config)
 
 
 @torch.no_grad()
-def test_later_changes_of_the_original_are_not_seen(model):
-    frozen = model.optimize_for_inference()
-    before = frozen(images(model)).logits
-    for parameter in model.parameters():
+def test_later_changes_of_the_original_are_not_seen(either):
+    frozen = either.optimize_for_inference()
+    before = frozen(images(either)).logits
+    for parameter in either.parameters():
         parameter.mul_(1.25)
-    model.config.num_attention_heads = 1
-    assert torch.equal(frozen(images(model)).logits, before)
+    either.config.num_attention_heads = 1
+    assert torch.equal(frozen(images(either)).logits, before)
 
 
 @torch.no_grad()

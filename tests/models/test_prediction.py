@@ -47,7 +47,7 @@ def test_batched_outputs_equal_those_of_each_image_in_order(pair, files, kind, w
     threads = torch.get_num_threads()
     outputs = [batch.logits for batch in predict_batches(model, processor, iter(files), 4, workers)]
     assert [len(logits) for logits in outputs] == [4, 4, 4, 4, 4, 3]
-    torch.testing.assert_close(torch.cat(outputs), alone, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.cat(outputs), alone, rtol=1e-5, atol=1e-5)
     assert set(seen) <= {threading.main_thread()}
     assert (workers_left(), torch.get_num_threads()) == ([], threads)
 
