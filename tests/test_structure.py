@@ -25,7 +25,8 @@ MAY_IMPORT["prediction"] = {*MAY_IMPORT["loading"], "loading"}
 MAY_IMPORT["training"] = {*MAY_IMPORT["prediction"], "prediction", "analysis"}
 MAY_IMPORT["evaluation"] = {*MAY_IMPORT["training"], "training"}
 EVERYTHING = {"cli", "demo", "__init__"}
-THIRD_PARTY = {"torch", "numpy", "PIL", "transformers", "huggingface_hub"}  # what code on the Hub may import
+# What code on the Hub may import; pillow_heif only where it is installed.
+THIRD_PARTY = {"torch", "numpy", "PIL", "transformers", "huggingface_hub", "pillow_heif"}
 
 FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 

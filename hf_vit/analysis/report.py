@@ -68,6 +68,6 @@ class Report:
 def _as_uri(file: Path | io.BytesIO) -> str:
     """Return a picture as a data: URI, compressed."""
     small = io.BytesIO()
-    with Image.open(file) as picture:
+    with Image.open(file, formats=["PNG"]) as picture:
         picture.convert("RGB").save(small, "webp", quality=90)
     return "data:image/webp;base64," + base64.b64encode(small.getvalue()).decode()

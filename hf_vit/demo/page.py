@@ -201,7 +201,7 @@ def _classify_folder(demos: list[Demo], found: list[tuple[str, str]], folder: Pa
         raise ValueError(f"the folder holds no pictures (expected files that end in {', '.join(IMAGE_SUFFIXES)})")
     if len(images) > MOST_PICTURES:
         raise ValueError(f"the folder holds {len(images):,} pictures (expected at most {MOST_PICTURES:,}); use a part")
-    rows, unreadable, tables = [[name] for name, _ in images], set[int](), []
+    rows, unreadable, tables = [[name] for name, _ in images], dict[int, Exception](), []
     for demo in demos:
         text = io.StringIO()
         write = predictions_writer("csv", text)
@@ -209,18 +209,23 @@ def _classify_folder(demos: list[Demo], found: list[tuple[str, str]], folder: Pa
             for number, predictions in zip(batch.numbers, batch.outputs, strict=True):
                 write(images[number][0], predictions)
                 rows[number] += [predictions[0].label, f"{100 * predictions[0].score:.1f}"]
-            unreadable |= set(batch.unreadable)
+            unreadable |= batch.unreadable
             progress((max([*batch.numbers, *batch.unreadable]) + 1, len(images)), desc=demo.name, unit="pictures")
         tables.append(folder / f"predictions-{demo.name.replace('/', '-')}.csv")
         write_text(tables[-1], text.getvalue())
-    if len(unreadable) == len(images):
-        raise ValueError(f"none of the {len(images)} pictures can be read")
+    names = in_words([images[number][0] for number in sorted(unreadable)])
+    reasons = [
+        one_sentence(unreadable[number]).replace(path, name)
+        for number, (name, path) in enumerate(images)
+        if number in unreadable
+    ]
+    if len(reasons) == len(images):
+        raise ValueError(f"none of the {len(images)} pictures can be read: {reasons[0]}")
     said = f"Pictures classified: {len(images) - len(unreadable)}."
     if others := len(found) - len(images):
         said += f" Other files, not used: {others}."
     if unreadable:
-        names = in_words([images[number][0] for number in sorted(unreadable)])
-        said += f" Pictures that cannot be read: {len(unreadable)} ({names})."
+        said += f" Pictures that cannot be read: {len(unreadable)} ({names}). The first: {reasons[0]}"
     kept = [row for number, row in enumerate(rows) if number not in unreadable]
     files = gradio.update(value=[str(table) for table in tables], visible=True)
     return [escape(said), files, _render_rows([demo.name for demo in demos], kept)]

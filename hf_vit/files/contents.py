@@ -35,6 +35,7 @@ _RUN = (
     "training/*events.out.tfevents.*",  # TensorBoard files, written by accelerate
     "training/*hparams.yml",
     "profile/trace.json",
+    "skipped_images.txt",
     LOCK,
 )
 _EVALUATION = (

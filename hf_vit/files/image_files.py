@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2", ".ppm", ".pgm")
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2", ".ppm", ".pgm"),
+    *(".heic", ".heif"),  # read with pillow-heif; without it they are named as unreadable
+)
 
 
 def images_below(folder: Path) -> list[Path]:

@@ -16,13 +16,15 @@ import io
 import math
 import os
 import queue
+import re
+import stat
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ from .utils import allowed, open_address
 logger = logging.get_logger(__name__)
 
 _ORIENTATION = 0x0112  # the EXIF tag
+_HEIC = re.compile(rb"....ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)  # first bytes of a file
 _MAX_PIXELS = 2**27  # limit on the declared size; the largest photographs have some 100 million pixels
 _BLOCK = 2**20  # bytes that are read at once
 _MAX_NESTING = 16  # depth of nested lists of images
@@ -124,33 +127,104 @@ def read_image(
     if isinstance(image, np.ndarray | torch.Tensor):
         levels = _levels_of_array(image, num_channels, input_data_format, keep_float, name)
     else:
-        levels = _levels_of_array(decode(image, reduce_to, name), None, "channels_last", False, name)
+        pixels = _pixels_of_pillow(load_image(image, reduce_to, name), name)
+        levels = _levels_of_array(pixels, None, "channels_last", False, name)
     if 0 in levels.shape:
         raise ImageReadingError(f"{name} is empty: its shape is {tuple(getattr(image, 'shape', levels.shape))}")
     return levels if num_channels is None else _convert_channels(levels, num_channels, background, name)
 
 
-def decode(image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None, name: str) -> np.ndarray:
-    """Return the pixels of an image file or PIL image, upright: (height, width) or (height, width, channels)."""
+def load_image(
+    image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None = None, name: str = "the image"
+) -> Image.Image:
+    """Load an image file or PIL image: its first frame, upright, in its own mode. See `read_image` for the arguments.
+
+    Raises:
+        ImageReadingError: it cannot be read.
+    """
+    with _opened(image, name) as file:
+        _check_png(file)
+        if file is not image and getattr(file, "is_animated", False) and file.format != "MPO":  # MPO: with a preview
+            logger.warning_once(f"{file.format} images with several frames: the first frame is used")
+        if file is not image and reduce_to is not None:
+            height, width = reduce_to(*_turn(file.size, file)[::-1])
+            file.draft(None, _turn((width, height), file))
+        upright = file if file.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(file)
+        upright.load()
+        return upright
+
+
+def read_size(image: Any, name: str = "the image") -> tuple[int, int]:
+    """Return the (height, width) of an image file, upright, without decoding it.
+
+    Raises:
+        ImageReadingError: it cannot be read.
+    """
+    with _opened(image, name) as file:
+        width, height = _turn(file.size, file)
+        return height, width
+
+
+def to_mode(
+    image: Image.Image, mode: str, background: tuple[int, ...] | list[int] = (255, 255, 255), name: str = "the image"
+) -> Image.Image:
+    """Convert a PIL image to "RGB" or "L": the levels of `read_image`, rounded to 8 bits.
+
+    Raises:
+        ImageReadingError: it has integers beyond 16 bits, or floating-point values outside [0, 1].
+    """
+    if image.mode in ("RGB", "L") and "transparency" not in image.info:  # not through a tensor, which is slower
+        return image if image.mode == mode else image.convert(mode)
+    levels = read_image(image, {"RGB": 3, "L": 1}[mode], background, name=name).round().to(torch.uint8)
+    return Image.fromarray((levels[0] if mode == "L" else levels.permute(1, 2, 0)).numpy())
+
+
+@contextmanager
+def _opened(image: Any, name: str) -> Iterator[Image.Image]:
+    """Open an image file, if it is not a PIL image, within the limits; any error becomes an ImageReadingError."""
     try:
-        if isinstance(image, Image.Image):
+        with ExitStack() as files:
+            if not isinstance(image, Image.Image):
+                image = files.enter_context(_identify(files.enter_context(_open_source(image)), name))
             _check_pixels(image.width, image.height)
-            _check_png(image)
-            return _pixels_of_pillow(image)
-        with _open_source(image) as source, Image.open(source) as file:
-            _check_pixels(file.width, file.height)
-            _check_png(file)
-            if getattr(file, "is_animated", False) and file.format != "MPO":  # MPO: a photograph and its preview
-                logger.warning_once(f"{file.format} images with several frames: the first frame is used")
-            if reduce_to is not None:
-                height, width = reduce_to(*turn(file.size, file)[::-1])
-                file.draft(None, turn((width, height), file))
-            return _pixels_of_pillow(file)
-    except Image.UnidentifiedImageError as error:
-        raise ImageReadingError(f"{name} is not an image in a format that Pillow reads") from error
+            yield image
+    except ImageReadingError:
+        raise
     except Exception as error:  # decoders of damaged files raise anything: OSError, SyntaxError, struct.error, ...
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ImageReadingError(f"cannot read {name}: {reason}") from error
+
+
+def _identify(source: Any, name: str) -> Image.Image:
+    """Open a file with Pillow if it is in one of `_formats`."""
+    try:
+        return Image.open(source, formats=_formats())
+    except Image.UnidentifiedImageError as error:
+        source.seek(0)
+        if "HEIF" not in _formats() and _HEIC.match(source.read(12)):
+            raise ImageReadingError(f"{name} is a HEIC image: pip install pillow-heif") from error
+        formats = ", ".join(_formats())
+        raise ImageReadingError(f"{name} is not an image in one of the formats {formats}") from error
+
+
+@cache
+def _formats() -> list[str]:
+    """Return the formats that are opened, those of photographs; some others of Pillow's start programs (EPS)."""
+    formats = ["JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000"]
+    try:
+        from pillow_heif import register_heif_opener  # pyright: ignore[reportMissingImports] - optional
+
+        register_heif_opener()
+        formats.append("HEIF")
+    except ImportError:
+        pass
+    try:
+        from PIL import AvifImagePlugin  # noqa: F401 - since Pillow 11.3
+
+        formats.append("AVIF")
+    except ImportError:
+        pass
+    return formats
 
 
 def _check_pixels(width: int, height: int) -> None:
@@ -178,11 +252,15 @@ def _check_png(image: Image.Image) -> None:
     file.seek(place)
 
 
-class _File(io.FileIO):
+class _File(io.BufferedReader):
     """A file that limits each read to its size; otherwise a damaged header could make Python allocate any memory."""
 
+    def __init__(self, path: str):
+        super().__init__(io.FileIO(path), 2**16)
+        self._size = os.fstat(self.fileno()).st_size
+
     def read(self, size: int | None = -1, /) -> bytes:
-        return super().read(-1 if size is None else min(size, os.fstat(self.fileno()).st_size))
+        return super().read(-1 if size is None else min(size, self._size))
 
 
 def _open_source(image: Any) -> AbstractContextManager[Any]:
@@ -196,10 +274,9 @@ def _open_source(image: Any) -> AbstractContextManager[Any]:
     if isinstance(image, str) and image.startswith("data:"):
         return io.BytesIO(base64.b64decode(image.partition(",")[2]))
     if isinstance(image, str | os.PathLike):
-        path = Path(image)
-        if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe would wait
+        if not stat.S_ISREG(os.stat(image).st_mode):  # opening a pipe would wait
             raise ValueError("it is not a regular file")
-        return _File(str(path))
+        return _File(os.fspath(image))
     if hasattr(image, "read"):
         return nullcontext(image)
     raise TypeError(f"expected a path, URL, bytes, PIL image, NumPy array or tensor, got {type(image).__name__}")
@@ -255,24 +332,25 @@ def _check_length(length: int) -> None:
         raise ValueError(f"it has {length:,} bytes or more; {limit}")
 
 
-def _pixels_of_pillow(image: Image.Image) -> np.ndarray:
-    """Return the pixels of a PIL image, upright, in a mode that `_levels_of_array` and `_convert_channels` accept."""
-    if image.getexif().get(_ORIENTATION, 1) != 1:
-        image = ImageOps.exif_transpose(image)
+def _pixels_of_pillow(image: Image.Image, name: str) -> np.ndarray:
+    """Return the pixels of a PIL image in a mode that `_levels_of_array` and `_convert_channels` accept.
+
+    Returns:
+        (height, width) or (height, width, channels).
+    """
     if image.mode in _DEEP_MODES:
         pixels = np.array(image)
-        return pixels if image.mode == "F" else _sixteen_bits(pixels)
+        if image.mode == "F":
+            return pixels
+        if pixels.min(initial=0) < 0 or pixels.max(initial=0) > 65535:
+            values = f"integers from {pixels.min()} to {pixels.max()}"
+            raise ImageReadingError(f"{name} has {values} (expected 16 bits: 0 to 65535)")
+        return pixels.astype(np.uint16)
     mode = "RGBA" if "transparency" in image.info else _EIGHT_BIT_MODES.get(image.mode, "RGB")
     return np.array(image if image.mode == mode else image.convert(mode))
 
 
-def _sixteen_bits(pixels: np.ndarray) -> np.ndarray:
-    if pixels.min() < 0 or pixels.max() > 65535:
-        raise ValueError(f"its integers go from {pixels.min()} to {pixels.max()} (expected 16 bits: 0 to 65535)")
-    return pixels.astype(np.uint16)
-
-
-def turn(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:
+def _turn(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:
     """Convert (width, height) between the file's orientation and upright; the conversion is its own inverse."""
     return size if image.getexif().get(_ORIENTATION, 1) < 5 else (size[1], size[0])
 

@@ -20,7 +20,7 @@ from .allocation import keep_freed_memory
 from .augmentation import TrainTransform
 from .batches import Shares
 from .checkpoints import Checkpoints
-from .data import EvalSamples, Split, eval_loader, open_split, train_loader
+from .data import SKIPPED_IMAGES, EvalSamples, Split, eval_loader, open_split, train_loader
 from .devices import is_xla, keep_float32_weights, make_states
 from .fsdp import is_sharded, shard_by_layers
 from .held_out import cut_off, find_eval_split
@@ -129,6 +129,7 @@ def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> 
     together = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
     columns = settings.image_column, settings.label_column
     split = open_split(samples, *columns, needs_labels, not are_stated, together)
+    split.skipped_file = None if settings.output_dir is None else Path(settings.output_dir) / SKIPPED_IMAGES
     return state_classes(split, settings.num_labels, settings.label_names) if are_stated else split
 
 
@@ -184,7 +185,7 @@ def count_steps(settings: TrainingSettings, split: Split) -> int:
     return max(round(settings.epochs * len(split) / settings.batch_size), 1)
 
 
-def train_transform(settings: TrainingSettings, config: Any) -> TrainTransform:
+def train_transform(settings: TrainingSettings, processor: Any, config: Any) -> TrainTransform:
     """Return the training augmentation for a model's image size and number of channels."""
     low, high = settings.crop_area
     return TrainTransform(
@@ -197,6 +198,7 @@ def train_transform(settings: TrainingSettings, config: Any) -> TrainTransform:
         settings.randaugment_magnitude,
         settings.antialias,
         mode={1: "L", 3: "RGB"}[config.num_channels],
+        background=tuple(getattr(processor, "background", TrainTransform.background)),  # transformers' have none
         reduced_decoding=settings.reduced_decoding,
     )
 
@@ -205,7 +207,7 @@ def training_batches(
     settings: TrainingSettings, split: Split, processor: Any, config: Any, shares: Shares, steps: range
 ) -> Iterable[dict[str, torch.Tensor]]:
     """Return the training batches of this process for the steps in `steps`, one per forward."""
-    transform = train_transform(settings, config)
+    transform = train_transform(settings, processor, config)
     if settings.preset == "native":
         return native_loader(settings, split, transform, processor, shares, steps)
     sampling = settings.class_sampling

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from ..models.image_reading import to_mode
 from ..models.image_resizing import AREA, Filter, resize, shortest_edge_size
 from .randaugment import randaugment
 
@@ -45,6 +46,8 @@ class TrainTransform:
         antialias: average pixels when shrinking; the original does not.
         reduced_decoding: decode a JPEG at 1/2, 1/4 or 1/8 of its size if the crop is still as large as `size`; only
             with crop "inception" or "none".
+        mode: "RGB" or "L", of the result.
+        background: red, green and blue behind transparent parts.
     """
 
     size: tuple[int, int]
@@ -56,11 +59,12 @@ class TrainTransform:
     randaugment_magnitude: float = 0
     antialias: bool = False
     mode: str = "RGB"
+    background: tuple[int, ...] = (255, 255, 255)
     reduced_decoding: bool = False
 
     def __call__(self, image: Image.Image, rng: np.random.Generator, box: Box | None = None) -> np.ndarray:
         """Augment an image; `box` is a crop that `sample_box` has already drawn."""
-        image = self.cut(to_mode(image, self.mode), rng, box)
+        image = self.cut(to_mode(image, self.mode, self.background), rng, box)
         if self.flip and rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.randaugment_layers:
@@ -89,13 +93,6 @@ class TrainTransform:
             return _resize_and_crop(image, size, Box(*_random_corner(size, self.size, rng), *self.size))
         box = box or self.sample_box(image.height, image.width, rng)
         return crop_and_resize(image, box, self.size, self.antialias)
-
-
-def to_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Convert an image to `mode`; 16-bit grey is scaled to 8 bits (PIL would clip it)."""
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return image if image.mode == mode else image.convert(mode)
 
 
 def _random_corner(size: tuple[int, int], crop: tuple[int, int], rng: np.random.Generator) -> tuple[int, int]:

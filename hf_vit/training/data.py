@@ -5,10 +5,10 @@ the positions from s * batch_size to (s + 1) * batch_size; processes and accumul
 the step alone determines the samples, on any number of processes and workers.
 """
 
-import io
+import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from ..models.image_reading import turn
+from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..models.image_reading import ImageReadingError, load_image, to_mode
 from .augmentation import Box, TrainTransform, sample_generator
 from .batches import JoinedBatches, LaneBatches, Shares, StepBatches, runs_of_rows
 from .columns import find_column, find_label_column, is_image, is_list_of, no_classes
@@ -28,7 +29,10 @@ from .shard_index import Columns, open_index
 from .shards import Shards
 from .workers import worker_options
 
-UNREADABLE = (OSError, ValueError, SyntaxError, TypeError, EOFError, Image.DecompressionBombError)  # raised by PIL
+SKIPPED_IMAGES = "skipped_images.txt"  # file of an output folder: a line for each unreadable image
+_MOST_LOGGED = 10  # unreadable images that are logged by name
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -42,9 +46,38 @@ class Split:
     num_labels: int
     multi_label: bool = False
     numbers: list[int] | None = None  # the data's class number -> the one to use; None: the same
+    skipped_file: Path | None = None  # list of the unreadable images
+    _skipped: set[str] = field(default_factory=set)  # unreadable images that this process has met
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    def image(self, sample: dict, row: int) -> dict[str, Any]:
+        """Return a sample's undecoded image, {"bytes", "path"}; the path is its name in messages."""
+        image = sample[self.image_column] or {"bytes": None, "path": None}
+        if image["path"] is None:
+            return {"bytes": image["bytes"] or b"", "path": f"row {row}"}
+        return image
+
+    def log_unreadable(self, error: ImageReadingError) -> None:
+        """Add an unreadable image to `skipped_file`, in which each comes once, and log the first ones."""
+        message = " ".join(str(error).split())
+        if message in self._skipped:
+            return
+        self._skipped.add(message)
+        number = len(self._skipped)
+        if self.skipped_file is not None:
+            self.skipped_file.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.skipped_file, "a+", encoding="utf-8", errors="backslashreplace") as file:
+                file.seek(0)
+                lines = file.read().splitlines()  # other processes write to it, too
+                if message in lines:
+                    return
+                file.write(f"{message}\n")
+            number = len(lines) + 1
+        if number <= _MOST_LOGGED:
+            is_last = self.skipped_file is not None and number == _MOST_LOGGED
+            logger.warning(f"skipped: {message}" + (f"; the next ones are in {self.skipped_file}" if is_last else ""))
 
     def label(self, sample: dict) -> Any:
         """Return a sample's class number; -1 without a label; indicators (num_labels,) if it may have several."""
@@ -138,26 +171,6 @@ def _read_labels(samples: datasets.Dataset, column: str) -> list[int]:
     return labels.fill_null(-1).to_pylist()
 
 
-def decode(sample: dict, reduce_to: Callable[[int, int], tuple[int, int]] | None = None) -> Image.Image | None:
-    """Decode an image given as {"bytes": ..., "path": ...}; None if it cannot be read.
-
-    Args:
-        reduce_to: (height, width) of the image -> (height, width) that are enough. A JPEG is decoded at 1/2, 1/4 or 1/8
-            of its size if that is at least as large.
-    """
-    try:
-        content = sample["bytes"] if sample["bytes"] is not None else Path(sample["path"]).read_bytes()
-        image = Image.open(io.BytesIO(content))
-        if reduce_to is not None:
-            height, width = reduce_to(*turn(image.size, image)[::-1])
-            image.draft(None, turn((width, height), image))
-        image.load()
-        ImageOps.exif_transpose(image, in_place=True)
-        return image
-    except UNREADABLE:
-        return None
-
-
 class TrainSamples(Dataset):
     """Augmented samples by position in the endless sequence; a later sample replaces an unreadable image."""
 
@@ -173,12 +186,16 @@ class TrainSamples(Dataset):
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         epoch, place = divmod(position, len(self.split))
+        failure = None
         for skipped in range(len(self.split)):
             visit, index, sample = self._read(epoch, (place + skipped * self.order.stride) % len(self.split))
-            entries = self.augment(sample[self.split.image_column], sample_generator(self.seed, visit, index))
-            if entries is not None:
+            try:
+                entries = self.augment(self.split.image(sample, index), sample_generator(self.seed, visit, index))
                 return {**entries, "label": self._label_of(sample), "skipped": skipped}
-        raise ValueError(f"none of the {len(self.split)} images can be read")
+            except ImageReadingError as error:
+                self.split.log_unreadable(error)
+                failure = error
+        raise ValueError(f"none of the {len(self.split)} images can be read: {failure}")
 
     def _label_of(self, sample: dict) -> Any:
         label = self.split.label(sample)
@@ -186,11 +203,14 @@ class TrainSamples(Dataset):
             raise ValueError(f"an image of the training split has no label in the column {self.split.label_column}")
         return label
 
-    def augment(self, picture: dict, rng: np.random.Generator) -> dict[str, np.ndarray] | None:
-        """Return the sample's "image" and other entries; None for an image that cannot be read."""
+    def augment(self, image: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Return the sample's "image" and other entries.
+
+        Raises:
+            ImageReadingError: the image cannot be read.
+        """
         if not self.transform.reduced_decoding:
-            image = decode(picture)
-            return None if image is None else {"image": self.transform(image, rng)}
+            return {"image": self.transform(load_image(image, name=image["path"]), rng)}
         drawn: list[tuple[Box, int, int]] = []
 
         def reduce_to(height: int, width: int) -> tuple[int, int]:
@@ -200,11 +220,9 @@ class TrainSamples(Dataset):
             rows, columns = self.transform.size
             return math.ceil(height * rows / box.height), math.ceil(width * columns / box.width)
 
-        image = decode(picture, reduce_to)
-        if image is None:
-            return None
+        decoded = load_image(image, reduce_to, image["path"])
         box, height, width = drawn[0]
-        return {"image": self.transform(image, rng, box.scaled(image.height / height, image.width / width))}
+        return {"image": self.transform(decoded, rng, box.scaled(decoded.height / height, decoded.width / width))}
 
     def __getitems__(self, positions: list[int]) -> list[dict[str, Any]]:
         """Return the samples of some positions; their blocks of shards, and those of the next ones, are prefetched."""
@@ -248,6 +266,7 @@ class EvalSamples(Dataset):
 
     def __init__(self, split: Split, processor: Any, size: tuple[int, int], channels: int = 3):
         self.split, self.processor, self.size, self.channels = split, processor, size, channels
+        self._reads_files = isinstance(processor, HfViTImageProcessor)  # transformers' take decoded images only
 
     def __len__(self) -> int:
         return len(self.split)
@@ -257,13 +276,18 @@ class EvalSamples(Dataset):
 
     def prepare(self, sample: dict, index: int) -> dict[str, Any]:
         """Return one sample, ready for `collate`."""
-        image = decode(sample[self.split.image_column])
-        if image is None:
+        image = self.split.image(sample, index)
+        try:
+            pixels = self._pixels(image, image["path"])
+        except ImageReadingError as error:
+            self.split.log_unreadable(error)
             return {**self.padding(), "index": index}
-        return {**self._pixels(image), "label": self.split.label(sample), "valid": True, "index": index}
+        return {**pixels, "label": self.split.label(sample), "valid": True, "index": index}
 
-    def _pixels(self, image: Image.Image) -> dict[str, Any]:
+    def _pixels(self, image: Any, name: str = "") -> dict[str, Any]:
         """Run the processor on an image; with preset "native" the result is patches and their grid."""
+        if not self._reads_files:
+            image = to_mode(load_image(image, name=name), "RGB" if self.channels == 3 else "L", name=name)
         is_native = getattr(self.processor, "preset", None) == "native"
         options = {"padding": "max_num_patches"} if is_native else {}  # all samples have one shape
         entries = {name: values[0] for name, values in self.processor(image, return_tensors="np", **options).items()}

@@ -28,11 +28,12 @@ from filelock import FileLock
 from huggingface_hub import cached_assets_path
 from tqdm import tqdm
 
+from ..files.image_files import IMAGE_SUFFIXES
 from ..files.output import new_folder
 
 _THREADS = 16  # for listing directories, which mostly waits for the disk or the network
 _BATCH = 10_000  # rows per write to an Arrow file
-_EXTENSIONS = frozenset(ImageFolder.EXTENSIONS)
+EXTENSIONS = frozenset({*ImageFolder.EXTENSIONS, *IMAGE_SUFFIXES})
 _FOREIGN = (*ImageFolder.METADATA_FILENAMES, ".zip")  # suffixes of files that `datasets` reads besides images
 _SPLITS = {
     str(split): re.compile(rf"(?:^|[{NON_WORDS_CHARS}])(?:{'|'.join(words)})(?:[{NON_WORDS_CHARS}]|$)")
@@ -64,7 +65,8 @@ def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
     """
     folder = Path(os.path.abspath(folder))
     _refuse_undecodable(str(folder))
-    place = cached_assets_path("hf_vit", "folders", hashlib.sha256(str(folder).encode()).hexdigest()[:16])
+    key = json.dumps([str(folder), sorted(EXTENSIONS)])
+    place = cached_assets_path("hf_vit", "folders", hashlib.sha256(key.encode()).hexdigest()[:16])
     with FileLock(place / "lock"):
         index = place / "index"
         if not _holds(index, folder):
@@ -147,7 +149,7 @@ def _list(folder: Path, directory: str) -> _Listing:
             if entry.is_dir():
                 if not entry.name.startswith("__"):
                     directories.append(entry.name)
-            elif os.path.splitext(entry.name)[1].lower() in _EXTENSIONS:
+            elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
                 status = entry.stat()
                 images.append((entry.name, status.st_size, status.st_mtime_ns))
             elif entry.name.lower().endswith(_FOREIGN):

@@ -95,7 +95,7 @@ def _hash_content(split: Split) -> str | None:
 def _hash_times(split: Split) -> str:
     """SHA-256 of size and modification time of every image file; of nothing if the images lie in tables."""
     digest = hashlib.sha256()
-    if split.samples[0][split.image_column]["bytes"] is None:
+    if split.image(split.samples[0], 0)["bytes"] is None:
         for batch in split.samples.select_columns([split.image_column]).iter(4096):
             for image in batch[split.image_column]:
                 digest.update(f"{_stat_of(image)}".encode())
@@ -119,11 +119,12 @@ def _stat_of(image: dict[str, Any]) -> tuple[int, int]:
 
 
 def _content_of(image: dict[str, Any] | None) -> bytes:
-    """Bytes of an undecoded image, as `data.decode` reads them; empty if the file cannot be read."""
+    """Bytes of an undecoded image; empty if there is no such file, or if it is a device or a pipe."""
     if image is None or image["bytes"] is not None:
         return image["bytes"] if image else b""
     try:
-        return Path(image["path"]).read_bytes()
+        path = Path(image["path"])
+        return path.read_bytes() if path.is_file() else b""
     except (OSError, TypeError, ValueError):
         return b""
 

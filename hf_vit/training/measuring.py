@@ -55,8 +55,14 @@ def predict(
         On every process, for all samples with a readable image, in the order of the data set: "ranked" (number, 5)
         class numbers, best first, their "probabilities", "label", "loss" and "index"; and "skipped", the number of
         unreadable images.
+
+    Raises:
+        ValueError: there are no samples, or no image can be read.
     """
-    return collect(accelerator, model, loader, empty, partial(_scores, model, loss=loss, sizes=sizes))
+    predictions = collect(accelerator, model, loader, empty, partial(_scores, model, loss=loss, sizes=sizes))
+    if not len(predictions["index"]):
+        raise ValueError(f"none of the {predictions['skipped']} images can be read")
+    return predictions
 
 
 @torch.no_grad()

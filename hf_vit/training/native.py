@@ -5,25 +5,22 @@ a sequence, with masks. Here a sequence has one image, as in SigLIP 2 NaFlex (ar
 patches as an image of the model's size. Images are bucketed by their number of patches to reduce padding.
 """
 
-import io
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from PIL import Image
 from torch.utils.data import Sampler
 
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.flexible_sizes import refuse_mixed_sizes
-from ..models.image_reading import turn
+from ..models.image_reading import ImageReadingError, load_image, read_size
 from ..models.image_resizing import fit_grid
 from .augmentation import Box, TrainTransform, sample_generator, sample_inception_box
 from .batches import Shares
-from .data import UNREADABLE, Split, TrainSamples, collate, decode, load_batches
+from .data import Split, TrainSamples, collate, load_batches
 from .devices import is_xla
 from .settings import TrainingSettings
 from .shards import Shards
@@ -82,7 +79,10 @@ class NativeSamples(TrainSamples):
         """Number of patches of the image at a position, from its size alone; 0 if the size cannot be read."""
         visit, row = self.find(*divmod(position, len(self.split)))
         if row not in self._sizes:
-            self._sizes[row] = _read_size(self.split.samples[row][self.split.image_column])
+            try:
+                self._sizes[row] = read_size(self.split.image(self.split.samples[row], row))
+            except ImageReadingError:  # is logged when its pixels are needed
+                self._sizes[row] = 0, 0
         height, width = self._sizes[row]
         return int(np.prod(self._cut(height, width, sample_generator(self.seed, visit, row))[1])) if height else 0
 
@@ -94,30 +94,17 @@ class NativeSamples(TrainSamples):
             box = sample_inception_box(height, width, self.transform.crop_area, ratios, rng=rng)
         return box, fit_grid(box.height, box.width, self.patch_size, self.max_num_patches)
 
-    def augment(self, picture: dict, rng: np.random.Generator) -> dict[str, np.ndarray] | None:
-        image = decode(picture)
-        if image is None:
-            return None
-        box, (rows, columns) = self._cut(image.height, image.width, rng)
+    def augment(self, image: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
+        decoded = load_image(image, name=image["path"])
+        box, (rows, columns) = self._cut(decoded.height, decoded.width, rng)
         height, width = self.patch_size
-        pixels = replace(self.transform, size=(rows * height, columns * width))(image, rng, box)
+        pixels = replace(self.transform, size=(rows * height, columns * width))(decoded, rng, box)
         patches = pixels.reshape(rows, height, columns, width, -1).swapaxes(1, 2).reshape(rows * columns, -1)
         entries = {"image": patches, "spatial_shapes": np.array([rows, columns])}
         if self.token_drop:
             number = max(round(len(patches) * (1 - self.token_drop)), 1)
             entries["kept_patches"] = np.sort(rng.permutation(len(patches))[:number])
         return entries
-
-
-def _read_size(picture: dict) -> tuple[int, int]:
-    """(height, width) of an undecoded image after its EXIF rotation; zeros if it cannot be read."""
-    try:
-        source = io.BytesIO(picture["bytes"]) if picture["bytes"] is not None else Path(picture["path"])
-        with Image.open(source) as image:
-            width, height = turn(image.size, image)
-        return height, width
-    except UNREADABLE:
-        return 0, 0
 
 
 class BucketedBatches(Sampler[list[int]]):

@@ -4,6 +4,7 @@ import base64
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +15,10 @@ import numpy as np
 from ..files.output import write_text
 from ..files.pages import render_page
 from ..files.versions import versions_of
+from ..models.image_reading import ImageReadingError, load_image, to_mode
 from . import curve_panels, outcome
 from .confusion_figure import MOST_CLASSES, write_matrix
-from .data import Split, decode
+from .data import Split
 from .labels import distinguish, names_of
 from .recipes import dump
 from .run import Run, in_words
@@ -249,12 +251,12 @@ def _pictures(held_out: HeldOut, files: Sequence[str], rows: Iterable[int]) -> I
     for row in rows:
         index, label, ranked, probabilities = (column[row] for column in columns)
         index, predicted = int(index), int(ranked[0])
-        sample = held_out.split.samples[index][held_out.split.image_column]
-        image = decode(sample, lambda height, width: (_PICTURE_SIZE, _PICTURE_SIZE))
-        if image is not None:
+        file = held_out.split.image(held_out.split.samples[index], index)
+        with suppress(ImageReadingError):
+            image = to_mode(load_image(file, lambda height, width: (_PICTURE_SIZE, _PICTURE_SIZE)), "RGB")
             image.thumbnail((_PICTURE_SIZE, _PICTURE_SIZE))
             content = io.BytesIO()
-            image.convert("RGB").save(content, "JPEG", quality=80)
+            image.save(content, "JPEG", quality=80)
             data = "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
             names = held_out.names[int(label)], held_out.names[predicted]
             yield _Picture(files[index] or f"row {index}", data, *names, float(probabilities[0]))

@@ -22,20 +22,20 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from filelock import FileLock
 from huggingface_hub import cached_assets_path
 from tqdm import tqdm
 
 from ..files.output import new_file, write_text
 from .columns import find_column, find_label_column, is_image
+from .folders import EXTENSIONS
 from .shards import HEADER, ShardIndex, map_table, open_file
 
 _VERSION = 1
 _THREADS = 8  # for reading shards
 _SCHEMA = pa.schema({"position": pa.int64(), "size": pa.int64(), "rows": pa.int32(), "label": pa.int32()})
 _STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "last_modified")  # keys of fsspec's file systems
-_IMAGES = frozenset(extension[1:] for extension in ImageFolder.EXTENSIONS)
+_IMAGES = frozenset(extension[1:] for extension in EXTENSIONS)
 
 
 class Columns(NamedTuple):

@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 from ..files.output import new_file, write_json
 from ..files.reading import read_json_object
-from .data import Split, decode, open_split
+from ..models.image_reading import ImageReadingError, load_image, to_mode
+from .data import Split, open_split
 from .folders import load_folder
 from .identity import describe, identify_data
 from .orders import ShuffledOrder
@@ -163,7 +164,7 @@ def _write_shard(plan: ShardPlan, split_name: str, number: int, file: Path) -> N
     with new_file(file) as draft, tarfile.open(draft, "w", format=tarfile.USTAR_FORMAT) as archive:
         for row in map(int, rows):
             sample = split.samples[row]
-            found = _encode(sample[split.image_column], plan)
+            found = _encode(split.image(sample, row), plan)
             if found is None:
                 continue
             _add(archive, f"{row:09d}.{found[0]}", found[1])
@@ -177,21 +178,19 @@ def _encode(image: dict, plan: ShardPlan) -> tuple[str, bytes] | None:
         content = image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes()
         kinds = (kind for magic, kind in _MAGIC.items() if content.startswith(magic))
         return next(kinds, Path(image["path"] or ".jpg").suffix[1:].lower()), content
-    picture = decode(image)
-    if picture is None:
+    try:
+        picture = load_image(image, name=image["path"])
+        picture = to_mode(picture, "L" if picture.mode == "L" else "RGB", name=image["path"])
+    except ImageReadingError as error:
+        tqdm.write(f"omitted: {error}")
         return None
     scale = plan.size / min(picture.size)
     if scale < 1:
         width, height = (max(round(side * scale), plan.size) for side in picture.size)
-        picture = _plain(picture).resize((width, height), Image.Resampling.BICUBIC)
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
     content = io.BytesIO()
-    _plain(picture).save(content, "JPEG", quality=plan.quality)
+    picture.save(content, "JPEG", quality=plan.quality)
     return "jpg", content.getvalue()
-
-
-def _plain(picture: Image.Image) -> Image.Image:
-    """Convert an image to a mode that JPEG supports."""
-    return picture if picture.mode in ("RGB", "L") else picture.convert("RGB")
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -238,8 +238,10 @@ class Shards:
 
     def _row_of_table(self, table: pa.Table, row: int) -> dict[str, Any]:
         sample = table.slice(row - int(self._first_rows[self._unit_of(row)]), 1).to_pylist()[0]
-        if isinstance(content := sample[self.index.image_column], bytes):
-            sample[self.index.image_column] = {"bytes": content, "path": None}
+        content = sample[self.index.image_column]
+        if isinstance(content, bytes):
+            content = {"bytes": content, "path": None}
+        sample[self.index.image_column] = content and content | {"bytes": content["bytes"] or b""}  # opens no path
         if (label := self.index.label_column) is not None:
             sample[label] = self._number(sample[label])
         return sample

@@ -2,6 +2,7 @@
 
 import glob
 import gzip
+import logging
 import os
 import re
 import struct
@@ -15,11 +16,17 @@ import numpy as np
 from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetGenerationError
 from datasets.naming import camelcase_to_snakecase
+from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from ..files.messages import did_you_mean
+from ..files.contents import in_words
+from ..files.image_files import IMAGE_SUFFIXES
+from ..files.messages import did_you_mean, shorten
+from .columns import is_image
 from .folders import load_folder
+
+logger = logging.getLogger(__name__)
 
 _VALIDATION = re.compile(r"\b(val|valid|dev)\b")  # other names of this split
 
@@ -36,7 +43,8 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
         streaming: read parquet and tar files in place; always so for addresses.
 
     Raises:
-        ValueError: there is no such data set or split; the message is one sentence.
+        ValueError: there is no such data set or split, or its rows name files outside of its folder; the message is one
+            sentence.
     """
     if found := _VALIDATION.search(split):
         names = names_of_splits(name, config)
@@ -55,10 +63,48 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
         if streaming and reader["path"] != "imagefolder":
             files = reader.get("data_files") or datasets.load_dataset_builder(name, name=config).config.data_files
             return _shards_of(files or {}, name, split)
-        return datasets.load_dataset(**_without_patterns(reader), name=config, split=split)
+        if reader["path"] == "imagefolder":
+            _warn_of_unlisted(path)
+        samples: Any = datasets.load_dataset(**_without_patterns(reader), name=config, split=split)
+        if samples.info.builder_name != "imagefolder":  # whose paths come from a listing, not from the data
+            _check_paths(samples, path if path.is_dir() else path.parent if "data_files" in reader else None)
+        return samples
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise ValueError(f"cannot read split {split!r} of {name}: {reason}") from error
+
+
+def _check_paths(samples: datasets.Dataset, folder: Path | None) -> None:
+    """Check that images without bytes are files in the folder of the data set.
+
+    Other paths could be any file or device of this machine, which the author of a table has no right to.
+
+    Raises:
+        ValueError: an image is elsewhere.
+    """
+    inside = None if folder is None else os.path.abspath(folder) + os.sep
+    for column in (name for name, feature in samples.features.items() if is_image(feature)):
+        contents, paths = samples.data.column(column).flatten()
+        for path in paths.filter(contents.is_null()).drop_null().to_pylist():
+            if inside is None or not os.path.abspath(path).startswith(inside):
+                raise ValueError(
+                    f"an image of column {column} has no bytes, only the path {shorten(path)}, which is not in the "
+                    "folder of the data set; write the images into the table"
+                )
+
+
+def _warn_of_unlisted(folder: Path) -> None:
+    """Name the images that `datasets` does not list in a folder; it only lists suffixes that it knows."""
+    missing = sorted(
+        str(file)
+        for file in folder.rglob("*")
+        if file.suffix.lower() in IMAGE_SUFFIXES and file.suffix.lower() not in ImageFolder.EXTENSIONS
+    )
+    if missing:
+        logger.warning(
+            f"{len(missing)} images of {folder} are left out, because `datasets` does not list files of their formats: "
+            f"{in_words(missing)}. Convert them to JPEG, or arrange the folder as CLASS/IMAGE"
+        )
 
 
 def names_of_splits(name: str, config: str | None = None) -> list[str]:

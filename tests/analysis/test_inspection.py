@@ -95,7 +95,7 @@ def test_the_page_is_complete_and_self_contained(report):
 
 
 def test_an_unreadable_image_is_reported_in_the_page(report):
-    assert "broken.png is not an image in a format that Pillow reads" in Page((report / "report.html").read_text()).text
+    assert "broken.png is not an image" in Page((report / "report.html").read_text()).text
 
 
 def test_an_unreadable_image_is_reported_by_the_command(tmp_path, capsys):

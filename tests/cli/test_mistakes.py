@@ -71,7 +71,7 @@ COMMANDS = [
     ("predict empty photo.png", "empty holds no config.json (expected a folder that convert, training or save_pret"),
     ("predict photo.png model", "model holds no images (expected files that end in .jpg"),
     ("predict model nothing.jpg", "no such file: nothing.jpg"),
-    ("predict model text.jpg", "text.jpg is not an image in a format that Pillow reads"),
+    ("predict model text.jpg", "text.jpg is not an image"),
     ("predict noweights photo.png", "no file named model.safetensors, or pytorch_model.bin, found in directory now"),
     ("embed model photo.png --output f.csv --device cuda:99", "; `hf-vit env` lists the devices"),
     ("embed model photo.png --output f.csv --device cuda --backend openvino", "computes on the CPU, but --device is "),

@@ -141,11 +141,13 @@ def test_the_command_writes_a_script_that_needs_no_torch(
     for path in photographs[:2]:
         shutil.copy(path, tmp_path / "some")
     (tmp_path / "some" / "text.jpg").write_text("no image")
+    Image.open(photographs[0]).convert("RGB").save(tmp_path / "some" / "postscript.jpg", "EPS")  # starts a program
     command[6:] = [str(tmp_path / "some")]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", env={**environment, "PYTHONUTF8": "1"})
     assert done.returncode == 1
     assert done.stdout.count("some/") == 2
-    assert f"cannot classify {tmp_path / 'some' / 'text.jpg'}: cannot identify image file" in done.stderr
+    for name in ("text.jpg", "postscript.jpg"):
+        assert f"cannot classify {tmp_path / 'some' / name}: cannot identify" in done.stderr
 
 
 @pytest.mark.parametrize(

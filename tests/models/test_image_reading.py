@@ -5,6 +5,7 @@ import functools
 import http.server
 import io
 import logging
+import sys
 import threading
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 import torch
 from PIL import Image, features
 
-from hf_vit.models.image_reading import ImageReadingError, decode, logger, read_image
+from hf_vit.models import image_reading
+from hf_vit.models.image_reading import ImageReadingError, logger, read_image
 
 HEIGHT, WIDTH = 11, 17
 RNG = np.random.default_rng(7)
@@ -129,7 +131,7 @@ def test_sixteen_bits_keep_their_precision(kind):
     np.testing.assert_array_equal(levels, read(Image.fromarray(deep.astype(np.int32))))
     big_endian = Image.frombytes("I;16B", (WIDTH, HEIGHT), deep.astype(">u2").tobytes())
     np.testing.assert_array_equal(levels, read(big_endian))
-    with pytest.raises(ImageReadingError, match=r"integers go from 0 to 65536 \(expected 16 bits"):
+    with pytest.raises(ImageReadingError, match=r"integers .* 0 to 65536"):
         read(Image.fromarray(np.array([[0, 65536]], dtype=np.int32)))
 
 
@@ -309,10 +311,10 @@ def test_values_are_kept_without_rescaling():
         (torch.full((6, 6, 3), 2.0).to(torch.float8_e4m3fn), r"photo has values from 2 to 2"),
         (Image.new("RGB", (0, 5)), r"photo is empty: its shape is \(3, 5, 0\)"),
         (17, "cannot read photo: expected a path, URL, bytes, PIL image, NumPy array or tensor, got int"),
-        (b"", "photo is not an image in a format that Pillow reads"),
-        (b"Dear Sir or Madam,", "photo is not an image in a format that Pillow reads"),
+        (b"", "photo is not an image"),
+        (b"Dear Sir or Madam,", "photo is not an image"),
         ("nowhere.jpg", "cannot read photo: .*No such file or directory: '.*nowhere.jpg'"),
-        (".", "cannot read photo: .*directory"),
+        (".", "cannot read photo"),
         ("data:image/png;base64,!", "photo "),
     ],
 )
@@ -357,7 +359,33 @@ def test_checksums_of_a_png_are_verified(of):
     Image.fromarray(pixels).save(file, "PNG", compress_level=0)
     whole, damaged = file.getvalue(), bytearray(file.getvalue())
     damaged[whole.index(b"IDAT") + 40] ^= 4
-    assert (decode(whole, None, "photo") == pixels).all()
+    assert (read(whole) == pixels).all()
     source = bytes(damaged) if of is bytes else Image.open(io.BytesIO(damaged))
     with pytest.raises(ImageReadingError, match="cannot read photo: the checksum of its IDAT is wrong"):
-        decode(source, None, "photo")
+        read(source, name="photo")
+
+
+# HEIC, with and without pillow-heif
+
+
+@pytest.fixture
+def formats_found_anew():
+    image_reading._formats.cache_clear()
+    yield
+    image_reading._formats.cache_clear()
+
+
+@pytest.mark.parametrize("brand", [b"heic", b"mif1"])
+def test_heic_is_read_with_pillow_heif(formats_found_anew, brand):
+    """The first brand is that of phones; files of other programs begin with the general one."""
+    plugin = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
+    plugin.register_heif_opener()  # to write it
+    heic = encode(Image.fromarray(COLOUR).resize((64, 48)), "HEIF").replace(b"ftypheic", b"ftyp" + brand)
+    np.testing.assert_array_equal(read(heic), np.asarray(plugin.open_heif(io.BytesIO(heic))))
+
+
+@pytest.mark.parametrize("brand", [b"heic", b"mif1"])
+def test_heic_is_refused_with_the_remedy(formats_found_anew, brand, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(ImageReadingError, match="pip install pillow-heif"):
+        read_image(b"\0\0\0\x18ftyp" + brand + bytes(40))

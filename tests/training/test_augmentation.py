@@ -13,7 +13,6 @@ from hf_vit.training.augmentation import (
     crop_and_resize,
     sample_generator,
     sample_inception_box,
-    to_mode,
 )
 from hf_vit.training.randaugment import OPERATIONS, randaugment
 
@@ -125,11 +124,6 @@ def test_resmall_crop_takes_a_grey_image():
     window = transform(image, sample_generator(0, 0, 0))[..., 0]
     windows = [np.asarray(image)[top : top + 4, left : left + 5] for top in range(3) for left in range(4)]
     assert any(np.array_equal(window, candidate) for candidate in windows)
-
-
-def test_sixteen_bit_grey_is_scaled_to_eight_bits():
-    image = Image.fromarray(np.array([[0, 65535], [256, 32768]], np.uint16))
-    assert np.array_equal(np.asarray(to_mode(image, "L")), [[0, 255], [1, 128]])
 
 
 def ramp() -> Image.Image:

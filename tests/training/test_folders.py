@@ -67,7 +67,8 @@ def test_the_splits_are_those_of_datasets(layout, tmp_path):
 
 
 def index_of(root: Path) -> Path:
-    name = folders.hashlib.sha256(str(root).encode()).hexdigest()[:16]
+    key = json.dumps([str(root), sorted(folders.EXTENSIONS)])
+    name = folders.hashlib.sha256(key.encode()).hexdigest()[:16]
     return cached_assets_path("hf_vit", "folders", name) / "index"
 
 

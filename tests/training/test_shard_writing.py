@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from hf_vit.cli.command_line import main
+from hf_vit.models.image_reading import load_image
 from hf_vit.training import shard_writing
-from hf_vit.training.data import decode, open_split
+from hf_vit.training.data import open_split
 from hf_vit.training.sources import load_split
 
 from .test_data import picture
@@ -24,7 +25,7 @@ def folder(tmp_path):
 def contents(split) -> set:
     """Pixels and class names, whatever the order."""
     rows = (split.samples[row] for row in range(len(split)))
-    return {(decode(row[split.image_column]).tobytes(), split.label_names[split.label(row)]) for row in rows}
+    return {(load_image(row[split.image_column]).tobytes(), split.label_names[split.label(row)]) for row in rows}
 
 
 def test_shards_hold_the_images_and_datasets_reads_them(folder, tmp_path, capsys):
@@ -48,7 +49,7 @@ def test_images_are_resized_and_kept_where_they_are_small(folder, tmp_path):
     picture(3).resize((40, 90)).save(folder / "train" / "owl" / "90.png")
     main(["shard", str(folder), str(tmp_path / "out"), "--size", "30", "--splits", "train", "--workers", "1"])
     split = open_split(load_split(str(tmp_path / "out"), "train", streaming=True))
-    pictures = [decode(split.samples[row]["jpg"]) for row in range(len(split))]
+    pictures = [load_image(split.samples[row]["jpg"]) for row in range(len(split))]
     sizes = [image.size for image in pictures]
     assert (len(sizes), sizes.count((30, 68)), sizes.count((14, 9))) == (18, 1, 17)
     assert sum(image.mode == "L" for image in pictures) == 1

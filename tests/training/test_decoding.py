@@ -1,0 +1,230 @@
+"""Images of a data set: training and evaluation decode alike, within limits, and unreadable ones are listed by name."""
+
+import io
+import os
+import struct
+import zlib
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image, features
+
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.models.image_reading import ImageReadingError, read_size
+from hf_vit.training.assembly import open_named, train_transform
+from hf_vit.training.augmentation import TrainTransform
+from hf_vit.training.data import SKIPPED_IMAGES, EvalSamples, Split, TrainSamples, open_split
+from hf_vit.training.identity import identify_data
+from hf_vit.training.native import NativeSamples
+from hf_vit.training.settings import EvaluateSettings, FinetuneSettings
+from hf_vit.training.sources import load_split
+
+HEIGHT, WIDTH = 8, 12
+RNG = np.random.default_rng(3)
+COLOR = Image.fromarray(RNG.integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8))
+GRAY = Image.fromarray(RNG.integers(0, 256, (HEIGHT, WIDTH), np.uint8))
+ALPHA = Image.fromarray(RNG.integers(0, 256, (HEIGHT, WIDTH), np.uint8))
+DEEP = RNG.integers(0, 65536, (HEIGHT, WIDTH), np.uint16)
+RGBA = Image.merge("RGBA", (*COLOR.split(), ALPHA))
+PALETTE = COLOR.quantize(8)
+
+
+def encode(image: Image.Image, kind: str = "PNG", **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def rotated() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return encode(COLOR.transpose(Image.Transpose.ROTATE_90), "JPEG", exif=exif)
+
+
+FILES = {
+    "RGB PNG": encode(COLOR),
+    "RGB JPEG": encode(COLOR, "JPEG"),
+    "L JPEG": encode(GRAY, "JPEG"),
+    "CMYK JPEG": encode(COLOR.convert("CMYK"), "JPEG"),
+    "EXIF-rotated JPEG": rotated(),
+    "RGBA PNG": encode(RGBA),
+    "LA PNG": encode(Image.merge("LA", (GRAY, ALPHA))),
+    "P PNG": encode(PALETTE),
+    "P PNG, one transparent color": encode(PALETTE, transparency=3),
+    "P PNG, alpha of each color": encode(PALETTE, transparency=bytes(range(0, 240, 30))),
+    "RGB PNG, a transparent color": encode(COLOR, transparency=COLOR.getpixel((2, 3))),
+    "L PNG, a transparent level": encode(GRAY, transparency=GRAY.getpixel((2, 3))),
+    "1 PNG": encode(GRAY.convert("1")),
+    "I;16 PNG": encode(Image.fromarray(DEEP)),
+    "I;16 TIFF": encode(Image.fromarray(DEEP), "TIFF"),
+    "I;16B TIFF": encode(Image.frombytes("I;16B", (WIDTH, HEIGHT), DEEP.astype(">u2").tobytes()), "TIFF"),
+    "I TIFF": encode(Image.fromarray(DEEP.astype(np.int32)), "TIFF"),
+    "F TIFF": encode(Image.fromarray((DEEP / 65535).astype(np.float32)), "TIFF"),
+    "PA TIFF": encode(PALETTE.convert("PA"), "TIFF"),
+    "RGBA TIFF": encode(RGBA, "TIFF"),
+    "GIF": encode(PALETTE, "GIF"),
+    "GIF, a transparent color": encode(PALETTE, "GIF", transparency=3),
+    "BMP": encode(COLOR, "BMP"),
+    "PPM": encode(COLOR, "PPM"),
+    "RGBA WebP": encode(RGBA, "WEBP", lossless=True),
+    **({"RGBA AVIF": encode(RGBA, "AVIF")} if features.check("avif") else {}),
+}
+DEEP_FILES = {name for name in FILES if name.startswith(("I", "F"))}
+UNCHANGED = TrainTransform((HEIGHT, WIDTH), "none", flip=False)
+
+
+def split_of(*contents: bytes | None, paths=None) -> Split:
+    rows = [{"bytes": content, "path": path} for content, path in zip(contents, paths or [None] * 99, strict=False)]
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    return open_split(datasets.Dataset.from_dict({"image": rows, "label": [0] * len(rows)}, features=kinds))
+
+
+def levels_of(processor: Any, image: Any) -> np.ndarray:
+    """Levels of the image processor alone, without resize: (height, width, channels)."""
+    plain = processor(image, do_resize=False, do_rescale=False, do_normalize=False, return_tensors="np")
+    return plain["pixel_values"][0].transpose(1, 2, 0)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_training_decodes_like_the_image_processor(name):
+    """Training has 8 bits, so that deeper images are rounded."""
+    split = split_of(FILES[name])
+    expected = levels_of(HfViTImageProcessor(), FILES[name])
+    trained = TrainSamples(split, UNCHANGED, 0)[0]
+    assert trained["skipped"] == 0
+    assert np.abs(trained["image"] - expected).max() <= (0.5 if name in DEEP_FILES else 0)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_evaluation_and_features_decode_like_the_image_processor(name):
+    processor: Any = HfViTImageProcessor(size={"height": HEIGHT, "width": WIDTH})
+    sample = EvalSamples(split_of(FILES[name]), processor, (HEIGHT, WIDTH))[0]
+    assert sample["valid"]
+    assert np.array_equal(sample["image"], processor(FILES[name], return_tensors="np")["pixel_values"][0])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_native_training_decodes_like_the_image_processor(name):
+    split = split_of(FILES[name])
+    samples = NativeSamples(split, UNCHANGED, 0, "natural", (4, 4), 6)
+    processor: Any = HfViTImageProcessor(preset="native", patch_size=4, max_num_patches=6)
+    expected = processor(FILES[name], do_rescale=False, do_normalize=False, return_tensors="np")
+    assert samples.count_patches(0) == 6
+    assert samples[0]["spatial_shapes"].tolist() == expected["spatial_shapes"][0].tolist() == [2, 3]
+    assert np.abs(samples[0]["image"] - expected["pixel_values"][0]).max() <= (0.5 if name in DEEP_FILES else 0)
+
+
+def test_transparent_parts_show_the_background_of_the_model():
+    processor = HfViTImageProcessor(background=[200, 100, 50])
+    settings = FinetuneSettings(model="m", dataset="d", output_dir="o", crop="none", flip=False)
+    config = type("Config", (), {"image_size": (HEIGHT, WIDTH), "num_channels": 3})
+    trained = TrainSamples(split_of(FILES["RGBA PNG"]), train_transform(settings, processor, config), 0)[0]["image"]
+    color, alpha = np.asarray(COLOR, np.float64), np.asarray(ALPHA, np.float64)[..., None] / 255
+    assert np.abs(trained - (color * alpha + np.array([200, 100, 50]) * (1 - alpha))).max() <= 0.5 + 1e-9
+
+
+# Limits
+
+
+def png_of(width: int, height: int) -> bytes:
+    """PNG of one bit per pixel, all zeros."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    lines = zlib.compress(bytes(height * (1 + -(-width // 8))), 9)
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+
+
+def eps() -> bytes:
+    return encode(COLOR, "EPS")
+
+
+def qoi() -> bytes:
+    return b"qoif" + struct.pack(">IIBB", 1, 1, 3, 0) + b"\xfe\x01\x02\x03" + bytes(7) + b"\x01"
+
+
+@pytest.mark.parametrize("content", [png_of(13_300, 13_300), eps(), qoi(), b"", b"nothing"], ids=range(5))
+def test_what_no_command_decodes_is_an_unreadable_image(content, caplog):
+    """Too many pixels; PostScript, for which Pillow starts a program; a format that is not on the list; no image."""
+    split = split_of(content, FILES["RGB PNG"], paths=["bad.jpg", "good.png"])
+    assert TrainSamples(split, UNCHANGED, 0)[0]["label"] == 0
+    assert not EvalSamples(split, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))[0]["valid"]
+    with pytest.raises(ImageReadingError):
+        read_size(content)
+    samples = NativeSamples(split, UNCHANGED, 0, "natural", (4, 4), 6)
+    assert sorted(samples.count_patches(position) for position in range(2)) == [0, 6]
+    assert caplog.text.count("bad.jpg") == 1
+
+
+# Paths in the rows of a table
+
+
+def table_of(file, *paths: str) -> None:
+    """Write a table whose last row has its bytes and whose other rows have paths alone."""
+    rows = [{"bytes": None, "path": path} for path in paths] + [{"bytes": FILES["RGB PNG"], "path": "/etc/passwd"}]
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    columns = {"image": rows, "label": [0] * len(rows)}
+    pq.write_table(pa.table(columns, schema=kinds.arrow_schema), file)
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "outside.png", "data/../outside.png", "https://example.com/a.png"])
+def test_a_table_names_no_file_outside_of_its_folder(tmp_path, path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "outside.png").write_bytes(FILES["RGB PNG"])
+    table_of(tmp_path / "data" / "train.parquet", path)
+    for name in ("data", "data/train.parquet"):
+        with pytest.raises(ValueError, match="has no bytes"):
+            load_split(name, "train")
+    streamed = open_split(load_split("data", "train", streaming=True))
+    samples = EvalSamples(streamed, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))
+    assert [bool(samples[row]["valid"]) for row in range(2)] == [False, True]
+
+
+def test_a_table_names_regular_files_of_its_folder(tmp_path):
+    (tmp_path / "inside.png").write_bytes(FILES["RGB PNG"])
+    os.mkfifo(tmp_path / "pipe.png")
+    table_of(tmp_path / "train.parquet", str(tmp_path / "inside.png"), str(tmp_path / "pipe.png"))
+    split = open_split(load_split(str(tmp_path), "train"))
+    assert identify_data(split)["images"] == 3  # reading the pipe would wait forever
+    samples = EvalSamples(split, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))
+    assert [bool(samples[row]["valid"]) for row in range(3)] == [True, False, True]
+
+
+# Unreadable images are listed
+
+
+def test_unreadable_images_are_listed_once_in_the_output_folder(tmp_path, caplog):
+    for label in ("cat", "dog"):
+        folder = tmp_path / "data" / "train" / label
+        folder.mkdir(parents=True)
+        for number in range(12):
+            (folder / f"{number}.jpg").write_bytes(FILES["RGB JPEG"] if number % 2 else b"broken")
+        (folder / "phone.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + bytes(40))
+    settings = EvaluateSettings(model="m", dataset=str(tmp_path / "data"), output_dir=str(tmp_path / "out"))
+    for _ in range(2):
+        split = open_named(settings, "train")
+        samples = EvalSamples(split, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))
+        assert sum(samples[row]["valid"] for row in range(len(split))) == 12
+        trained = TrainSamples(split, UNCHANGED, 0)
+        assert sum(trained[position]["skipped"] > 0 for position in range(26)) > 0
+    lines = (tmp_path / "out" / SKIPPED_IMAGES).read_text().splitlines()
+    assert len(lines) == len(set(lines)) == 14
+    assert all(
+        sum(f"{label}/{number}.jpg" in line for line in lines) == 1
+        for label in ("cat", "dog")
+        for number in range(0, 12, 2)
+    )
+    assert sum("phone.HEIC" in line for line in lines) == 2
+    assert len(caplog.records) == 10  # the others are only in the file
+
+
+def test_a_folder_without_a_readable_image_says_why():
+    with pytest.raises(ValueError, match=r"2 images .* bad\.jpg"):
+        TrainSamples(split_of(b"", b"", paths=["bad.jpg", "bad.jpg"]), UNCHANGED, 0)[0]
