@@ -140,6 +140,9 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         except (OSError, ImportError, MemoryError, NotImplementedError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            caused_by_caller = not kwargs["ignore_mismatched_sizes"] or torch.get_default_device().type == "meta"
+            if isinstance(error, RuntimeError) and caused_by_caller:
+                raise
             if found := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)):
                 config_class: Any = cls.config_class
                 known = {*config_class.argument_names(), *WHERE, "device_map", "verify"}
