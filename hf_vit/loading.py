@@ -140,7 +140,10 @@ def find_adapter(name: str | os.PathLike, **where: Any) -> str | None:
     """Return the path of the adapter_config.json of a PEFT adapter, a folder or a name on the Hub; else None."""
     if os.path.isfile(os.path.join(name, "config.json")):  # a whole model
         return None
-    return find_adapter_config_file(str(name), **where)
+    try:
+        return find_adapter_config_file(str(name), **where)
+    except ValueError:  # neither a folder nor a name on the Hub
+        return None
 
 
 def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], settings: dict[str, Any]) -> Any:

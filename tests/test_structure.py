@@ -107,13 +107,3 @@ def test_files_that_travel_to_the_hub(name):
             assert (node.module or "").split(".")[0] in allowed
     # transformers searches the text for imports, docstrings included
     assert "hf_vit." not in "\n".join(line for line in text.splitlines() if "import " in line)
-
-
-def test_no_two_files_import_each_other():
-    circles = {
-        (name, other)
-        for name in FILES
-        for module in imports_of(name)
-        if (other := file_of(module)) not in (None, name) and name in reach_of(other)
-    }
-    assert not {pair for pair in circles if not pair[0].endswith("__init__.py")}
