@@ -142,7 +142,7 @@ def find_adapter(name: str | os.PathLike, **where: Any) -> str | None:
         return None
     try:
         return find_adapter_config_file(str(name), **where)
-    except ValueError:  # neither a folder nor a name on the Hub
+    except (OSError, ValueError):  # neither a folder nor on the Hub
         return None
 
 
