@@ -35,7 +35,7 @@ _PLACES = [  # of a label beside its point: offset in points, alignment
     ((-8, 14), ("right", "bottom")),
     ((-8, -14), ("right", "top")),
 ]
-BACKENDS = {  # name in the table: dtype and backend of `optimize_for_inference`
+BACKENDS = {  # name in the table: dtype and backend of `use_backend`
     "torch": ("float32", "torch"),
     "torch bf16": ("bfloat16", "torch"),
     "OpenVINO": ("float32", "openvino"),
@@ -171,6 +171,8 @@ def measure(options: argparse.Namespace) -> dict:
     """Images a second of each backend, and the largest difference of its logits from those of torch."""
     import torch
 
+    import hf_vit
+
     [kind] = (kind for kind in kinds() if kind.name == options.apart)
     torch.manual_seed(0)
     model = build(kind)
@@ -182,7 +184,7 @@ def measure(options: argparse.Namespace) -> dict:
         for name, (dtype, backend) in BACKENDS.items():
             one = type(model).from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
             try:
-                one = one.optimize_for_inference(batch_size=1, backend=backend)
+                one = hf_vit.use_backend(one, backend)
             except (ImportError, ValueError) as error:
                 report_progress(f"{kind.name}: {name} takes no part: {error}")
                 continue

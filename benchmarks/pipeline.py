@@ -150,11 +150,12 @@ def _our_model(folder: Path, dtype: str) -> Any:
     return load_model(folder / "hf_vit", dtype=getattr(torch, dtype))
 
 
-def _ours(options: argparse.Namespace, files: list[str], dtype: str, **backend: str) -> _Contestant:
+def _ours(options: argparse.Namespace, files: list[str], dtype: str, backend: str = "torch") -> _Contestant:
+    import hf_vit
     from hf_vit.loading import load_processor
     from hf_vit.prediction import predict_batches
 
-    model = _our_model(options.folder, dtype).optimize_for_inference(batch_size=_BATCH, **backend)
+    model = hf_vit.use_backend(_our_model(options.folder, dtype), backend, _BATCH)
     processor = load_processor(options.folder / "hf_vit")
 
     def classify() -> list[int]:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from . import analysis as analysis
+    from . import backends as backends
     from . import conversion as conversion
     from .backends.choosing import use_backend as use_backend
-    from .backends.quantization import quantize as quantize
-    from .backends.quantized_forward import use_quantized as use_quantized
     from .hub.pushing import push as push
     from .hub.pushing import push_saved as push_saved
     from .hub.remote_code import add_code as add_code
@@ -34,6 +33,7 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from .models.modeling_masked_patch_prediction import (
         HfViTHybridForMaskedPatchPrediction as HfViTHybridForMaskedPatchPrediction,
     )
+    from .quantization import quantize as quantize
 
 __version__ = "0.1.0"
 
@@ -61,10 +61,9 @@ _HOME = {
     "push_saved": ".hub.pushing",
     "add_code": ".hub.remote_code",
     "use_backend": ".backends.choosing",
-    "quantize": ".backends.quantization",
-    "use_quantized": ".backends.quantized_forward",
+    "quantize": ".quantization",
 }
-_MODULES = ("conversion", "analysis")
+_MODULES = ("conversion", "analysis", "backends")
 
 __all__ = ["__version__", *_HOME, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -51,8 +51,7 @@ def load(
         preset: resizing and cropping of the processor, a preset of `HfViTImageProcessor`; None: the stored one. Mean
             and standard deviation are kept, since the weights depend on them.
         patch_size: as in `set_patch_size`, an int or (height, width); None: the stored one.
-        backend: return what `optimize_for_inference` returns with this backend. None: return the model itself; the
-            int8 program computes, if `hf-vit quantize` wrote the folder.
+        backend: see `hf_vit.use_backend`. None: "int8" if `hf-vit quantize` wrote the folder, otherwise "eager".
         settings: more arguments of `from_pretrained`. Those that locate files (`revision`, `token`, `cache_dir`,
             `subfolder`, ...) hold for the processor too.
 
@@ -86,8 +85,8 @@ def load(
             model = _class_for(stored, name).from_pretrained(name, _warns_of_int8=False, **settings)
             trusted = settings.get("trust_remote_code", False)
             processor = load_processor(name, trusted, **where) or _make_processor(name, model.config, where)
-            if backend is None:
-                _use_int8_program(model, name, where)
+            if backend is None and find_file(name, QUANTIZATION_RECORD, where) is not None:
+                backend = "int8"
     if patch_size is not None:
         model.set_patch_size(patch_size, image_size, processor_follows=True)
         model.config.grid_of(*as_pair(model.config.image_size))  # raises if the patches do not divide it
@@ -99,7 +98,9 @@ def load(
         processor = with_resizing_of(_as_ours(processor, model.config), preset, model.config)
     sync_processor_size(model, processor, name, asked=image_size is not None or preset is not None)
     if backend is not None:
-        model = model.optimize_for_inference(backend=backend)
+        from .backends.choosing import use_backend  # imports torch's exporters
+
+        model = use_backend(model, backend, **where)
     return model, processor
 
 
@@ -211,15 +212,6 @@ def find_better(folder: str | os.PathLike) -> Path | None:
     if not isinstance(reached, float) or not isinstance(last, float):
         return None
     return best if (reached < last if name == "loss" else reached > last) else None
-
-
-def _use_int8_program(model: Any, name: str | os.PathLike, where: dict[str, Any]) -> None:
-    """Use the int8 program that `hf-vit quantize` saved beside a model, if there is one."""
-    if (record := find_file(name, QUANTIZATION_RECORD, where)) is not None:
-        from .backends.quantized_forward import use_quantized
-
-        files = {file: find_file(name, file, where) for file in ("program.xml", "program.bin")}
-        use_quantized(model, {QUANTIZATION_RECORD: record, **files})
 
 
 def load_model(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from .loading import load
 from .models.configuration_hf_vision import scores_of
@@ -295,9 +296,9 @@ def _compute(
 
 
 def _computes_in_workers(model: Any) -> bool:
-    """Tell whether several threads can compute with a model at once, and are faster."""
+    """Tell whether several threads can compute with a model at once, and are faster; a backend has its own threads."""
     is_compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
-    if model.device.type != "cpu" or is_compiled or "forward" in vars(model):  # a backend has threads of its own
+    if model.device.type != "cpu" or is_compiled or not isinstance(model, PreTrainedModel):
         return False
     return not any(
         module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook") for module in model.modules()
@@ -360,7 +361,7 @@ def classify(model: Any, processor: Any, images: Any, top_k: int = 5) -> list[li
 
 
 def _check_classifier(model: Any) -> None:
-    if not hasattr(model, "classifier"):
+    if not (hasattr(model, "classifier") or getattr(model, "is_classifier", False)):
         raise ValueError(f"cannot classify: {type(model).__name__} has no classification head; load a classifier")
 
 

@@ -72,6 +72,15 @@ def fresh_accelerator(monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def quantized(tmp_path_factory) -> Path:
+    """A folder of `hf-vit quantize`; the float32 folder and the images are beside it."""
+    pytest.importorskip("nncf", reason="nncf (extra quantization) is not installed")
+    from .quantized import write_quantized
+
+    return write_quantized(tmp_path_factory.mktemp("quantized"))
+
+
+@pytest.fixture(scope="session")
 def possessions(tmp_path_factory) -> Path:
     """A folder that has what the pages take for granted, and beside it what stands in for downloads."""
     root = tmp_path_factory.mktemp("possessions")

@@ -351,7 +351,6 @@ SHOWN_AS = {
     "push_saved": "hf_vit.push_saved(",
     "quantize": "hf-vit quantize",
     "use_backend": 'backend="openvino"',
-    "use_quantized": "hf-vit quantize",  # hf_vit.load calls it
 }
 
 

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "hub": {"files", "models", "registration", "variants", "catalog", "conversion"},
     "loading": {"files", "models", "registration", "variants", "catalog", "conversion", "backends"},
 }
-MAY_IMPORT["prediction"] = {*MAY_IMPORT["loading"], "loading"}
+MAY_IMPORT["quantization"] = MAY_IMPORT["prediction"] = {*MAY_IMPORT["loading"], "loading"}
 MAY_IMPORT["training"] = {*MAY_IMPORT["prediction"], "prediction", "analysis"}
 MAY_IMPORT["evaluation"] = {*MAY_IMPORT["training"], "training"}
 EVERYTHING = {"cli", "demo", "__init__"}

@@ -1,5 +1,10 @@
-"""Backends that compute a forward in place of torch: OpenVINO and ONNX Runtime.
+"""Models that another library computes: OpenVINO, ONNX Runtime, and int8 programs of OpenVINO.
 
-`use_backend` replaces the forward of a model, on the instance, by a `BackendForward`; `train()`
-restores it. Calls that a backend cannot compute go to torch.
+Each is an object with the attributes and the forward of a model, for one image size. A call that its program cannot
+compute raises a ValueError; nothing is computed by PyTorch instead.
 """
+
+from .int8 import Int8Model
+from .program_model import ONNXRuntimeModel, OpenVINOModel, ProgramModel
+
+__all__ = ["Int8Model", "ONNXRuntimeModel", "OpenVINOModel", "ProgramModel"]

@@ -1,34 +1,33 @@
 """Choice of the backend of a model."""
 
-from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from transformers.utils import logging
 
+from ..conversion.programs import PROGRAM_MODELS
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vision import as_pair
-from ..models.pretrained import HfVisionPreTrainedModel
-from .forward import BackendForward
-from .runtimes import RUNTIMES
+from .int8 import Int8Model
+from .program_model import ONNXRuntimeModel, OpenVINOModel
 
 logger = logging.get_logger(__name__)
 
-BACKENDS = ("auto", "torch", *RUNTIMES)
+_PROGRAM_MODELS = {"openvino": OpenVINOModel, "onnxruntime": ONNXRuntimeModel}
+BACKENDS = ("auto", "eager", "torch", *_PROGRAM_MODELS, "int8")
 _WIDE, _MANY = 768, 8  # in bfloat16, `choose` takes torch from this hidden_size on, for fewer images than this
-_SUFFIXES = ("Model", "ForImageClassification")  # classes whose forward depends on the pixels alone
 
 
-def use_backend(model: Any, backend: str, batch_size: int = 1) -> Any:
-    """Compute the forwards of a model with a backend from now on; see `optimize_for_inference`.
+def use_backend(model: Any, backend: str, batch_size: int = 1, **where: Any) -> Any:
+    """Return a model that computes the same through a backend.
 
     Args:
-        model: a model of this package.
-        backend: "torch", "openvino", "onnxruntime", or "auto" for the fastest that is installed.
+        model: an encoder or classifier of this package; it is not changed.
+        backend: "eager" (the model itself), "torch" (`optimize_for_inference`), "openvino" (`OpenVINOModel`),
+            "onnxruntime" (`ONNXRuntimeModel`), "int8" (`Int8Model`, of the folder that the model was loaded from), or
+            "auto" for the fastest of torch and the installed ones in the model's own precision.
         batch_size: usual number of images of a forward.
-
-    Returns:
-        The model itself, in evaluation mode.
+        where: arguments of `from_pretrained` that locate files, such as `revision`, for "int8".
 
     Raises:
         ImportError: the backend's extra is not installed.
@@ -44,36 +43,17 @@ def use_backend(model: Any, backend: str, batch_size: int = 1) -> Any:
     if backend == "auto":
         backend = choose(model, batch_size)
         logger.info(f"the backend is {backend}")
+    if backend == "eager":
+        return model
     if backend == "torch":
         return model.optimize_for_inference(batch_size)
-    if problem := why_not(model, backend):
-        raise ValueError(f"cannot compute this model with {backend}: {problem}")
-    RUNTIMES[backend].module()
-    model.train().eval()  # removes an earlier backend
-    model.forward = BackendForward(model, backend, batch_size)
-    model.forward.prepare(as_pair(model.config.image_size))
-    return model
-
-
-def why_not(model: Any, backend: str) -> str | None:
-    """Return the reason why a backend cannot compute a model; None if it can."""
-    name = type(model).__name__
-    if not isinstance(model, HfVisionPreTrainedModel):
-        return f"its class {name} is not the installed one (load it with hf_vit.load)"
-    if not name.endswith(_SUFFIXES):
-        return f"{name} has no program (expected an encoder or a classifier)"
-    dtypes = RUNTIMES[backend].dtypes
-    if model.dtype not in dtypes or model.device.type != "cpu":
-        return f"it is in {model.dtype} on {model.device} (expected {_or(dtypes)} on the CPU)"
-    return None
-
-
-def _or(values: Iterable[Any]) -> str:
-    return " or ".join(map(str, values))
+    if backend == "int8":
+        return Int8Model(model, model.name_or_path, **where)
+    return _PROGRAM_MODELS[backend](model, batch_size)
 
 
 def choose(model: Any, batch_size: int = 1) -> str:
-    """Choose the fastest backend that is installed and computes this model, by a fixed rule.
+    """Choose the fastest backend that is installed and supports this model, by a fixed rule.
 
     The rule is from these times relative to torch's backend, with two threads, on an AMD EPYC of family 26 and an
     Intel Xeon of family 6, model 207 (AVX-512, no AMX), measured by benchmarks/inference.py:
@@ -89,11 +69,11 @@ def choose(model: Any, batch_size: int = 1) -> str:
     In float32 it prefers OpenVINO, then ONNX Runtime; in bfloat16 OpenVINO, but torch for wide models and few images.
     ResNets were not measured and use torch.
     """
-    if isinstance(model.config, HfBiTConfig):
+    if isinstance(model.config, HfBiTConfig) or not isinstance(model, PROGRAM_MODELS) or model.device.type != "cpu":
         return "torch"
     if model.dtype == torch.bfloat16 and model.config.hidden_size >= _WIDE and batch_size < _MANY:
         return "torch"
-    for name in ("openvino", "onnxruntime"):
-        if RUNTIMES[name].is_installed and why_not(model, name) is None:
+    for name, model_class in _PROGRAM_MODELS.items():
+        if find_spec(name) is not None and model.dtype in model_class.dtypes:
             return name
     return "torch"

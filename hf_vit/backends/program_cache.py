@@ -29,22 +29,23 @@ def cache_folder() -> Path:
     return Path(constants.HF_ASSETS_CACHE, "hf_vit", "programs")
 
 
-def cached(identity: str, make: Callable[[Path], None], load: Callable[[Path], _Loaded]) -> _Loaded:
+def cached(identity: str | None, make: Callable[[Path], None], load: Callable[[Path], _Loaded]) -> _Loaded:
     """Load a program from the cache; make it first if it is missing or damaged.
 
     Args:
-        identity: name of the entry's folder, unique for what the program computes.
+        identity: name of the entry's folder, unique for what the program computes; None: do not use the cache.
         make: function that writes the files of the program into an empty folder.
         load: function that reads them from a folder, which may be deleted afterwards.
     """
-    entry, limit = cache_folder() / identity, _limit()
-    if _is_whole(entry):
-        with suppress(Exception):  # another runtime wrote it: made again
-            loaded = load(entry)
-            os.utime(entry / _ENTRY)
-            return loaded
-    shutil.rmtree(entry, ignore_errors=True)
-    if limit:
+    limit = _limit()
+    if identity is not None and limit:
+        entry = cache_folder() / identity
+        if _is_whole(entry):
+            with suppress(Exception):  # another version of the runtime wrote it: made again
+                loaded = load(entry)
+                os.utime(entry / _ENTRY)
+                return loaded
+        shutil.rmtree(entry, ignore_errors=True)
         made: list[_Loaded] = []
         with suppress(OSError):  # no place to write, or another process was faster
             with new_folder(entry) as folder:

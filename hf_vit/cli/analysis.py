@@ -44,7 +44,7 @@ def _inspect(arguments: argparse.Namespace) -> None:
 
     from ..loading import load
 
-    model, processor = load(arguments.folder, arguments.image_size)
+    model, processor = load(arguments.folder, arguments.image_size, backend="eager")
     problems = inspect(
         model,
         processor,

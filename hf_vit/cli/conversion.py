@@ -128,7 +128,8 @@ def _export(arguments: argparse.Namespace) -> None:
 
     from ..loading import load
 
-    model, processor = load(arguments.folder)
+    is_program_folder = arguments.to in ("onnx", "openvino") and arguments.output.suffix != ".onnx"
+    model, processor = load(arguments.folder, backend=None if is_program_folder else "eager")
     left = export(
         model,
         arguments.output,

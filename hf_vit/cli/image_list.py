@@ -63,8 +63,10 @@ def add_image_arguments(command: argparse.ArgumentParser) -> None:
     add_device(command)
     command.add_argument(
         "--backend",
-        choices=["auto", "torch", "openvino", "onnxruntime"],
-        help="library that computes the forward; auto: the fastest installed one (default: torch, not optimised)",
+        choices=["auto", "eager", "torch", "openvino", "onnxruntime", "int8"],
+        help="what computes the forward: eager (PyTorch), torch (PyTorch, optimized), openvino, onnxruntime, int8 (the "
+        "program of hf-vit quantize), or auto, the fastest installed of torch, openvino and onnxruntime (default: int8 "
+        "if hf-vit quantize wrote the folder, else eager)",
     )
 
 
@@ -212,7 +214,7 @@ def load_on(
 
     if (best := find_better(folder)) is not None:
         print(f"{folder} has the weights of the last step; those in {best} were better", file=sys.stderr)
-    on_cpu = backend not in (None, "torch")
+    on_cpu = backend not in (None, "eager", "torch")
     if on_cpu and device not in ("auto", "cpu"):
         raise ValueError(f"--backend {backend} computes on the CPU, but --device is {device}; leave one out")
     is_auto = device == "auto"
@@ -224,14 +226,14 @@ def load_on(
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ValueError(f"--device {device} is not there: {reason}; `hf-vit env` lists the devices") from error
-    if device == "cpu" and not encoder_alone:
+    if device == "cpu" and (not encoder_alone or backend in (None, "eager", "torch", "int8")):
         return load(folder, backend=backend, **options)
-    model, processor = load(folder, **options)
-    if not (is_auto and "forward" in vars(model)):  # the int8 program of `hf-vit quantize`
+    model, processor = load(folder, backend=backend and "eager", **options)
+    if not (is_auto and hasattr(model, "write_program")):  # an Int8Model stays on the CPU
         model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides its type
-    if backend == "torch":
-        model = model.optimize_for_inference()
-    elif backend is not None:
-        part: Any = model.base_model if encoder_alone else model
-        part.optimize_for_inference(backend=backend)
-    return model, processor
+    part: Any = model.base_model if encoder_alone else model
+    if backend is None:
+        return part, processor
+    from ..backends.choosing import use_backend  # imports torch's exporters
+
+    return use_backend(part, backend), processor

@@ -11,7 +11,7 @@ from .arguments import Commands, add_command, refuse_source
 
 def add_commands(commands: Commands) -> None:
     """Add `quantize`."""
-    command = add_command(commands, "quantize", _quantize, "quantise a classifier to int8, to run faster on a CPU")
+    command = add_command(commands, "quantize", _quantize, "quantize a classifier to int8, to run faster on a CPU")
     command.add_argument("folder", help="model: a folder of save_pretrained, or a name on the Hub")
     command.add_argument("output", type=Path, help="folder to write")
     command.add_argument(
@@ -37,7 +37,7 @@ def _quantize(arguments: argparse.Namespace) -> None:
     refuse_source(arguments.output, arguments.folder)
     refuse_existing(arguments.output, arguments.overwrite)  # before the work, not after
     silence_progress_bars()
-    from ..backends.quantization import quantize
+    from ..quantization import quantize
 
     record = quantize(
         arguments.folder,
@@ -50,7 +50,7 @@ def _quantize(arguments: argparse.Namespace) -> None:
 
 
 def _sentences(record: dict[str, Any], output: Path) -> list[str]:
-    measured, top1, seconds = record["held_out"], record.get("top1"), record["cpu_seconds"]
+    measured, top1, seconds = record["held_out"], record.get("top1"), record["seconds"]
     left_out = record["in_float32"]
     sizes = {
         what: sum(file.stat().st_size for file in output.glob(pattern)) / 1e6
@@ -63,7 +63,7 @@ def _sentences(record: dict[str, Any], output: Path) -> list[str]:
         f"{measured['largest_logit_difference']:.2f}",
         *([f"top-1: int8 {top1['int8']:.1%}, float32 {top1['float32']:.1%}"] if top1 else []),
         f"the program has {sizes['int8']:.1f} MB, the float32 weights beside it {sizes['float32']:.1f} MB",
-        f"CPU time for one image: int8 {1000 * seconds['int8']:.1f} ms, torch in float32 "
-        f"{1000 * seconds['float32']:.1f} ms ({seconds['float32'] / seconds['int8']:.1f} times as fast)",
+        f"one image: int8 {1000 * seconds['int8']:.1f} ms, PyTorch in float32 {1000 * seconds['float32']:.1f} ms "
+        f"({seconds['float32'] / seconds['int8']:.1f} times as fast; medians of wall clock, in turns)",
         f"saved in {output}",
     ]

@@ -29,6 +29,7 @@ from .programs import make_onnx, make_openvino, require
 from .rules import ConversionError
 
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}  # format -> package that the script needs
+_PROGRAMS = {"onnx": "model.onnx", "openvino": "model.xml"}
 _WRITTEN = (  # settings of the processor that preprocessing.json contains
     *("preset", "size", "do_center_crop", "crop_size", "resample", "antialias", "resize_output"),
     *("rescale_factor", "do_rescale", "do_normalize", "image_mean", "image_std", "background"),
@@ -46,7 +47,7 @@ def export_deployment(
     """Write a deployment folder, which runs without this package and torch; its files are listed in this module.
 
     Args:
-        model: a classifier of images, on the CPU; the program computes in float32.
+        model: a classifier of images, on the CPU; the program computes in float32, that of an `Int8Model` in int8.
         folder: the folder to write; it appears when it is complete.
         to: "onnx" (extra `export`) or "openvino" (extra `openvino`).
         processor: the model's image processor. The script computes bit-identical levels.
@@ -65,12 +66,15 @@ def export_deployment(
     if model.dtype != torch.float32:
         model = copy.deepcopy(model).float()
     settings = processor.settings()
+    write_program: Any = getattr(model, "write_program", None)  # of an Int8Model
     image_size, scaling = _resulting_size(settings), _scaling(settings)
     with new_folder(folder, overwrite) as draft:
-        if to == "onnx":
-            make_onnx(model, image_size, scaling=scaling).save(draft / "model.onnx")
+        if write_program is not None:
+            write_program(draft / _PROGRAMS[to], image_size, scaling)
+        elif to == "onnx":
+            make_onnx(model, image_size, scaling=scaling).save(draft / _PROGRAMS[to])
         else:
-            make_openvino(model, image_size, draft / "model.xml", scaling=scaling)
+            make_openvino(model, image_size, draft / _PROGRAMS[to], scaling=scaling)
         write_json(draft / "labels.json", {str(index): name for index, name in sorted(model.config.id2label.items())})
         write_json(draft / "preprocessing.json", {name: settings[name] for name in _WRITTEN})
         write_text(draft / "predict.py", _script(settings, RUNTIMES[to], score_function(model.config)))
@@ -79,7 +83,8 @@ def export_deployment(
 
 def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageProcessor:
     """Return the processor for images of `size`; raise ConversionError if the script does not support it."""
-    if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
+    is_classifier = hasattr(model, "classifier") or getattr(model, "is_classifier", False)
+    if not is_classifier or getattr(model.config, "pooling", None) == "none":
         raise ConversionError(f"{type(model).__name__} does not classify images (expected a classifier that pools)")
     if processor is None:
         raise ConversionError("cannot write a deployment folder: the model has no image processor; give processor")

@@ -46,6 +46,7 @@ def export(
     Args:
         path: a file; for "transformers" a folder; for "timm" either. For "openvino", and for "onnx" unless `path` ends
             in .onnx, a deployment folder: see `export_deployment`.
+        model: a model, or for a deployment folder also an `Int8Model`.
         processor: the model's image processor, for "transformers" and a deployment folder.
         dialect, beside: for "jax"; see `export_jax`.
         size: image size in pixels, for programs: an int, (height, width) or "dynamic" (not in a deployment folder).
@@ -60,9 +61,7 @@ def export(
     """
     _check_options(to, dialect, size, beside)
     refuse_existing(path, overwrite)
-    if hasattr(vars(model).get("forward"), "record"):
-        logger.warning("The int8 program of this model is not exported. The export computes in float32.")
-    if to != "jax" and getattr(model.config, "is_flexible", False):
+    if to != "jax" and getattr(model.config, "is_flexible", False) and not hasattr(model, "write_program"):
         model = _fixed(model, size)
     if to in RUNTIMES and not (to == "onnx" and Path(path).suffix == ".onnx"):
         if Path(path).suffix in (".onnx", ".xml"):

@@ -28,7 +28,7 @@ from .rules import ConversionError
 _DYNAMIC = "dynamic"
 _MAX_PATCHES = 1024  # maximum rows or columns of a program with a dynamic size
 _CLASSIFIERS = (HfViTForImageClassification, HfBiTForImageClassification)
-_ENCODERS = (HfViTModel, HfBiTModel)
+PROGRAM_MODELS = (HfViTModel, HfBiTModel, *_CLASSIFIERS)
 Scaling = tuple[torch.Tensor, torch.Tensor]  # (scale, offset): the program first computes x * scale + offset
 
 
@@ -185,7 +185,7 @@ def _prepare(
     model: HfVisionPreTrainedModel, size: Size | str | None, names: Sequence[str], scaling: Scaling | None
 ) -> tuple[nn.Module, torch.Tensor, dict[str, dict[int, Any]]]:
     """Return the module to export (a copy of the model at that size), an example input, and the dynamic axes."""
-    if not isinstance(model, (*_ENCODERS, *_CLASSIFIERS)):
+    if not isinstance(model, PROGRAM_MODELS):
         raise ConversionError(f"cannot export {type(model).__name__}; export its encoder or its classifier")
     model = copy.deepcopy(model).eval()
     # with a bias, sdpa's output has another memory layout than the ONNX exporter assumes (torch 2.13)

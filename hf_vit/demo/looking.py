@@ -31,7 +31,7 @@ class Demo:
     """
 
     def __init__(self, folder: str | Path):
-        self.model, self._processor = load(folder)
+        self.model, self._processor = load(folder, backend="eager")
         if not hasattr(self.model, "classifier"):
             raise ValueError(f"{folder} holds {type(self.model).__name__} (expected a classifier)")
         if not hasattr(self.model.config, "pooling"):

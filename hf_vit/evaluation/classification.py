@@ -12,6 +12,7 @@ import datasets
 from accelerate import Accelerator
 from PIL.Image import Image
 
+from ..backends.choosing import use_backend
 from ..files.messages import shorten
 from ..files.reading import parse_yaml, read_json, read_json_object, read_yaml
 from ..loading import find_file, with_preset
@@ -100,6 +101,7 @@ def _about(
         "split": split,
         "throughput": f"{seconds:,.1f} seconds, {images / seconds:,.1f} images a second, reading included",
         "device": describe_device(accelerator.device) + processes,
+        "backend": settings.backend,
     }
     return About(title_of(settings.model, settings.dataset), facts, dump(settings))
 
@@ -137,6 +139,7 @@ def _load(settings: EvaluateSettings, accelerator: Accelerator) -> tuple[Any, An
     if settings.compile:
         model.compile()
     processor = with_preset(processor, settings.preset, model.config)
+    model = use_backend(model, settings.backend, settings.eval_batch_size)
     return accelerator.prepare_model(model, evaluation_mode=True), processor
 
 

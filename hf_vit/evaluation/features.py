@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
+from ..backends.choosing import use_backend
 from ..files.output import new_file, write_text
 from ..loading import with_preset
 from ..models.configuration_hf_vit import as_pair
@@ -63,6 +64,7 @@ class Extractor:
         _check_choice(settings, model)
         if settings.compile:
             model.compile()
+        model = use_backend(model, settings.backend, settings.eval_batch_size)
         self.model = accelerator.prepare_model(model, evaluation_mode=True)
 
     def extract(self, split: Split, name: str, wanted: np.ndarray | None = None) -> Features:
@@ -104,6 +106,7 @@ class Extractor:
         """Return everything that the features depend on."""
         chosen = ("dataset", "dataset_config", "image_column", "label_column", "image_size", "mixed_precision")
         chosen += ("features", "feature_layer", *(("patch_size",) if self.settings.patch_size else ()))
+        chosen += () if self.settings.backend == "eager" else ("backend",)
         return {
             "model": self.model_identity,
             "data": identify_data(split),

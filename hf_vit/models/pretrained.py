@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -272,7 +271,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
                 "image_size=...), or pass interpolate_pos_encoding=True if this size is intended."
             )
 
-    def optimize_for_inference(self: _Model, batch_size: int = 1, backend: str = "torch") -> _Model:
+    def optimize_for_inference(self: _Model, batch_size: int = 1) -> _Model:
         """Return a frozen copy of the model, which is faster on some CPUs and computes the same to rounding.
 
         Linear layers own their packed weights, and a ResNet's convolutions their standardized ones (see
@@ -282,21 +281,15 @@ class HfVisionPreTrainedModel(PreTrainedModel):
 
         Args:
             batch_size: usual number of images of a forward.
-            backend: "torch", "openvino", "onnxruntime", or "auto" for the fastest installed; see `hf_vit.use_backend`.
 
         Returns:
-            The copy, in evaluation mode; with another backend than torch, the model itself.
+            The copy, in evaluation mode.
 
         Example:
             >>> import hf_vit
             >>> model, processor = hf_vit.load("folder")
             >>> model = model.optimize_for_inference()
         """
-        if backend != "torch":
-            hf_vit = sys.modules.get("hf_vit")  # as in `push_to_hub`
-            if hf_vit is None:
-                raise ImportError(f"cannot use backend={backend!r}; pip install 'hf_vit[openvino]' and import hf_vit")
-            return hf_vit.use_backend(self, backend, batch_size)
         return freeze(self, batch_size * self.tokens_per_image)
 
     @property

@@ -411,6 +411,9 @@ class EvaluateSettings(DataSettings):
     patch_size: int | list[int] | None = _model(
         None, "patch size in pixels, a number or [height, width]; by default the model's"
     )
+    backend: Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"] = _model(
+        "eager", "how the forward is computed, as in `hf-vit predict --backend`; int8 is written by hf-vit quantize"
+    )
     overwrite: bool = _report(False, "ignore the cached features and results in output_dir")
 
     label_map: str | None = _data(
@@ -454,6 +457,9 @@ class EvaluateSettings(DataSettings):
             raise ValueError("no folder for the results of the tasks: set --output-dir")
         if self.patch_size is not None and self.protocol == "vtab":
             raise ValueError(f"patch_size is {self.patch_size}, but vtab fine-tunes models at their own patch size")
+        mixed = self.mixed_precision not in (None, "no")
+        if self.backend != "eager" and (self.protocol == "vtab" or self.compile or mixed):
+            raise ValueError(f"backend is {self.backend}, which vtab, compile and mixed_precision do not support")
         if self.label_map and self.protocol not in ("accuracy", "real"):
             raise ValueError(f"label_map needs protocol accuracy or real; protocol is {self.protocol}")
         if self.protocol in ("few_shot", "linear_probe", "knn", "objectnet") and self.streaming:

@@ -164,7 +164,7 @@ def test_the_device_is_the_accelerator_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu:0"))
     assert load_on("model", "auto")[0].devices == ["cpu:0"]
     assert load_on("model", "auto", "openvino")[0].devices == []
-    monkeypatch.setattr(Model, "__init__", lambda self: vars(self).update(devices=[], forward="an int8 program"))
+    monkeypatch.setattr(Model, "__init__", lambda self: vars(self).update(devices=[], write_program=None))
     assert load_on("model", "auto")[0].devices == []
     assert load_on("model", "cpu:0")[0].devices == ["cpu:0"]
 
@@ -216,9 +216,8 @@ def test_features_equal_the_heads_input_for_each_image(fields, photographs, tmp_
 
 
 @pytest.mark.slow
-def test_features_of_a_backend(model, photographs, tmp_path, monkeypatch):
+def test_features_of_a_backend(model, photographs, tmp_path):
     pytest.importorskip("openvino", reason="openvino (extra openvino) is not installed")
-    monkeypatch.setattr("hf_vit.backends.forward.BackendForward._say", None)  # it may not leave a forward to torch
     assert run("embed", model, photographs, "--output", tmp_path / "f.npz", "--backend", "openvino") == 0
     stored = Features(tmp_path / "f.npz")
     expected = np.stack([alone(model, file) for file in stored.names])

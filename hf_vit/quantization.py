@@ -1,4 +1,4 @@
-"""Quantisation of a classifier to int8: ranges from real images, outliers in float32, agreement measured.
+"""Quantization of a classifier to int8: ranges from real images, outliers in float32, agreement measured.
 
 Linear layers and the patch embedding multiply 8-bit numbers. Weights have a scale for each output channel; inputs have
 256 steps between their smallest and largest value on the calibration images (NNCF writes them into an OpenVINO
@@ -6,7 +6,7 @@ program). Attention, norms and sums stay in float32.
 
 A layer stays in float32 if its largest input is more than 20 times the root mean square: of 256 steps up to this value,
 fewer than 13 would be left for usual inputs. Vision Transformers have a few such layers, second ones of an MLP, with
-outliers in one or two tokens. Quantising only these changes one prediction in ten of a ViT-Ti/16.
+outliers in one or two tokens. Quantizing only these changes one prediction in ten of a ViT-Ti/16.
 """
 
 import contextlib
@@ -28,23 +28,24 @@ import torch
 from torch import nn
 from transformers.utils.hub import cached_file
 
-from ..catalog.class_names import imagenet_numbers
-from ..conversion.programs import require
-from ..files.download import sha256_of
-from ..files.image_files import images_below
-from ..files.output import new_folder, refuse_existing, write_json
-from ..loading import load, load_processor
-from ..models.configuration_hf_vision import as_pair
-from ..models.modeling_hf_vit import HfViTForImageClassification
-from ..models.pretrained import CONVERSION_RECORD
-from .quantized_forward import FILES, FORMAT, RECORD, identity_of, use_quantized
-from .watching import Watched
+from .backends.int8 import FORMAT, PROGRAM_FILES, Int8Model, identity_of
+from .backends.program_model import read_openvino
+from .catalog.class_names import imagenet_numbers
+from .conversion.programs import make_openvino, require
+from .files.download import sha256_of
+from .files.image_files import images_below
+from .files.output import new_folder, refuse_existing, write_json
+from .loading import load, load_processor
+from .models.modeling_hf_vit import HfViTForImageClassification
+from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
+from .models.utils import as_pair
 
 LEAST_IMAGES, MOST_IMAGES = 16, 400
 _HELD_OUT = 4  # every fourth image is held out: it measures and does not calibrate
 _OUTLIER = 20  # times the root mean square of a layer's inputs
 _BATCH_SIZE = 8
-_ROUNDS = 7
+_ROUNDS = 15
+_MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Gather", "Slice", "StridedSlice")  # keep values
 
 
 def quantize(
@@ -55,7 +56,7 @@ def quantize(
     min_agreement: float = 0.95,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Quantise a classifier to int8, and write a folder with the int8 program, the float32 weights and the processor.
+    """Quantize a classifier to int8, and write a folder with the int8 program, the float32 weights and the processor.
 
     `hf_vit.load(output)` loads a model that computes in int8.
 
@@ -85,35 +86,32 @@ def quantize(
     expected, outliers = _observe(model, pixel_values)
     with new_folder(output, overwrite) as draft:
         _save_float32(model, processor, str(folder), draft)
-        _write_program(model, pixel_values[~held_out], outliers, draft)
-        record = _describe(model, draft, outliers)
-        record["calibration"] = {"images": int((~held_out).sum()), "sha256": _digest(files)}
-        write_json(draft / RECORD, record)
-        use_quantized(model, {name: draft / name for name in (RECORD, *FILES)})
-        record["held_out"] = _compare(_logits(model, pixel_values[held_out]), expected[held_out])
+        ranges = _write_program(model, pixel_values[~held_out], outliers, draft)
+        record = {
+            "format": FORMAT,
+            "method": "NNCF: weights per channel, inputs of layers per tensor, between minimum and maximum",
+            "model": identity_of(model),
+            "files": {name: sha256_of(draft / name) for name in PROGRAM_FILES},
+            "image_size": list(as_pair(model.config.image_size)),
+            "layers": ranges,
+            "in_float32": outliers,
+            "versions": {name: importlib.metadata.version(name) for name in ("hf_vit", "nncf", "openvino", "torch")},
+            "calibration": {"images": int((~held_out).sum()), "sha256": _digest(files)},
+        }
+        write_json(draft / QUANTIZATION_RECORD, record)
+        int8 = Int8Model(model, draft)
+        logits = _logits(int8, pixel_values[held_out])
+        record["held_out"] = _compare(logits, expected[held_out])
         if (labels := _labels(files, model.config)) is not None:
-            record["top1"] = _top1(model, pixel_values, expected, held_out, labels)
+            record["top1"] = _top1(logits, expected[held_out], labels[held_out])
         if (agreement := record["held_out"]["agreement"]) < min_agreement:
             raise ValueError(
-                f"cannot quantise {folder}: {agreement:.1%} of {int(held_out.sum())} predictions agree with float32 "
+                f"cannot quantize {folder}: {agreement:.1%} of {int(held_out.sum())} predictions agree with float32 "
                 f"(expected {min_agreement:.1%}); calibrate with more images, of the kind that the model is for"
             )
-        record["cpu_seconds"] = _time(model, pixel_values[:1])
-        write_json(draft / RECORD, record)
+        record["seconds"] = _time({"int8": int8, "float32": model}, pixel_values[:1])
+        write_json(draft / QUANTIZATION_RECORD, record)
     return record
-
-
-def _describe(model: Any, folder: Path, outliers: list[str]) -> dict[str, Any]:
-    """Describe a model, its program in a folder, and the layers that stay in float32."""
-    return {
-        "format": FORMAT,
-        "method": "NNCF: weights per channel, inputs of linear layers per tensor, between minimum and maximum",
-        "model": identity_of(model, Watched(model)),
-        "files": {name: sha256_of(folder / name) for name in FILES},
-        "image_size": list(as_pair(model.config.image_size)),
-        "in_float32": outliers,
-        "versions": {name: importlib.metadata.version(name) for name in ("hf_vit", "nncf", "openvino", "torch")},
-    }
 
 
 def _save_float32(model: Any, processor: Any, source: str, folder: Path) -> None:
@@ -153,15 +151,14 @@ def _choose(files: list[Path]) -> list[Path]:
 def _load(folder: str | os.PathLike) -> tuple[Any, Any]:
     if load_processor(folder) is None:
         raise ValueError(
-            f"cannot quantise {folder}: it has no image processor, and calibration needs the one that the model was "
+            f"cannot quantize {folder}: it has no image processor, and calibration needs the one that the model was "
             "trained with; save it beside the model"
         )
     model: Any
-    model, processor = load(folder)
-    vars(model).pop("forward", None)  # the folder may be quantised already
+    model, processor = load(folder, backend="eager")  # the folder may be quantized already
     if not isinstance(model, HfViTForImageClassification) or model.config.pooling == "none":
         name, pooling = type(model).__name__, getattr(model.config, "pooling", None)
-        raise ValueError(f"cannot quantise {folder}: it holds {name} with pooling {pooling!r} (expected a classifier)")
+        raise ValueError(f"cannot quantize {folder}: it holds {name} with pooling {pooling!r} (expected a classifier)")
     return model.float(), processor
 
 
@@ -214,8 +211,12 @@ def _ratio(values: list[tuple[float, float]]) -> float:
     return max(peak for peak, _ in values) / max(statistics.fmean(square for _, square in values) ** 0.5, 1e-12)
 
 
-def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], folder: Path) -> None:
-    """Convert a model for OpenVINO, quantise it and write it."""
+def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], folder: Path) -> dict[str, list[float]]:
+    """Convert a model for OpenVINO, quantize it and write it.
+
+    Returns:
+        The smallest and largest input of every layer in int8, by name.
+    """
     os.environ.setdefault("NNCF_CI", "1")  # turns off its telemetry
     logger_class = logging.getLoggerClass()
     import nncf
@@ -223,28 +224,32 @@ def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], 
     from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, AdvancedSmoothQuantParameters
     from nncf.quantization.range_estimator import RangeEstimatorParametersSet
 
-    from . import openvino_backend
-
     logging.setLoggerClass(logger_class)  # nncf puts its own there for everybody
     with tempfile.TemporaryDirectory() as place:
-        openvino_backend.convert(model, as_pair(model.config.image_size), ["logits"], Path(place))
-        program = openvino_backend.read_program(Path(place, FILES[0]))
-    left_out = list(_nodes_of(program, [model.get_submodule(name).weight for name in outliers]))
+        file = Path(place, PROGRAM_FILES[0])
+        make_openvino(model, as_pair(model.config.image_size), file, ["logits"])
+        program = read_openvino(file)
+    nodes = _nodes_of(program, model)
     with _errors_of("nncf"), contextlib.redirect_stdout(io.StringIO()):  # its progress bars
-        quantised = nncf.quantize(
+        quantized = nncf.quantize(
             program,
             nncf.Dataset([image[None] for image in pixel_values.numpy()]),
             subset_size=len(pixel_values),
             preset=nncf.QuantizationPreset.MIXED,
             model_type=nncf.ModelType.TRANSFORMER,
-            ignored_scope=nncf.IgnoredScope(names=left_out, types=["ScaledDotProductAttention"], validate=False),
+            ignored_scope=nncf.IgnoredScope(
+                names=[node for node, layer in nodes.items() if layer in outliers],
+                types=["ScaledDotProductAttention"],
+                validate=False,
+            ),
             advanced_parameters=AdvancedQuantizationParameters(
                 activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
                 smooth_quant_alphas=AdvancedSmoothQuantParameters(matmul=-1),
                 disable_bias_correction=True,
             ),
         )
-    openvino.save_model(quantised, folder / FILES[0], compress_to_fp16=False)
+    openvino.save_model(quantized, folder / PROGRAM_FILES[0], compress_to_fp16=False)
+    return dict(_input_ranges(quantized, nodes))
 
 
 @contextlib.contextmanager
@@ -259,14 +264,31 @@ def _errors_of(package: str) -> Iterator[None]:
         its_logger.setLevel(level)
 
 
-def _nodes_of(program: Any, weights: list[torch.Tensor]) -> Iterator[str]:
-    """Find the names of the products with some weights, by comparing values."""
-    wanted = {_numbers(weight.detach().numpy()) for weight in weights}
-    for node in program.get_ordered_ops():
-        if node.get_type_name() == "MatMul":
+def _nodes_of(program: Any, model: nn.Module) -> dict[str, str]:
+    """Return the names of the layers by the names of their products in a program, found by equal weights."""
+    layers: dict[bytes, list[str]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            layers.setdefault(_numbers(module.weight.detach().numpy()), []).append(name)
+    nodes = {}
+    for node in program.get_ordered_ops():  # as in the model, which decides between layers with equal weights
+        if node.get_type_name() in ("MatMul", "Convolution"):
             source = node.input_value(1).get_node()
-            if source.get_type_name() == "Constant" and _numbers(source.data) in wanted:
-                yield node.get_friendly_name()
+            if source.get_type_name() == "Constant" and (names := layers.get(_numbers(source.data))):
+                nodes[node.get_friendly_name()] = names.pop(0)
+    return nodes
+
+
+def _input_ranges(program: Any, nodes: dict[str, str]) -> Iterator[tuple[str, list[float]]]:
+    """Yield the name of every quantized layer, and the smallest and largest value of its input."""
+    for node in program.get_ordered_ops():
+        if (layer := nodes.get(node.get_friendly_name())) is not None:
+            source = node.input_value(0).get_node()
+            while source.get_type_name() in _MOVES:
+                source = source.input_value(0).get_node()
+            if source.get_type_name() == "FakeQuantize":
+                low, high = (source.input_value(index).get_node().data.item() for index in (1, 2))
+                yield layer, [low, high]
 
 
 def _numbers(weight: np.ndarray) -> bytes:
@@ -296,24 +318,20 @@ def _labels(files: list[Path], config: Any) -> torch.Tensor | None:
     return torch.tensor([numbers[name] for name in names])
 
 
-def _top1(
-    model: Any, pixel_values: torch.Tensor, expected: torch.Tensor, held_out: torch.Tensor, labels: torch.Tensor
-) -> dict[str, Any]:
+def _top1(found: torch.Tensor, expected: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
     """Return the top-1 accuracy on the held-out images, in int8 and float32."""
-    found = _logits(model, pixel_values[held_out])
-    both = {"int8": found, "float32": expected[held_out]}
-    right = {name: (logits.argmax(dim=1) == labels[held_out]).double().mean() for name, logits in both.items()}
-    return {"images": int(held_out.sum()), **{name: share.item() for name, share in right.items()}}
+    both = {"int8": found, "float32": expected}
+    right = {name: (logits.argmax(dim=1) == labels).double().mean() for name, logits in both.items()}
+    return {"images": len(labels), **{name: share.item() for name, share in right.items()}}
 
 
 @torch.inference_mode()
-def _time(model: Any, image: torch.Tensor) -> dict[str, float]:
-    """Measure seconds of CPU time for one image, in int8 and in float32 by torch; other processes do not count."""
-    forwards = {"int8": model, "float32": model.forward.by_torch}
-    times: dict[str, list[float]] = {name: [] for name in forwards}
-    for _ in range(_ROUNDS):
-        for name, forward in forwards.items():
-            start = time.process_time()
-            forward(image)
-            times[name].append(time.process_time() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+def _time(models: dict[str, Any], image: torch.Tensor) -> dict[str, float]:
+    """Return the median seconds of wall clock for one image of each model; the models take turns."""
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(_ROUNDS + 1):
+        for name, model in models.items():
+            start = time.perf_counter()
+            model(image)
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values[1:]) for name, values in times.items()}  # without the first, a warm-up

@@ -1,0 +1,341 @@
+"""Models whose forward is a compiled program of OpenVINO or ONNX Runtime."""
+
+import copy
+import hashlib
+import importlib.metadata
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import AutoModel, AutoModelForImageClassification
+from transformers.utils.generic import ModelOutput
+
+from ..conversion import programs
+from ..conversion.programs import PROGRAM_MODELS, make_onnx, make_openvino, require
+from ..models.utils import as_pair
+from .program_cache import cached
+
+Program = Callable[[torch.Tensor], list[torch.Tensor]]  # (batch, channels, height, width) float32 -> its outputs
+LABELS_ONLY = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
+_RECORDS = ("output_hidden_states", "output_attentions")
+# Arguments that change no output: the image size is fixed, and every program returns all outputs.
+_WITHOUT_EFFECT = ("interpolate_pos_encoding", "only_pooled")
+_PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_MOST_IN_ONE_FILE = 2**31 - 2**24  # bytes of weights in an .onnx; the graph needs the rest of 2 GiB
+_ERRORS = 3  # log level of ONNX Runtime
+
+
+class ProgramModel(nn.Module):
+    """A model that a program computes, for one image size and any batch, on the CPU, without gradients.
+
+    It has no parameters and keeps no reference to the model that it was made from: later changes of that model have no
+    effect. Its threads are PyTorch's (`torch.get_num_threads()`) at the time when it is made.
+
+    Args:
+        model: the encoder or classifier that the program computes.
+        output_class: class of the outputs.
+        names: names of the program's outputs, in order.
+        program: function that computes them.
+
+    Attributes:
+        config: a copy of the model's configuration.
+        dtype: dtype of the outputs.
+        device: the CPU.
+        is_classifier: flag: the output is logits.
+    """
+
+    main_input_name = "pixel_values"
+    accepts_loss_kwargs = False  # read by `Trainer`
+    input_modalities = ("image",)  # read by pipelines
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32,)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for auto_class in (AutoModel, AutoModelForImageClassification):  # pipelines accept registered classes
+            auto_class.register(cls, cls, exist_ok=True)  # pyright: ignore[reportArgumentType] - has no config class
+
+    def __init__(self, model: Any, output_class: type[ModelOutput], names: Sequence[str], program: Program):
+        super().__init__()
+        self.config, self.name_or_path = copy.deepcopy(model.config), model.name_or_path
+        self.dtype, self.device = model.dtype, torch.device("cpu")
+        self._output_class, self._names, self._program = output_class, tuple(names), program
+        self.is_classifier = "logits" in names
+        self._loss_function = model.loss_function if self.is_classifier else None
+        self.eval()
+
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        return_dict: bool | None = None,
+        **options: Any,
+    ) -> Any:
+        """Compute the outputs; arguments and outputs as in the model's own forward.
+
+        Raises:
+            ValueError: the program cannot compute this call; the message names the argument.
+        """
+        self._check(pixel_values, labels, options)
+        images = pixel_values.detach().to(self.dtype).float().contiguous()
+        outputs = dict(zip(self._names, (output.to(self.dtype) for output in self._program(images)), strict=True))
+        if labels is not None and self._loss_function is not None:
+            outputs["loss"] = self._loss_function(labels, outputs["logits"], self.config)
+        result = self._output_class(**outputs)
+        return result if (self.config.return_dict if return_dict is None else return_dict) else result.to_tuple()
+
+    def _check(self, pixel_values: torch.Tensor, labels: torch.Tensor | None, options: dict[str, Any]) -> None:
+        asked = {name: getattr(self.config, name, False) for name in _RECORDS} | options
+        if labels is not None and self._loss_function is None:
+            asked["labels"] = True
+        if pixel_values.requires_grad and torch.is_grad_enabled():
+            asked["pixel_values.requires_grad"] = True
+        for name, value in asked.items():
+            if name not in _WITHOUT_EFFECT and value is not None and value is not False:
+                raise ValueError(f"{type(self).__name__} does not support {name}; use the PyTorch model for this call")
+        height, width = as_pair(self.config.image_size)
+        shape, expected = tuple(pixel_values.shape), (self.config.num_channels, height, width)
+        if shape[1:] != expected or not len(pixel_values):
+            raise ValueError(
+                f"pixel_values has the shape {shape} (expected (batch, {', '.join(map(str, expected))})); the program "
+                "is for one image size: load it with another image_size"
+            )
+        if pixel_values.device.type != "cpu" or not pixel_values.is_floating_point():
+            raise ValueError(f"pixel_values is {pixel_values.dtype} on {pixel_values.device} (expected float on cpu)")
+
+    @property
+    def base_model(self) -> "ProgramModel":
+        """This model, if it is an encoder.
+
+        Raises:
+            ValueError: the program computes logits only.
+        """
+        if self.is_classifier:
+            raise ValueError(
+                f"{type(self).__name__} of a classifier computes logits only; make one of the classifier's base_model, "
+                'or load it with backend="torch"'
+            )
+        return self
+
+    def can_generate(self) -> bool:
+        """Tell pipelines that this is not a language model."""
+        return False
+
+    def train(self, mode: bool = True) -> "ProgramModel":
+        """Set the evaluation mode.
+
+        Raises:
+            ValueError: `mode` is True.
+        """
+        if mode:
+            raise ValueError(f"{type(self).__name__} cannot be trained; train the PyTorch model")
+        return super().train(False)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProgramModel":
+        """Refuse `to`, `half`, `cuda` and so on, except to the dtype and device that it has."""
+        example = torch.empty(0, dtype=self.dtype)
+        found = fn(example)
+        if (found.dtype, found.device) != (example.dtype, example.device):
+            raise ValueError(
+                f"{type(self).__name__} cannot be moved to {found.dtype} on {found.device}: its program is "
+                f"{self.dtype} on cpu; convert the PyTorch model first"
+            )
+        return self
+
+
+class OpenVINOModel(ProgramModel):
+    """A model that OpenVINO computes, in the precision of the model's dtype: float32 or bfloat16.
+
+    The program is converted at the first use and then cached (program_cache.py).
+
+    Args:
+        model: an encoder or classifier of this package on the CPU.
+        batch_size: usual number of images of a forward. The program for it is 1 to 4 % faster on two cores of an
+            AVX-512 CPU (S/16, 1 and 8 images) than the one for any batch, which other batches use.
+
+    Raises:
+        ImportError: the extra `openvino` is not installed.
+        ValueError: the model's class, dtype or device is not supported.
+
+    Example:
+        >>> import hf_vit
+        >>> from hf_vit.backends import OpenVINOModel
+        >>> model, processor = hf_vit.load("folder")
+        >>> model = OpenVINOModel(model)
+        >>> logits = model(**processor("photo.png", return_tensors="pt")).logits
+    """
+
+    dtypes = (torch.float32, torch.bfloat16)
+
+    def __init__(self, model: Any, batch_size: int = 1):
+        require("openvino", extra="openvino")
+        output_class, names = _outputs_of(model, self.dtypes)
+
+        def convert(folder: Path) -> None:
+            make_openvino(_float_copy(model), as_pair(model.config.image_size), folder / "program.xml", names)
+
+        program = cached(_identity(model, "openvino"), convert, lambda folder: read_openvino(folder / "program.xml"))
+        is_hybrid = hasattr(model.config, "stem_depths")  # OpenVINO 2026.4 crashes compiling it for a fixed batch
+        usual = None if is_hybrid else batch_size
+        super().__init__(model, output_class, names, OpenVINOProgram(program, model.dtype, usual))
+
+
+class ONNXRuntimeModel(ProgramModel):
+    """A model that ONNX Runtime computes, in float32; arguments and errors as in `OpenVINOModel`.
+
+    One program serves every batch size.
+    """
+
+    def __init__(self, model: Any, batch_size: int = 1):
+        require("onnxruntime", extra="onnxruntime")
+        output_class, names = _outputs_of(model, self.dtypes)
+
+        def convert(folder: Path) -> None:
+            require("onnx", "onnxscript", extra="onnxruntime")
+            program = make_onnx(_float_copy(model), as_pair(model.config.image_size), names)
+            weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+            program.save(folder / "program.onnx", external_data=weights > _MOST_IN_ONE_FILE)
+
+        program = cached(_identity(model, "onnxruntime"), convert, lambda folder: _load_onnx(folder / "program.onnx"))
+        super().__init__(model, output_class, names, program)
+
+
+def _outputs_of(model: Any, dtypes: Sequence[torch.dtype]) -> tuple[type[ModelOutput], list[str]]:
+    """Return the class and the names of a model's outputs, by computing one image."""
+    if not isinstance(model, PROGRAM_MODELS):
+        raise ValueError(f"{type(model).__name__} has no program (expected an encoder or a classifier of hf_vit)")
+    if model.dtype not in dtypes or model.device.type != "cpu":
+        expected = " or ".join(map(str, dtypes))
+        raise ValueError(f"the model is {model.dtype} on {model.device} (expected {expected} on cpu)")
+    images = torch.zeros(1, model.config.num_channels, *as_pair(model.config.image_size), dtype=model.dtype)
+    was_training = model.training
+    with torch.no_grad():
+        outputs = model.eval()(images, output_hidden_states=False, output_attentions=False, return_dict=True)
+    model.train(was_training)
+    return type(outputs), [name for name, value in outputs.items() if isinstance(value, torch.Tensor)]
+
+
+def _float_copy(model: Any) -> Any:
+    """Return the model in float32, which is the dtype of a program's weights."""
+    return model if model.dtype == torch.float32 else copy.deepcopy(model).float()
+
+
+def _identity(model: nn.Module, package: str) -> str | None:
+    """Return the sha256 of all that a program depends on: weights, configuration, modules, versions and code.
+
+    None, so that nothing is cached, if there are hooks or modules of other packages (adapters, quantization): these
+    have state of their own.
+    """
+    parts = [*model.modules(), *model.state_dict().values()]
+    packages = {type(part).__module__.split(".")[0] for part in parts}
+    is_hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    if is_hooked or packages - {"torch", "transformers", "hf_vit"}:
+        return None
+    versions = {name: importlib.metadata.version(name) for name in (package, "torch", "transformers", "hf_vit")}
+    config = {name: value for name, value in model.config.to_dict().items() if name not in LABELS_ONLY}  # pyright: ignore
+    digest = hashlib.sha256(f"{versions} {_digest_of_code()} {sorted(config.items())}\n".encode())
+    for name, module in model.named_modules():
+        digest.update(f"{name}: {type(module).__qualname__} {module.extra_repr()}\n".encode())
+    for line in describe_weights(model):
+        digest.update(line.encode())
+    return digest.hexdigest()
+
+
+def describe_weights(model: nn.Module) -> Iterator[str]:
+    """Describe every weight and buffer in a line: its name, dtype, shape and sha256."""
+    for name, tensor in chain(model.state_dict().items(), model.named_buffers()):
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest = hashlib.sha256(flat.numpy()).hexdigest()  # pyright: ignore[reportArgumentType] - is a buffer
+        yield f"{name} {tensor.dtype} {tuple(tensor.shape)} {digest}\n"
+
+
+@cache
+def _digest_of_code() -> str:
+    """Return the sha256 of the code that makes programs, which may change without the version."""
+    files = [*Path(__file__).parents[1].joinpath("models").glob("*.py"), Path(programs.__file__), Path(__file__)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
+
+
+@cache
+def _openvino_core() -> Any:
+    """Return the OpenVINO of this process, which lives until the process ends.
+
+    The CPU plugin of each `Core` sets an alternate stack for signals of the calling thread, and restores the one before
+    it when the last use of that `Core` ends. After two of them end in the order in which they began, the thread has a
+    stack that is unmapped: the next signal with a handler ends the process. `DataLoader` handles SIGCHLD, for example.
+    """
+    import openvino
+
+    core = openvino.Core()
+    core.set_property({"ENABLE_MMAP": False})  # the files may be replaced while a program is in use
+    return core
+
+
+def read_openvino(file: Path) -> Any:
+    """Read an OpenVINO program into memory, as `openvino.Model`."""
+    return _openvino_core().read_model(file)
+
+
+class OpenVINOProgram:
+    """Program compiled by OpenVINO for this CPU; several threads may call it.
+
+    Args:
+        program: an `openvino.Model` for any batch.
+        dtype: precision of the computation.
+        batch_size: number of images for which it is compiled separately; None: one program for every batch.
+    """
+
+    def __init__(self, program: Any, dtype: torch.dtype, batch_size: int | None = None):
+        self._program, self._batch_size = program, batch_size
+        self._settings = {
+            "INFERENCE_PRECISION_HINT": _PRECISIONS[dtype],  # the default is bfloat16, where the CPU has it
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        }
+        self._lock = threading.Lock()
+        self._requests = threading.local()  # for each thread, an inference request of each compiled program
+        self._compiled = {batch_size: self._compile(batch_size)}
+
+    def _compile(self, batch_size: int | None) -> Any:
+        program = self._program
+        if batch_size is not None:
+            program = program.clone()
+            shape = program.input(0).partial_shape
+            shape[0] = batch_size
+            program.reshape(shape)
+        return _openvino_core().compile_model(program, "CPU", self._settings)
+
+    def __call__(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
+        import openvino
+
+        batch_size = self._batch_size if len(pixel_values) == self._batch_size else None
+        requests: dict[Any, Any] = self._requests.__dict__
+        if batch_size not in requests:
+            with self._lock:
+                if batch_size not in self._compiled:
+                    self._compiled[batch_size] = self._compile(batch_size)
+            requests[batch_size] = self._compiled[batch_size].create_infer_request()
+        request = requests[batch_size]
+        request.set_input_tensor(openvino.Tensor(pixel_values.numpy(), shared_memory=True))
+        request.infer()
+        # copies, since the next call reuses this memory
+        return [torch.from_numpy(output.data).clone() for output in request.output_tensors]
+
+
+def _load_onnx(file: Path) -> Program:
+    """Compile a program by ONNX Runtime for this CPU; several threads may call it."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = _ERRORS
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+    def compute(pixel_values: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.from_numpy(output) for output in session.run(None, {"pixel_values": pixel_values.numpy()})]
+
+    return compute

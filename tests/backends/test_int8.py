@@ -1,0 +1,181 @@
+"""int8 models: outputs compared with the saved program in OpenVINO, and with ONNX Runtime without fusions."""
+
+import json
+import shutil
+
+import numpy as np
+import onnxruntime
+import openvino
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from transformers import pipeline
+
+import hf_vit
+from hf_vit import HfViTForImageClassification
+from hf_vit.backends import Int8Model, OpenVINOModel
+from hf_vit.cli import main
+
+from ..tiny_models import images, tiny
+
+PROGRAM = ("program.xml", "program.bin")
+
+
+def of_program(folder, pixel_values, name=PROGRAM[0]):
+    """Return the logits of the saved files in OpenVINO, without this package."""
+    core = openvino.Core()
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    return torch.from_numpy(core.compile_model(core.read_model(folder / name), "CPU", settings)(pixel_values)[0])
+
+
+def test_outputs_are_those_of_the_saved_program(quantized):
+    model, _ = hf_vit.load(quantized)
+    plain, _ = hf_vit.load(quantized, backend="eager")
+    assert (type(model), type(plain)) == (Int8Model, HfViTForImageClassification)
+    pixel_values = images(model, 3)
+    with torch.inference_mode():
+        outputs = model(pixel_values, labels=torch.tensor([1, 2, 3]))
+        expected = plain(pixel_values, labels=torch.tensor([1, 2, 3]))
+        judged = of_program(quantized, pixel_values.numpy())
+    assert type(outputs) is type(expected)
+    torch.testing.assert_close(outputs.logits, judged)
+    torch.testing.assert_close(outputs.loss, nn.functional.cross_entropy(judged, torch.tensor([1, 2, 3])))
+    difference = (outputs.logits - expected.logits).abs().max()
+    assert 0 < difference < 0.1 * expected.logits.abs().max()
+
+
+def test_other_backends_compute_in_float32(quantized):
+    plain, _ = hf_vit.load(quantized, backend="eager")
+    model, _ = hf_vit.load(quantized, backend="openvino")
+    assert type(model) is OpenVINOModel
+    with torch.no_grad():
+        torch.testing.assert_close(model(images(plain)).logits, plain(images(plain)).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_what_the_program_cannot_compute_is_refused(quantized):
+    model, _ = hf_vit.load(quantized)
+    for options in ({"output_hidden_states": True}, {"output_attentions": True}, {"patch_size": 4}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            model(images(model), **options)
+    with pytest.raises(ValueError, match="image_size"):
+        hf_vit.load(quantized, image_size=(24, 36))
+    with pytest.raises(ValueError, match="bfloat16"):
+        hf_vit.load(quantized, dtype=torch.bfloat16)
+
+
+def test_predict_and_pipeline_use_the_int8_program(quantized, capsys):
+    made, photograph = quantized, str(quantized.parent / "images" / "LABEL_3" / "00.png")
+    model, processor = hf_vit.load(made)
+    judged = of_program(made, processor([photograph], return_tensors="pt")["pixel_values"].numpy()).softmax(-1)
+    assert main(["predict", str(made), photograph, "--top-k", "1", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["predictions"][0]
+    (piped,) = pipeline("image-classification", model=model, image_processor=processor)(photograph, top_k=1)
+    for found in (printed, piped):
+        assert found["score"] == pytest.approx(judged.max().item(), abs=1e-5)
+        assert found["label"] == f"LABEL_{judged.argmax()}"
+
+
+def evaluate(quantized, capsys, *options):
+    images_folder = quantized.parent / "images"
+    settings = ["--dataset", str(images_folder), "--split", "train", "--num-workers", "0", *options]
+    assert main(["evaluate", "--model", str(quantized), *settings]) == 0
+    printed = capsys.readouterr().out
+    return json.loads(printed[printed.index("{") :])
+
+
+@pytest.mark.slow
+def test_evaluate_measures_each_backend(quantized, capsys):
+    _, processor = hf_vit.load(quantized)
+    files = [str(file) for file in sorted((quantized.parent / "images" / "LABEL_3").glob("*.png"))]
+    pixel_values = processor(files, return_tensors="pt").pixel_values
+    expected = nn.functional.cross_entropy(of_program(quantized, pixel_values.numpy()), torch.full((16,), 3)).item()
+    losses = {
+        backend: evaluate(quantized, capsys, "--backend", backend)["loss"]
+        for backend in ("eager", "openvino", "onnxruntime", "int8")
+    }
+    assert losses["int8"] == pytest.approx(expected, rel=1e-4)
+    assert losses["eager"] == pytest.approx(losses["openvino"], rel=1e-4)
+    assert losses["eager"] == pytest.approx(losses["onnxruntime"], rel=1e-4)
+    assert abs(losses["int8"] - losses["eager"]) > 1e-3
+
+
+def levels_of(quantized):
+    """Return (images, 3, 20, 36) levels of the photographs, as a deployed program takes them."""
+    files = sorted((quantized.parent / "images" / "LABEL_3").glob("*.png"))
+    return np.stack([np.asarray(Image.open(file).resize((36, 20)), np.float32).transpose(2, 0, 1) for file in files])
+
+
+@pytest.mark.parametrize("to", ["openvino", "onnx"])
+def test_deployed_programs_compute_in_int8(quantized, tmp_path, to):
+    """ONNX Runtime without fusions computes the definition of the pairs; its kernels without VNNI saturate."""
+    assert main(["export", str(quantized), str(tmp_path / "out"), "--to", to]) == 0
+    levels = levels_of(quantized)
+    pixel_values = levels / 127.5 - 1
+    expected = of_program(quantized, pixel_values)
+    if to == "openvino":
+        torch.testing.assert_close(of_program(tmp_path / "out", levels, "model.xml"), expected, rtol=1e-4, atol=1e-4)
+        return
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx", options)
+    found = torch.from_numpy(session.run(None, {"pixel_values": levels})[0])
+    plain, _ = hf_vit.load(quantized, backend="eager")
+    with torch.no_grad():
+        exact = plain(torch.from_numpy(pixel_values)).logits
+    difference = (found - exact).abs().max()
+    assert 1e-3 < difference < 0.1 * exact.abs().max()
+    record = json.loads((quantized / "quantization.json").read_text())
+    assert sum(node.op_type == "QuantizeLinear" for node in onnx_nodes(tmp_path / "out")) >= 3 * 4 - 1
+    assert set(record["in_float32"]).isdisjoint(record["layers"])
+
+
+def onnx_nodes(folder):
+    import onnx
+
+    return onnx.load(folder / "model.onnx").graph.node
+
+
+def test_an_int8_program_is_not_exported_at_another_size(quantized, tmp_path, capsys):
+    options = ["--to", "openvino", "--size", "24x36"]
+    assert main(["export", str(quantized), str(tmp_path / "out"), *options]) == 2
+    assert "(20, 36)" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def damage_program(folder):
+    (folder / PROGRAM[1]).write_bytes((folder / PROGRAM[1]).read_bytes()[:-1])
+
+
+def take_program_away(folder):
+    (folder / PROGRAM[0]).unlink()
+
+
+def write_other_weights(folder):
+    tiny(seed=1, intermediate_size=1500).save_pretrained(folder)
+
+
+def write_other_settings(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-3}))
+
+
+def write_other_record(folder):
+    (folder / "quantization.json").write_text('{"format": "of another package"}')
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (damage_program, "program.bin"),
+        (take_program_away, "program.xml"),
+        (write_other_weights, "another model"),
+        (write_other_settings, "another model"),
+        (write_other_record, "quantization.json"),
+    ],
+)
+def test_a_damaged_or_foreign_program_is_refused(quantized, tmp_path, harm, sentence):
+    folder = shutil.copytree(quantized, tmp_path / "copy")
+    harm(folder)
+    with pytest.raises(ValueError, match=sentence):
+        hf_vit.load(folder)
