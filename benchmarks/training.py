@@ -117,7 +117,7 @@ def _train_with_hf_vit(options: argparse.Namespace) -> dict:
         accelerator = assembly.start(settings)
         shares = Shares(options.batch_size, options.batch_size)
         state = assembly.prepare_run(settings, accelerator, model, processor, split, shares)
-        transform = assembly.train_transform(settings, config)
+        transform = assembly.train_transform(settings, processor, config)
         steps = range(options.steps + 2)
         loader = iter(train_loader(split, transform, 0, shares, steps, options.num_workers))
         clock = _Clock(options)

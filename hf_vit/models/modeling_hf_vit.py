@@ -75,7 +75,7 @@ class HfViTEmbeddings(nn.Module):
         self.patch_embeddings = HfViTPatchEmbeddings(config, num_channels)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.use_cls_token else None
         self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if use_mask_token else None
-        self.position_embeddings = None
+        self.position_embeddings: Any = None
         if config.adds_positions_to_input and config.position_embedding_type == "learned":
             rows, columns = config.stored_grid
             num_tokens = config.num_prefix_tokens + rows * columns
@@ -115,7 +115,8 @@ class HfViTEmbeddings(nn.Module):
             (batch, tokens, hidden_size)
         """
         if spatial_shapes is None:
-            grid = grid or self.config.grid_of(*pixel_values.shape[-2:], patch_size)
+            height, width = pixel_values.shape[-2:]
+            grid = grid or self.config.grid_of(height, width, patch_size)
             patches = self.embed_patches(pixel_values, patch_size)
             positions = self.positions_on(grid, patches)
         else:
@@ -672,8 +673,10 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
             `logits` (batch, num_labels), or (batch, tokens, num_labels) with pooling "none"; `loss` if there are
             labels.
         """
-        kwargs |= {"interpolate_pos_encoding": interpolate_pos_encoding, "attention_mask": attention_mask}
-        outputs = self.vit(pixel_values, patch_size=patch_size, only_pooled=True, return_dict=True, **kwargs)
+        sizes = {"interpolate_pos_encoding": interpolate_pos_encoding, "patch_size": patch_size}
+        outputs = self.vit(
+            pixel_values, attention_mask=attention_mask, only_pooled=True, return_dict=True, **sizes, **kwargs
+        )
         logits = self.classifier(outputs.pooler_output)
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
         return ImageClassifierOutput(
