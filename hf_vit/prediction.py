@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from .files.predictions import Prediction, most_likely
 from .loading import load
-from .models.configuration_hf_vision import scores_of
 from .models.configuration_hf_vit import HfViTConfig
 from .models.image_reading import ImageReadingError
 
@@ -22,13 +22,6 @@ _BATCH_SIZE = 8
 _MOST_WORKERS = 8  # default maximum of workers that compute
 _READERS = 4  # default number of workers that only read
 _CHUNK = 8192  # rows of features that are compared at once
-
-
-class Prediction(NamedTuple):
-    """A class and its score."""
-
-    label: str
-    score: float  # probability, or the value of a regression; see `scores_of`
 
 
 class Batch(NamedTuple):
@@ -371,17 +364,3 @@ def _classes_of(model: Any, outputs: Any, top_k: int) -> list[list[Prediction]]:
     if not outputs.logits.isfinite().all():
         raise ValueError("cannot classify images: the model computes NaN or infinite logits")
     return most_likely(outputs.logits, model.config, top_k)
-
-
-def most_likely(logits: torch.Tensor, config: Any, top_k: int = 5) -> list[list[Prediction]]:
-    """Return the `top_k` most likely classes of each image, most likely first.
-
-    Args:
-        logits: (batch, num_labels)
-        config: configuration of the model: its class names, and its problem type.
-    """
-    scores, indices = scores_of(logits, config).topk(min(top_k, logits.shape[-1]))
-    return [
-        [Prediction(config.id2label[index], score) for index, score in zip(its_indices, its_scores, strict=True)]
-        for its_indices, its_scores in zip(indices.tolist(), scores.tolist(), strict=True)
-    ]

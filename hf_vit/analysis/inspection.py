@@ -12,12 +12,12 @@ from tqdm import tqdm
 
 from ..files.contents import refuse_model
 from ..files.output import new_folder
+from ..files.predictions import Prediction, most_likely
 from ..files.versions import versions_of
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..prediction import Prediction, most_likely
 from . import figures
 from .attention import attention_distance, attention_maps, attention_rollout
 from .compute import Compute, count_compute

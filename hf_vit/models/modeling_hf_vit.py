@@ -48,9 +48,9 @@ class HfViTPatchEmbeddings(nn.Module):
         self.config = config
         self.projection = nn.Conv2d(num_channels, config.hidden_size, config.kernel_size, stride=config.kernel_size)
 
-    def forward(self, pixel_values: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:
+    def forward(self, pixel_values: torch.Tensor, patch_size: tuple[int, int] | None = None) -> torch.Tensor:
         """(batch, channels, height, width) -> (batch, rows * columns, hidden_size)"""
-        if patch_size == self.projection.kernel_size:
+        if patch_size is None or patch_size == self.projection.kernel_size:
             patches = self.projection(pixel_values)  # (batch, hidden_size, rows, columns)
         else:
             kernel = resize_patch_kernel(self.projection.weight, patch_size)

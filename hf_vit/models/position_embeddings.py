@@ -33,8 +33,9 @@ def sincos2d(grid: Grid, hidden_size: int, temperature: float = 10_000.0) -> tor
 def fixed_positions(grid: Grid, hidden_size: int, num_prefix_tokens: int, like: torch.Tensor) -> torch.Tensor:
     """Return `sincos2d` with zeros for the prefix tokens, in the dtype and on the device of a tensor."""
     key = grid, hidden_size, num_prefix_tokens, like.dtype, like.device
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - is public
-        return _fixed_positions.__wrapped__(*key)  # a recorded tensor must not get into the cache
+    is_recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
+    if is_recorded or type(like) not in (torch.Tensor, nn.Parameter):  # a symbolic tensor must not get into the cache
+        return _fixed_positions.__wrapped__(*key)
     return _fixed_positions(*key)
 
 

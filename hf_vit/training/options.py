@@ -14,7 +14,7 @@ from .recipes import SettingsError, alternatives, build, merge, read_recipe
 
 _Settings = TypeVar("_Settings")
 # Options of timm's train.py and of transformers' Trainer whose values mean the same, such as `--lr 1e-3`.
-_SAME_ELSEWHERE = {
+SAME_ELSEWHERE = {
     "lr": "learning-rate",
     "opt": "optimizer",
     "sched": "schedule",
@@ -144,7 +144,7 @@ class _OptionParser(argparse.ArgumentParser):
 def _own_name(text: str, known: Iterable[str]) -> str:
     """Write an option with dashes and, if another library calls it otherwise, with our name: --lr=1 -> ..."""
     name, equals, value = with_dashes(text).partition("=")
-    own = f"--{_SAME_ELSEWHERE.get(name.removeprefix('--'))}"
+    own = f"--{SAME_ELSEWHERE.get(name.removeprefix('--'))}"
     return f"{own if name.startswith('--') and own in known else name}{equals}{value}"
 
 

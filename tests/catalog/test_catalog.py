@@ -254,7 +254,7 @@ def test_best_augreg_chooses_as_the_original_code(index, tmp_path):
 
 def test_a_chosen_file_is_downloaded_from_its_bucket(monkeypatch):
 
-    def refuse(location):
+    def refuse(location, *_):
         raise OSError(location)
 
     monkeypatch.setattr("hf_vit.conversion.converting.fetch_any", refuse)

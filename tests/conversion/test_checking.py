@@ -150,7 +150,9 @@ def test_a_folder_of_transformers(tmp_path, has_preprocessor):
     assert listing(tmp_path) == before
     assert (rows["image_size"], rows["layer_norm_eps"][0]) == (("24", "stated in config.json"), "1e-12")
     assert convert(tmp_path)[0].conversion_record["assumed"] == (
-        [] if has_preprocessor else ["preset transformers: there is no preprocessor_config.json; transformers' default"]
+        []
+        if has_preprocessor
+        else ["preset transformers: there is no preprocessor_config.json; that of the published models"]
     )
 
 

@@ -181,7 +181,12 @@ RUN = (
 TRACKED = ("training/events.out.tfevents.1.host", "training/171.2/hparams.yml", "features/0123/about.json", "knn.json")
 OURS = {
     "model": MODEL,
-    "shards and code": (*MODEL, "model-00001-of-00002.safetensors", "model.safetensors.index.json", "layers.py"),
+    "shards and code": (
+        *MODEL,
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "packed_linear.py",
+    ),
     "run": (*RUN, *TRACKED),
     "run that was killed": ("recipe.yaml", "checkpoints/.00000071.incomplete.step_00000071/state.json"),
     "report": ("report.html", "filters.png", "01-cat.rollout.png", "102-cat.heads.png"),

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from hf_vit.training.options import _SAME_ELSEWHERE, parse_settings
+from hf_vit.training.options import SAME_ELSEWHERE, parse_settings
 from hf_vit.training.recipes import SettingsError
 from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
 
@@ -29,8 +29,8 @@ def test_words_too_many():
 
 def test_names_of_other_libraries_lead_to_ours():
     fields = {field.name.replace("_", "-") for field in dataclasses.fields(FinetuneSettings)}
-    assert set(_SAME_ELSEWHERE.values()) <= fields
-    assert not fields & set(_SAME_ELSEWHERE)
+    assert set(SAME_ELSEWHERE.values()) <= fields
+    assert not fields & set(SAME_ELSEWHERE)
     settings = parse_settings(FinetuneSettings, [*FINETUNE, "ti16", "--lr", "0.5", "--img_size=24"])
     assert (settings.learning_rate, settings.image_size) == (0.5, 24)
     with pytest.raises(SettingsError, match="--lr"):
