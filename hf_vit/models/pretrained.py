@@ -136,7 +136,9 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         """Load a model, as in transformers; a damaged file or an unknown argument is a ValueError."""
         try:
             return super().from_pretrained(name, *model_args, **kwargs)
-        except (OSError, ImportError, MemoryError, NotImplementedError, torch.OutOfMemoryError):
+        except (OSError, ImportError, MemoryError, NotImplementedError, torch.OutOfMemoryError) as error:
+            if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+                raise OSError(f"cannot load {name}: {error}") from error  # torch names no file
             raise
         except Exception as error:
             caused_by_caller = not kwargs["ignore_mismatched_sizes"] or torch.get_default_device().type == "meta"
