@@ -40,6 +40,8 @@ REFERENCE = {
     "hf_vit.prediction": "Predictions, features, search",
 }
 _LINK = re.compile(r"(?P<before>!?\[(?P<text>[^\]]*)\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
+# Front matter of the pages of options, which the search puts before pages that only use them.
+_FIRST_IN_SEARCH = ["---", "search:", "  boost: 4", "---", ""]
 _MARKER = re.compile(r"<!-- table: (\w+) -->")
 
 
@@ -196,14 +198,14 @@ def _commands() -> str:
     from hf_vit.cli import build_parser
 
     listing = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
-    lines = ["# Commands", "", "`hf-vit COMMAND`, from the text of `hf-vit COMMAND --help`.", ""]
+    lines = [*_FIRST_IN_SEARCH, "# Commands", "", "`hf-vit COMMAND`, from the text of `hf-vit COMMAND --help`.", ""]
     for choice in listing._choices_actions:
         command = listing.choices[choice.dest]
         lines += [f"## hf-vit {choice.dest}", "", _sentence(choice.help or ""), ""]
         if command.get_default("takes_settings"):
             lines += ["It takes the [settings](settings.md).", ""]
             continue
-        rows = [f"| {name} | {about} |" for name, about in _options_of(command)]
+        rows = [f"| {name} | {about} |" for name, about in _options_of(command, f"{choice.dest}-")]
         lines += ["| argument | what it is |", "| --- | --- |", *rows, ""] if rows else []
     return "\n".join(lines)
 
@@ -222,6 +224,7 @@ def _settings() -> str:
             for row in _options_of(group):
                 groups.setdefault(group.title or "", {}).setdefault(row, []).append(command)
     lines = [
+        *_FIRST_IN_SEARCH,
         "# Settings",
         "",
         "Options of `hf-vit finetune`, `pretrain` and `evaluate` (with dashes), fields of a recipe (with underscores).",
@@ -237,8 +240,11 @@ def _settings() -> str:
     return "\n".join(lines)
 
 
-def _options_of(parser) -> Iterator[tuple[str, str]]:
-    """Yield name and help of each option of a parser, or of a group of its options."""
+def _options_of(parser, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield name and help of each option of a parser, or of a group of its options.
+
+    The name is a heading with an anchor, so that the search finds `--image-size` by its title.
+    """
     actions = parser._group_actions if isinstance(parser, argparse._ArgumentGroup) else parser._actions
     for action in sorted(actions, key=lambda action: bool(action.option_strings)):
         if action.dest == "help" or action.help == argparse.SUPPRESS:
@@ -246,7 +252,8 @@ def _options_of(parser) -> Iterator[tuple[str, str]]:
         name = action.option_strings[-1] if action.option_strings else action.dest.upper()
         value = action.metavar if isinstance(action.metavar, str) and action.option_strings else ""
         about = (action.help or "").replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
-        yield " ".join([f"`{name}`", *([f"`{value.replace('|', ' or ')}`"] if value else [])]), about
+        heading = f'<h3 id="{prefix}{name.lstrip("-")}"><code>{name}</code></h3>'
+        yield " ".join([heading, *([f"`{value.replace('|', ' or ')}`"] if value else [])]), about
 
 
 def _sentence(text: str) -> str:

@@ -9,6 +9,7 @@ nothing but the standard library, for the environment that is checked is another
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from typing import NamedTuple
 TESTS = Path(__file__).parent
 _FEW_STEPS = "--epochs 1 --warmup-steps 0 --batch-size 4 --num-workers 0 --report-to none --image-size 24"
 _FINETUNE = f"hf-vit finetune --recipe finetune_small --model model --dataset photographs {_FEW_STEPS}"
+_OUR_LINE = re.compile(r"\s*$|hf-vit |error: |.*\d+/\d+ \w+ \[")  # of standard error: a message, or a progress bar
 _PHOTOGRAPHS = """\
 import random
 from pathlib import Path
@@ -83,11 +85,16 @@ class Outcome(NamedTuple):
     output: str
 
 
-def run_checks(programs: Path, extras: Collection[str], checks: Collection[Check] = CHECKS) -> list[Outcome]:
-    """Run checks with the programs of an environment that has some extras."""
+def run_checks(
+    programs: Path, extras: Collection[str], checks: Collection[Check] = CHECKS, quiet: bool = False
+) -> list[Outcome]:
+    """Run checks with the programs of an environment that has some extras.
+
+    With `quiet`, a line of another library on standard error is a failure.
+    """
     with tempfile.TemporaryDirectory(prefix="hf_vit_installed_") as folder:
         _prepare(Path(folder), programs)
-        return [_run(check, Path(folder), programs, extras) for check in checks]
+        return [_run(check, Path(folder), programs, extras, quiet) for check in checks]
 
 
 def _prepare(folder: Path, programs: Path) -> None:
@@ -99,13 +106,20 @@ def _prepare(folder: Path, programs: Path) -> None:
     subprocess.run([programs / "python", "-c", _PHOTOGRAPHS], cwd=folder, env=_environment(programs), check=True)
 
 
-def _run(check: Check, folder: Path, programs: Path, extras: Collection[str]) -> Outcome:
+def _run(check: Check, folder: Path, programs: Path, extras: Collection[str], quiet: bool) -> Outcome:
     done = subprocess.run(
         [str(programs / word) if not place else word for place, word in enumerate(shlex.split(check.command))],
         cwd=folder, env=_environment(programs), capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     output = done.stdout + done.stderr
+    if quiet and (others := lines_of_others(done.stderr)):
+        return Outcome(check, "failed", "\n".join(others))
     return Outcome(check, judge(check, done.returncode, output, extras), output)
+
+
+def lines_of_others(errors: str) -> list[str]:
+    """Return the lines of standard error that are not from hf_vit."""
+    return [line for line in re.split(r"[\r\n]", errors) if not _OUR_LINE.match(line)]
 
 
 def judge(check: Check, status: int, output: str, extras: Collection[str]) -> str:

@@ -5,6 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 
@@ -40,6 +43,7 @@ def test_the_site_has_every_public_name_fetches_nothing_and_sorts_its_tables(tmp
     with playwright.sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         check_tables(chromium.new_page(viewport={"width": 390, "height": 844}), tmp_path / "benchmarks")
+        check_search(chromium.new_page(viewport={"width": 1300, "height": 900}), tmp_path)
 
 
 def check_tables(page, folder):
@@ -54,3 +58,28 @@ def check_tables(page, folder):
             assert numbers == sorted(numbers, key=lambda number: -sign * number)
             assert not any(cells[len(numbers) :])
         assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def check_search(page, folder):
+    """An option is found as it is typed, at the place that explains it."""
+    handler = partial(QuietHandler, directory=folder)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
+        for query, anchor in (
+            ("--image-size", "-image-size"),
+            ("warmup_steps", "#warmup-steps"),
+            ("--top-k", "-top-k"),
+        ):
+            page.fill(".md-search__input", "")
+            page.type(".md-search__input", query)
+            expected = f".md-search-result__item:first-child .md-search-result__link[href*='{anchor}']"
+            page.wait_for_selector(expected, state="attached", timeout=30_000)
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Serves files without a log."""
+
+    def log_message(self, *_):
+        pass

@@ -4,8 +4,9 @@
     python -m tests.versions --list
 
 Each row is a new environment: the wheel, its extras, the versions of the row. In it run the commands of
-tests/installed.py from an empty folder. The lowest versions are read from pyproject.toml. Needs Linux, gcc and Python
-3.11, for which the lowest versions exist; `python3.12` and `python3.13` for two rows.
+tests/installed.py from an empty folder. The lowest versions are read from pyproject.toml. The row `pip` has what
+`pip install` brings, 6 GB with CUDA's libraries; there a user's first commands must print our own lines only. Needs
+Linux, gcc and Python 3.11, for which the lowest versions exist; `python3.12` and `python3.13` for two rows.
 """
 
 import argparse
@@ -37,7 +38,7 @@ class Row(NamedTuple):
 
     name: str
     extras: tuple[str, ...] = ()
-    versions: str = "tested"  # those of constraints.txt; "lowest"; "newest"
+    versions: str = "tested"  # those of constraints.txt; "lowest"; "newest"; "pip": with CUDA's libraries too
     python: str = sys.executable
 
 
@@ -50,6 +51,7 @@ def rows() -> list[Row]:
         *(Row(versions, (), versions) for versions in ("lowest", "newest")),
         *(Row(f"{versions}-all", extras, versions) for versions in ("lowest", "newest")),
         *(Row(python, ("training",), "newest", python) for python in ("python3.12", "python3.13")),
+        Row("pip", ("training", "analysis"), "pip"),
     ]
 
 
@@ -100,7 +102,7 @@ def constraints(row: Row) -> list[str]:
     """Lines of the constraints file of a row."""
     if row.versions == "lowest":
         return [f"{name}=={version}" for name, version in lowest(row.extras).items()]
-    if row.versions == "newest":
+    if row.versions in ("newest", "pip"):
         return []
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
@@ -108,6 +110,9 @@ def constraints(row: Row) -> list[str]:
 
 def checks_of(row: Row) -> list[Check]:
     """All checks where there are no extras; else those of the extras and the few that these need."""
+    if row.versions == "pip":
+        first = ("hf-vit convert vit_token.npz", "hf-vit predict model", "hf-vit finetune")
+        return [check for check in CHECKS if check.command.startswith(first) and check.extra in (None, "training")]
     if not row.extras:
         return list(CHECKS)
     needed = ("hf-vit env", "hf-vit convert vit_token.npz", "hf-vit predict model")
@@ -133,12 +138,15 @@ def install(row: Row, environment: Path, wheel: Path) -> Path:
     pip = [programs / "python", "-m", "pip", "install", "--quiet", "--no-compile"]
     if uv := shutil.which("uv"):  # much quicker
         pip = [uv, "pip", "install", "--quiet", "--python", programs / "python"]
+    extras = f"[{','.join(row.extras)}]" if row.extras else ""
+    if row.versions == "pip":
+        _run(programs / "python", "-m", "pip", "install", "--quiet", f"{wheel}{extras}")
+        return programs
     lines = constraints(row)
     pinned = next((line for line in lines if line.startswith("torch==")), "torch")
     _run(*pip, "--no-deps", pinned)
     remove_cuda(programs)
     (environment / "constraints.txt").write_text("\n".join(lines) + "\n")
-    extras = f"[{','.join(row.extras)}]" if row.extras else ""
     _run(*pip, "--constraint", environment / "constraints.txt", f"{wheel}{extras}")
     return programs
 
@@ -172,7 +180,7 @@ def run_row(row: Row, wheel: Path, keep: Path | None = None) -> tuple[list[str],
         if keep is not None:
             frozen = _run(programs / "python", "-m", "pip", "freeze", "--local")
             (keep / f"{row.name}.txt").write_text(frozen)
-        outcomes = run_checks(programs, included(row.extras), checks_of(row))
+        outcomes = run_checks(programs, included(row.extras), checks_of(row), quiet=row.versions == "pip")
     words = [outcome.word for outcome in outcomes]
     result = ", ".join(f"{words.count(word)} {word}" for word in ("passed", "refused", "failed") if word in words)
     return [row.name, *versions, f"{result} ({time.monotonic() - start:.0f} s)"], outcomes

@@ -212,6 +212,11 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             text = json.dumps(self.conversion_record, indent=2)
             (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n", encoding="utf-8")
 
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether activations are recomputed. PEFT 0.21 reads this name, at which transformers itself warns."""
+        return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
+
     def set_image_size(self, image_size: Size, processor_follows: bool = False) -> None:
         """Set another image size; learned position embeddings are resampled permanently.
 

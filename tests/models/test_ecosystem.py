@@ -108,7 +108,6 @@ def test_trainer_trains_evaluates_and_pushes(hub, client, folder, tmp_path):
 LORA = ["q_proj", "v_proj"]
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 asks for it
 def test_lora_is_saved_loaded_and_merged(folder, pixel_values, tmp_path):
     peft = pytest.importorskip("peft")
     torch.manual_seed(1)
@@ -223,7 +222,6 @@ def test_tensor_parallel_on_two_processes(folder, pixel_values, tmp_path):
     torch.testing.assert_close(torch.load(folder / "logits.pt", weights_only=True), expected)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 asks for it
 @pytest.mark.parametrize("num_labels", [11, 5])
 def test_load_merges_an_adapter_with_its_base(folder, pixel_values, tmp_path, num_labels):
     """Judged by PEFT's own loading: same logits, also with another head and at another image size."""
@@ -247,7 +245,6 @@ def test_load_merges_an_adapter_with_its_base(folder, pixel_values, tmp_path, nu
     torch.testing.assert_close(logits_of(model, larger), logits_of(theirs, larger), rtol=0, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 asks for it
 def test_an_adapter_that_cannot_be_loaded(folder, tmp_path, monkeypatch):
     peft = pytest.importorskip("peft")
     model = AutoModelForImageClassification.from_pretrained(folder)

@@ -231,7 +231,6 @@ def test_averaged_weights_are_saved(flags, pretrained, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default:.is_gradient_checkpointing. is deprecated:FutureWarning")  # asked for by PEFT
 def test_low_rank_adapters(flags, pretrained, tmp_path):
     pytest.importorskip("peft", reason="PEFT is an optional extra")
     with pytest.raises(ValueError, match=r"freeze \['encoder'\] freezes the adapters of lora_rank \(3\)"):
