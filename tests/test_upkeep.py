@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .installed import CHECKS, Check, judge
+from .installed import CHECKS, Check, judge, lines_of_others
 from .paths import ROOT
 from .release import version_problems
 from .versions import Row, checks_of, constraints, included, lowest, read_project, requirements, rows
@@ -114,6 +114,13 @@ def test_every_extra_of_commands_has_a_row_and_a_check():
 )
 def test_a_check_passes_is_refused_or_fails(status, output, extras, word):
     assert judge(Check("hf-vit inspect model", "report", "analysis"), status, output, extras) == word
+
+
+def test_lines_of_other_libraries_are_seen():
+    ours = "hf-vit predict: a.png is not an image\n| | 0/7 steps [0:00<?]\raccuracy 50% |█| 7/7 steps [00:09<00:00]\n"
+    assert lines_of_others(ours) == []
+    others = ["nanobind: leaked 4 instances!", "modeling_utils.py:3303: FutureWarning: `x` is deprecated"]
+    assert lines_of_others(ours + "\n".join(others)) == others
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
+import PIL
 import torch
 from PIL import Image
 from torch.nn.functional import pad
@@ -169,7 +170,13 @@ def _resize_like_pillow(levels: torch.Tensor, size: tuple[int, int], window: Win
     old_height, old_width = levels.shape[-2:]
     across = _pillow_taps(resample, old_width, size[1], window[1], values, levels.device)
     down = _pillow_taps(resample, old_height, size[0], window[0], 1, levels.device)
-    if old_height > 100 * old_width and size[0] < old_height:  # Pillow (from 12.2) reduces narrow images in this order
+    # The order of the passes decides what is rounded. Pillow 13 begins with the rows if more than twice as many of them
+    # as of the columns go (found by comparison, on 1,500 sizes); 12.2 does it for narrow images.
+    if int(PIL.__version__.partition(".")[0]) >= 13:
+        rows_first = 2 * (old_width - size[1]) < old_height - size[0]
+    else:
+        rows_first = old_height > 100 * old_width
+    if rows_first and size[0] < old_height:
         rows = _round_sums(_sum_columns(_round_sums(_sum_rows(rows, down)), across))
     else:
         rows = _round_sums(_sum_rows(_round_sums(_sum_columns(rows, across)), down))

@@ -84,7 +84,9 @@ def test_layout_batch_and_window_change_nothing(name, old, channels):
 
 
 @pytest.mark.parametrize("resample", [BILINEAR, BICUBIC])
-@pytest.mark.parametrize("old", [(1, 1), (1, 67), (201, 2), (350, 3), (20, 36), (31, 36), (37, 53), (300, 400)])
+@pytest.mark.parametrize(
+    "old", [(1, 1), (1, 67), (201, 2), (350, 3), (20, 36), (31, 36), (37, 53), (300, 400), (97, 71)]
+)
 @pytest.mark.parametrize("new", [(20, 36), (62, 53), (7, 200)])
 @pytest.mark.parametrize("extreme", [False, True])
 def test_filters_are_bit_identical_to_pillow(resample, old, new, extreme):

@@ -19,7 +19,8 @@ def out_of_reach(tmp_path, monkeypatch):
     monkeypatch.setattr(HfApi, "dataset_info", unreachable)
     monkeypatch.setattr(sources, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda **arguments: asked.append(arguments["path"]))
+    empty = datasets.Dataset.from_dict({})
+    monkeypatch.setattr(datasets, "load_dataset", lambda **arguments: asked.append(arguments["path"]) or empty)
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda **arguments: asked.append(arguments["path"]))
     return asked
 
