@@ -266,7 +266,8 @@ def test_the_tables_speak_of_commands_of_the_pages():
 
 
 # Options of other programs that the pages name: of Accelerate, torchrun, Slurm, git, pip, the Hub and our benchmarks.
-FOREIGN = """--config_file --cpu --machine_rank --main_process_ip --max_restarts --multi_gpu --no-deps --nproc_per_node
+FOREIGN = """--config_file --cpu --index-url --machine_rank --main_process_ip --max_restarts --multi_gpu --no-deps
+    --nproc_per_node
     --num_processes --repo-type --shutdown-timeout --signal --signals-to-handle --speed --standalone""".split()
 
 

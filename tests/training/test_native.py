@@ -204,7 +204,7 @@ def test_settings_that_need_one_image_size_are_refused(strips, pretrained, tmp_p
 
 def test_a_model_whose_layers_need_one_grid_is_refused(strips, tmp_path):
     model = save_tiny(tmp_path / "axial", **VARIANTS["axial"])
-    with pytest.raises(ValueError, match="needs position"):
+    with pytest.raises(ValueError, match="cannot mix image"):
         finetune_strips(strips, model, tmp_path / "out")
 
 
