@@ -7,6 +7,9 @@ program). Attention, norms and sums stay in float32.
 A layer stays in float32 if its largest input is more than 20 times the root mean square: of 256 steps up to this value,
 fewer than 13 would be left for usual inputs. Vision Transformers have a few such layers, second ones of an MLP, with
 outliers in one or two tokens. Quantizing only these changes one prediction in ten of a ViT-Ti/16.
+
+Weights use half of the range of 8 bits. CPUs without VNNI add two products in 16 bits: with the whole range these
+saturate, and 12 of 100 predictions of a ViT-Ti/16 differ from float32 instead of 3.
 """
 
 import contextlib
@@ -89,7 +92,7 @@ def quantize(
         ranges = _write_program(model, pixel_values[~held_out], outliers, draft)
         record = {
             "format": FORMAT,
-            "method": "NNCF: weights per channel, inputs of layers per tensor, between minimum and maximum",
+            "method": "NNCF: weights per channel in 7 bits, inputs per tensor in 8 bits, between minimum and maximum",
             "model": identity_of(model),
             "files": {name: sha256_of(draft / name) for name in PROGRAM_FILES},
             "image_size": list(as_pair(model.config.image_size)),
@@ -221,7 +224,11 @@ def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], 
     logger_class = logging.getLoggerClass()
     import nncf
     import openvino
-    from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, AdvancedSmoothQuantParameters
+    from nncf.quantization.advanced_parameters import (
+        AdvancedQuantizationParameters,
+        AdvancedSmoothQuantParameters,
+        OverflowFix,
+    )
     from nncf.quantization.range_estimator import RangeEstimatorParametersSet
 
     logging.setLoggerClass(logger_class)  # nncf puts its own there for everybody
@@ -246,6 +253,7 @@ def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], 
                 activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
                 smooth_quant_alphas=AdvancedSmoothQuantParameters(matmul=-1),
                 disable_bias_correction=True,
+                overflow_fix=OverflowFix.ENABLE,
             ),
         )
     openvino.save_model(quantized, folder / PROGRAM_FILES[0], compress_to_fp16=False)

@@ -28,7 +28,7 @@ from .program_model import LABELS_ONLY, OpenVINOProgram, ProgramModel, describe_
 PROGRAM_FILES = ("program.xml", "program.bin")
 FORMAT = "hf_vit int8, version 2"
 _STEPS = 255  # steps between the smallest and the largest input
-_LARGEST_WEIGHT = 127
+_LARGEST_WEIGHT = 63.5  # half of the range of 8 bits: see quantization.py
 
 
 class Int8Model(ProgramModel):
