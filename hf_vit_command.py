@@ -4,6 +4,8 @@ It is outside of the package to keep `hf-vit --help` quick: importing any module
 which imports torch to register the Auto classes, unless this command imports it.
 """
 
+import gc
+
 is_running = False
 
 
@@ -11,6 +13,8 @@ def main() -> int:
     """Run one command; see `hf_vit.cli`."""
     global is_running
     is_running = True
+    # torch and transformers create 660,000 objects that live until the end; Python would visit them all several times.
+    gc.set_threshold(50_000)
     from hf_vit.cli import main
 
     return main()

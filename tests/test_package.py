@@ -1,7 +1,6 @@
 """`import hf_vit`: what it registers, what it shows of itself, and that the command `hf-vit` stays quick."""
 
 import ast
-import gc
 import os
 import re
 import shutil
@@ -14,7 +13,6 @@ import pytest
 from PIL import Image
 
 import hf_vit
-from hf_vit.cli.imports import quick_imports
 
 from .paths import GOLDENS
 from .tiny_models import save_tiny
@@ -33,7 +31,7 @@ try:
 finally:
     print("heavy:", sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
     print("needless:", sorted({needless!r} & set(sys.modules)))
-    print("collections:", gc.get_stats()[2]["collections"], gc.isenabled(), gc.get_freeze_count() > 100_000)
+    print("collections:", gc.get_stats()[2]["collections"])
 sys.exit(status)
 """
 # Packages that may be installed, take long to import, and serve neither `convert` nor `predict`.
@@ -76,7 +74,7 @@ def test_help_of_the_command_needs_neither_torch_nor_transformers(console_script
 
 
 @pytest.mark.slow
-def test_a_command_imports_what_it_needs_without_garbage_collections(console_script, tmp_path):
+def test_a_command_imports_what_it_needs_with_few_garbage_collections(console_script, tmp_path):
     image = tmp_path / "image.png"
     Image.new("RGB", (36, 20)).save(image)
     model = tmp_path / "model"
@@ -84,15 +82,8 @@ def test_a_command_imports_what_it_needs_without_garbage_collections(console_scr
     for done in (convert, run(console_script, "predict", model, image)):
         assert done.returncode == 0, done.stderr
         assert "needless: []" in done.stdout
-        assert re.search("collections: [01] True True", done.stdout)  # of all objects; six without `quick_imports`
+        assert re.search("collections: [01]\\n", done.stdout)  # of all objects; six with Python's own threshold
         assert "frozen at the end: 0" in done.stdout  # nanobind reports what Python does not free, such as triton's
-
-
-def test_a_command_inside_another_process_leaves_its_garbage_collection_alone():
-    frozen = gc.get_freeze_count()
-    with quick_imports():
-        assert gc.isenabled()
-    assert gc.get_freeze_count() == frozen
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from pathlib import Path
 from ..files.output import new_file, refuse_existing
 from ..files.progress import silence_progress_bars
 from .arguments import Commands, add_command, need_analysis, parse_size, refuse_source
-from .imports import quick_imports
 
 
 def add_commands(commands: Commands) -> None:
@@ -39,9 +38,7 @@ def _inspect(arguments: argparse.Namespace) -> None:
     need_analysis("matplotlib")
     if arguments.flow:
         need_analysis("scipy")
-    with quick_imports():
-        from ..analysis.inspection import inspect
-
+    from ..analysis.inspection import inspect
     from ..loading import load
 
     model, processor = load(arguments.folder, arguments.image_size, backend="eager")

@@ -7,7 +7,6 @@ from pathlib import Path
 from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
 from .arguments import Commands, add_command, parse_size, refuse_source
-from .imports import quick_imports
 
 
 def add_commands(commands: Commands) -> None:
@@ -67,11 +66,10 @@ def _convert(arguments: argparse.Namespace) -> None:
         refuse_existing(output, arguments.overwrite)  # before the work, not after
     elif not arguments.check:
         raise ValueError("cannot convert: no output folder; give one, or --check")
-    with quick_imports():
-        silence_progress_bars()
-        from ..catalog import address_of
-        from ..conversion import check, convert_to_folder
-        from ..conversion.checking import left_out
+    silence_progress_bars()
+    from ..catalog import address_of
+    from ..conversion import check, convert_to_folder
+    from ..conversion.checking import left_out
 
     source = address_of(arguments.source, arguments.index)
     options = {name: getattr(arguments, name) for name in ("labels", "image_size", "patch_size", "position_grid")}
@@ -122,10 +120,8 @@ def _add_export(commands: Commands) -> None:
 def _export(arguments: argparse.Namespace) -> None:
     refuse_source(arguments.output, arguments.folder)
     refuse_existing(arguments.output, arguments.overwrite)
-    with quick_imports():
-        silence_progress_bars()
-        from ..conversion import export
-
+    silence_progress_bars()
+    from ..conversion import export
     from ..loading import load
 
     is_program_folder = arguments.to in ("onnx", "openvino") and arguments.output.suffix != ".onnx"

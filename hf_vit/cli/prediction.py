@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TextIO
 
 from ..files.output import new_file, refuse_existing
-from ..files.predictions import predictions_writer
 from ..files.progress import silence_progress_bars
 from .arguments import Commands, add_command, parse_size
 from .image_list import SKIPPING, Reading, add_image_arguments, find_images, load_on
-from .imports import quick_imports
 
 _FORMATS = {"": "text", ".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}  # by the suffix of --output
 
@@ -49,10 +47,10 @@ def _predict(arguments: argparse.Namespace) -> None:
     if arguments.output:
         refuse_existing(arguments.output, arguments.overwrite)  # before the work, not after
     images = find_images(arguments)
-    with quick_imports():
-        silence_progress_bars()
-        from ..models.configuration_hf_vision import score_function
-        from ..prediction import classify_batches
+    silence_progress_bars()
+    from ..files.predictions import predictions_writer
+    from ..models.configuration_hf_vision import score_function
+    from ..prediction import classify_batches
 
     own = {"image_size": arguments.image_size, "preset": arguments.preset}
     model, processor = load_on(arguments.folder, arguments.device, arguments.backend, **own)

@@ -10,7 +10,6 @@ from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
 from .arguments import Commands, add_command, need_analysis
 from .image_list import SKIPPING, Reading, add_device, add_image_arguments, find_images, load_on, read_named
-from .imports import quick_imports
 
 _PICTURES = (".png", ".jpg", ".pdf", ".svg")
 _PROCESSOR = "preprocessor_config.json"
@@ -65,9 +64,8 @@ def _embed(arguments: argparse.Namespace) -> None:
     if suffix == ".parquet":
         import_pyarrow(output.name)
     images = find_images(arguments)
-    with quick_imports():
-        silence_progress_bars()
-        from ..prediction import embed_batches
+    silence_progress_bars()
+    from ..prediction import embed_batches
 
     model, processor = load_on(arguments.folder, arguments.device, arguments.backend, encoder_alone=True)
     about = _identify(arguments.folder) | {"features": "pooler_output", "normalized": arguments.normalize}
@@ -110,9 +108,8 @@ def _search(arguments: argparse.Namespace) -> None:
     if not arguments.query.startswith("https://") and not Path(arguments.query).is_file():
         raise FileNotFoundError(f"no such file: {arguments.query}")
     stored = Features(arguments.features)
-    with quick_imports():
-        silence_progress_bars()
-        from ..prediction import embed, search
+    silence_progress_bars()
+    from ..prediction import embed, search
 
     folder = arguments.model or stored.about["model"]
     if Path(folder).is_absolute() and not Path(folder).is_dir():

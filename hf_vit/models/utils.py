@@ -18,8 +18,6 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from huggingface_hub import cached_assets_path, get_session
-
 Size = int | list[int] | tuple[int, int]
 
 HUB_NAME = re.compile(r"[\w.-]*\w/\w[\w.-]*")  # owner/name, but not ./name
@@ -298,6 +296,8 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
     known: dict[str, Any] = {}
     with suppress(OSError, ValueError, TypeError):
         its_name = hashlib.sha256(os.fsencode(manifest.absolute())).hexdigest()[:32]
+        from huggingface_hub import cached_assets_path  # not at the top, for quick commands
+
         record = cached_assets_path("hf_vit", "verified") / f"{its_name}.json"
         known = dict(read_json(record))
     checked, before = [], dict(known)
@@ -349,6 +349,8 @@ def open_address(url: str, timeout: float, headers: Mapping[str, str]) -> Iterat
         AddressError: an address is not encrypted or not public, and `HF_VIT_ALLOW` does not allow it.
         httpx.RequestError: it cannot be reached.
     """
+    from huggingface_hub import get_session
+
     for _ in range(_MAX_REDIRECTS + 1):
         check_address(url)
         watch: dict[str, Any] = {"trace": partial(_check_connection, url)}

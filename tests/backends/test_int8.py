@@ -17,6 +17,7 @@ from hf_vit import HfViTForImageClassification
 from hf_vit.backends import Int8Model, OpenVINOModel
 from hf_vit.cli import main
 
+from ..quantized import write_images
 from ..tiny_models import images, tiny
 
 PROGRAM = ("program.xml", "program.bin")
@@ -76,8 +77,7 @@ def test_predict_and_pipeline_use_the_int8_program(quantized, capsys):
         assert found["label"] == f"LABEL_{judged.argmax()}"
 
 
-def evaluate(quantized, capsys, *options):
-    images_folder = quantized.parent / "images"
+def evaluate(quantized, images_folder, capsys, *options):
     settings = ["--dataset", str(images_folder), "--split", "train", "--num-workers", "0", *options]
     assert main(["evaluate", "--model", str(quantized), *settings]) == 0
     printed = capsys.readouterr().out
@@ -85,13 +85,16 @@ def evaluate(quantized, capsys, *options):
 
 
 @pytest.mark.slow
-def test_evaluate_measures_each_backend(quantized, capsys):
+def test_evaluate_measures_each_backend(quantized, tmp_path, capsys):
     _, processor = hf_vit.load(quantized)
-    files = [str(file) for file in sorted((quantized.parent / "images" / "LABEL_3").glob("*.png"))]
-    pixel_values = processor(files, return_tensors="pt").pixel_values
-    expected = nn.functional.cross_entropy(of_program(quantized, pixel_values.numpy()), torch.full((16,), 3)).item()
+    images_folder = tmp_path / "images"
+    shutil.copytree(quantized.parent / "images" / "LABEL_3", images_folder / "cat")
+    write_images(images_folder / "dog", count=5)
+    files = [str(file) for file in sorted(images_folder.glob("*/*.png"))]
+    logits = of_program(quantized, processor(files, return_tensors="pt").pixel_values.numpy())
+    expected = nn.functional.cross_entropy(logits, torch.tensor([0] * 16 + [1] * 5)).item()
     losses = {
-        backend: evaluate(quantized, capsys, "--backend", backend)["loss"]
+        backend: evaluate(quantized, images_folder, capsys, "--backend", backend)["loss"]
         for backend in ("eager", "openvino", "onnxruntime", "int8")
     }
     assert losses["int8"] == pytest.approx(expected, rel=1e-4)

@@ -17,7 +17,6 @@ from hf_vit import (
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, export, export_aot_inductor, export_onnx, export_torch
 from hf_vit.conversion.exporting import FORMATS
-from hf_vit.loading import save_folder
 
 from ..tiny_models import SIZES, TINY, VARIANTS, randomize, tiny, tiny_bit
 
@@ -60,7 +59,7 @@ def torch_runner(path):
 @pytest.mark.slow
 def test_onnx_of_the_models_own_size(classifier, tmp_path):
     pytest.importorskip("onnxscript", reason="onnxscript (extra export) is not installed")
-    save_folder(tmp_path / "folder", classifier, _Nothing())
+    classifier.save_pretrained(tmp_path / "folder")
     assert main(["export", str(tmp_path / "folder"), str(tmp_path / "model.onnx"), "--to", "onnx"]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "model.onnx"}
     shutil.move(tmp_path / "model.onnx", tmp_path / "elsewhere.onnx")  # the weights are in it
@@ -68,11 +67,6 @@ def test_onnx_of_the_models_own_size(classifier, tmp_path):
     assert_same(run, classifier, (1, 3, 20, 36), (5, 3, 20, 36))
     with pytest.raises(Exception, match="Got invalid dimensions"):
         run(torch.randn(1, 3, 24, 36))
-
-
-class _Nothing:
-    def save_pretrained(self, folder):
-        """Save a folder without an image processor."""
 
 
 @pytest.mark.slow
