@@ -14,8 +14,8 @@ from gpu_process import LeftOut
 from PIL import Image
 from torch.nn import functional as F
 
+from hf_vit.data.augmentation import sample_inception_box
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.training.augmentation import sample_inception_box
 from hf_vit.training.objectives import Normalizer
 
 

@@ -71,8 +71,8 @@ def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Iterator
     """Return endless batches of each contestant."""
     import datasets
 
-    from hf_vit.training.shard_writing import ShardPlan, write_shards
-    from hf_vit.training.sources import load_split
+    from hf_vit.data.shard_writing import ShardPlan, write_shards
+    from hf_vit.data.sources import load_split
 
     write_shards(ShardPlan(str(options.folder), images=500), folder / "tars", [], 1)
     (folder / "parquet").mkdir()
@@ -96,10 +96,10 @@ def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Iterator
 def _ours(
     options: argparse.Namespace, place: Path, streaming: bool, antialias: bool, reduced: bool = False
 ) -> Iterator[Any]:
-    from hf_vit.training.augmentation import TrainTransform
-    from hf_vit.training.batches import Shares
-    from hf_vit.training.data import open_split, train_loader
-    from hf_vit.training.sources import load_split
+    from hf_vit.data.augmentation import TrainTransform
+    from hf_vit.data.batches import Shares
+    from hf_vit.data.samples import open_split, train_loader
+    from hf_vit.data.sources import load_split
 
     split = open_split(load_split(str(place), "train", streaming=streaming))
     shares = Shares(options.batch_size, options.batch_size)

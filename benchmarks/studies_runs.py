@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from hf_vit.analysis.compute import count_multiply_adds
 from hf_vit.analysis.training_runs import training_exaflops
+from hf_vit.data.sources import load_split
 from hf_vit.files.output import write_json
 from hf_vit.training.models import build_config
 from hf_vit.training.options import parse_settings
 from hf_vit.training.recipes import dump
 from hf_vit.training.settings import PretrainSettings
-from hf_vit.training.sources import load_split
 
 RECIPES = Path(__file__).parents[1] / "training" / "recipes"
 IMAGES = {"digits": 1437, "mnist": 8000, "cifar10": 5000}  # training images, as small.yaml splits them

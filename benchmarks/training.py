@@ -94,16 +94,16 @@ class _Clock:
 def _train_with_hf_vit(options: argparse.Namespace) -> dict:
     import torch
 
+    from hf_vit.data.batches import Shares
+    from hf_vit.data.samples import open_split, train_loader
+    from hf_vit.data.sources import load_split
     from hf_vit.models.configuration_hf_vit import HfViTConfig
     from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
     from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
     from hf_vit.training import assembly
-    from hf_vit.training.batches import Shares
-    from hf_vit.training.data import open_split, train_loader
     from hf_vit.training.loop import optimizer_step
     from hf_vit.training.options import parse_settings
     from hf_vit.training.settings import FinetuneSettings
-    from hf_vit.training.sources import load_split
 
     split = open_split(load_split(str(options.images), "train"))
     with tempfile.TemporaryDirectory() as output:

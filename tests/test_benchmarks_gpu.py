@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit.training.augmentation import Box, crop_and_resize
+from hf_vit.data.augmentation import Box, crop_and_resize
 from hf_vit.training.objectives import Normalizer
 
 from .paths import ROOT

@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "variants": {"models"},
     "files": {"models"},
     "catalog": {"files", "models"},
+    "data": {"files", "models", "catalog"},
     "conversion": {"files", "models", "catalog"},
     "analysis": {"files", "models", "variants"},
     "backends": {"files", "models", "catalog", "conversion"},
@@ -22,7 +23,7 @@ MAY_IMPORT = {
     "loading": {"files", "models", "registration", "variants", "catalog", "conversion", "backends"},
 }
 MAY_IMPORT["quantization"] = MAY_IMPORT["prediction"] = {*MAY_IMPORT["loading"], "loading"}
-MAY_IMPORT["training"] = {*MAY_IMPORT["prediction"], "prediction", "analysis"}
+MAY_IMPORT["training"] = {*MAY_IMPORT["prediction"], "prediction", "analysis", "data"}
 MAY_IMPORT["evaluation"] = {*MAY_IMPORT["training"], "training"}
 EVERYTHING = {"cli", "demo", "__init__"}
 # What code on the Hub may import; pillow_heif only where it is installed.

@@ -35,7 +35,7 @@ def finetune(argv: list[str] | None = None) -> dict[str, Any]:
         return show(settings)
     # The accelerator: processes, device and precision of `accelerate launch`.
     accelerator = start(settings)
-    # The data: opened by training/sources.py; training/labels.py gives both splits the same class numbers.
+    # The data: opened by hf_vit/data/sources.py; hf_vit/data/labels.py gives both splits the same class numbers.
     split, eval_split = open_splits(settings)
     # The model: stored weights and a new head of zeros (training/models.py).
     model, processor = load_for_finetuning(settings, split)

@@ -35,7 +35,7 @@ def pretrain(argv: list[str] | None = None) -> dict[str, Any]:
         return show(settings)
     # The accelerator: processes, device and precision of `accelerate launch`.
     accelerator = start(settings)
-    # The data: opened by training/sources.py; masked patch prediction needs no labels.
+    # The data: opened by hf_vit/data/sources.py; masked patch prediction needs no labels.
     split, eval_split = open_splits(settings, needs_labels=settings.objective == "supervised")
     # The model: `variant` and `config`, with the original's initialisation (training/models.py).
     model, processor = build_for_pretraining(settings, split)

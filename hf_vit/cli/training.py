@@ -92,7 +92,7 @@ def _add_shard(commands: Commands) -> None:
 
 
 def _shard(arguments: argparse.Namespace) -> None:
-    from ..training.shard_writing import ShardPlan, write_shards
+    from ..data.shard_writing import ShardPlan, write_shards
 
     plan = ShardPlan(arguments.source, arguments.config, arguments.size, arguments.quality, arguments.images)
     for split, count in write_shards(plan, arguments.output, arguments.splits, arguments.workers).items():

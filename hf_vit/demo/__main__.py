@@ -12,9 +12,9 @@ import torch
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from ..conversion import convert
+from ..data.sources import load_digits
 from ..files.progress import silence_progress_bars
 from ..loading import save_folder
-from ..training.sources import load_digits
 from .contact_sheet import draw_contact_sheet
 from .finetuning import IMAGE_SIZE, finetune_at_higher_resolution
 

@@ -53,7 +53,7 @@ def draw_examples(folder: Path, labels: list[str]) -> list[Path]:
         The files of the pictures.
     """
     if labels and set(labels) <= set("0123456789"):
-        from ..training.sources import load_digits
+        from ..data.sources import load_digits
 
         digits = load_digits()["test"][: len(_THINGS)]["image"]
         pictures = {f"digit_{number}": digit.resize((320, 320)) for number, digit in enumerate(digits, start=1)}

@@ -13,6 +13,11 @@ from accelerate import Accelerator
 from PIL.Image import Image
 
 from ..backends.choosing import use_backend
+from ..data.fingerprint import identify_data
+from ..data.held_out import cut_off, find_eval_split
+from ..data.labels import match_to_model, names_of
+from ..data.samples import EvalSamples, Split
+from ..data.sources import names_of_splits
 from ..files.messages import shorten
 from ..files.reading import parse_yaml, read_json, read_json_object, read_yaml
 from ..loading import find_file, with_preset
@@ -20,17 +25,12 @@ from ..models.configuration_hf_vision import MAX_LABELS, score_function
 from ..models.configuration_hf_vit import as_pair
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named
-from ..training.data import EvalSamples, Split
 from ..training.devices import describe_device
-from ..training.held_out import cut_off, find_eval_split
-from ..training.identity import identify_data
-from ..training.labels import match_to_model, names_of
 from ..training.measuring import predict, score
 from ..training.patch_sizes import set_patch_size
 from ..training.recipes import dump
 from ..training.result_page import About, HeldOut, title_of, write_results
 from ..training.settings import AUTO, EvaluateSettings
-from ..training.sources import names_of_splits
 
 _REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
 _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")  # numbered from 1, in the order of the ReaL labels

@@ -17,14 +17,14 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
 from ..backends.choosing import use_backend
+from ..data.fingerprint import identify_data, identify_model
+from ..data.labels import match_to_split, refuse_unlabelled
+from ..data.samples import EvalSamples, Split
 from ..files.output import new_file, write_text
 from ..loading import with_preset
 from ..models.configuration_hf_vit import as_pair
 from ..training import models
 from ..training.assembly import evaluation_batches, open_named
-from ..training.data import EvalSamples, Split
-from ..training.identity import identify_data, identify_model
-from ..training.labels import match_to_split, refuse_unlabelled
 from ..training.measuring import collect, model_inputs
 from ..training.patch_sizes import set_patch_size
 from ..training.settings import EvaluateSettings

@@ -15,11 +15,11 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import AutoImageProcessor
 
+from ..data.fingerprint import identify_data, identify_model
+from ..data.samples import Split
 from ..files.output import write_json, write_text
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..training.data import Split
-from ..training.identity import identify_data, identify_model
 from ..training.models import load_for_finetuning
 from ..training.recipes import build, merge
 from ..training.resuming import FREE_ON_RESUME, with_new_defaults

@@ -17,9 +17,9 @@ import datasets
 import numpy as np
 import yaml
 
-from ..training.columns import find_column, find_label_column, is_image
-from ..training.data import Split
-from ..training.sources import load_split, slice_split
+from ..data.columns import find_column, find_label_column, is_image
+from ..data.samples import Split
+from ..data.sources import load_split, slice_split
 from .vtab_targets import TARGETS
 
 TRAIN, VALIDATION = 800, 200  # examples

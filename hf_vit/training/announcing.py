@@ -8,10 +8,10 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from ..data.samples import Split
 from ..loading import find_better
 from ..models.configuration_hf_vit import as_pair
 from .assembly import count_steps
-from .data import Split
 from .devices import describe_device
 from .run import in_words
 from .settings import AUTO, TrainingSettings

@@ -12,23 +12,25 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from ..data.augmentation import TrainTransform
+from ..data.batches import Shares
+from ..data.held_out import cut_off, find_eval_split
+from ..data.labels import distinguish, match_to_split, names_of, refuse_unlabelled, state_classes
+from ..data.native_resolution import native_loader
+from ..data.samples import SKIPPED_IMAGES, EvalSamples, Split, eval_loader, open_split, train_loader
+from ..data.sources import load_split
+from ..data.workers import start_server
 from ..files.messages import did_you_mean
 from ..files.output import new_model_files, write_json
 from ..models.configuration_hf_vit import as_pair
 from . import checkpoints
 from .allocation import keep_freed_memory
-from .augmentation import TrainTransform
-from .batches import Shares
 from .checkpoints import Checkpoints
-from .data import SKIPPED_IMAGES, EvalSamples, Split, eval_loader, open_split, train_loader
 from .devices import is_xla, keep_float32_weights, make_states
 from .fsdp import is_sharded, shard_by_layers
-from .held_out import cut_off, find_eval_split
-from .labels import distinguish, match_to_split, names_of, refuse_unlabelled, state_classes
 from .losses import balanced_weights
 from .measuring import TOP_K, empty_batch, predict, score, score_classes
 from .models import save_plain
-from .native import native_loader
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
 from .optimization import MovingAverage, build_optimizer
 from .output_folder import checkpoints_of
@@ -38,9 +40,7 @@ from .reporting import choose_trackers
 from .run import Run
 from .schedules import build_schedule
 from .settings import AUTO, DataSettings, PretrainSettings, TrainingSettings
-from .sources import load_split
 from .stalls import Watched
-from .workers import start_server
 
 
 def start(settings: DataSettings) -> Accelerator:

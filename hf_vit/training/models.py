@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ..data.samples import Split
 from ..loading import find_adapter, load, with_resizing_of
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import HfVisionConfig, check_attention
@@ -23,7 +24,6 @@ from ..models.modeling_hf_vit import HfViTModel
 from ..models.pretrained import HfViTHead
 from ..models.utils import absence_explained, check_place
 from ..variants import config_of_variant
-from .data import Split
 from .optimization import freeze_parameters
 from .settings import FinetuneSettings, PretrainSettings, TrainingSettings
 

@@ -77,9 +77,3 @@ class Preemption:
             work.wait()
             number = int(received)
         return number or None
-
-
-def leave_process_group(worker: int) -> None:
-    """Take a data worker out of its training process's group, so that signals to the group do not reach it."""
-    if hasattr(os, "setsid"):
-        os.setsid()

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 
+from ..data.labels import distinguish, names_of
+from ..data.samples import Split
 from ..files.output import write_text
 from ..files.pages import render_page
 from ..files.versions import versions_of
 from ..models.image_reading import ImageReadingError, load_image, to_mode
 from . import curve_panels, outcome
 from .confusion_figure import MOST_CLASSES, write_matrix
-from .data import Split
-from .labels import distinguish, names_of
 from .recipes import dump
 from .run import Run, in_words
 from .settings import AUTO

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 
+from ..data.fingerprint import describe
 from . import checkpoints
 from .checkpoints import Checkpoints
 from .devices import is_xla, on_cpu
-from .identity import describe
 from .objectives import MaskedPatches
 from .run import Run
 from .schedules import build_schedule

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from .batches import Shares
+from ..data.batches import Shares
 from .checkpoints import Checkpoints
 from .fsdp import sharded_parameters
 from .objectives import Objective

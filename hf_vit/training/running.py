@@ -11,16 +11,16 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils.memory import should_reduce_batch_size
 from transformers import PreTrainedModel
 
+from ..data.batches import Shares
+from ..data.fingerprint import identify_run
+from ..data.native_resolution import check_native
+from ..data.samples import Split
 from ..files.messages import ends_in_one_sentence
 from ..files.output import write_json
 from ..files.progress import silence_progress_bars
 from .assembly import evaluator, prepare_run, saver, training_batches
-from .batches import Shares
-from .data import Split
-from .identity import identify_run
 from .loop import train
 from .models import set_head_bias
-from .native import check_native
 from .objectives import Classification
 from .output_folder import checkpoints_of, claimed_output, output_of, write_recipe
 from .patch_sizes import prepare_patch_sizes

@@ -19,6 +19,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForImageClassification, pipeline
 
+from hf_vit.data.sources import load_split
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
@@ -32,7 +33,6 @@ from hf_vit.training.objectives import Classification
 from hf_vit.training.recipes import SettingsError
 from hf_vit.training.run import TrainingStopped
 from hf_vit.training.running import run_script
-from hf_vit.training.sources import load_split
 
 from ..launching import DIGITS, arguments, history, weights
 from ..tiny_models import SIZES
@@ -140,7 +140,7 @@ def test_killed_data_worker_is_reported(client, tmp_path):
         f"""
         import os, signal
         from hf_vit.scripts.pretrain import main
-        from hf_vit.training.augmentation import TrainTransform
+        from hf_vit.data.augmentation import TrainTransform
 
         TrainTransform.__call__ = lambda self, image, rng: os.kill(os.getpid(), signal.SIGKILL)
         main({arguments(**{**DIGITS, "num_workers": 1}, output_dir=tmp_path / "out")})

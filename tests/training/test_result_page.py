@@ -11,13 +11,13 @@ import pytest
 from PIL import Image
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
+from hf_vit.data.samples import open_split
+from hf_vit.data.sources import load_split
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.training import result_page
-from hf_vit.training.data import open_split
 from hf_vit.training.reporting import write_curve
 from hf_vit.training.result_page import About, HeldOut, write_card_results, write_results
-from hf_vit.training.sources import load_split
 
 from ..launching import arguments, history
 from ..tiny_models import save_tiny

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hf_vit.data.held_out import cut_off
+from hf_vit.data.samples import Split
+from hf_vit.data.sources import load_split
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training import running
 from hf_vit.training.assembly import open_splits
-from hf_vit.training.data import Split
-from hf_vit.training.held_out import cut_off
 from hf_vit.training.run import TrainingStopped
 from hf_vit.training.settings import FinetuneSettings
-from hf_vit.training.sources import load_split
 
 from ..launching import DIGITS, arguments
 

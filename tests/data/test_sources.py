@@ -4,7 +4,7 @@ import datasets
 import pytest
 from huggingface_hub import HfApi
 
-from hf_vit.training import sources
+from hf_vit.data import sources
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ patches as an image of the model's size. Images are bucketed by their number of 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ from ..models.image_reading import ImageReadingError, load_image, read_size
 from ..models.image_resizing import fit_grid
 from .augmentation import Box, TrainTransform, sample_generator, sample_inception_box
 from .batches import Shares
-from .data import Split, TrainSamples, collate, load_batches
-from .devices import is_xla
-from .settings import TrainingSettings
+from .samples import Split, TrainSamples, collate, load_batches
+
+if TYPE_CHECKING:
+    from ..training.settings import TrainingSettings
 from .shards import Shards
 
 _WINDOW = 8  # optimiser steps whose images are bucketed together
@@ -30,7 +31,7 @@ _RATIOS = 0.75, 1.33  # range of a crop's aspect ratio divided by the image's
 
 
 def check_native(
-    settings: TrainingSettings, accelerator: Accelerator, model: Any, processor: Any, split: Split
+    settings: "TrainingSettings", accelerator: Accelerator, model: Any, processor: Any, split: Split
 ) -> None:
     """Raise ValueError if preset is "native" but model, data or device do not support it.
 
@@ -47,7 +48,7 @@ def check_native(
     refuse_mixed_sizes(model.config)
     if isinstance(split.samples, Shards):
         raise ValueError("preset is native, which does not work with shards: it needs all image sizes in advance")
-    if is_xla(accelerator):
+    if accelerator.device.type == "xla":
         raise ValueError("preset is native, which does not work on XLA: it would compile every shape of a batch")
 
 
@@ -158,7 +159,7 @@ def collate_patches(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def native_loader(
-    settings: TrainingSettings, split: Split, transform: TrainTransform, processor: Any, shares: Shares, steps: range
+    settings: "TrainingSettings", split: Split, transform: TrainTransform, processor: Any, shares: Shares, steps: range
 ) -> Iterable[dict[str, torch.Tensor]]:
     """Return the training batches of this process as patches, for the steps in `steps`, one per forward.
 

@@ -7,14 +7,14 @@ import pytest
 from PIL import Image
 from scipy.stats import ks_2samp
 
-from hf_vit.training.augmentation import (
+from hf_vit.data.augmentation import (
     Box,
     TrainTransform,
     crop_and_resize,
     sample_generator,
     sample_inception_box,
 )
-from hf_vit.training.randaugment import OPERATIONS, randaugment
+from hf_vit.data.randaugment import OPERATIONS, randaugment
 
 
 @pytest.fixture(scope="module")

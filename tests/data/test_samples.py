@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
+from hf_vit.data.augmentation import TrainTransform
+from hf_vit.data.batches import Shares, StepBatches
+from hf_vit.data.samples import EvalSamples, TrainSamples, open_split, train_loader
+from hf_vit.data.sources import load_split, read_idx, split_digits
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.training.augmentation import TrainTransform
-from hf_vit.training.batches import Shares, StepBatches
-from hf_vit.training.data import EvalSamples, TrainSamples, open_split, train_loader
-from hf_vit.training.sources import load_split, read_idx, split_digits
 
 TRANSFORM = TrainTransform((6, 10))
 

@@ -4,14 +4,16 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ..files.download import sha256_of
 from ..files.versions import versions_of
-from .data import Split
-from .settings import FinetuneSettings, TrainingSettings
+from .samples import Split
+
+if TYPE_CHECKING:
+    from ..training.settings import TrainingSettings
 from .shards import Shards
 
 _MOST_BYTES = 2**30  # largest size of images whose content is hashed, which takes some seconds
@@ -61,10 +63,10 @@ def identify_data(split: Split) -> dict[str, Any]:
     return {"fingerprint": _digest([meaning, split.samples._fingerprint, _hash_times(split)]), "images": images}
 
 
-def identify_run(settings: TrainingSettings, split: Split) -> dict[str, Any]:
+def identify_run(settings: "TrainingSettings", split: Split) -> dict[str, Any]:
     """Return the identity of a run's data and initial model, without versions; a resumed run must have the same."""
     identity = {"data": identify_data(split)}
-    if isinstance(settings, FinetuneSettings):
+    if getattr(settings, "model", None) is not None:
         model = identify_model(str(settings.model))
         identity["model"] = {name: value for name, value in model.items() if name != "code"}
     return identity

@@ -18,10 +18,10 @@ from tqdm import tqdm
 from ..files.output import new_file, write_json
 from ..files.reading import read_json_object
 from ..models.image_reading import ImageReadingError, load_image, to_mode
-from .data import Split, open_split
+from .fingerprint import describe, identify_data
 from .folders import load_folder
-from .identity import describe, identify_data
 from .orders import ShuffledOrder
+from .samples import Split, open_split
 from .shard_index import index_shards
 from .sources import load_split, names_of_splits
 

@@ -18,19 +18,19 @@ from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 from torch._utils import ExceptionWrapper
 
+from hf_vit.data import shard_index
+from hf_vit.data.batches import LaneBatches, Shares
+from hf_vit.data.labels import state_classes
+from hf_vit.data.samples import EvalSamples, TrainSamples, eval_loader, open_split, train_loader
+from hf_vit.data.shards import Shards
+from hf_vit.data.sources import load_digits, load_split
 from hf_vit.files.messages import one_sentence
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.training import shard_index
 from hf_vit.training.assembly import open_named
-from hf_vit.training.batches import LaneBatches, Shares
-from hf_vit.training.data import EvalSamples, TrainSamples, eval_loader, open_split, train_loader
-from hf_vit.training.labels import state_classes
 from hf_vit.training.settings import EvaluateSettings
-from hf_vit.training.shards import Shards
-from hf_vit.training.sources import load_digits, load_split
 
 from ..launching import DIGITS, history, launch, weights
-from .test_data import TRANSFORM, as_png, make
+from .test_samples import TRANSFORM, as_png, make
 
 ROWS = 75
 
@@ -361,10 +361,10 @@ def test_classes_of_parquet_files_are_counted_unless_stated(tmp_path, monkeypatc
 @pytest.mark.slow
 def test_shards_on_the_hub(hub, client):
     output = client("""
-    from tests.training.test_data import make
+    from tests.data.test_samples import make
     make(40).push_to_hub("alice/animals", max_shard_size="3KB")
-    from hf_vit.training.sources import load_digits, load_split
-    from hf_vit.training.data import open_split
+    from hf_vit.data.sources import load_digits, load_split
+    from hf_vit.data.samples import open_split
     files = load_split("alice/animals", "train", streaming=True)
     split = open_split(files)
     labels = [split.label(split.samples[row]) for row in range(40)]

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
+from hf_vit.data import fingerprint as module
+from hf_vit.data.fingerprint import identify_data, identify_model
+from hf_vit.data.sources import load_split
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training import identity as module
 from hf_vit.training.assembly import open_named
-from hf_vit.training.identity import identify_data, identify_model
 from hf_vit.training.resuming import FREE_ON_RESUME, with_new_defaults
 from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
-from hf_vit.training.sources import load_split
 
 from ..launching import DIGITS, arguments
 from ..photographs import draw_picture

@@ -4,8 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from .data import Split
-from .settings import AUTO
+from .samples import Split
 from .shards import Shards
 from .sources import names_of_splits
 
@@ -18,7 +17,7 @@ def find_eval_split(dataset: str, config: str | None, train_split: str) -> str:
     """Return the name of the split to evaluate on; "auto" if only the training split exists."""
     names = names_of_splits(dataset, config)
     trained_on = train_split.split("[")[0]
-    return next((name for name in _NAMES if name in names and name != trained_on), AUTO)
+    return next((name for name in _NAMES if name in names and name != trained_on), "auto")
 
 
 def cut_off(split: Split) -> tuple[Split, Split | None]:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hf_vit.training import orders
-from hf_vit.training.orders import LaneOrder, ShuffledOrder, permute
+from hf_vit.data import orders
+from hf_vit.data.orders import LaneOrder, ShuffledOrder, permute
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 63, 64, 65, 1000, 4097, 2**16, 2**16 + 1, 3 * 2**15])

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from hf_vit.cli.command_line import main
+from hf_vit.data import shard_writing
+from hf_vit.data.samples import open_split
+from hf_vit.data.sources import load_split
 from hf_vit.models.image_reading import load_image
-from hf_vit.training import shard_writing
-from hf_vit.training.data import open_split
-from hf_vit.training.sources import load_split
 
-from .test_data import picture
+from .test_samples import picture
 
 
 @pytest.fixture

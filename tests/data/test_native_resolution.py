@@ -9,20 +9,20 @@ import pytest
 import torch
 from PIL import Image
 
+from hf_vit.data.augmentation import TrainTransform
+from hf_vit.data.batches import Shares
+from hf_vit.data.native_resolution import BucketedBatches, NativeSamples, collate_patches
+from hf_vit.data.samples import open_split
+from hf_vit.data.sources import load_split
 from hf_vit.models.flexible_sizes import unpatchify
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_resizing import fit_grid
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.training import loop
-from hf_vit.training.augmentation import TrainTransform
-from hf_vit.training.batches import Shares
-from hf_vit.training.data import open_split
 from hf_vit.training.measuring import model_inputs
-from hf_vit.training.native import BucketedBatches, NativeSamples, collate_patches
 from hf_vit.training.objectives import Normalizer
 from hf_vit.training.recipes import SettingsError
-from hf_vit.training.sources import load_split
 
 from ..launching import arguments, weights
 from ..tiny_models import TINY, VARIANTS, save_tiny, tiny

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import cached_assets_path
 
-from hf_vit.training import folders
-from hf_vit.training.folders import load_folder
-from hf_vit.training.sources import load_split
+from hf_vit.data import folders
+from hf_vit.data.folders import load_folder
+from hf_vit.data.sources import load_split
 
-from .test_data import picture
+from .test_samples import picture
 
 SPLITS = {
     "splits": (

@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image, features
 
+from hf_vit.data.augmentation import TrainTransform
+from hf_vit.data.fingerprint import identify_data
+from hf_vit.data.native_resolution import NativeSamples
+from hf_vit.data.samples import SKIPPED_IMAGES, EvalSamples, Split, TrainSamples, open_split
+from hf_vit.data.sources import load_split
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_reading import ImageReadingError, read_size
 from hf_vit.training.assembly import open_named, train_transform
-from hf_vit.training.augmentation import TrainTransform
-from hf_vit.training.data import SKIPPED_IMAGES, EvalSamples, Split, TrainSamples, open_split
-from hf_vit.training.identity import identify_data
-from hf_vit.training.native import NativeSamples
 from hf_vit.training.settings import EvaluateSettings, FinetuneSettings
-from hf_vit.training.sources import load_split
 
 HEIGHT, WIDTH = 8, 12
 RNG = np.random.default_rng(3)

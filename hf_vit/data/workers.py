@@ -12,7 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .preemption import leave_process_group
+
+def leave_process_group(worker: int) -> None:
+    """Take a data worker out of its training process's group, so that signals to the group do not reach it."""
+    if hasattr(os, "setsid"):
+        os.setsid()
 
 
 def _in_group() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..catalog.class_names import imagenet_numbers
 from ..files.reading import read_text, read_yaml
-from .data import Split
+from .samples import Split
 from .shards import Shards
 
 _SHOWN = 5  # number of names of a list in a message

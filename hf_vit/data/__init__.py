@@ -1,0 +1,1 @@
+"""Data sets for training and evaluation: opened, decoded, augmented, sampled and batched."""
