@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from transformers.initialization import no_init_weights
 
 from ..models.configuration_hf_vit import Size, as_pair
 from ..models.resnet_stem import StandardizedConv2d
+from ..models.utils import check_place
 from ..variants import VARIANTS, config_of_variant
 
 FLOPS_PER_MULTIPLY_ADD = 2
@@ -228,9 +230,12 @@ def load_config(name: str) -> PreTrainedConfig:
 
     Raises:
         ValueError: the name is none of these.
+        OSError: the folder holds no model.
     """
     if name in VARIANTS:
         return config_of_variant(name, num_labels=1000)
+    if Path(name).is_dir():
+        check_place(name)
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except OSError as error:

@@ -15,7 +15,7 @@ from ..files.containers import array_container, open_arrays
 from ..files.download import Fetched, SourceError, fetch
 from ..files.messages import kind_of_content, shorten
 from ..files.reading import read_json_object
-from ..models.utils import HUB_NAME
+from ..models.utils import HUB_NAME, check_place
 from .rules import ConversionError
 from .torch_files import is_torch_file, read_arrays
 from .transformers.names import is_of_transformers
@@ -102,6 +102,8 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
     if path.is_file() and (kind := kind_of_content(_beginning(path))):
         raise ConversionError(f"{path.name} {kind}")
     settings = _read_settings(path)
+    if (path / "adapter_config.json").is_file():
+        check_place(path)
     if path.is_dir() and array_container(path) is None:
         path = _checkpoint_in(path, settings)
     arrays_at = array_container(path)

@@ -13,6 +13,7 @@ import yaml
 from ..files.messages import shorten
 from ..files.reading import read_text
 from ..files.readme import BEGIN, END
+from ..models.utils import check_place
 from .card_metadata import metadata_yaml, render_metadata
 from .card_sections import render_sections
 from .card_sources import Sources
@@ -46,14 +47,11 @@ def render_folder_card(folder: str | Path, *, name: str | None = None, license: 
     """Render the card of a folder of `save_pretrained`; see `render_card`.
 
     Raises:
-        ValueError: the folder holds no config.json.
+        OSError: the folder holds no model.
     """
     folder = Path(folder)
+    check_place(folder)
     texts = {name: read_source(folder / name) for name in CARD_SOURCES if (folder / name).is_file()}
-    if "config.json" not in texts:
-        raise ValueError(
-            f"{folder} holds no config.json; give a folder that save_pretrained, convert or training wrote"
-        )
     return render_card(texts, name or folder.resolve().name, license=license)
 
 

@@ -28,7 +28,7 @@ from ..files.download import sha256_of
 from ..files.reading import parse_json
 from ..files.versions import versions_of
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
-from ..models.utils import MANIFEST, as_pair, manifest_text, read_manifest
+from ..models.utils import MANIFEST, as_pair, check_place, manifest_text, read_manifest
 from .card_check import check_card
 from .card_metadata import eval_results_file
 from .cards import CARD_SOURCES, read_source, render_card
@@ -140,7 +140,8 @@ def push(
         The commit, and the files that were pushed.
 
     Raises:
-        ValueError: the folder holds no model of hf_vit, or symbolic links; or the repository has another visibility
+        OSError: the folder holds no model.
+        ValueError: the folder holds no weights, or symbolic links; or the repository has another visibility
             than `private`.
         PushError: the card has problems, or the Hub cannot be reached or refuses; the message has the reason.
     """
@@ -157,7 +158,8 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
     """Choose the files of a folder to push; also return the names of the others.
 
     Raises:
-        ValueError: the folder holds no configuration or no weights, or symbolic links.
+        OSError: the folder holds no model.
+        ValueError: it holds no weights, or symbolic links.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; give one that save_pretrained, convert or training wrote")
@@ -170,12 +172,14 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
                 f"cannot push {entry}: it is a symbolic link (to {os.readlink(entry)}); nothing was pushed. "
                 "Put the file itself there, such as with `cp -rL`"
             )
+    check_place(folder)
     files: _Files = {entry.relative_to(folder).as_posix(): entry for entry in chosen if entry.is_file()}
     left_out = [entry.name for entry in entries if entry.name not in files and entry.name not in _NOT_REPORTED]
     weights = [name for name in files if _WEIGHTS.fullmatch(name)]
-    if "config.json" not in files or not weights:
-        missing = "config.json" if "config.json" not in files else "*.safetensors"
-        raise ValueError(f"{folder} holds no {missing}; give a folder that save_pretrained, convert or training wrote")
+    if not weights:
+        raise ValueError(
+            f"{folder} holds no *.safetensors; give a folder that save_pretrained, convert or training wrote"
+        )
     return files, left_out
 
 

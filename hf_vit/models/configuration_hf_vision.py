@@ -22,6 +22,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 from .utils import (
+    OutdatesManifest,
     Size,
     absence_explained,
     allowed,
@@ -89,7 +90,7 @@ def scores_of(logits: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
     return logits.softmax(dim=-1) if function == "softmax" else logits
 
 
-class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
+class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
     """Base of the configurations; a subclass is `@strict` and declares `num_channels` and `image_size`."""
 
     num_channels: int = 3

@@ -15,12 +15,23 @@ from torch.nn.functional import pad
 from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.processing_utils import ImagesKwargs
-from transformers.utils import logging
+from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
 
 from .image_presets import MAX_OUTPUT_PIXELS, PRESETS, check_choices, describe_type, first_settings, override_settings
 from .image_reading import ImageReadingError, count_images, list_images, name_image, read_image
 from .image_resizing import KERNELS, Filter, Window, center_window, cut, fit_grid, pad_to, resize, shortest_edge_size
-from .utils import HUB_NAME, Size, allowed, as_pair, closest, describe_unknown, read_json_object, refuse_arguments
+from .utils import (
+    HUB_NAME,
+    OutdatesManifest,
+    Size,
+    allowed,
+    as_pair,
+    closest,
+    describe_unknown,
+    find_file,
+    read_json_object,
+    refuse_arguments,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -54,7 +65,7 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
     on_error: str | None
 
 
-class HfViTImageProcessor(BaseImageProcessor):
+class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
     r"""Image processor that computes the `pixel_values` that a checkpoint was evaluated with.
 
     An image is a path, URL, bytes, PIL image, array or tensor of any mode and type (rules: `image_reading`). One image,
@@ -197,12 +208,17 @@ class HfViTImageProcessor(BaseImageProcessor):
 
         Raises:
             FileNotFoundError: there is no such folder.
+            ValueError: a file is too large, too deep or not JSON.
         """
         name = str(pretrained_model_name_or_path)
         if not os.path.exists(name) and not HUB_NAME.fullmatch(name):
             raise FileNotFoundError(
                 f"there is no folder {name} (expected a folder of an image processor, or owner/name on the Hub)"
             )
+        names = (PROCESSOR_NAME, IMAGE_PROCESSOR_NAME)
+        files = [name] if os.path.isfile(name) else [find_file(name, file, kwargs) for file in names]
+        for file in filter(None, files):
+            read_json_object(file)  # limits its size
         about = {"_folder": name, "_is_auto": kwargs.get("_from_auto", False)}
         settings, kwargs = super().get_image_processor_dict(pretrained_model_name_or_path, **kwargs)
         return settings, {**kwargs, **about}

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from .configuration_hf_vision import HfVisionConfig, read_settings
 from .packed_linear import freeze
-from .utils import WHERE, Size, allowed, as_pair, check_pushed, drop_manifest, find_file, refuse_arguments
+from .utils import WHERE, OutdatesManifest, Size, allowed, as_pair, check_pushed, find_file, refuse_arguments
 
 logger = logging.get_logger(__name__)
 
@@ -46,7 +46,7 @@ class HfViTHead(nn.Linear):
         init.zeros_(self.weight)
 
 
-class HfVisionPreTrainedModel(PreTrainedModel):
+class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
     """Base of the Vision Transformers, the hybrids and the ResNets."""
 
     if TYPE_CHECKING:
@@ -207,7 +207,6 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         self._save_record(save_directory)
 
     def _save_record(self, save_directory: str | os.PathLike) -> None:
-        drop_manifest(save_directory)
         if self.conversion_record is not None:
             text = json.dumps(self.conversion_record, indent=2)
             (Path(save_directory) / CONVERSION_RECORD).write_text(text + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -168,11 +168,14 @@ def check_place(name: str | os.PathLike, subfolder: str | None = None) -> None:
             "Hub); convert a checkpoint with `hf-vit convert FILE FOLDER`"
         )
     if path.is_dir() and not (path / "config.json").exists():
-        found = "no config.json"
-        if (path / "adapter_config.json").exists():
-            found = "an adapter of PEFT and no model; hf_vit.load merges it with the base model that it names"
+        if (adapter := path / "adapter_config.json").is_file():
+            base = read_json_object(adapter).get("base_model_name_or_path")
+            raise FileNotFoundError(
+                f"{text} holds no model but an adapter of PEFT for {base}: hf_vit.load({text!r}) merges the two, "
+                "save_pretrained saves the result"
+            )
         raise FileNotFoundError(
-            f"{text} holds {found} (expected a folder that convert, training or save_pretrained wrote)"
+            f"{text} holds no config.json (expected a folder that convert, training or save_pretrained wrote)"
         )
     if not Path(name).exists() and not HUB_NAME.fullmatch(text):
         raise FileNotFoundError(
@@ -271,6 +274,31 @@ def drop_manifest(folder: str | os.PathLike) -> None:
     file = Path(folder) / MANIFEST
     if file.is_file() and read_manifest(file.read_text(encoding="utf-8", errors="replace")) is not None:
         file.unlink()
+
+
+class OutdatesManifest:
+    """Mixin: what transformers saves or pushes outdates the manifest of an earlier `hf_vit.push`, which is deleted."""
+
+    if not TYPE_CHECKING:  # otherwise a type checker would see these instead of the methods of transformers
+
+        def save_pretrained(self, save_directory, *args, **kwargs):
+            """Save, as in transformers."""
+            result = super().save_pretrained(save_directory, *args, **kwargs)
+            drop_manifest(save_directory)
+            return result
+
+        def push_to_hub(self, repo_id, **kwargs):
+            """Push to the Hub, as in transformers; `hf_vit.push_saved` also writes a card and a manifest."""
+            from huggingface_hub import HfApi  # not at the top, for quick commands
+
+            commit = super().push_to_hub(repo_id, **kwargs)
+            repo_id, token = commit.repo_url.repo_id, kwargs.get("token")
+            revision = commit.pr_revision or kwargs.get("revision")
+            manifest = find_file(repo_id, MANIFEST, {"revision": revision, "token": token})
+            if manifest is not None and read_manifest(read_text(manifest)) is not None:
+                message = f"Delete the {MANIFEST} of an earlier push"
+                HfApi(token=token).delete_file(MANIFEST, repo_id, revision=revision, commit_message=message)
+            return commit
 
 
 def check_files(manifest: Path, thorough: bool = False) -> list[str]:

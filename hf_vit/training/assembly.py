@@ -102,13 +102,16 @@ def _check_launch(accelerator: Accelerator) -> None:
 def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[Split, Split | None]:
     """The training split and the evaluation split, with labels that mean the same.
 
-    Where the setting is "auto" and the data have such a split, the setting becomes its name.
+    Where the evaluation split is "auto" and the data have such a split, the setting becomes its name; where the loss is
+    "auto", it becomes the one of the labels.
 
     Raises:
         ValueError: they do not, or images have no labels.
     """
     split = open_named(settings, settings.train_split, needs_labels)
     refuse_unlabelled(split, settings.train_split)
+    if settings.loss == AUTO:
+        settings.loss = "sigmoid" if split.multi_label else "softmax"
     if settings.eval_split == AUTO:
         names = str(settings.dataset), settings.dataset_config, settings.train_split
         settings.eval_split = find_eval_split(*names)

@@ -20,7 +20,7 @@ def make_targets(
         (batch, num_labels)
     """
     targets = F.one_hot(labels, num_labels) if labels.ndim == 1 else labels
-    rest = 1 / num_labels if kind == "softmax" else 0.5
+    rest = 0.5 if kind == "sigmoid" else 1 / num_labels
     return targets.float() * (1 - label_smoothing) + label_smoothing * rest
 
 
@@ -38,10 +38,10 @@ def cross_entropy(
         (batch,)
     """
     logits = logits.float()
-    if kind == "softmax":
-        terms = -targets * F.log_softmax(logits, dim=-1)
-    else:
+    if kind == "sigmoid":
         terms = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    else:
+        terms = -targets * F.log_softmax(logits, dim=-1)
     return (terms if weights is None else terms * weights).sum(dim=-1)
 
 

@@ -130,8 +130,7 @@ def _name_labels(config: Any, split: Split, loss: str) -> None:
     names = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
     config.id2label = dict(enumerate(names))
     config.label2id = {name: number for number, name in config.id2label.items()}
-    several = split.multi_label or loss == "sigmoid"
-    config.problem_type = "multi_label_classification" if several else "single_label_classification"
+    config.problem_type = "multi_label_classification" if loss == "sigmoid" else "single_label_classification"
 
 
 def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[PreTrainedModel, Any]:

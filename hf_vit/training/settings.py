@@ -22,7 +22,7 @@ def setting(default: Any, about: str, group: str) -> Any:
     )
 
 
-AUTO = "auto"  # a value of eval_split
+AUTO = "auto"  # a value of eval_split and loss
 
 _data = partial(setting, group="data")
 _run = partial(setting, group="run")
@@ -195,8 +195,10 @@ class TrainingSettings(DataSettings):
         0.0, "share of each image's patches to drop in training (NaViT); needs preset native"
     )
 
-    loss: Literal["softmax", "sigmoid"] = _loss(
-        "softmax", "loss function; softmax: cross-entropy over all classes; sigmoid: of each class by itself"
+    loss: Literal["auto", "softmax", "sigmoid"] = _loss(
+        AUTO,
+        "loss function; softmax: cross-entropy over all classes; sigmoid: of each class by itself; auto: sigmoid "
+        "if the images have several labels each, else softmax",
     )
     class_weights: Literal["none", "balanced"] = _loss(
         "none", "balanced: weight each class by the inverse of its frequency in the training split, 1 on average"
@@ -388,7 +390,7 @@ class PretrainSettings(TrainingSettings):
             raise ValueError("head is mlp, but masked_patch_prediction has no head")
         if self.objective == "masked_patch_prediction" and (self.mixup_alpha or self.cutmix_alpha):
             raise ValueError("mixup_alpha or cutmix_alpha is set, but masked_patch_prediction has no labels to mix")
-        of_labels = {"class_weights": "none", "class_sampling": "natural", "label_smoothing": 0, "loss": "softmax"}
+        of_labels = {"class_weights": "none", "class_sampling": "natural", "label_smoothing": 0, "loss": AUTO}
         for name, usual in {**of_labels, "head_bias": None}.items():
             if self.objective == "masked_patch_prediction" and getattr(self, name) != usual:
                 raise ValueError(f"{name} is {getattr(self, name)}, but masked_patch_prediction has no labels")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from hf_vit.cli import main
 from hf_vit.scripts.pretrain import pretrain
@@ -252,6 +253,18 @@ def test_malformed_adapter(whole, tmp_path, capfd):
     said = capfd.readouterr().err
     assert str(folder) in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["card {}", "compute {}", "convert {} out", "push {} me/vit"])
+def test_an_adapter_is_named_as_one(command, tmp_path, capfd):
+    (tmp_path / "adapter").mkdir()
+    about = {"peft_type": "LORA", "base_model_name_or_path": "me/base"}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(about))
+    save_file({"base_model.model.q_proj.lora_A.weight": torch.ones(1)}, tmp_path / "adapter/adapter_model.safetensors")
+    assert main(command.format(tmp_path / "adapter").split()) == 2
+    said = capfd.readouterr().err
+    assert "adapter of PEFT for me/base" in said
+    assert "hf_vit.load(" in said
 
 
 def test_pth_that_pytorch_reads_differently(tmp_path, capfd):

@@ -5,6 +5,7 @@ import copy
 import importlib.util
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -142,12 +143,13 @@ def test_the_command_writes_a_script_that_needs_no_torch(
         shutil.copy(path, tmp_path / "some")
     (tmp_path / "some" / "text.jpg").write_text("no image")
     Image.open(photographs[0]).convert("RGB").save(tmp_path / "some" / "postscript.jpg", "EPS")  # starts a program
+    Image.new("1", (13_300, 13_300)).save(tmp_path / "some" / "huge.png")
     command[6:] = [str(tmp_path / "some")]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", env={**environment, "PYTHONUTF8": "1"})
     assert done.returncode == 1
     assert done.stdout.count("some/") == 2
-    for name in ("text.jpg", "postscript.jpg"):
-        assert f"cannot classify {tmp_path / 'some' / name}: cannot identify" in done.stderr
+    for name, reason in (("text.jpg", "identify"), ("postscript.jpg", "identify"), ("huge.png", "13300")):
+        assert re.search(f"cannot classify {tmp_path / 'some' / name}: .*{reason}", done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -359,6 +359,24 @@ def test_the_manifest_lists_what_was_pushed_and_follows_later_pushes(hub, client
     assert "model.safetensors.index.json" in manifest()
 
 
+def test_plain_pushes_of_transformers_leave_a_repository_that_loads(hub, client, folder):
+    client(push(folder, "alice/vit", *MIT))
+    client(
+        f"""
+        import hf_vit
+        model, processor = hf_vit.load({str(folder)!r})
+        model.classifier.weight.data += 1
+        processor.image_mean = [0.25] * 3
+        for part in (model, processor, model.config):
+            part.push_to_hub("alice/vit")
+            hf_vit.load("alice/vit")
+            hf_vit.push({str(folder)!r}, "alice/vit", license="mit")
+        change = model.push_to_hub("alice/vit", create_pr=True)
+        hf_vit.load("alice/vit", revision=change.pr_revision)
+        """
+    )
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_damaged_download_is_refused_until_it_is_repeated(name, hub, client, folder):
     client(push(folder, "alice/vit", *MIT))

@@ -101,6 +101,15 @@ def test_saving_again_removes_our_manifest_and_keeps_foreign_files(pushed):
         assert (pushed / MANIFEST).read_text() == text
 
 
+@pytest.mark.parametrize("part", ["model", "config", "processor"])
+def test_saving_a_part_again_leaves_a_folder_that_loads(part, pushed):
+    model, processor = load(pushed)
+    model.config.id2label = {number: f"class {number}" for number in model.config.id2label}
+    processor.image_mean = [0.25] * 3
+    {"model": model, "config": model.config, "processor": processor}[part].save_pretrained(pushed)
+    load(pushed)
+
+
 @pytest.mark.parametrize("name", ["/etc/passwd", "../secret", "a/../../secret"])
 def test_files_outside_the_folder_are_refused(name, pushed):
     (pushed / MANIFEST).write_text(manifest_text({name: {"size": 1, "sha256": "0"}}))

@@ -119,6 +119,21 @@ def test_a_sigmoid_model_is_evaluated_as_in_training(flags, pretrained, tmp_path
     assert sum(answer["score"] for answer in answers) != pytest.approx(1, abs=1e-4)
 
 
+def test_images_with_several_labels_train_with_the_sigmoid_loss(flags, pretrained, tmp_path):
+    """Two labels each, and both are near 1; a softmax could give each at most 1/2."""
+    files = sorted((flags / "train").glob("*/*.png"))
+    images = [{"bytes": file.read_bytes(), "path": None} for file in files]
+    features = {"image": datasets.Image(), "tags": datasets.List(datasets.ClassLabel(names=["flag", "stripes", "cat"]))}
+    columns = {"image": images, "tags": [[0, 1]] * len(images)}
+    (tmp_path / "data").mkdir()
+    data = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    data.to_parquet(tmp_path / "data" / "train.parquet")
+    finetune_flags(tmp_path / "data", pretrained, tmp_path / "out", warmup_steps=0, eval_split="train")
+    answers = pipeline("image-classification", model=str(tmp_path / "out"))(str(files[0]))
+    assert [answer["score"] > 0.9 for answer in answers] == [True, True, False]
+    assert json.loads((tmp_path / "out" / "card_data.json").read_text())["settings"]["loss"] == "sigmoid"
+
+
 @pytest.mark.slow
 def test_evaluation_uses_the_models_class_numbers(flags, pretrained, tmp_path):
     """A data set that has the model's labels in another order, and one that has more of them."""

@@ -147,7 +147,7 @@ def ours(settings: FinetuneSettings | PretrainSettings, original: dict[str, Any]
         "dropout": settings.dropout,
         "attention_dropout": settings.attention_dropout,
         "stochastic_depth": settings.drop_path,
-        "loss": settings.loss,
+        "loss": "softmax" if settings.loss == "auto" else settings.loss,  # each image has one label
         "label_smoothing": settings.label_smoothing,
         "train_split": settings.train_split,
         "evaluation_split": settings.eval_split,
