@@ -97,12 +97,13 @@ def _ours(
     options: argparse.Namespace, place: Path, streaming: bool, antialias: bool, reduced: bool = False
 ) -> Iterator[Any]:
     from hf_vit.data.augmentation import TrainTransform
-    from hf_vit.data.batches import Shares
-    from hf_vit.data.samples import open_split, train_loader
+    from hf_vit.data.loaders import train_loader
+    from hf_vit.data.samplers import BatchLayout
     from hf_vit.data.sources import load_split
+    from hf_vit.data.splits import open_split
 
     split = open_split(load_split(str(place), "train", streaming=streaming))
-    shares = Shares(options.batch_size, options.batch_size)
+    shares = BatchLayout(options.batch_size, options.batch_size)
     size = (options.size, options.size)
     transform = TrainTransform(size, crop_area=(0.08, 1.0), antialias=antialias, reduced_decoding=reduced)
     for batch in train_loader(split, transform, 0, shares, range(_STEPS), 0):

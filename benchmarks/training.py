@@ -94,9 +94,10 @@ class _Clock:
 def _train_with_hf_vit(options: argparse.Namespace) -> dict:
     import torch
 
-    from hf_vit.data.batches import Shares
-    from hf_vit.data.samples import open_split, train_loader
+    from hf_vit.data.loaders import train_loader
+    from hf_vit.data.samplers import BatchLayout
     from hf_vit.data.sources import load_split
+    from hf_vit.data.splits import open_split
     from hf_vit.models.configuration_hf_vit import HfViTConfig
     from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
     from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
@@ -115,7 +116,7 @@ def _train_with_hf_vit(options: argparse.Namespace) -> dict:
         config = HfViTConfig.from_variant(options.variants[0], num_labels=split.num_labels)
         model, processor = HfViTForImageClassification(config), HfViTImageProcessor()
         accelerator = assembly.start(settings)
-        shares = Shares(options.batch_size, options.batch_size)
+        shares = BatchLayout(options.batch_size, options.batch_size)
         state = assembly.prepare_run(settings, accelerator, model, processor, split, shares)
         transform = assembly.train_transform(settings, processor, config)
         steps = range(options.steps + 2)

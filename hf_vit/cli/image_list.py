@@ -138,8 +138,8 @@ def read_named(name: str) -> Any:
 def _open_rows(name: str, split: str | None, column: str | None) -> tuple[Any, str]:
     """Open the image column of a split, undecoded; return it with the split's name."""
     try:
-        from ..data.samples import open_split
         from ..data.sources import load_split, names_of_splits
+        from ..data.splits import open_split
     except ImportError as error:
         raise ImportError(f"{name} needs {error.name or 'datasets'}, which is not installed: {_INSTALL}") from error
     if split is None:

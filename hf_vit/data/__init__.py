@@ -1,1 +1,19 @@
-"""Data sets for training and evaluation: opened, decoded, augmented, sampled and batched."""
+"""Data sets for training and evaluation.
+
+| question | file |
+| --- | --- |
+| which data sets are there? | `sources` (folders of images: `folders`; their columns: `columns`) |
+| what do the labels mean, which images are held out? | `splits`, `labels` |
+| which images come in which order, and in which batch? | `samplers` |
+| what happens to an image? | `loaders`, `augmentation`, `randaugment`, `native_resolution` |
+| how are shards read and written? | `shards`, `shard_index`, `shard_writing` |
+| are these the same images as before? | `fingerprint` |
+
+`shards` reads WebDataset tars and parquet files, on disks and in object stores, as a map-style data set. Its order is a
+function of the step, so that a run resumes at once, on any number of processes and workers. Libraries that read shards
+do not have both: webdataset streams tars through a shuffle buffer, in an order that depends on the number of workers,
+and starts at the beginning. litdata needs the data in its own format of chunks, which it assigns to workers. grain
+has random access to its ArrayRecord files, but reads parquet files in sequence and has no reader of tars.
+`StatefulDataLoader` of torchdata saves the state of each worker, which fits the same number of workers only, and has no
+reader of shards.
+"""

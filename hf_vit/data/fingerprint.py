@@ -1,20 +1,16 @@
-"""Identities of models and data, saved with cached features, results and checkpoints."""
+"""Fingerprints of models and data, saved with cached features, results and checkpoints."""
 
 import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ..files.download import sha256_of
 from ..files.versions import versions_of
-from .samples import Split
-
-if TYPE_CHECKING:
-    from ..training.settings import TrainingSettings
-from .shards import Shards
+from .splits import Split
 
 _MOST_BYTES = 2**30  # largest size of images whose content is hashed, which takes some seconds
 _MODEL_FILES = (
@@ -27,8 +23,8 @@ _MODEL_FILES = (
 )
 
 
-def identify_model(name: str) -> dict[str, Any]:
-    """Return the identity of a model: the SHA-256 of its files, or its commit on the Hub; and versions of the code.
+def fingerprint_model(name: str) -> dict[str, Any]:
+    """Return the fingerprint of a model: the SHA-256 of its files, or its commit on the Hub; and versions of the code.
 
     Raises:
         ValueError: the model is on the Hub, and its commit is unknown.
@@ -44,8 +40,8 @@ def identify_model(name: str) -> dict[str, Any]:
     return {"name": name, "commit": commit, "code": code}
 
 
-def identify_data(split: Split) -> dict[str, Any]:
-    """Return the identity of images and labels: a SHA-256 of their content, or of signs that it is unchanged.
+def fingerprint_data(split: Split) -> dict[str, Any]:
+    """Return the fingerprint of images and labels: a SHA-256 of their content, or of signs that it is unchanged.
 
     Up to 1 GiB of images are read. Larger data are identified by the fingerprint of `datasets` (which depends on the
     commit on the Hub, or on the local files) and by size and modification time of every image file. Shards are
@@ -53,7 +49,7 @@ def identify_data(split: Split) -> dict[str, Any]:
     """
     meaning = {"names": split.label_names, "numbers": split.numbers, "labels": split.num_labels}
     meaning |= {"image_column": split.image_column, "label_column": split.label_column}
-    if isinstance(split.samples, Shards):
+    if split.is_sharded:
         index = split.samples.index
         return {"shards": _digest([meaning, index.files, index.stamps]), "images": len(split)}
     images = len(split)
@@ -63,18 +59,9 @@ def identify_data(split: Split) -> dict[str, Any]:
     return {"fingerprint": _digest([meaning, split.samples._fingerprint, _hash_times(split)]), "images": images}
 
 
-def identify_run(settings: "TrainingSettings", split: Split) -> dict[str, Any]:
-    """Return the identity of a run's data and initial model, without versions; a resumed run must have the same."""
-    identity = {"data": identify_data(split)}
-    if getattr(settings, "model", None) is not None:
-        model = identify_model(str(settings.model))
-        identity["model"] = {name: value for name, value in model.items() if name != "code"}
-    return identity
-
-
-def describe(identity: dict[str, Any]) -> str:
-    """Short form of an identity for messages."""
-    words = {name: _digest(value) if isinstance(value, dict) else str(value) for name, value in identity.items()}
+def describe_fingerprint(fingerprint: dict[str, Any]) -> str:
+    """Return a short form of a fingerprint for messages."""
+    words = {name: _digest(value) if isinstance(value, dict) else str(value) for name, value in fingerprint.items()}
     return ", ".join(f"{name} {word[:12]}" for name, word in words.items())
 
 

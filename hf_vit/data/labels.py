@@ -11,8 +11,7 @@ from typing import Any
 
 from ..catalog.class_names import imagenet_numbers
 from ..files.reading import read_text, read_yaml
-from .samples import Split
-from .shards import Shards
+from .splits import Split
 
 _SHOWN = 5  # number of names of a list in a message
 _LONGEST = 40  # number of characters of a name in a message
@@ -94,7 +93,7 @@ def refuse_unlabelled(split: Split, name: str) -> None:
     Args:
         name: the split's name, for the message.
     """
-    if split.label_column is None or split.multi_label or isinstance(split.samples, Shards):
+    if split.label_column is None or split.multi_label or split.is_sharded:
         return
     labels = split.class_numbers()
     if missing := int(((labels < 0) | (labels >= split.num_labels)).sum()):
@@ -108,7 +107,7 @@ def _order_names(split: Split, names: list[str], file: str) -> Split:
     """Renumber the named classes of shards in the order of a list, which may have more names."""
     ours = split.label_names or []
     missing = [name for name in ours if name not in names]
-    if missing or split.multi_label or not isinstance(split.samples, Shards):
+    if missing or split.multi_label or not split.is_sharded:
         raise ValueError(
             f"the classes of the data ({len(ours)}: {_listing(ours)}) are not those of {file} "
             f"({len(names)}: {_listing(names)}): "

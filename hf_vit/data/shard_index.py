@@ -13,7 +13,8 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,13 +30,46 @@ from tqdm import tqdm
 from ..files.output import new_file, write_text
 from .columns import find_column, find_label_column, is_image
 from .folders import EXTENSIONS
-from .shards import HEADER, ShardIndex, map_table, open_file
 
+HEADER = 512  # bytes before the content of a tar's member
 _VERSION = 1
 _THREADS = 8  # for reading shards
 _SCHEMA = pa.schema({"position": pa.int64(), "size": pa.int64(), "rows": pa.int32(), "label": pa.int32()})
 _STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "last_modified")  # keys of fsspec's file systems
 _IMAGES = frozenset(extension[1:] for extension in EXTENSIONS)
+
+
+@dataclass
+class ShardIndex:
+    """Positions of the rows of shards; the arrays are mapped from a file and shared by all processes."""
+
+    place: str  # path of the index file
+    files: list[str]  # paths or addresses
+    stamps: list[list]  # size, and modification time or etag, of each file
+    ends: np.ndarray  # (files,) number of the unit after the last one of each file
+    features: datasets.Features
+    image_column: str
+    label_column: str | None
+    num_labels: int | None
+
+    @cached_property
+    def units(self) -> dict[str, np.ndarray]:
+        """Arrays over units: position (in bytes, or the number of a row group), size (in bytes), rows and label."""
+        table = map_table(self.place)
+        return {name: table[name].chunk(0).to_numpy() for name in table.column_names}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "units"}
+
+    @property
+    def is_tar(self) -> bool:
+        """Tell whether the shards are tars, whose units are images."""
+        return self.files[0].endswith(".tar")
+
+
+def map_table(place: str) -> pa.Table:
+    """Map the table of an Arrow file without reading it into memory."""
+    return pa.ipc.open_file(pa.memory_map(place)).read_all()
 
 
 class Columns(NamedTuple):
@@ -346,3 +380,11 @@ def _mark_images(schema: pa.Schema) -> datasets.Features:
         if feature == datasets.Value("binary") or (isinstance(feature, dict) and set(feature) == {"bytes", "path"}):
             features[name] = datasets.Image()
     return features
+
+
+def open_file(name: str) -> Any:
+    """Open a local or remote binary file, without reading ahead."""
+    if "://" not in name:
+        return open(name, "rb")
+    filesystem, path = fsspec.core.url_to_fs(name)
+    return filesystem.open(path, "rb", cache_type="none")

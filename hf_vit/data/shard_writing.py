@@ -18,12 +18,12 @@ from tqdm import tqdm
 from ..files.output import new_file, write_json
 from ..files.reading import read_json_object
 from ..models.image_reading import ImageReadingError, load_image, to_mode
-from .fingerprint import describe, identify_data
+from .fingerprint import describe_fingerprint, fingerprint_data
 from .folders import load_folder
-from .orders import ShuffledOrder
-from .samples import Split, open_split
+from .samplers import ShuffledSampler
 from .shard_index import index_shards
 from .sources import load_split, names_of_splits
+from .splits import Split, open_split
 
 _PLAN = "shards.json"
 _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
@@ -73,7 +73,7 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
     if Path(plan.source).is_dir() and output.resolve().is_relative_to(Path(plan.source).resolve()):
         raise ValueError(f"cannot write {output} inside {plan.source}, the folder of the images; name another folder")
     opened = {name: _open(plan, name) for name in splits or _splits_of(plan)}
-    _claim(plan, {name: identify_data(split) for name, split in opened.items()}, output)
+    _claim(plan, {name: fingerprint_data(split) for name, split in opened.items()}, output)
     written = {}
     for split_name, split in opened.items():
         shards = range(-(-len(split) // plan.images))
@@ -109,11 +109,10 @@ def _claim(plan: ShardPlan, data: dict[str, Any], output: Path) -> None:
                 "name another folder"
             )
         for split in data.keys() & noted["data"].keys():
-            before, now = noted["data"][split], data[split]
-            if before != now:
+            before, now = (describe_fingerprint(one[split]) for one in (noted["data"], data))
+            if noted["data"][split] != data[split]:
                 raise ValueError(
-                    f"{output} has shards of other images of {split} ({describe(before)}; now {describe(now)}); "
-                    "name another folder"
+                    f"{output} has shards of other images of {split} ({before}; now {now}); name another folder"
                 )
     elif output.exists() and any(output.glob("*.tar")):
         raise ValueError(f"{output} has shards that hf-vit shard did not write; name another folder")
@@ -160,7 +159,7 @@ def _write_shard(plan: ShardPlan, split_name: str, number: int, file: Path) -> N
     """Write one shard atomically."""
     split = _open(plan, split_name)
     places = np.arange(number * plan.images, min((number + 1) * plan.images, len(split)))
-    rows = ShuffledOrder(len(split), seed=0).rows(0, places)
+    rows = ShuffledSampler(len(split), seed=0).rows(0, places)
     with new_file(file) as draft, tarfile.open(draft, "w", format=tarfile.USTAR_FORMAT) as archive:
         for row in map(int, rows):
             sample = split.samples[row]

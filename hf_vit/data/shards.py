@@ -2,27 +2,25 @@
 
 The smallest part that can be read is a unit: an image in a tar, or a row group of a parquet file. The index has the
 position of each unit. Images in a local tar are read one by one. Everything else is read in blocks, which are
-consecutive units and are held until their rows have been used. `orders.LaneOrder` reads every block once.
+consecutive units and are held until their rows have been used. `samplers.BlockSampler` reads every block once.
 """
 
 import copy
 import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import datasets
 import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .orders import LaneOrder, Place
+from .samplers import Block, BlockSampler, Draw
+from .shard_index import HEADER, ShardIndex, open_file
 
-HEADER = 512  # bytes before the content of a tar's member
 _LANES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 480, 960)  # divisible by 2, 3, 4, 6, 8, ... processes
 _ROWS_TOGETHER = 250_000  # rows that are shuffled together, as in big_vision
 _BYTES_TOGETHER = 2**32  # limit of the bytes held for this, over all processes
@@ -32,40 +30,7 @@ _THREADS = 8  # for fetching blocks
 _OPEN_FILES = 64
 
 
-@dataclass
-class ShardIndex:
-    """Positions of the rows of shards; the arrays are mapped from a file and shared by all processes."""
-
-    place: str  # path of the index file
-    files: list[str]  # paths or addresses
-    stamps: list[list]  # size, and modification time or etag, of each file
-    ends: np.ndarray  # (files,) number of the unit after the last one of each file
-    features: datasets.Features
-    image_column: str
-    label_column: str | None
-    num_labels: int | None
-
-    @cached_property
-    def units(self) -> dict[str, np.ndarray]:
-        """Arrays over units: position (in bytes, or the number of a row group), size (in bytes), rows and label."""
-        table = map_table(self.place)
-        return {name: table[name].chunk(0).to_numpy() for name in table.column_names}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "units"}
-
-    @property
-    def is_tar(self) -> bool:
-        """Tell whether the shards are tars, whose units are images."""
-        return self.files[0].endswith(".tar")
-
-
-def map_table(place: str) -> pa.Table:
-    """Map the table of an Arrow file without reading it into memory."""
-    return pa.ipc.open_file(pa.memory_map(place)).read_all()
-
-
-class Shards:
+class ShardedDataset:
     """Rows of shards, a sequence of {image column: {"bytes", "path"}, label column: label}."""
 
     def __init__(self, index: ShardIndex, together: int | None = None):
@@ -103,15 +68,15 @@ class Shards:
         self.block_lengths = np.diff(np.append(self._first_rows, rows))
         self.window = max(together // max(int(self.lanes * self.block_lengths.mean()), 1), 1)
 
-    def renumbered(self, numbers: list[int]) -> "Shards":
+    def renumbered(self, numbers: list[int]) -> "ShardedDataset":
         """Return the same rows, with class number c of the index replaced by numbers[c]."""
         other = copy.copy(self)
         other.__dict__ |= self.__getstate__() | {"_numbers": numbers}
         return other
 
-    def order(self, seed: int) -> LaneOrder:
+    def sampler(self, seed: int) -> BlockSampler:
         """Return the order of rows for training."""
-        return LaneOrder(self.block_lengths, seed, self.lanes, self.window)
+        return BlockSampler(self.block_lengths, seed, self.lanes, self.window)
 
     @property
     def is_served_by_thread(self) -> bool:
@@ -126,47 +91,49 @@ class Shards:
         return {**self.__dict__, "_held": {}, "_descriptors": {}, "_footers": {}, "_pool": None}
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        block = int(np.searchsorted(self._first_rows, row, "right")) - 1
-        first = int(self._first_rows[block])
-        return self.read(Place(row, -1, (0, block), first, first + int(self.block_lengths[block])))
+        number = int(np.searchsorted(self._first_rows, row, "right")) - 1
+        first = int(self._first_rows[number])
+        return self.read(Draw(row, 0, Block(-1, (0, number), 0, first, first + int(self.block_lengths[number]))))
 
-    def read(self, place: Place) -> dict[str, Any]:
+    def read(self, drawn: Draw) -> dict[str, Any]:
         """Read one row.
 
         Raises:
             ValueError: the shard is damaged or has changed.
             OSError: it cannot be read.
         """
+        row, block = drawn.row, drawn.block
+        assert block is not None
         if not self.holds_blocks:
-            file = self._file_of(place.row)
-            return self._sample(place.row, self._read_local(file, *self._extent(place.row)), file)
-        content = self._request(place).result()
+            return self._sample(row, self._read_local(row))
+        content = self._request(block).result()
         if self.index.is_tar:
-            position, size = self._extent(place.row)
-            begin = position - self._extent(place.first)[0]
-            return self._sample(place.row, content[begin : begin + HEADER + size], self._file_of(place.row))
-        return self._row_of_table(content, place.row)
+            position, size = self._extent(row)
+            begin = position - self._extent(block.first)[0]
+            return self._sample(row, content[begin : begin + HEADER + size])
+        return self._row_of_table(content, row)
 
-    def prefetch(self, places: Sequence[Place]) -> None:
-        """Start fetching the blocks of the first of these places in each lane."""
-        if self.holds_blocks:
-            for place in {place.lane: place for place in reversed(places)}.values():  # the first of each lane
-                self._request(place)
+    def prefetch(self, drawn: Iterable[Draw]) -> None:
+        """Start fetching the blocks of the next rows, in the first window of each lane."""
+        windows: dict[int, tuple[int, int]] = {}
+        for _, _, block in drawn:
+            if block is not None and windows.setdefault(block.lane, block.window) == block.window:
+                self._request(block)
 
-    def _request(self, place: Place) -> Future:
-        """Return the block of a place, read or being read; drop the blocks of earlier windows of its lane."""
-        window, blocks = self._held.get(place.lane, (None, {}))
-        if window != place.window:
-            window, blocks = self._held[place.lane] = (place.window, {})
-        if place.first not in blocks:
-            blocks[place.first] = self._start(place)
-        return blocks[place.first]
+    def _request(self, block: Block) -> Future:
+        """Return a block, read or being read; drop the blocks of earlier windows of its lane."""
+        window, blocks = self._held.get(block.lane, (None, {}))
+        if window != block.window:
+            window, blocks = self._held[block.lane] = (block.window, {})
+        if block.first not in blocks:
+            blocks[block.first] = self._start(block)
+        return blocks[block.first]
 
-    def _start(self, place: Place) -> Future:
+    def _start(self, block: Block) -> Future:
         if not self.is_local:
-            return self._threads.submit(self._fetch, place)
+            return self._threads.submit(self._fetch, block)
         done: Future = Future()  # a local file is read at once: a thread would not be faster
-        done.set_result(self._fetch(place))
+        done.set_result(self._fetch(block))
         return done
 
     @property
@@ -176,12 +143,12 @@ class Shards:
             self._pool = (os.getpid(), ThreadPoolExecutor(_THREADS))
         return self._pool[1]
 
-    def _fetch(self, place: Place) -> Any:
-        file = self._file_of(place.row)
+    def _fetch(self, block: Block) -> Any:
+        file = self._file_of(block.first)
         if self.index.is_tar:
-            (begin, _), (last, size) = self._extent(place.first), self._extent(place.end - 1)
+            (begin, _), (last, size) = self._extent(block.first), self._extent(block.end - 1)
             return read_range(self.index.files[file], begin - HEADER, last + size)
-        return self._read_group(file, int(self.index.units["position"][self._unit_of(place.row)]))
+        return self._read_group(file, int(self.index.units["position"][self._unit_of(block.first)]))
 
     def _unit_of(self, row: int) -> int:
         return row if self.index.is_tar else int(np.searchsorted(self._first_rows, row, "right")) - 1
@@ -193,25 +160,26 @@ class Shards:
         """(position, size) in bytes of the image of a row of a tar."""
         return int(self.index.units["position"][row]), int(self.index.units["size"][row])
 
-    def _read_local(self, file: int, position: int, size: int) -> bytes:
-        """Read a member of a tar with its header."""
+    def _read_local(self, row: int) -> bytes:
+        """Read a member of a local tar with its header."""
+        file, (position, size) = self._file_of(row), self._extent(row)
         if file not in self._descriptors:
             if len(self._descriptors) >= _OPEN_FILES:
                 os.close(self._descriptors.pop(next(iter(self._descriptors))))
             self._descriptors[file] = os.open(self.index.files[file], os.O_RDONLY)
         return os.pread(self._descriptors[file], HEADER + size, position - HEADER)
 
-    def _sample(self, row: int, member: bytes, file: int) -> dict[str, Any]:
+    def _sample(self, row: int, member: bytes) -> dict[str, Any]:
         """Return a row of a tar from its member's bytes, with the header, whose size is checked."""
-        _, size = self._extent(row)
+        position, size = self._extent(row)
         try:
             stated = tarfile.TarInfo.frombuf(member[:HEADER], "utf-8", "surrogateescape").size
         except tarfile.HeaderError:
             stated = None
         if stated != size or len(member) != HEADER + size:
             raise ValueError(
-                f"{self.index.files[file]} is damaged, or has changed since it was indexed: "
-                f"it has no image of {size} bytes at byte {self._extent(row)[0]}"
+                f"{self.index.files[self._file_of(row)]} is damaged, or has changed since it was indexed: "
+                f"it has no image of {size} bytes at byte {position}"
             )
         sample: dict[str, Any] = {self.index.image_column: {"bytes": member[HEADER:], "path": None}}
         if self.index.label_column is not None:
@@ -255,14 +223,6 @@ class Shards:
 
 def _most_lanes(limit: int) -> int:
     return max((lanes for lanes in _LANES if lanes <= limit), default=1)
-
-
-def open_file(name: str) -> Any:
-    """Open a local or remote binary file, without reading ahead."""
-    if "://" not in name:
-        return open(name, "rb")
-    filesystem, path = fsspec.core.url_to_fs(name)
-    return filesystem.open(path, "rb", cache_type="none")
 
 
 def read_range(name: str, begin: int, end: int) -> bytes:

@@ -3,7 +3,7 @@
 The server leaves the process group, as workers do, so that a signal to the group reaches only the training process.
 """
 
-from . import samples as samples
+from . import loaders as loaders
 from .workers import leave_process_group
 
 leave_process_group(0)

@@ -13,11 +13,11 @@ from accelerate import Accelerator
 from PIL.Image import Image
 
 from ..backends.choosing import use_backend
-from ..data.fingerprint import identify_data
-from ..data.held_out import cut_off, find_eval_split
+from ..data.fingerprint import fingerprint_data
 from ..data.labels import match_to_model, names_of
-from ..data.samples import EvalSamples, Split
+from ..data.loaders import EvalDataset
 from ..data.sources import names_of_splits
+from ..data.splits import Split, find_eval_split, split_off_holdout
 from ..files.messages import shorten
 from ..files.reading import parse_yaml, read_json, read_json_object, read_yaml
 from ..loading import find_file, with_preset
@@ -76,8 +76,8 @@ def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
     train_split = record.get("train_split") or settings.train_split
     is_trained_on = Path(str(record.get("dataset"))).resolve() == Path(data[0]).resolve()
     if record.get("eval_split") == AUTO:
-        train, held_out = cut_off(open_named(settings, train_split))
-        if held_out is not None and identify_data(train) == record.get("fingerprint"):
+        train, held_out = split_off_holdout(open_named(settings, train_split))
+        if held_out is not None and fingerprint_data(train) == record.get("fingerprint"):
             return held_out, f"the tenth of {train_split} that training held out"
         if is_trained_on:
             raise ValueError(
@@ -147,7 +147,7 @@ def _run(
     settings: EvaluateSettings, accelerator: Accelerator, model: Any, processor: Any, split: Split
 ) -> dict[str, Any]:
     """Compute the model's predictions for a split; see `predict`."""
-    samples = EvalSamples(split, processor, as_pair(model.config.image_size), model.config.num_channels)
+    samples = EvalDataset(split, processor, as_pair(model.config.image_size), model.config.num_channels)
     loader, empty = evaluation_batches(settings, accelerator, samples)
     loss = "sigmoid" if score_function(model.config) == "sigmoid" else "softmax"
     return predict(accelerator, model, loader, empty, loss)

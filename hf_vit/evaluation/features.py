@@ -17,9 +17,10 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
 from ..backends.choosing import use_backend
-from ..data.fingerprint import identify_data, identify_model
+from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.labels import match_to_split, refuse_unlabelled
-from ..data.samples import EvalSamples, Split
+from ..data.loaders import EvalDataset
+from ..data.splits import Split
 from ..files.output import new_file, write_text
 from ..loading import with_preset
 from ..models.configuration_hf_vit import as_pair
@@ -60,7 +61,7 @@ class Extractor:
         set_patch_size(model, settings.patch_size, settings.image_size)
         self.processor = with_preset(processor, settings.preset, model.config)
         self.config = model.config
-        self.model_identity = identify_model(settings.model) if settings.output_dir else {}
+        self.model_identity = fingerprint_model(settings.model) if settings.output_dir else {}
         _check_choice(settings, model)
         if settings.compile:
             model.compile()
@@ -109,7 +110,7 @@ class Extractor:
         chosen += () if self.settings.backend == "eager" else ("backend",)
         return {
             "model": self.model_identity,
-            "data": identify_data(split),
+            "data": fingerprint_data(split),
             "processor": self.processor.to_dict(),
             "split": name,
             **{setting: getattr(self.settings, setting) for setting in chosen},
@@ -118,7 +119,7 @@ class Extractor:
     def compute(self, split: Split, numbers: np.ndarray) -> dict[str, torch.Tensor]:
         """Compute the features of the images with these indices; of unreadable images only the indices are returned."""
         part = replace(split, samples=split.samples.select(numbers))
-        samples = EvalSamples(part, self.processor, as_pair(self.config.image_size), self.config.num_channels)
+        samples = EvalDataset(part, self.processor, as_pair(self.config.image_size), self.config.num_channels)
         loader, empty = evaluation_batches(self.settings, self.accelerator, samples)
         columns = collect(self.accelerator, self.model, loader, empty, self._features_of)
         good = numbers[columns["index"]]

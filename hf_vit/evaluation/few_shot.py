@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from ..data.samples import Split
+from ..data.splits import Split
 from ..training.settings import EvaluateSettings
 from .features import Extractor, labels_of, name_of_class, open_train_and_test
 

@@ -15,8 +15,8 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import AutoImageProcessor
 
-from ..data.fingerprint import identify_data, identify_model
-from ..data.samples import Split
+from ..data.fingerprint import fingerprint_data, fingerprint_model
+from ..data.splits import Split
 from ..files.output import write_json, write_text
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
@@ -102,7 +102,7 @@ class Runner:
             del self.common["preset"]  # its own resize is used
         self.output = Path(str(settings.output_dir))
         self.origin = {
-            "model": identify_model(str(settings.model)),
+            "model": fingerprint_model(str(settings.model)),
             "dataset": settings.dataset,
             "split": settings.split or "test",
         }
@@ -156,7 +156,7 @@ class Runner:
         """Return everything that a result depends on."""
         free = {*FREE_ON_RESUME, "model"}
         values = {name: value for name, value in asdict(self.settings_of(task)).items() if name not in free}
-        train, test = (identify_data(split) for split in self._splits_of(data))
+        train, test = (fingerprint_data(split) for split in self._splits_of(data))
         return {**self.origin, "train": train, "test": test, "finetune": values}
 
     def result_file(self, task: Task) -> Path:

@@ -18,8 +18,8 @@ import numpy as np
 import yaml
 
 from ..data.columns import find_column, find_label_column, is_image
-from ..data.samples import Split
 from ..data.sources import load_split, slice_split
+from ..data.splits import Split
 from .vtab_targets import TARGETS
 
 TRAIN, VALIDATION = 800, 200  # examples

@@ -8,7 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from ..data.samples import Split
+from ..data.splits import Split
 from ..loading import find_better
 from ..models.configuration_hf_vit import as_pair
 from .assembly import count_steps

@@ -13,16 +13,18 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from ..data.augmentation import TrainTransform
-from ..data.batches import Shares
-from ..data.held_out import cut_off, find_eval_split
+from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.labels import distinguish, match_to_split, names_of, refuse_unlabelled, state_classes
+from ..data.loaders import EvalDataset, eval_loader, train_loader
 from ..data.native_resolution import native_loader
-from ..data.samples import SKIPPED_IMAGES, EvalSamples, Split, eval_loader, open_split, train_loader
+from ..data.samplers import BatchLayout
 from ..data.sources import load_split
+from ..data.splits import SKIPPED_IMAGES, Split, find_eval_split, open_split, split_off_holdout
 from ..data.workers import start_server
 from ..files.messages import did_you_mean
 from ..files.output import new_model_files, write_json
-from ..models.configuration_hf_vit import as_pair
+from ..models.configuration_hf_vit import HfViTConfig, as_pair
+from ..models.flexible_sizes import refuse_mixed_sizes
 from . import checkpoints
 from .allocation import keep_freed_memory
 from .checkpoints import Checkpoints
@@ -118,7 +120,7 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     if settings.eval_split is None:
         return split, None
     if settings.eval_split == AUTO:
-        return cut_off(split)
+        return split_off_holdout(split)
     eval_split = open_named(settings, settings.eval_split, needs_labels)
     refuse_unlabelled(eval_split, settings.eval_split)
     return split, match_to_split(split, eval_split, settings.train_split, settings.eval_split)
@@ -142,7 +144,7 @@ def prepare_run(
     model: PreTrainedModel,
     processor: Any,
     split: Split,
-    shares: Shares,
+    shares: BatchLayout,
 ) -> Run:
     """Prepare model and optimiser with the accelerator and collect the parts of the run.
 
@@ -207,14 +209,14 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any) -> 
 
 
 def training_batches(
-    settings: TrainingSettings, split: Split, processor: Any, config: Any, shares: Shares, steps: range
+    settings: TrainingSettings, split: Split, processor: Any, config: Any, shares: BatchLayout, steps: range
 ) -> Iterable[dict[str, torch.Tensor]]:
     """Return the training batches of this process for the steps in `steps`, one per forward."""
     transform = train_transform(settings, processor, config)
     if settings.preset == "native":
-        return native_loader(settings, split, transform, processor, shares, steps)
-    sampling = settings.class_sampling
-    return train_loader(split, transform, settings.seed, shares, steps, settings.num_workers, sampling)
+        where = settings.seed, shares, steps, settings.num_workers, settings.class_sampling
+        return native_loader(split, transform, processor, *where, settings.token_drop)
+    return train_loader(split, transform, settings.seed, shares, steps, settings.num_workers, settings.class_sampling)
 
 
 def evaluator(
@@ -228,7 +230,7 @@ def evaluator(
     _check_evaluation(settings, split, config)
     if split is None:
         return dict
-    samples = EvalSamples(split, processor, as_pair(config.image_size), config.num_channels)
+    samples = EvalDataset(split, processor, as_pair(config.image_size), config.num_channels)
     batches, empty = evaluation_batches(settings, accelerator, samples)
     loader, names = Watched(batches, state.place), distinguish(names_of(config))
 
@@ -268,7 +270,7 @@ def _check_evaluation(settings: TrainingSettings, split: Split | None, config: A
 
 
 def evaluation_batches(
-    settings: DataSettings, accelerator: Accelerator, samples: EvalSamples
+    settings: DataSettings, accelerator: Accelerator, samples: EvalDataset
 ) -> tuple[DataLoader, dict[str, torch.Tensor]]:
     """Return the evaluation batches of this process, and one batch of padding."""
     size, workers = settings.eval_batch_size, settings.num_workers
@@ -303,3 +305,34 @@ def saver(
         accelerator.wait_for_everyone()
 
     return save
+
+
+def check_native(
+    settings: TrainingSettings, accelerator: Accelerator, model: Any, processor: Any, split: Split
+) -> None:
+    """Raise ValueError if preset is "native" but model, data or device do not support it.
+
+    If only the model's own processor is native, a message says that training differs from the evaluation.
+    """
+    if settings.preset != "native":
+        if getattr(processor, "preset", None) == "native":
+            accelerator.print("The model is evaluated at native aspect ratios; to train it so, set --preset native.")
+        return
+    if not isinstance(model.config, HfViTConfig):
+        raise ValueError(
+            f"preset is native, but {type(model).__name__} takes images of one size (expected a ViT of hf_vit)"
+        )
+    refuse_mixed_sizes(model.config)
+    if split.is_sharded:
+        raise ValueError("preset is native, which does not work with shards: it needs all image sizes in advance")
+    if accelerator.device.type == "xla":
+        raise ValueError("preset is native, which does not work on XLA: it would compile every shape of a batch")
+
+
+def fingerprint_run(settings: TrainingSettings, split: Split) -> dict[str, Any]:
+    """Return the fingerprint of a run's data and initial model, without versions; a resumed run must have the same."""
+    fingerprint = {"data": fingerprint_data(split)}
+    if (model := getattr(settings, "model", None)) is not None:
+        of_model = fingerprint_model(str(model))
+        fingerprint["model"] = {name: value for name, value in of_model.items() if name != "code"}
+    return fingerprint

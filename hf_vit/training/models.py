@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ..data.samples import Split
+from ..data.splits import Split
 from ..loading import find_adapter, load, with_resizing_of
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import HfVisionConfig, check_attention

@@ -13,7 +13,7 @@ import datasets
 import numpy as np
 
 from ..data.labels import distinguish, names_of
-from ..data.samples import Split
+from ..data.splits import Split
 from ..files.output import write_text
 from ..files.pages import render_page
 from ..files.versions import versions_of

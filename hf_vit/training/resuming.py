@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 
-from ..data.fingerprint import describe
+from ..data.fingerprint import describe_fingerprint
 from . import checkpoints
 from .checkpoints import Checkpoints
 from .devices import is_xla, on_cpu
@@ -147,7 +147,7 @@ def _refuse_differences(saved: dict[str, Any], run: Run) -> None:
     if differences:
         raise ValueError(f"cannot resume with other settings: {'; '.join(differences)}")
     changed = [
-        f"the {what} was {describe(identity)} and is {describe(current['identity'][what])}"
+        f"the {what} was {describe_fingerprint(identity)} and is {describe_fingerprint(current['identity'][what])}"
         for what, identity in saved.get("identity", {}).items()
         if identity != current["identity"].get(what)
     ]

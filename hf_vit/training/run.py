@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from ..data.batches import Shares
+from ..data.samplers import BatchLayout
 from .checkpoints import Checkpoints
 from .fsdp import sharded_parameters
 from .objectives import Objective
@@ -39,7 +39,7 @@ class Run:
     optimizer: Any  # prepared by the accelerator
     schedule: Schedule
     num_steps: int
-    shares: Shares
+    shares: BatchLayout
     objective: Objective
     checkpoints: Checkpoints
     average: MovingAverage | None = None

@@ -11,14 +11,12 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils.memory import should_reduce_batch_size
 from transformers import PreTrainedModel
 
-from ..data.batches import Shares
-from ..data.fingerprint import identify_run
-from ..data.native_resolution import check_native
-from ..data.samples import Split
+from ..data.samplers import BatchLayout
+from ..data.splits import Split
 from ..files.messages import ends_in_one_sentence
 from ..files.output import write_json
 from ..files.progress import silence_progress_bars
-from .assembly import evaluator, prepare_run, saver, training_batches
+from .assembly import check_native, evaluator, fingerprint_run, prepare_run, saver, training_batches
 from .loop import train
 from .models import set_head_bias
 from .objectives import Classification
@@ -82,10 +80,10 @@ def _train_at(
 ) -> dict[str, Any]:
     """Train with `per_device` images per forward; save the model and its reports; return the metrics."""
     output = output_of(settings)
-    shares = Shares(settings.batch_size, per_device, accelerator.num_processes, accelerator.process_index)
+    shares = BatchLayout(settings.batch_size, per_device, accelerator.num_processes, accelerator.process_index)
     accelerator.gradient_accumulation_steps = shares.accumulation
     state = prepare_run(settings, accelerator, model, processor, split, shares)
-    state.identity = identify_run(settings, split)
+    state.identity = fingerprint_run(settings, split)
     if settings.resume:
         resume(state)
     steps = range(state.step, state.num_steps)

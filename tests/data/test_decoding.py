@@ -14,10 +14,11 @@ import pytest
 from PIL import Image, features
 
 from hf_vit.data.augmentation import TrainTransform
-from hf_vit.data.fingerprint import identify_data
-from hf_vit.data.native_resolution import NativeSamples
-from hf_vit.data.samples import SKIPPED_IMAGES, EvalSamples, Split, TrainSamples, open_split
+from hf_vit.data.fingerprint import fingerprint_data
+from hf_vit.data.loaders import EvalDataset, TrainDataset
+from hf_vit.data.native_resolution import NativeDataset
 from hf_vit.data.sources import load_split
+from hf_vit.data.splits import SKIPPED_IMAGES, Split, open_split
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_reading import ImageReadingError, read_size
 from hf_vit.training.assembly import open_named, train_transform
@@ -94,7 +95,7 @@ def test_training_decodes_like_the_image_processor(name):
     """Training has 8 bits, so that deeper images are rounded."""
     split = split_of(FILES[name])
     expected = levels_of(HfViTImageProcessor(), FILES[name])
-    trained = TrainSamples(split, UNCHANGED, 0)[0]
+    trained = TrainDataset(split, UNCHANGED, 0)[0]
     assert trained["skipped"] == 0
     assert np.abs(trained["image"] - expected).max() <= (0.5 if name in DEEP_FILES else 0)
 
@@ -102,7 +103,7 @@ def test_training_decodes_like_the_image_processor(name):
 @pytest.mark.parametrize("name", FILES)
 def test_evaluation_and_features_decode_like_the_image_processor(name):
     processor: Any = HfViTImageProcessor(size={"height": HEIGHT, "width": WIDTH})
-    sample = EvalSamples(split_of(FILES[name]), processor, (HEIGHT, WIDTH))[0]
+    sample = EvalDataset(split_of(FILES[name]), processor, (HEIGHT, WIDTH))[0]
     assert sample["valid"]
     assert np.array_equal(sample["image"], processor(FILES[name], return_tensors="np")["pixel_values"][0])
 
@@ -110,7 +111,7 @@ def test_evaluation_and_features_decode_like_the_image_processor(name):
 @pytest.mark.parametrize("name", FILES)
 def test_native_training_decodes_like_the_image_processor(name):
     split = split_of(FILES[name])
-    samples = NativeSamples(split, UNCHANGED, 0, "natural", (4, 4), 6)
+    samples = NativeDataset(split, UNCHANGED, 0, "natural", (4, 4), 6)
     processor: Any = HfViTImageProcessor(preset="native", patch_size=4, max_num_patches=6)
     expected = processor(FILES[name], do_rescale=False, do_normalize=False, return_tensors="np")
     assert samples.count_patches(0) == 6
@@ -122,7 +123,7 @@ def test_transparent_parts_show_the_background_of_the_model():
     processor = HfViTImageProcessor(background=[200, 100, 50])
     settings = FinetuneSettings(model="m", dataset="d", output_dir="o", crop="none", flip=False)
     config = type("Config", (), {"image_size": (HEIGHT, WIDTH), "num_channels": 3})
-    trained = TrainSamples(split_of(FILES["RGBA PNG"]), train_transform(settings, processor, config), 0)[0]["image"]
+    trained = TrainDataset(split_of(FILES["RGBA PNG"]), train_transform(settings, processor, config), 0)[0]["image"]
     color, alpha = np.asarray(COLOR, np.float64), np.asarray(ALPHA, np.float64)[..., None] / 255
     assert np.abs(trained - (color * alpha + np.array([200, 100, 50]) * (1 - alpha))).max() <= 0.5 + 1e-9
 
@@ -153,11 +154,11 @@ def qoi() -> bytes:
 def test_what_no_command_decodes_is_an_unreadable_image(content, caplog):
     """Too many pixels; PostScript, for which Pillow starts a program; a format that is not on the list; no image."""
     split = split_of(content, FILES["RGB PNG"], paths=["bad.jpg", "good.png"])
-    assert TrainSamples(split, UNCHANGED, 0)[0]["label"] == 0
-    assert not EvalSamples(split, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))[0]["valid"]
+    assert TrainDataset(split, UNCHANGED, 0)[0]["label"] == 0
+    assert not EvalDataset(split, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))[0]["valid"]
     with pytest.raises(ImageReadingError):
         read_size(content)
-    samples = NativeSamples(split, UNCHANGED, 0, "natural", (4, 4), 6)
+    samples = NativeDataset(split, UNCHANGED, 0, "natural", (4, 4), 6)
     assert sorted(samples.count_patches(position) for position in range(2)) == [0, 6]
     assert caplog.text.count("bad.jpg") == 1
 
@@ -183,7 +184,7 @@ def test_a_table_names_no_file_outside_of_its_folder(tmp_path, path, monkeypatch
         with pytest.raises(ValueError, match="has no bytes"):
             load_split(name, "train")
     streamed = open_split(load_split("data", "train", streaming=True))
-    samples = EvalSamples(streamed, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))
+    samples = EvalDataset(streamed, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))
     assert [bool(samples[row]["valid"]) for row in range(2)] == [False, True]
 
 
@@ -192,8 +193,8 @@ def test_a_table_names_regular_files_of_its_folder(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     table_of(tmp_path / "train.parquet", str(tmp_path / "inside.png"), str(tmp_path / "pipe.png"))
     split = open_split(load_split(str(tmp_path), "train"))
-    assert identify_data(split)["images"] == 3  # reading the pipe would wait forever
-    samples = EvalSamples(split, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))
+    assert fingerprint_data(split)["images"] == 3  # reading the pipe would wait forever
+    samples = EvalDataset(split, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))
     assert [bool(samples[row]["valid"]) for row in range(3)] == [True, False, True]
 
 
@@ -210,9 +211,9 @@ def test_unreadable_images_are_listed_once_in_the_output_folder(tmp_path, caplog
     settings = EvaluateSettings(model="m", dataset=str(tmp_path / "data"), output_dir=str(tmp_path / "out"))
     for _ in range(2):
         split = open_named(settings, "train")
-        samples = EvalSamples(split, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))
+        samples = EvalDataset(split, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))
         assert sum(samples[row]["valid"] for row in range(len(split))) == 12
-        trained = TrainSamples(split, UNCHANGED, 0)
+        trained = TrainDataset(split, UNCHANGED, 0)
         assert sum(trained[position]["skipped"] > 0 for position in range(26)) > 0
     lines = (tmp_path / "out" / SKIPPED_IMAGES).read_text().splitlines()
     assert len(lines) == len(set(lines)) == 14
@@ -227,4 +228,4 @@ def test_unreadable_images_are_listed_once_in_the_output_folder(tmp_path, caplog
 
 def test_a_folder_without_a_readable_image_says_why():
     with pytest.raises(ValueError, match=r"2 images .* bad\.jpg"):
-        TrainSamples(split_of(b"", b"", paths=["bad.jpg", "bad.jpg"]), UNCHANGED, 0)[0]
+        TrainDataset(split_of(b"", b"", paths=["bad.jpg", "bad.jpg"]), UNCHANGED, 0)[0]

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from hf_vit.data import fingerprint as module
-from hf_vit.data.fingerprint import identify_data, identify_model
+from hf_vit.data.fingerprint import fingerprint_data, fingerprint_model
 from hf_vit.data.sources import load_split
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
@@ -61,22 +61,22 @@ def replace_in_silence(folder, like):
 
 def data_of(dataset, **changes):
     settings = EvaluateSettings(dataset=str(dataset), **changes)
-    return identify_data(open_named(settings, "train"))
+    return fingerprint_data(open_named(settings, "train"))
 
 
 def test_model_identity_is_weights_config_processor_and_code(tiny, tmp_path, monkeypatch):
-    first = identify_model(str(tiny))
+    first = fingerprint_model(str(tiny))
     shutil.copytree(tiny, tmp_path / "same")
     (tmp_path / "same" / "metrics.json").write_text("{}")
-    assert identify_model(str(tmp_path / "same")) == first
+    assert fingerprint_model(str(tmp_path / "same")) == first
     edit_config(tmp_path / "same", hidden_act="relu")
     other = save_tiny(tmp_path / "other", patch_size=4, representation_size=9)
     shutil.copytree(tiny, tmp_path / "resized")
     processor = tmp_path / "resized" / "preprocessor_config.json"
     processor.write_text(processor.read_text().replace("vit_jax", "timm"))
-    found = [identify_model(str(folder)) for folder in (tmp_path / "same", other, tmp_path / "resized")]
+    found = [fingerprint_model(str(folder)) for folder in (tmp_path / "same", other, tmp_path / "resized")]
     monkeypatch.setattr(module, "versions_of", lambda packages: dict.fromkeys(packages, "99"))
-    found.append(identify_model(str(tiny)))
+    found.append(fingerprint_model(str(tiny)))
     assert all(identity != first for identity in found)
 
 
@@ -89,7 +89,7 @@ def test_hub_model_identity_is_its_commit(tiny, tmp_path, monkeypatch):
     for commit in ("a" * 40, "b" * 40):
         shutil.copytree(tiny, repository / "snapshots" / commit)
         (repository / "refs" / "main").write_text(commit)
-        identity = identify_model("alice/tiny")
+        identity = fingerprint_model("alice/tiny")
         assert (identity["name"], identity["commit"]) == ("alice/tiny", commit)
 
 

@@ -14,7 +14,7 @@ from hf_vit.data import folders
 from hf_vit.data.folders import load_folder
 from hf_vit.data.sources import load_split
 
-from .test_samples import picture
+from .test_loaders import picture
 
 SPLITS = {
     "splits": (

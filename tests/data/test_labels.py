@@ -10,7 +10,7 @@ import torch
 
 from hf_vit.catalog.class_names import built_in_class_names, imagenet_numbers
 from hf_vit.data.labels import match_to_model, match_to_split, read_label_map
-from hf_vit.data.samples import Split
+from hf_vit.data.splits import Split
 from hf_vit.loading import save_folder
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor

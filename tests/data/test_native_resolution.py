@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from hf_vit.data.augmentation import TrainTransform
-from hf_vit.data.batches import Shares
-from hf_vit.data.native_resolution import BucketedBatches, NativeSamples, collate_patches
-from hf_vit.data.samples import open_split
+from hf_vit.data.native_resolution import NativeDataset, collate_patches
+from hf_vit.data.samplers import BatchLayout, BucketBatchSampler
 from hf_vit.data.sources import load_split
+from hf_vit.data.splits import open_split
 from hf_vit.models.flexible_sizes import unpatchify
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_resizing import fit_grid
@@ -49,9 +49,9 @@ def strips(tmp_path_factory):
     return root
 
 
-def samples_of(folder, transform=WHOLE, token_drop=0.0) -> NativeSamples:
+def samples_of(folder, transform=WHOLE, token_drop=0.0) -> NativeDataset:
     split = open_split(load_split(str(folder), "train"))
-    return NativeSamples(split, transform, 3, "natural", PATCH, MOST, token_drop)
+    return NativeDataset(split, transform, 3, "natural", PATCH, MOST, token_drop)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_without_augmentation_training_sees_the_pixels_of_evaluation(strips):
     samples = samples_of(strips, TrainTransform((1, 1), "none", flip=False, antialias=True))
     processor = HfViTImageProcessor("native", patch_size=PATCH, max_num_patches=MOST, padding="longest")
     for position in range(9):
-        _, row = samples.find(0, position)
+        row = samples.sampler.draw(0, position).row
         picture = samples.split.samples[row]["image"]
         if "broken" in picture["path"]:
             continue
@@ -92,7 +92,7 @@ def test_crops_have_nearly_the_images_aspect_ratio(strips):
     transform = TrainTransform((1, 1), "inception", (0.3, 1.0))
     samples, ratios = samples_of(strips, transform), []
     for position in range(80):
-        _, row = samples.find(*divmod(position, len(samples.split)))
+        row = samples.sampler.draw(*divmod(position, len(samples.split))).row
         rows, columns = samples[position]["spatial_shapes"]
         assert samples.count_patches(position) in (0, rows * columns)
         height, width = samples._sizes[row]
@@ -105,15 +105,19 @@ def test_crops_have_nearly_the_images_aspect_ratio(strips):
 
 def test_buckets_are_complete_and_independent_of_processes_and_first_step(strips):
     samples = samples_of(strips)
-    whole = BucketedBatches(samples, Shares(10, 10), range(16))
+    whole = buckets(samples, BatchLayout(10, 10), range(16))
     steps = list(whole)
     assert [sorted(chain(*steps[n : n + 8])) for n in (0, 8)] == [list(range(80)), list(range(80, 160))]
-    assert list(BucketedBatches(samples, Shares(10, 10), range(5, 16))) == steps[5:]
-    halves = [list(BucketedBatches(samples, Shares(10, 5, 2, rank), range(16))) for rank in range(2)]
+    assert list(buckets(samples, BatchLayout(10, 10), range(5, 16))) == steps[5:]
+    halves = [list(buckets(samples, BatchLayout(10, 5, 2, rank), range(16))) for rank in range(2)]
     assert [left + right for left, right in zip(*halves, strict=True)] == steps
-    accumulated = list(BucketedBatches(samples, Shares(10, 5), range(16)))
+    accumulated = list(buckets(samples, BatchLayout(10, 5), range(16)))
     assert [left + right for left, right in zip(accumulated[::2], accumulated[1::2], strict=True)] == steps
     assert padding(samples, steps) < 0.5 * padding(samples, np.arange(160).reshape(16, 10).tolist())
+
+
+def buckets(samples, layout, steps):
+    return BucketBatchSampler(layout, steps, samples.count_patches, samples.seed)
 
 
 def padding(samples, steps) -> int:

@@ -6,11 +6,11 @@ import pytest
 
 from hf_vit.cli.command_line import main
 from hf_vit.data import shard_writing
-from hf_vit.data.samples import open_split
 from hf_vit.data.sources import load_split
+from hf_vit.data.splits import open_split
 from hf_vit.models.image_reading import load_image
 
-from .test_samples import picture
+from .test_loaders import picture
 
 
 @pytest.fixture

@@ -19,18 +19,19 @@ from PIL import Image
 from torch._utils import ExceptionWrapper
 
 from hf_vit.data import shard_index
-from hf_vit.data.batches import LaneBatches, Shares
 from hf_vit.data.labels import state_classes
-from hf_vit.data.samples import EvalSamples, TrainSamples, eval_loader, open_split, train_loader
-from hf_vit.data.shards import Shards
+from hf_vit.data.loaders import BlockDataset, EvalDataset, eval_loader, train_loader
+from hf_vit.data.samplers import BatchLayout, BlockBatchSampler
+from hf_vit.data.shards import ShardedDataset
 from hf_vit.data.sources import load_digits, load_split
+from hf_vit.data.splits import open_split
 from hf_vit.files.messages import one_sentence
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.training.assembly import open_named
 from hf_vit.training.settings import EvaluateSettings
 
 from ..launching import DIGITS, history, launch, weights
-from .test_samples import TRANSFORM, as_png, make
+from .test_loaders import TRANSFORM, as_png, make
 
 ROWS = 75
 
@@ -117,7 +118,7 @@ def place(request, tmp_path, counting):
 def open_shards(place: str, lanes: int = 6, **options):
     split = open_split(load_split(place, "train", streaming=True), **options)
     shards = split.samples
-    assert isinstance(shards, Shards)
+    assert isinstance(shards, ShardedDataset)
     assert len(split) == ROWS
     units = shards.index.units
     shards.lanes = lanes
@@ -142,12 +143,12 @@ def shown(batches) -> list[list[int]]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_image_once_an_epoch_on_any_number_of_processes_and_workers(place, workers):
     split = open_shards(place)
-    order = split.samples.order(3)
-    positions = [order.rows(*divmod(p, ROWS)[:1], np.array([p % ROWS]))[0] for p in range(2 * ROWS)]
+    sampler = split.samples.sampler(3)
+    positions = [sampler.draw(*divmod(p, ROWS)).row for p in range(2 * ROWS)]
     for processes in (1, 2, 3):
         if workers and processes == 2:
             continue  # to save time
-        shares = [Shares(30, 5, processes, rank) for rank in range(processes)]
+        shares = [BatchLayout(30, 5, processes, rank) for rank in range(processes)]
         ranks = [shown(train_loader(split, TRANSFORM, 3, share, range(5), workers)) for share in shares]
         for step in range(5):  # 150 images: two epochs
             forwards = range(step * 6 // processes, (step + 1) * 6 // processes)
@@ -158,19 +159,18 @@ def test_every_image_once_an_epoch_on_any_number_of_processes_and_workers(place,
 
 def test_batches_do_not_depend_on_workers_and_go_on_where_they_were(place):
     split = open_shards(place)
-    alone = list(train_loader(split, TRANSFORM, 1, Shares(12, 6, 2, 1), range(20), 0))
+    alone = list(train_loader(split, TRANSFORM, 1, BatchLayout(12, 6, 2, 1), range(20), 0))
     for start, workers in ((0, 2), (17, 0)):
-        loader = train_loader(split, TRANSFORM, 1, Shares(12, 6, 2, 1), range(start, 20), workers)
+        loader = train_loader(split, TRANSFORM, 1, BatchLayout(12, 6, 2, 1), range(start, 20), workers)
         for left, right in zip(alone[start:], loader, strict=True):
             assert left.keys() == right.keys()
             assert all(left[name].equal(right[name]) for name in left)
 
 
-@pytest.mark.parametrize("place", ["remote tar", "remote parquet"], indirect=True)
-@pytest.mark.parametrize(("processes", "workers"), [(1, 1), (1, 3), (2, 3), (3, 2)])
-def test_a_row_is_read_once_over_all_processes_and_workers(place, processes, workers, counting, monkeypatch):
-    """Workers are copies of the data set in this process, each with what one would be asked for."""
-    split, rows, read_group = open_shards(place), [], pq.ParquetFile.read_row_group
+@pytest.fixture
+def rows_read(monkeypatch):
+    """The lengths of the row groups that are read."""
+    rows, read_group = [], pq.ParquetFile.read_row_group
 
     def read_and_count(*arguments, **options):
         table = read_group(*arguments, **options)
@@ -178,21 +178,46 @@ def test_a_row_is_read_once_over_all_processes_and_workers(place, processes, wor
         return table
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", read_and_count)
-    samples = TrainSamples(split, TRANSFORM, 3)
-    copies = {}
+    return rows
+
+
+def read_as_workers(samples: BlockDataset, batches: BlockBatchSampler) -> set[int]:
+    """Read all parts, each with the copy of the data set of its worker; return the positions."""
+    copies = [pickle.loads(pickle.dumps(samples)) for _ in range(batches.workers)]
+    seen = [copies[number % batches.workers].__getitems__(part) for number, part in enumerate(batches)]
+    return {sample["position"] for sample in chain(*seen)}
+
+
+@pytest.mark.parametrize("place", ["remote tar", "remote parquet"], indirect=True)
+@pytest.mark.parametrize(("processes", "workers"), [(1, 1), (1, 3), (2, 3), (3, 2)])
+def test_a_row_is_read_once_over_all_processes_and_workers(place, processes, workers, counting, rows_read):
+    split = open_shards(place)
+    samples = BlockDataset(split, TRANSFORM, 3)
     counting.read.clear()
+    steps, seen = range(ROWS // processes // 15), set()
     for rank in range(processes):
-        batches = LaneBatches(
-            Shares(15 * processes, 15, processes, rank), samples.order, range(ROWS // processes // 15), workers
-        )
-        assert batches.by_lane
-        for number, positions in enumerate(batches):
-            worker = copies.setdefault((rank, number % workers), pickle.loads(pickle.dumps(samples)))
-            worker.__getitems__(positions)
+        layout = BatchLayout(15 * processes, 15, processes, rank)
+        seen |= read_as_workers(samples, BlockBatchSampler(layout, samples.sampler, steps, workers))
+    assert seen == set(range(15 * processes * len(steps)))
     if split.samples.index.is_tar:
         assert sum(counting.read.values()) <= sum(len(file.getbuffer()) for file in counting.store.values())
     else:  # a row group that two lanes share comes twice
-        assert ROWS <= sum(rows) <= ROWS + 5 * 4
+        assert len(seen) <= sum(rows_read) <= ROWS + 5 * 4
+
+
+@pytest.mark.parametrize(
+    ("groups", "together", "workers", "readers"),
+    [(8, None, 4, 1), (8, None, 3, 1), (8, 160, 4, 1), (8, 80, 4, 2), (5, None, 4, 2), (1, None, 4, 3)],
+)
+def test_few_row_groups_are_read_by_few_workers(groups, together, workers, readers, tmp_path, rows_read):
+    """Each row group belongs to one worker where that divides the images evenly, within a third."""
+    rows = 40 * groups
+    pq.write_table(make(rows).with_format("arrow")[:], tmp_path / "train-0.parquet", row_group_size=40)
+    split = open_split([str(tmp_path / "train-0.parquet")], together=together, label_column="fine_label")
+    samples = BlockDataset(split, TRANSFORM, 3)
+    batches = BlockBatchSampler(BatchLayout(20, 20), samples.sampler, range(2 * rows // 20), workers)
+    assert read_as_workers(samples, batches) == set(range(2 * rows))
+    assert sum(rows_read) == 2 * rows * readers  # in two epochs
 
 
 @pytest.mark.parametrize("place", ["remote tar"], indirect=True)
@@ -200,7 +225,7 @@ def test_late_start_reads_few_blocks(place, counting):
     split = open_shards(place)
     counting.read.clear()
     counting.requests.clear()
-    next(iter(train_loader(split, TRANSFORM, 1, Shares(6, 6), range(10**9, 10**9 + 1), 0)))
+    next(iter(train_loader(split, TRANSFORM, 1, BatchLayout(6, 6), range(10**9, 10**9 + 1), 0)))
     assert sum(counting.requests.values()) <= 12  # a block of each of six lanes, and perhaps the next one
     counting.requests.clear()
     open_shards(place)
@@ -209,7 +234,7 @@ def test_late_start_reads_few_blocks(place, counting):
 
 def test_evaluation_sees_every_row_once_in_order(place, counting):
     split = open_shards(place)
-    samples = EvalSamples(split, HfViTImageProcessor(size={"height": 6, "width": 10}), (6, 10))
+    samples = EvalDataset(split, HfViTImageProcessor(size={"height": 6, "width": 10}), (6, 10))
     counting.requests.clear()
     for processes, workers in ((1, 0), (3, 0), (2, 2)):
         loaders = [eval_loader(samples, 4, processes, rank, workers) for rank in range(processes)]
@@ -230,7 +255,7 @@ def test_evaluation_sees_every_row_once_in_order(place, counting):
 def test_workers_are_not_forked_beside_the_event_loop_of_a_file_system(place, monkeypatch):
     """A forked one breaks the connections of this process, which then waits for ever."""
     monkeypatch.setattr(Counting, "async_impl", True)
-    loader = train_loader(open_shards(place), TRANSFORM, 1, Shares(6, 6), range(2), 1)
+    loader = train_loader(open_shards(place), TRANSFORM, 1, BatchLayout(6, 6), range(2), 1)
     context = getattr(loader, "loader", loader).multiprocessing_context
     assert (context is not None and context.get_start_method() == "spawn") == place.startswith("counting")
 
@@ -310,7 +335,7 @@ def test_a_damaged_shard_is_one_sentence_with_its_name(kind, tmp_path):
 def test_unreadable_images_are_replaced_by_one_of_the_same_lane(tmp_path):
     write_tar(tmp_path / "train-0.tar", range(40), image=lambda number: b"no" if number % 2 else numbered(number))
     split = open_split(load_split(str(tmp_path), "train", streaming=True))
-    (batch,) = train_loader(split, TRANSFORM, 0, Shares(40, 40), range(1), 0)
+    (batch,) = train_loader(split, TRANSFORM, 0, BatchLayout(40, 40), range(1), 0)
     assert (batch["skipped"] > 0).sum() == 20
     assert all(number % 2 == 0 for number in batch["image"][:, 0, 0, 0].tolist())
 
@@ -361,10 +386,10 @@ def test_classes_of_parquet_files_are_counted_unless_stated(tmp_path, monkeypatc
 @pytest.mark.slow
 def test_shards_on_the_hub(hub, client):
     output = client("""
-    from tests.data.test_samples import make
+    from tests.data.test_loaders import make
     make(40).push_to_hub("alice/animals", max_shard_size="3KB")
     from hf_vit.data.sources import load_digits, load_split
-    from hf_vit.data.samples import open_split
+    from hf_vit.data.splits import open_split
     files = load_split("alice/animals", "train", streaming=True)
     split = open_split(files)
     labels = [split.label(split.samples[row]) for row in range(40)]

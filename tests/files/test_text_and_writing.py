@@ -38,7 +38,7 @@ IN_DRAFTS = {
     "hf_vit/files/safetensors_stream.py": "into the draft of a folder",
     "hf_vit/cli/feature_files.py": "into the draft of a file that new_features opens",
     "hf_vit/analysis/report.py": "into the draft of a folder",
-    "hf_vit/data/samples.py": "a line of a log, by several processes",
+    "hf_vit/data/splits.py": "a line of a log, by several processes",
     "hf_vit/training/checkpoints.py": "into the draft of a folder, renamed when every process has written",
     "hf_vit/data/folders.py": "a log in a cache, read up to its last complete line; and into the draft of a folder",
     "hf_vit/models/utils.py": "a note in a cache, renamed into its place",

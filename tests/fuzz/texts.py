@@ -19,7 +19,7 @@ from hf_vit.conversion.converting import convert_to_folder
 from hf_vit.conversion.exporting import export
 from hf_vit.conversion.labels import set_labels
 from hf_vit.data.labels import match_to_model
-from hf_vit.data.samples import Split
+from hf_vit.data.splits import Split
 from hf_vit.evaluation.classification import read_objectnet_classes, read_real_labels
 from hf_vit.files.reading import parse_yaml
 from hf_vit.loading import load_processor, save_folder

@@ -20,7 +20,7 @@ import torch
 import yaml
 
 from hf_vit.conversion.jax.table import rules_for
-from hf_vit.data.samples import Split
+from hf_vit.data.splits import Split
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.training.assembly import count_steps

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from hf_vit.data.samples import open_split
 from hf_vit.data.sources import load_split
+from hf_vit.data.splits import open_split
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.training import result_page

@@ -11,9 +11,10 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from hf_vit.data.augmentation import TrainTransform
-from hf_vit.data.batches import Shares, StepBatches
-from hf_vit.data.samples import EvalSamples, TrainSamples, open_split, train_loader
+from hf_vit.data.loaders import EvalDataset, TrainDataset, train_loader
+from hf_vit.data.samplers import BatchLayout, StepBatchSampler
 from hf_vit.data.sources import load_split, read_idx, split_digits
+from hf_vit.data.splits import open_split
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 
 TRANSFORM = TrainTransform((6, 10))
@@ -142,7 +143,7 @@ def test_idx_file_cut_short(tmp_path):
 @pytest.fixture(params=["natural", "balanced"])
 def batches_of(request):
     def make_batches(split, workers: int, start: int = 0, processes: int = 1, rank: int = 0) -> list[dict]:
-        shares = Shares(6, 3, processes, rank)
+        shares = BatchLayout(6, 3, processes, rank)
         return list(train_loader(split, TRANSFORM, 5, shares, range(start, 6), workers, request.param))
 
     return make_batches
@@ -174,11 +175,11 @@ def test_two_processes_see_the_same_samples_as_one(batches_of):
 
 
 def test_every_epoch_shows_every_sample_once():
-    positions = [p for batch in StepBatches(Shares(6, 3), 0, 13) for p in batch]
+    positions = [p for batch in StepBatchSampler(BatchLayout(6, 3), range(13)) for p in batch]
     assert positions == list(range(78))
     split = open_split(make(index=(datasets.Value("int64"), list(range(13)))))
-    loader = train_loader(split, TRANSFORM, 5, Shares(13, 13), range(3), 0)
-    orders = [loader.dataset.order.rows(epoch, np.arange(13)).tolist() for epoch in range(3)]
+    loader = train_loader(split, TRANSFORM, 5, BatchLayout(13, 13), range(3), 0)
+    orders = [loader.dataset.sampler.rows(epoch, np.arange(13)).tolist() for epoch in range(3)]
     assert all(sorted(order) == list(range(13)) for order in orders)
     assert orders[0] != orders[1] != orders[2]
 
@@ -186,15 +187,15 @@ def test_every_epoch_shows_every_sample_once():
 def test_balanced_sampling_repeats_no_image_before_its_class_is_complete():
     """Counted from the definition, over two epochs and a half of classes of 8, 3 and 1 images and one without label."""
     split = open_split(make(fine_label=(datasets.ClassLabel(names=["cat", "dog", "owl"]), [0] * 8 + [1] * 3 + [2, -1])))
-    samples = TrainSamples(split, TRANSFORM, 5, "balanced")
-    draws = [samples.order.draw(*divmod(position, 13)) for position in range(33)]
-    labels = [split.label(split.samples[row]) for row, _ in draws]
+    samples = TrainDataset(split, TRANSFORM, 5, "balanced")
+    draws = [samples.sampler.draw(*divmod(position, 13)) for position in range(33)]
+    labels = [split.label(split.samples[row]) for row, *_ in draws]
     assert [labels.count(number) for number in range(3)] == [11, 11, 11]
     assert all(sorted(labels[turn : turn + 3]) == [0, 1, 2] for turn in range(0, 33, 3))
     assert len({tuple(labels[turn : turn + 3]) for turn in range(0, 33, 3)}) > 1
     for number, size in enumerate((8, 3, 1)):
-        rows = [row for row, _ in draws if split.label(split.samples[row]) == number]
-        assert [visit for row, visit in draws if row in rows] == [n // size for n in range(11)]
+        rows = [row for row, *_ in draws if split.label(split.samples[row]) == number]
+        assert [visit for row, visit, _ in draws if row in rows] == [n // size for n in range(11)]
         assert all(len({*rows[n : n + size]}) == len(rows[n : n + size]) for n in range(0, 11, size))
     owl = [samples[position]["image"] for position in range(33) if labels[position] == 2]
     assert len({pixels.tobytes() for pixels in owl}) == 11  # an image that comes again is augmented anew
@@ -202,24 +203,23 @@ def test_balanced_sampling_repeats_no_image_before_its_class_is_complete():
         ValueError,
         match="--class-sampling is balanced, which counts images per class: this does not work with images with",
     ):
-        TrainSamples(replace(split, label_column=None), TRANSFORM, 5, "balanced")
+        TrainDataset(replace(split, label_column=None), TRANSFORM, 5, "balanced")
 
 
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(
         ValueError, match=r"--batch-size \(10\) is not a multiple of --per-device-batch-size \(3\) x processes \(2\)"
     ):
-        Shares(10, 3, 2)
+        BatchLayout(10, 3, 2)
 
 
 @pytest.mark.parametrize("processes", [2, 4, 8])
 def test_micro_batches_are_the_same_on_any_number_of_processes(processes):
     """A micro-batch has the same images and random numbers as on one process."""
-    shares = [Shares(48, 6, processes, rank) for rank in range(processes)]
+    shares = [BatchLayout(48, 6, processes, rank) for rank in range(processes)]
     forwards = range(shares[0].accumulation)
-    found = {share.micro_batch(forward): share.positions(5, forward) for forward in forwards for share in shares}
-    alone = Shares(48, 6)
-    assert found == {number: alone.positions(5, number) for number in range(8)}
+    found = {share.micro_batch(forward): range(48)[share.samples(forward)] for forward in forwards for share in shares}
+    assert found == {number: range(6 * number, 6 * number + 6) for number in range(8)}
 
 
 def as_jpeg(width: int, height: int, orientation: int = 1) -> bytes:
@@ -244,10 +244,10 @@ def test_reduced_decoding_shows_the_same_crops(monkeypatch, crop, orientation):
     monkeypatch.setattr(JpegImageFile, "load", lambda self: (decoded.append(max(self.size)), load(self))[1])
     for size, sides in {(30, 50): {102, 203, 405, 810}, (900, 1000): {810}}.items():
         transform = TrainTransform(size, crop, (0.005, 1.0), antialias=True)
-        plain = next(iter(train_loader(split, transform, 0, Shares(25, 25), range(1), 0)))["image"].float()
+        plain = next(iter(train_loader(split, transform, 0, BatchLayout(25, 25), range(1), 0)))["image"].float()
         decoded.clear()
         reduced = replace(transform, reduced_decoding=True)
-        images = next(iter(train_loader(split, reduced, 0, Shares(25, 25), range(1), 0)))["image"].float()
+        images = next(iter(train_loader(split, reduced, 0, BatchLayout(25, 25), range(1), 0)))["image"].float()
         assert set(decoded) <= sides
         assert crop == "none" or size == (900, 1000) or len(set(decoded)) > 2
         difference = (images - plain).abs().mean(dim=(1, 2, 3))  # levels; of other crops, 40 and more
@@ -260,7 +260,7 @@ def test_broken_images_are_replaced_and_counted():
     broken = make(4).remove_columns("img").add_column("img", [{"bytes": content, "path": None} for content in contents])
     broken = broken.cast_column("img", datasets.Image())
     split = open_split(broken)
-    batch = next(iter(train_loader(split, TRANSFORM, 0, Shares(4, 4), range(1), 0)))
+    batch = next(iter(train_loader(split, TRANSFORM, 0, BatchLayout(4, 4), range(1), 0)))
     assert batch["skipped"].sum() == 1
-    samples = EvalSamples(split, HfViTImageProcessor(size={"height": 6, "width": 10}), (6, 10))
+    samples = EvalDataset(split, HfViTImageProcessor(size={"height": 6, "width": 10}), (6, 10))
     assert [samples[n]["valid"] for n in range(4)] == [True, True, False, True]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hf_vit.data import orders
-from hf_vit.data.orders import LaneOrder, ShuffledOrder, permute
+from hf_vit.data import samplers
+from hf_vit.data.samplers import BlockSampler, ShuffledSampler, permute
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 63, 64, 65, 1000, 4097, 2**16, 2**16 + 1, 3 * 2**15])
@@ -42,18 +42,18 @@ def test_permutation_is_as_random_as_numpys():
 
 
 def test_small_orders_are_unchanged_and_large_ones_need_no_table(monkeypatch):
-    small = ShuffledOrder(1000, seed=7)
+    small = ShuffledSampler(1000, seed=7)
     recorded = np.random.default_rng((7, 3)).permutation(1000)
     assert small.rows(3, np.arange(1000)).tolist() == recorded.tolist()
-    large = ShuffledOrder(13_000_000, seed=7)
-    monkeypatch.setattr(orders.np.random, "default_rng", None)  # of a table
+    large = ShuffledSampler(13_000_000, seed=7)
+    monkeypatch.setattr(samplers.np.random, "default_rng", None)  # of a table
     rows = large.rows(3, np.arange(4096))
     assert len(set(rows.tolist())) == 4096
     assert 0.4 < rows.mean() / 13_000_000 < 0.6
 
 
 def lay_out(lengths: list[int], seed: int, epoch: int, lanes: int, window: int) -> list[int]:
-    """Return an epoch of `LaneOrder`, computed from its definition."""
+    """Return an epoch of `BlockSampler`, computed from its definition."""
     first = np.cumsum(lengths) - lengths
     blocks = np.random.default_rng((seed, epoch)).permutation(len(lengths))
     sequence = [(place, first[block] + n) for place, block in enumerate(blocks) for n in range(lengths[block])]
@@ -75,21 +75,22 @@ def lay_out(lengths: list[int], seed: int, epoch: int, lanes: int, window: int) 
 @pytest.mark.parametrize("window", [1, 3])
 def test_lanes_follow_their_definition_from_any_place(lanes, window):
     lengths = np.random.default_rng(lanes).integers(1, 8, size=37)
-    order = LaneOrder(lengths, seed=5, lanes=lanes, window=window)
+    order = BlockSampler(lengths, seed=5, lanes=lanes, window=window)
     epochs = [lay_out(lengths.tolist(), 5, epoch, lanes, window) for epoch in range(3)]
     assert all(sorted(epoch) == list(range(order.size)) for epoch in epochs)
     assert epochs[0] != epochs[1]
     asked = np.random.default_rng(0).permutation(3 * order.size)
     for epoch, place in (divmod(int(position), order.size) for position in asked):
-        found = order.place(epoch, place)
-        assert (found.row, found.lane) == (epochs[epoch][place], place % lanes)
-        assert found.first <= found.row < found.end <= order.size
+        row, visit, block = order.draw(epoch, place)
+        assert (row, visit, block.lane) == (epochs[epoch][place], epoch, place % lanes)
+        assert block.first <= row < block.end <= order.size
+        assert 0 <= block.number < window
 
 
 def test_rows_of_a_block_are_spread_over_the_epoch():
     """Sorted shards, as WebDataset tars of one class after the other, come out mixed."""
-    order = LaneOrder(np.full(500, 20), seed=0, lanes=48, window=4)
-    rows = order.rows(0, np.arange(order.size))
+    order = BlockSampler(np.full(500, 20), seed=0, lanes=48, window=4)
+    rows = np.array([order.draw(0, place).row for place in range(order.size)])
     for batch in rows[: 48 * 200].reshape(-1, 48):
         assert len(set((batch // 20).tolist())) == 48  # as many blocks as images
     classes = (rows // 1000)[:9984].reshape(-1, 256)  # of 10, in their order

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_vit.data.held_out import cut_off
-from hf_vit.data.samples import Split
 from hf_vit.data.sources import load_split
+from hf_vit.data.splits import Split, split_off_holdout
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training import running
 from hf_vit.training.assembly import open_splits
@@ -60,7 +59,7 @@ def test_few_images(count, held_out):
     features = datasets.Features({"image": datasets.Value("int64"), "label": datasets.ClassLabel(names=names)})
     rows = {"image": list(range(count)), "label": [number % 4 for number in range(count)]}
     samples = datasets.Dataset.from_dict(rows, features=features)
-    train, test = cut_off(Split(samples, "image", "label", names, 4))
+    train, test = split_off_holdout(Split(samples, "image", "label", names, 4))
     assert (None if test is None else len(test)) == held_out
     assert len(train) + (held_out or 0) == count
 

@@ -1,0 +1,342 @@
+"""Which images come in which order, and which of them are a batch.
+
+Training visits an endless sequence of positions: one epoch after another, each in its own order. Optimizer step s
+takes the positions from s * batch_size to (s + 1) * batch_size; `BatchLayout` divides them among processes and
+forwards. A sampler finds the row of the data set at a position (`draw`), a batch sampler lists the positions of each
+batch. Both are functions of the seed and the step alone, so a run can resume at any step, on any number of processes
+and workers.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+_LARGEST_TABLE = 2**20  # 8 MB; longer permutations are computed place by place
+_ROUNDS = 6
+_IMBALANCE = 4 / 3  # largest ratio of the busiest worker's blocks to the mean; above it, workers share blocks
+_BUCKETED_STEPS = 8  # optimizer steps whose images are bucketed together
+
+
+class Block(NamedTuple):
+    """Consecutive rows of shards that are read together."""
+
+    lane: int
+    window: tuple[int, int]  # (epoch, number within the lane); blocks of an earlier window are no longer needed
+    number: int  # within the window
+    first: int  # first row that is needed in this window
+    end: int  # last such row, exclusive
+
+
+class Draw(NamedTuple):
+    """Row at one place of an epoch."""
+
+    row: int
+    visit: int  # how often the row has come before
+    block: Block | None = None  # of a row of shards
+
+
+class ShuffledSampler:
+    """Permutation of all rows for each epoch: NumPy's up to a million rows, else `permute`."""
+
+    stride = 1  # distance from the place of an unreadable image to that of its replacement
+
+    def __init__(self, size: int, seed: int):
+        self.size, self.seed = size, seed
+        self._table: tuple[int, np.ndarray] = (-1, np.empty(0))
+
+    def draw(self, epoch: int, place: int) -> Draw:
+        """Return the row at a place of an epoch; places are from 0 to size - 1."""
+        return Draw(int(self.rows(epoch, np.array([place]))[0]), epoch)
+
+    def rows(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """Return the row numbers at some places of an epoch."""
+        if self.size > _LARGEST_TABLE:
+            return permute(places, self.size, (self.seed, epoch))
+        if self._table[0] != epoch:
+            self._table = (epoch, np.random.default_rng((self.seed, epoch)).permutation(self.size))
+        return self._table[1][places]
+
+
+class BalancedSampler:
+    """Order in which each class comes equally often, whatever its number of images.
+
+    The endless sequence of draws is cut into turns. A turn has every class once, in random order. A class gives its
+    images in rounds: every image once, then all again in another order. Draw d is a function of (seed, d).
+
+    Args:
+        labels: (rows,) class numbers; rows with a number below 0 are never drawn.
+
+    Raises:
+        ValueError: no row has a label.
+    """
+
+    stride = 1
+
+    def __init__(self, labels: np.ndarray, seed: int):
+        self.size, self.seed = len(labels), seed
+        self._rows = np.argsort(labels, kind="stable")[(labels < 0).sum() :]  # class by class
+        classes, self._counts = np.unique(labels[self._rows], return_counts=True)
+        if not len(classes):
+            raise ValueError(f"cannot balance classes: none of the {len(labels)} images has a label")
+        self._first = np.cumsum(self._counts) - self._counts
+
+    def draw(self, epoch: int, place: int) -> Draw:
+        """Return the row at a place of an epoch; places are from 0 to size - 1."""
+        turn, slot = divmod(epoch * self.size + place, len(self._counts))
+        chosen = int(permute(np.array([slot]), len(self._counts), (self.seed, 0, turn))[0])
+        visit, number = divmod(turn, int(self._counts[chosen]))
+        number = int(permute(np.array([number]), int(self._counts[chosen]), (self.seed, 1 + chosen, visit))[0])
+        return Draw(int(self._rows[self._first[chosen] + number]), visit)
+
+
+class BlockSampler:
+    """Shuffled order of the rows of shards, in which every block is read once per epoch.
+
+    The blocks are permuted for each epoch. Their rows, one block after another, are cut into lanes of equal length.
+    Place p of the epoch is place p // lanes of lane p % lanes. Within a lane, the rows of `window` consecutive blocks
+    are permuted together; the windows of different lanes begin at different times. A reader holds `window` blocks for
+    each of its lanes. The order is a function of (seed, epoch, place).
+
+    Args:
+        lengths: (blocks,) number of rows of each block; rows are numbered block by block.
+        lanes: number of lanes.
+        window: number of blocks whose rows are shuffled together.
+    """
+
+    def __init__(self, lengths: np.ndarray, seed: int, lanes: int, window: int):
+        self.size, self.seed, self.lanes, self.window = int(lengths.sum()), seed, lanes, window
+        self.stride = lanes  # the replacement of an unreadable image comes from the same lane
+        self._lengths = lengths
+        self._first_rows = np.cumsum(lengths) - lengths
+        self._epoch: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
+        self._tables: dict[int, tuple[tuple[int, int], np.ndarray]] = {}
+
+    def draw(self, epoch: int, place: int) -> Draw:
+        """Return the row at a place of an epoch; places are from 0 to size - 1."""
+        blocks, starts = self._blocks_of(epoch)
+        turn, lane = divmod(place, self.lanes)
+        length, longer = divmod(self.size, self.lanes)  # the first `longer` lanes have one row more
+        begin, end = ((lane + n) * length + min(lane + n, longer) for n in (0, 1))
+        first_block = _block_at(starts, begin)
+        ahead = lane * self.window // self.lanes  # number of blocks by which the first window is shorter
+        number = (_block_at(starts, begin + turn) - first_block + ahead) // self.window
+        block = first_block + number * self.window - ahead
+        low = max(int(starts[max(block, first_block)]), begin)
+        high = min(int(starts[min(block + self.window, len(blocks))]), end)
+        chosen = low + int(self._table(lane, epoch, number, high - low)[begin + turn - low])
+        found = _block_at(starts, chosen)
+        shift = int(self._first_rows[blocks[found]] - starts[found])
+        needed = max(int(starts[found]), begin) + shift, min(int(starts[found + 1]), end) + shift
+        return Draw(chosen + shift, epoch, Block(lane, (epoch, number), found - block, *needed))
+
+    def _blocks_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Blocks in the order of an epoch, and the first place of each, followed by the end."""
+        if self._epoch[0] != epoch:
+            blocks = np.random.default_rng((self.seed, epoch)).permutation(len(self._lengths))
+            starts = np.concatenate([[0], np.cumsum(self._lengths[blocks])])
+            self._epoch = (epoch, blocks, starts)
+        return self._epoch[1:]
+
+    def _table(self, lane: int, epoch: int, number: int, size: int) -> np.ndarray:
+        """Permutation of a window; the newest one of each lane is cached."""
+        kept = self._tables.get(lane)
+        if kept is None or kept[0] != (epoch, number):
+            table = np.random.default_rng((self.seed, epoch, lane, number)).permutation(size).astype(np.int32)
+            kept = self._tables[lane] = ((epoch, number), table)
+        return kept[1]
+
+
+def _block_at(starts: np.ndarray, place: int) -> int:
+    return int(np.searchsorted(starts, place, "right")) - 1
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Division of an optimizer step: batch_size = per_device * processes * accumulation."""
+
+    batch_size: int
+    per_device: int
+    processes: int = 1
+    rank: int = 0
+
+    def __post_init__(self):
+        if self.batch_size % (self.per_device * self.processes):
+            raise ValueError(
+                f"--batch-size ({self.batch_size}) is not a multiple of --per-device-batch-size ({self.per_device}) "
+                f"x processes ({self.processes})"
+            )
+
+    @property
+    def accumulation(self) -> int:
+        """Number of forwards per process and optimizer step."""
+        return self.batch_size // (self.per_device * self.processes)
+
+    def micro_batch(self, forward: int) -> int:
+        """Number, within the step, of this process's micro-batch in one forward."""
+        return forward * self.processes + self.rank
+
+    def samples(self, forward: int) -> slice:
+        """Return the part of a step's samples that this process computes in one forward."""
+        begin = self.micro_batch(forward) * self.per_device
+        return slice(begin, begin + self.per_device)
+
+
+class StepBatchSampler:
+    """Batch sampler: the positions of this process, one batch per forward, for a range of steps."""
+
+    def __init__(self, layout: BatchLayout, steps: range):
+        self.layout, self.steps = layout, steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in self.steps:
+            positions = self.positions(step)
+            for forward in range(self.layout.accumulation):
+                yield list(positions[self.layout.samples(forward)])
+
+    def __len__(self) -> int:
+        return len(self.steps) * self.layout.accumulation
+
+    def positions(self, step: int) -> range | list[int]:
+        """Return the positions of an optimizer step, over all processes."""
+        return range(step * self.layout.batch_size, (step + 1) * self.layout.batch_size)
+
+
+class BucketBatchSampler(StepBatchSampler):
+    """Batch sampler for images of different sizes; those of 8 optimizer steps are bucketed by number of patches.
+
+    The images are sorted, cut into steps, and the order of the steps is drawn at random. Within a step, micro-batches
+    are cut from the sorted images. The samples of a step depend on its number, not on the number of processes.
+
+    Args:
+        count_patches: returns the number of patches of the image at a position.
+    """
+
+    def __init__(self, layout: BatchLayout, steps: range, count_patches: Callable[[int], int], seed: int):
+        super().__init__(layout, steps)
+        self.count_patches, self.seed = count_patches, seed
+        self._bucketed: tuple[int, np.ndarray] = (-1, np.empty(0))
+
+    def positions(self, step: int) -> list[int]:
+        number, place = divmod(step, _BUCKETED_STEPS)
+        if self._bucketed[0] != number:
+            size = _BUCKETED_STEPS * self.layout.batch_size
+            positions = np.arange(number * size, (number + 1) * size)
+            counts = [self.count_patches(int(position)) for position in positions]
+            steps = positions[np.argsort(counts, kind="stable")].reshape(_BUCKETED_STEPS, -1)
+            drawn = np.random.default_rng((self.seed, number)).permutation(_BUCKETED_STEPS)
+            self._bucketed = (number, steps[drawn])
+        return self._bucketed[1][place].tolist()
+
+
+class BlockBatchSampler:
+    """Batch sampler for shards that are read in blocks: for each forward, one part per worker.
+
+    A part is a pair: the positions of this batch, and those of the worker's next one, whose blocks can be prefetched.
+    The positions of a forward over all processes do not depend on the number of processes. Process r takes every
+    position with position % processes == r. If the number of processes divides the number of lanes, each lane belongs
+    to one process. A worker reads whole lanes of its process where they can be shared evenly, else some of the blocks
+    of a window, so that as few workers as possible read the same block.
+    """
+
+    def __init__(self, layout: BatchLayout, sampler: BlockSampler, steps: range, workers: int):
+        self.layout, self.sampler, self.steps, self.workers = layout, sampler, steps, workers
+        self._step = layout.processes if sampler.lanes % layout.processes == 0 else 1  # between lanes of this process
+        self._lanes = sampler.lanes // self._step
+        self.by_lane = self._step == layout.processes and self._is_balanced(self._lanes)
+        blocks = self._lanes * sampler.window
+        self.readers = next(readers for readers in range(1, workers + 1) if self._is_balanced(blocks * readers))
+
+    def _is_balanced(self, shares: int) -> bool:
+        """Tell whether workers have nearly the same number of this many equal shares."""
+        return -(-shares // self.workers) * self.workers <= _IMBALANCE * shares
+
+    def __iter__(self) -> Iterator[tuple[list[int], list[int]]]:
+        for parts, following in pairwise(chain(self._batches(), [[[]] * self.workers])):
+            yield from zip(parts, following, strict=True)
+
+    def __len__(self) -> int:
+        return len(self.steps) * self.layout.accumulation * self.workers
+
+    def _batches(self) -> Iterator[list[list[int]]]:
+        """Yield the positions of each worker, for each forward."""
+        together = self.layout.per_device * self.layout.processes
+        for step in self.steps:
+            for forward in range(self.layout.accumulation):
+                start = step * self.layout.batch_size + forward * together
+                parts: list[list[int]] = [[] for _ in range(self.workers)]
+                for position in range(start + self.layout.rank, start + together, self.layout.processes):
+                    parts[self._worker_of(position)].append(position)
+                yield parts
+
+    def _worker_of(self, position: int) -> int:
+        epoch, place = divmod(position, self.sampler.size)
+        lane = place % self.sampler.lanes // self._step
+        if self.by_lane:
+            return lane % self.workers
+        block = self.sampler.draw(epoch, place).block
+        assert block is not None
+        share = (block.number * self._lanes + lane) * self.readers
+        return (share + position // self.layout.processes % self.readers) % self.workers
+
+
+def consecutive_batches(length: int, processes: int, rank: int, workers: int, batch_size: int) -> list[list[int]]:
+    """Return batches of row numbers that cover every row once over all processes.
+
+    Each process, and each of its workers, reads consecutive rows. Batches of the workers alternate, because a
+    DataLoader gives batches to its workers in turn.
+    """
+    mine = np.array_split(np.arange(length), processes)[rank]
+    runs = [run.tolist() for run in np.array_split(mine, workers)]
+    turns = range(0, len(runs[0]), batch_size)
+    return [run[begin : begin + batch_size] for begin in turns for run in runs if begin < len(run)]
+
+
+def permute(places: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
+    """Apply a random permutation of range(size) to some places, without a table of `size` entries.
+
+    A Feistel network permutes a range of a power of two. A value outside range(size) goes through it again until it is
+    inside (cycle walking), at most twice on average.
+
+    Args:
+        places: (number,) integers in range(size).
+        key: key of the permutation, such as (seed, epoch).
+
+    Returns:
+        (number,) integers in range(size).
+    """
+    bits = max(int(size - 1).bit_length(), 2)
+    round_keys = _round_keys(key)
+    images = _mix_halves(places.astype(np.uint64), bits, round_keys)
+    while (outside := np.flatnonzero(images >= size)).size:
+        images[outside] = _mix_halves(images[outside], bits, round_keys)
+    return images.astype(np.int64)
+
+
+@lru_cache(8)
+def _round_keys(key: tuple[int, ...]) -> np.ndarray:
+    return np.random.SeedSequence(key).generate_state(_ROUNDS, np.uint64)
+
+
+def _mix_halves(values: np.ndarray, bits: int, round_keys: np.ndarray) -> np.ndarray:
+    """Permute numbers of `bits` bits: in each round, xor one half with a hash of the other half."""
+    low_bits = bits // 2
+    low_mask, high_mask = (np.uint64(2**width - 1) for width in (low_bits, bits - low_bits))
+    high, low = values >> np.uint64(low_bits), values & low_mask
+    for number, round_key in enumerate(round_keys):
+        if number % 2:
+            low = low ^ (_hash(high, round_key) & low_mask)
+        else:
+            high = high ^ (_hash(low, round_key) & high_mask)
+    return (high << np.uint64(low_bits)) | low
+
+
+def _hash(values: np.ndarray, round_key: np.uint64) -> np.ndarray:
+    """Hash each number to 64 bits with the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    mixed = values + np.full_like(values, round_key)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,179 @@
+"""A split of a data set: undecoded images, the meaning of their labels, and the images held out for evaluation."""
+
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+
+from ..models.image_reading import ImageReadingError
+from .columns import find_column, find_label_column, is_image, is_list_of, no_classes
+from .shard_index import Columns, open_index
+from .shards import ShardedDataset
+from .sources import names_of_splits
+
+SKIPPED_IMAGES = "skipped_images.txt"  # file of an output folder: a line for each unreadable image
+_MOST_LOGGED = 10  # unreadable images that are logged by name
+_EVAL_SPLITS = ("validation", "val", "valid", "dev", "test")  # the first existing one is used
+_HELD_OUT = 0.1  # share of each class, if there is none of these splits
+_FEWEST = 10  # smallest training split from which images are held out
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Split:
+    """A split of a data set, with undecoded images, and the meaning of its labels."""
+
+    samples: Any  # datasets.Dataset or ShardedDataset
+    image_column: str
+    label_column: str | None
+    label_names: list[str] | None
+    num_labels: int
+    multi_label: bool = False
+    numbers: list[int] | None = None  # the data's class number -> the one to use; None: the same
+    skipped_file: Path | None = None  # list of the unreadable images
+    _skipped: set[str] = field(default_factory=set)  # unreadable images that this process has met
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Tell whether the images are in shards, whose labels are not read in advance."""
+        return isinstance(self.samples, ShardedDataset)
+
+    def image(self, sample: dict, row: int) -> dict[str, Any]:
+        """Return a sample's undecoded image, {"bytes", "path"}; the path is its name in messages."""
+        image = sample[self.image_column] or {"bytes": None, "path": None}
+        if image["path"] is None:
+            return {"bytes": image["bytes"] or b"", "path": f"row {row}"}
+        return image
+
+    def log_unreadable(self, error: ImageReadingError) -> None:
+        """Add an unreadable image to `skipped_file`, in which each comes once, and log the first ones."""
+        message = " ".join(str(error).split())
+        if message in self._skipped:
+            return
+        self._skipped.add(message)
+        number = len(self._skipped)
+        if self.skipped_file is not None:
+            self.skipped_file.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.skipped_file, "a+", encoding="utf-8", errors="backslashreplace") as file:
+                file.seek(0)
+                lines = file.read().splitlines()  # other processes write to it, too
+                if message in lines:
+                    return
+                file.write(f"{message}\n")
+            number = len(lines) + 1
+        if number <= _MOST_LOGGED:
+            is_last = self.skipped_file is not None and number == _MOST_LOGGED
+            logger.warning(f"skipped: {message}" + (f"; the next ones are in {self.skipped_file}" if is_last else ""))
+
+    def label(self, sample: dict) -> Any:
+        """Return a sample's class number; -1 without a label; indicators (num_labels,) if it may have several."""
+        if self.label_column is None:
+            return -1
+        label = sample[self.label_column]
+        if not self.multi_label:
+            return -1 if label is None else self._renumber(label)
+        indicators = np.zeros(self.num_labels, np.float32)
+        indicators[[self._renumber(number) for number in label]] = 1
+        return indicators
+
+    def class_numbers(self, purpose: str = "it") -> np.ndarray:
+        """Return the class number of each image, (images,); -1 for no label.
+
+        Args:
+            purpose: the setting that needs them, for errors.
+
+        Raises:
+            ValueError: images have no labels, or several, or are in shards.
+        """
+        if self.multi_label or self.label_column is None or self.is_sharded:
+            kind = "images with several labels" if self.multi_label else "images without labels"
+            kind = "shards" if self.is_sharded else kind
+            raise ValueError(f"{purpose}, which counts images per class: this does not work with {kind}")
+        return np.array([self._renumber(label) for label in _read_labels(self.samples, self.label_column)], np.int64)
+
+    def _renumber(self, label: int) -> int:
+        return label if self.numbers is None or label < 0 else self.numbers[label]
+
+
+def open_split(
+    samples: Any,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    needs_labels: bool = True,
+    counts_labels: bool = True,
+    together: int | None = None,
+) -> Split:
+    """Open a split: find the columns of images and labels, and read the class names.
+
+    Args:
+        samples: a `datasets.Dataset`, or the names of shards, which are indexed.
+        counts_labels: count the classes of shards without class names by reading all labels.
+        together: number of rows of shards that are shuffled together.
+
+    Raises:
+        ValueError: not exactly one column fits; the message lists the columns.
+    """
+    if isinstance(samples, list):
+        index = open_index(samples, Columns(image_column, label_column, needs_labels, counts_labels))
+        samples, image_column, label_column = ShardedDataset(index, together), index.image_column, index.label_column
+        names, multi_label = _classes_of(None if label_column is None else index.features[label_column])
+        num_labels = len(names) if names is not None else index.num_labels or 0
+        return Split(samples, image_column, label_column, names, num_labels, multi_label)
+    image_column = find_column(samples.features, image_column, is_image, "image", "--image-column")
+    samples = samples.cast_column(image_column, datasets.Image(decode=False))
+    if not needs_labels and label_column is None:
+        return Split(samples, image_column, None, None, 0)
+    label_column = find_label_column(samples.features, label_column)
+    if needs_labels and samples.data.column(label_column).null_count == len(samples.data) > 0:
+        raise no_classes(samples.features)  # `datasets` reads a single folder of images so
+    if getattr(samples.features[label_column], "dtype", None) in ("string", "large_string"):
+        samples = samples.class_encode_column(label_column)
+    names, multi_label = _classes_of(samples.features[label_column])
+    num_labels = len(names) if names is not None else max(_read_labels(samples, label_column)) + 1
+    return Split(samples, image_column, label_column, names, num_labels, multi_label)
+
+
+def _classes_of(feature: Any) -> tuple[list[str] | None, bool]:
+    """Return the class names of a column, None if it has none; and whether an image may have several labels."""
+    multi_label = is_list_of(feature, datasets.ClassLabel)
+    class_label = feature.feature if multi_label else feature
+    return (list(class_label.names or []) if isinstance(class_label, datasets.ClassLabel) else None), multi_label
+
+
+def _read_labels(samples: datasets.Dataset, column: str) -> list[int]:
+    """Read a column of class numbers; -1 for no label."""
+    labels = samples.select_columns([column]).with_format("arrow")[:][column]
+    return labels.fill_null(-1).to_pylist()
+
+
+def find_eval_split(dataset: str, config: str | None, train_split: str) -> str:
+    """Return the name of the split to evaluate on; "auto" if only the training split exists."""
+    names = names_of_splits(dataset, config)
+    trained_on = train_split.split("[")[0]
+    return next((name for name in _EVAL_SPLITS if name in names and name != trained_on), "auto")
+
+
+def split_off_holdout(split: Split) -> tuple[Split, Split | None]:
+    """Divide a split into training images and a held-out tenth of each class, drawn with a fixed seed.
+
+    Nothing is held out of shards and of fewer than 10 images.
+    """
+    if split.is_sharded or len(split) < _FEWEST:
+        return split, None
+    has_classes = split.label_column is not None and not split.multi_label
+    classes = split.class_numbers() if has_classes else np.zeros(len(split), np.int64)
+    drawn = np.random.default_rng(0).permutation(len(split))
+    first = [rows[: round(_HELD_OUT * len(rows))] for rows in (drawn[classes[drawn] == n] for n in np.unique(classes))]
+    held_out = np.sort(np.concatenate(first))
+    held_out = held_out if len(held_out) else drawn[:1]  # at least one image
+    rest = np.setdiff1d(np.arange(len(split)), held_out)
+    train, test = (dataclasses.replace(split, samples=split.samples.select(rows)) for rows in (rest, held_out))
+    return train, test
