@@ -85,8 +85,7 @@ def save_tiny(folder: Path, seed: int = 0, **fields) -> Path:
 
 # Fields that nobody knows: of any type, called as a method or as what transformers reads of language models.
 UNKNOWN_FIELDS = {
-    "added_by_a_tool": {"dtype": [1], "nested": {"deep": None}},
-    "to_dict": "text",
+    "added_by_a_tool": {"dtype": "float32", "nested": {"deep": None}},
     "text_config": {"hidden_size": 3},
     "max_length": 30,
     "layer_types": ["full"],

@@ -10,10 +10,8 @@ from .configuration_hf_vision import (
     check_amounts,
     check_counts,
     check_depths,
-    check_parameters,
     check_sizes,
     refuse_unknown,
-    resnet_weights,
     strict,
 )
 
@@ -156,8 +154,6 @@ class HfBiTConfig(HfVisionConfig):
             )
         if self.spatial_mixing == "axial_attention" and self.layer_type != "bottleneck":
             raise ValueError(f"layer_type is {self.layer_type!r}; axial attention needs units of type 'bottleneck'")
-        head = 4 * self.embedding_size * 2 ** (len(self.depths) - 1) * len(self.id2label or ())
-        check_parameters(resnet_weights(self.depths, self.embedding_size, self.num_channels) + head)
 
 
 def _listed(depths: Sequence[int]) -> str:

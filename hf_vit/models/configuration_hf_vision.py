@@ -3,7 +3,6 @@
 A value of a wrong type or beyond its limit is refused in one sentence, before anything is built.
 """
 
-import copy
 import math
 import os
 import re
@@ -25,7 +24,6 @@ from .utils import (
     OutdatesManifest,
     Size,
     absence_explained,
-    allowed,
     check_place,
     closest,
     describe_unknown,
@@ -63,7 +61,6 @@ ATTENTION_IMPLEMENTATIONS = (
     "flash_attention_4",
     "flex_attention",
 )
-_KEPT = "_kept_fields"  # unknown fields of a config.json
 
 
 def is_same_grid(grid: Sequence[int], other: Sequence[int]) -> bool:
@@ -102,13 +99,11 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any):
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
-        kept, self._kept_fields = kwargs.pop(_KEPT, {}), {}
         refuse_arguments(type(self).__name__, kwargs.keys() - _KNOWN_EXTRAS, self.argument_names())
-        check_general(kwargs, self)
+        check_labels(kwargs.get("num_labels"), self.id2label, self.label2id)
         self.validate_architecture()  # before anything is made of these numbers
         super().__post_init__(**kwargs)
         self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
-        self._kept_fields = kept  # last, so that nothing above reads them
 
     @classmethod
     def argument_names(cls) -> set[str]:
@@ -136,20 +131,22 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
         """Build a configuration, as in transformers; unknown fields of a config.json are kept, with a warning.
 
         Raises:
-            ValueError: an argument looks like a misspelt field.
+            ValueError: a value has a wrong type, or an argument looks like a misspelt field.
         """
         folder = kwargs.pop("_folder", kwargs.get("name_or_path", config_dict.get("_name_or_path")))
+        where = f"the config.json of {folder}" if folder else "the configuration"
         wants_unused, known = kwargs.pop("return_unused_kwargs", False), cls.argument_names()
+        for name in ("attn_implementation", "_attn_implementation"):
+            check_attention(config_dict.get(name))
+        settings = {name: value for name, value in config_dict.items() if name in known}
+        with wrong_types_refused(where):
+            config, unused = super().from_dict(settings, return_unused_kwargs=True, **kwargs)
         unknown = {name: value for name, value in config_dict.items() if name not in known}
         if unknown:
-            where = f"the config.json of {folder}" if folder else "a configuration"
             logger.warning_once(
                 f"{where} has {describe_unknown(unknown)}, which {cls.__name__} does not know: kept, not used"
             )
-        for name in ("attn_implementation", "_attn_implementation"):
-            check_attention(config_dict.get(name))
-        settings = {name: value for name, value in config_dict.items() if name in known} | {_KEPT: unknown}
-        config, unused = super().from_dict(settings, return_unused_kwargs=True, **kwargs)
+            vars(config).update({name: value for name, value in unknown.items() if not hasattr(cls, name)})
         if wants_unused:
             return config, unused
         _refuse_left_over(cls, unused, only_alike=True)
@@ -160,29 +157,6 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
         """Read a configuration from a file, with `from_dict`."""
         return cls.from_dict(cls._dict_from_json_file(json_file))
 
-    if not TYPE_CHECKING:  # or every attribute would have a type
-
-        def __getattr__(self, name):
-            """Return a kept field, where there is no attribute of this name."""
-            kept = {} if name.startswith("_") else vars(self).get(_KEPT, {})
-            if name not in kept:
-                # without `name=` and `obj=`, which torch.compile cannot follow
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return kept[name]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields, kept ones included."""
-        output = super().to_dict()
-        output.pop(_KEPT, None)
-        return copy.deepcopy(self._kept_fields) | output
-
-    def dict_dtype_to_str(self, d: dict[str, Any]) -> None:
-        """Replace dtypes by their names, as in transformers, but not inside kept fields."""
-        kept = {_KEPT, *self._kept_fields}  # once: an attribute of a configuration is slow, and d may be 1,000 labels
-        ours = {name: value for name, value in d.items() if name not in kept}
-        super().dict_dtype_to_str(ours)
-        d |= ours
-
     # transformers would read kept fields of language models in these methods; a vision model has none.
 
     def get_text_config(self, decoder: Any = None, encoder: Any = None) -> Any:
@@ -192,8 +166,7 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
     def validate_layer_type(self) -> None:
         """Check nothing."""
 
-    def validate_rope(self) -> None:
-        """Check nothing."""
+    validate_rope = validate_layer_type
 
     def _get_generation_parameters(self) -> dict[str, Any]:
         return {}
@@ -262,9 +235,8 @@ def _refuse_left_over(config_class: type[HfVisionConfig], names: Iterable[str], 
 
 Config = TypeVar("Config", bound=type)
 
-# Upper limits. For comparison: ViT-G/14, the largest of the family, has 1.8 billion parameters, 48 layers and 1,664
-# channels; an image of 8,000 x 6,000 pixels has 187,500 patches of 16; ImageNet-21k has 21,843 classes.
-_MAX_PARAMETERS = 10_000_000_000
+# Upper limits. For comparison: ViT-G/14, the largest of the family, has 48 layers and 1,664 channels; an image of
+# 8,000 x 6,000 pixels has 187,500 patches of 16; ImageNet-21k has 21,843 classes.
 MAX_LAYERS = 1_000
 MAX_WIDTH = 2**17  # channels anywhere
 MAX_STAGES = 8  # of a ResNet
@@ -372,49 +344,25 @@ def check_attention(name: Any) -> None:
         )
 
 
-def check_general(settings: dict[str, Any], fields: Any) -> None:
-    """Check the general settings, which transformers does not check.
-
-    Args:
-        settings: the arguments besides the fields.
-        fields: the configuration, with its fields assigned.
+def check_labels(num_labels: Any, id2label: Any, label2id: Any) -> None:
+    """Check the number and the names of the classes, which transformers does not check; None is allowed.
 
     Raises:
-        ValueError: a value of a wrong type, or beyond its limit.
+        ValueError: the classes are not numbered 0, 1, 2, ..., or there are more than `MAX_LABELS`.
     """
-    count = settings.get("num_labels")
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_LABELS):
-        raise ValueError(f"num_labels is {reprlib.repr(count)}; it must be an int from 0 to {MAX_LABELS:,}")
-    for name in ("dtype", "torch_dtype"):
-        value = settings.get(name, vars(fields).get(name))  # transformers warns of the attribute torch_dtype
-        if isinstance(value, torch.dtype) or value is None:
-            continue
-        if not isinstance(value, str) or not isinstance(getattr(torch, value, None), torch.dtype):
-            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be a dtype of torch, such as float32")
-    for name in ("auto_map", "quantization_config"):
-        value = settings.get(name)
-        if value is not None and not (isinstance(value, dict) or hasattr(value, "to_dict")):
-            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be a JSON object (a dict)")
-    _check_labels(fields.id2label)
-    numbers = fields.label2id or {}
-    if not isinstance(numbers, dict) or not all(str(number).isdecimal() for number in numbers.values()):
-        raise ValueError(f"label2id is {reprlib.repr(numbers)}; it must map class names to numbers")
-
-
-def _check_labels(id2label: Any) -> None:
-    """Check that `id2label` maps 0, 1, 2, ... to text."""
-    if id2label is None:
-        return
-    if not isinstance(id2label, dict):
-        raise ValueError(f"id2label is {reprlib.repr(id2label)}; it must map class numbers to names")
-    numbers = {int(key) if str(key).isdecimal() and len(str(key)) < 10 else None for key in id2label}
-    if numbers != set(range(len(id2label))) or len(id2label) > MAX_LABELS:
-        raise ValueError(
-            f"id2label has the class numbers {reprlib.repr(list(id2label))}; they must be 0 to {len(id2label) - 1}"
-        )
-    for number, name in id2label.items():
-        if not isinstance(name, str):
-            raise ValueError(f"the name of class {number} in id2label is {reprlib.repr(name)}; it must be text")
+    if num_labels is not None and (type(num_labels) is not int or not 0 <= num_labels <= MAX_LABELS):
+        raise ValueError(f"num_labels is {reprlib.repr(num_labels)}; it must be an int from 0 to {MAX_LABELS:,}")
+    for field, value in (("id2label", id2label), ("label2id", label2id)):
+        if not isinstance(value, dict | None):
+            raise ValueError(f"{field} is {reprlib.repr(value)}; it must be a mapping")
+    if id2label is not None:
+        if {str(number) for number in id2label} != {str(number) for number in range(min(len(id2label), MAX_LABELS))}:
+            numbers = reprlib.repr(list(id2label))
+            raise ValueError(f"id2label has the class numbers {numbers}; they must be 0 to {len(id2label) - 1}")
+        if not all(isinstance(name, str) for name in id2label.values()):
+            raise ValueError(f"id2label is {reprlib.repr(id2label)}; it must map class numbers to text")
+    if not all(str(number).isdecimal() for number in (label2id or {}).values()):
+        raise ValueError(f"label2id is {reprlib.repr(label2id)}; it must map class names to numbers")
 
 
 def check_sizes(config: Any, *names: str) -> None:
@@ -456,29 +404,3 @@ def check_depths(config: Any, name: str) -> None:
         raise ValueError(
             f"{name} is {reprlib.repr(list(depths))}; at most {MAX_STAGES} stages and {MAX_LAYERS:,} units are built"
         )
-
-
-def check_parameters(count: int) -> None:
-    """Raise ValueError where a model would have more than `_MAX_PARAMETERS` parameters."""
-    if count > _MAX_PARAMETERS and not allowed("large"):
-        raise ValueError(
-            f"these settings make a model of about {reprlib.repr(count)} parameters; "
-            f"at most {_MAX_PARAMETERS:,} are built (HF_VIT_ALLOW=large builds more)"
-        )
-
-
-def resnet_weights(depths: Sequence[int], width: int, channels: int) -> int:
-    """Count the weights of a ResNet's convolutions.
-
-    Args:
-        depths: units per stage.
-        width: channels of the root convolution.
-        channels: number of image channels.
-    """
-    total, inputs = 7 * 7 * channels * width, width
-    for stage, depth in enumerate(depths):
-        inner, outputs = width * 2**stage, 4 * width * 2**stage
-        total += depth * (9 * inner * inner + inner * outputs)
-        total += inputs * inner + inputs * outputs + (depth - 1) * outputs * inner
-        inputs = outputs
-    return total

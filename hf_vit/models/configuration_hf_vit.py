@@ -1,7 +1,6 @@
 """Configuration of the Vision Transformer and the hybrids, with the original's numbers as defaults."""
 
 import copy
-import math
 import operator
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
@@ -18,11 +17,9 @@ from .configuration_hf_vision import (
     check_amounts,
     check_counts,
     check_depths,
-    check_parameters,
     check_size,
     check_sizes,
     refuse_unknown,
-    resnet_weights,
     strict,
 )
 
@@ -326,24 +323,6 @@ class HfViTConfig(HfVisionConfig):
         rows, columns = self.grid_size
         if rows * columns > MAX_TOKENS:
             raise ValueError(f"image_size {self.image_size} makes {rows * columns:,} patches; at most {MAX_TOKENS:,}")
-        head = self.hidden_size * len(self.id2label or ())
-        check_parameters(self._count_weights() + head)
-
-    def _count_weights(self) -> int:
-        """Count the weights of the encoder's matrices and tables, without biases, norms and head."""
-        width, layers, num_patches = self.hidden_size, self.num_hidden_layers, math.prod(self.stored_grid)
-        rows, columns = self.kernel_size
-        block = 4 * width * width + 2 * width * self.intermediate_size
-        tables = layers if self.position_embedding_placement == "every_layer" else 1
-        tables = 2 * layers if self.position_embedding_type == "relative" else tables
-        pooler = block if self.pooling == "map" else 0
-        inputs = self._count_stem() or self.num_channels * rows * columns * width
-        heads = width * (self.representation_size or 0)
-        heads += (self.representation_size or width) * (self.projection_dim or 0)
-        return layers * block + pooler + inputs + tables * num_patches * width + heads
-
-    def _count_stem(self) -> int:
-        return 0
 
     def _validate_positions(self):
         kind, placement = self.position_embedding_type, self.position_embedding_placement
@@ -407,9 +386,3 @@ class HfViTHybridConfig(HfViTConfig):
         if self.stem_width % 32:
             raise ValueError(f"stem_width ({self.stem_width}) is not a multiple of 32, the groups of its GroupNorm")
         super().validate_architecture()
-
-    def _count_stem(self) -> int:
-        rows, columns = self.kernel_size
-        channels = 4 * self.stem_width * 2 ** (len(self.stem_depths) - 1) if self.stem_depths else self.stem_width
-        stem = resnet_weights(self.stem_depths, self.stem_width, self.num_channels)
-        return stem + channels * rows * columns * self.hidden_size

@@ -3,10 +3,9 @@
 import os
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
-from copy import deepcopy
 from functools import lru_cache, partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import validate_typed_dict
@@ -42,7 +41,6 @@ _SETTINGS = tuple(first_settings())
 _CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
 # Arguments of `from_pretrained` that a processor may ignore.
 _OF_LOADING = ("code_revision", "config", "trust_remote_code", "use_fast", "user_agent")
-_KEPT = "_kept_fields"  # unknown fields of a preprocessor_config.json
 
 
 class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
@@ -117,9 +115,8 @@ class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
     preset: str
 
     def __init__(self, preset: str = "vit_jax", **kwargs: Any):
-        about_file = {name: value for name, value in kwargs.items() if name in _FILE_KEYS or name.startswith("_")}
-        kept: dict[str, Any] = {_KEPT: {}, **about_file}
-        super().__init__(**kept)
+        about_file: dict[str, Any] = {name: kwargs[name] for name in kwargs if name in _FILE_KEYS or name[:1] == "_"}
+        super().__init__(**about_file)
         vars(self).update(first_settings())
         changes = {name: value for name, value in kwargs.items() if name not in about_file}
         self._refuse_unknown(changes)
@@ -186,8 +183,9 @@ class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
                 f"{where} has {describe_unknown(unknown)}, which {cls.__name__} does not know; kept, but not used"
             )
         settings = {name: value for name, value in image_processor_dict.items() if name in known}
-        result: Any = super().from_dict({**settings, _KEPT: unknown}, return_unused_kwargs=True, **rest)
+        result: Any = super().from_dict(settings, return_unused_kwargs=True, **rest)
         processor, unused = result
+        vars(processor).update({name: value for name, value in unknown.items() if not hasattr(cls, name)})
         processor.update(**changes)
         if wants_unused:
             return processor, unused
@@ -222,20 +220,6 @@ class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
         about = {"_folder": name, "_is_auto": kwargs.get("_from_auto", False)}
         settings, kwargs = super().get_image_processor_dict(pretrained_model_name_or_path, **kwargs)
         return settings, {**kwargs, **about}
-
-    if not TYPE_CHECKING:  # otherwise a type checker would accept any attribute
-
-        def __getattr__(self, name):
-            """Return a kept field, if there is no attribute of this name."""
-            kept = {} if name.startswith("_") else vars(self).get(_KEPT, {})
-            if name not in kept:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            return kept[name]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all settings and kept fields."""
-        output = super().to_dict()
-        return deepcopy(output.pop(_KEPT)) | output
 
     @property
     def model_input_names(self) -> list[str]:

@@ -15,11 +15,9 @@ import base64
 import io
 import math
 import os
-import queue
 import re
 import stat
 import struct
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -283,34 +281,13 @@ def _open_source(image: Any) -> AbstractContextManager[Any]:
 
 
 def _download(url: str) -> bytes:
-    """Download an image in another thread; httpx has no timeout for name resolution or slow headers.
+    """Download an image.
 
     Raises:
         ValueError: it is too large, takes too long, or may not be requested.
         httpx.RequestError: it cannot be reached.
     """
-    answers: queue.SimpleQueue[tuple[bytes, BaseException | None]] = queue.SimpleQueue()
-    end = time.monotonic() + _DOWNLOAD_SECONDS
-
-    def receive() -> None:
-        try:
-            answers.put((_receive(url, end), None))
-        except BaseException as error:
-            answers.put((b"", error))
-
-    threading.Thread(target=receive, daemon=True).start()
-    try:
-        body, error = answers.get(timeout=_DOWNLOAD_SECONDS)
-    except queue.Empty:
-        body, error = b"", ValueError(f"it did not come within {_DOWNLOAD_SECONDS:g} seconds")
-    if error is not None:
-        raise error
-    return body
-
-
-def _receive(url: str, end: float) -> bytes:
-    """Download a body; give up at `end`, in seconds of `time.monotonic`."""
-    body = io.BytesIO()
+    end, body = time.monotonic() + _DOWNLOAD_SECONDS, io.BytesIO()
     with open_address(url, _SILENCE_SECONDS, {"Accept-Encoding": "identity"}) as response:
         if response.status_code != 200:
             raise ValueError(f"the server answers HTTP {response.status_code} {response.reason_phrase}")

@@ -196,7 +196,7 @@ def test_an_extra_that_is_missing_is_named(model, photographs, tmp_path, module,
     arguments = ("predict", model, "--dataset", "digits", "--split", "test")
     if module == "pyarrow":
         arguments = ("embed", model, photographs, "--output", tmp_path / "out.parquet")
-    for name in [name for name in sys.modules if name.startswith("hf_vit.training")]:
+    for name in [name for name in sys.modules if name.startswith(("hf_vit.data", "hf_vit.training"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
     assert run(*arguments) == 2
