@@ -41,7 +41,7 @@ CAT = "https://huggingface.co/datasets/huggingface/documentation-images/resolve/
 INSTEAD = {
     "git clone <this repository> && cd hf_vit": None,
     "hf-vit export ti16 ti16.pt2 --to aot-inductor": None,  # compiles for long; test_programs.py does
-    f"hf-vit predict ti16 {CAT}": None,  # needs a network; tests/models/test_addresses.py reads addresses
+    f"hf-vit predict ti16 {CAT}": None,  # needs a network; tests/models/test_utils_addresses.py reads addresses
 }
 SHORTER = {
     "digits": f"{FEW_STEPS} --eval_split null",

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
@@ -61,11 +61,6 @@ ATTENTION_IMPLEMENTATIONS = (
     "flash_attention_4",
     "flex_attention",
 )
-
-
-def is_same_grid(grid: Sequence[int], other: Sequence[int]) -> bool:
-    """Tell whether two grids are equal; False for the symbolic sizes of an export, which stand for any size."""
-    return all(isinstance(size, int) for size in (*grid, *other)) and tuple(grid) == tuple(other)
 
 
 def score_function(config: PreTrainedConfig) -> Literal["softmax", "sigmoid", "none"]:
@@ -204,13 +199,6 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Check the fields. `@strict` calls this after construction; the model does again, as fields can change."""
-
-    def check_images(self, shape: Sequence[int]) -> None:
-        """Raise ValueError unless a tensor's shape is (batch, num_channels, height, width)."""
-        if len(shape) != 4 or shape[1] != self.num_channels:
-            raise ValueError(
-                f"pixel_values has shape {tuple(shape)}; expected (batch, {self.num_channels}, height, width)"
-            )
 
 
 def saved_class(settings: dict[str, Any]) -> str | None:

@@ -68,7 +68,7 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
 
     def _images(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Check the images and convert them to the weights' dtype."""
-        self.config.check_images(pixel_values.shape)
+        self.check_images(pixel_values)
         return pixel_values.to(self.dtype)
 
 

@@ -25,7 +25,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_hf_vision import Size, is_same_grid
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from .flexible_sizes import FlexibleSizes, embed_mixed_sizes, keep_patches, patch_mask, resize_patch_kernel
 from .position_embeddings import (
@@ -38,6 +37,7 @@ from .position_embeddings import (
 )
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead, lecun_normal_
 from .resnet_stem import ResNetStem, stem_numbers
+from .utils import Size, is_same_grid
 
 
 class HfViTPatchEmbeddings(nn.Module):
@@ -471,7 +471,7 @@ class HfViTPreTrainedModel(FlexibleSizes, HfVisionPreTrainedModel):
         Raises:
             ValueError: the images have another number of channels, or the patches do not divide them.
         """
-        self.config.check_images(pixel_values.shape)
+        self.check_images(pixel_values)
         height, width = pixel_values.shape[-2:]
         if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - is public; tensors there
             height, width = int(height), int(width)

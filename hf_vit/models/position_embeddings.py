@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from .configuration_hf_vision import is_same_grid
 from .configuration_hf_vit import HfViTConfig
+from .utils import is_same_grid
 
 Grid = tuple[int, int]  # (rows, columns) of patches
 

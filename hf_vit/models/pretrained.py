@@ -259,6 +259,12 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
         """
         raise ValueError(f"cannot set patch_size {patch_size}: {type(self).__name__} has no patches")
 
+    def check_images(self, pixel_values: torch.Tensor) -> None:
+        """Raise ValueError unless images are (batch, num_channels, height, width)."""
+        shape, channels = tuple(pixel_values.shape), self.config.num_channels
+        if len(shape) != 4 or shape[1] != channels:
+            raise ValueError(f"pixel_values has shape {shape}; expected (batch, {channels}, height, width)")
+
     def note_image_size(self, pixel_values: torch.Tensor, is_asked: bool | None) -> None:
         """Warn, once for this model, that images have another size; a compiled or exported forward never warns.
 
@@ -302,12 +308,6 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
     def tokens_per_image(self) -> int:
         """Number of rows that an image has in the linear layers."""
         return 1
-
-    def train(self: _Model, mode: bool = True) -> _Model:
-        """Set the training mode, as in PyTorch; `train()` removes a backend."""
-        if mode and hasattr(vars(self).get("forward"), "by_torch"):
-            del self.forward
-        return super().train(mode)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

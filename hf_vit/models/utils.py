@@ -9,7 +9,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -34,6 +34,11 @@ WHERE = ("cache_dir", "force_download", "local_files_only", "proxies", "revision
 def as_pair(size: Size | tuple[int, ...]) -> tuple[int, int]:
     """Return a size as (height, width): `224` -> `(224, 224)`; `[224, 320]` -> `(224, 320)`."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def is_same_grid(grid: Sequence[int], other: Sequence[int]) -> bool:
+    """Tell whether two grids are equal; False for the symbolic sizes of an export, which stand for any size."""
+    return all(isinstance(size, int) for size in (*grid, *other)) and tuple(grid) == tuple(other)
 
 
 def allowed(what: str) -> bool:

@@ -8,7 +8,7 @@ from hf_vit.conversion import ConversionError, convert, convert_to_folder, expor
 from hf_vit.loading import load_model
 from hf_vit.models.flexible_sizes import resize_patch_kernel
 
-from ..models.test_goldens import capture
+from ..integration.test_goldens import capture
 from ..paths import MORE, golden_runs
 from .test_jax import assert_same_file
 

@@ -18,7 +18,7 @@ from hf_vit.loading import save_folder
 from hf_vit.models.image_processing_hf_vit import output_size, set_processor_size
 from hf_vit.prediction import predict
 
-from ..tiny_models import SIZES, tiny, tiny_bit
+from .tiny_models import SIZES, tiny, tiny_bit
 
 ASKED = (40, 64)
 PICTURE = Image.effect_noise((77, 50), 80).convert("RGB")

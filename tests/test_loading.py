@@ -13,7 +13,7 @@ from hf_vit.loading import load, load_model, load_processor
 from hf_vit.models import configuration_hf_vision
 from hf_vit.prediction import Prediction, classify, most_likely, predict
 
-from ..tiny_models import tiny, tiny_bit
+from .tiny_models import tiny, tiny_bit
 
 
 def test_load_returns_model_and_processor(folder):
