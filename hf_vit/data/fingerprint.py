@@ -72,17 +72,19 @@ def _hash_content(split: Split) -> str | None:
     for batch in split.samples.select_columns(columns).iter(256):
         labels = batch[split.label_column] if split.label_column is not None else [None] * len(batch[columns[0]])
         for image, label in zip(batch[split.image_column], labels, strict=True):
-            size += _size_of(image)
+            content = (image or {}).get("bytes")
+            size += _stat_of(image)[0] if content is None else len(content)
             if size > _MOST_BYTES:
                 return None
-            content = _content_of(image)
+            if content is None:
+                content = _read(image)
             digest.update(f"{len(content)} {json.dumps(label, sort_keys=True, default=str)} ".encode())
             digest.update(content)
     return digest.hexdigest()
 
 
 def _hash_times(split: Split) -> str:
-    """SHA-256 of size and modification time of every image file; of nothing if the images lie in tables."""
+    """SHA-256 of size and modification time of every image file; of nothing if the images are in tables."""
     digest = hashlib.sha256()
     if split.image(split.samples[0], 0)["bytes"] is None:
         for batch in split.samples.select_columns([split.image_column]).iter(4096):
@@ -91,30 +93,21 @@ def _hash_times(split: Split) -> str:
     return digest.hexdigest()
 
 
-def _size_of(image: dict[str, Any] | None) -> int:
-    """Size of an undecoded image in bytes; 0 if the file cannot be read."""
-    if image is None or image["bytes"] is not None:
-        return len(image["bytes"]) if image else 0
-    return _stat_of(image)[0]
-
-
-def _stat_of(image: dict[str, Any]) -> tuple[int, int]:
+def _stat_of(image: dict[str, Any] | None) -> tuple[int, int]:
     """Size and modification time of an image file; zeros if it cannot be read."""
     try:
-        found = os.stat(image["path"])
-    except (OSError, TypeError, ValueError):
+        found = os.stat((image or {})["path"])
+    except (OSError, KeyError, TypeError, ValueError):
         return 0, 0
     return found.st_size, found.st_mtime_ns
 
 
-def _content_of(image: dict[str, Any] | None) -> bytes:
-    """Bytes of an undecoded image; empty if there is no such file, or if it is a device or a pipe."""
-    if image is None or image["bytes"] is not None:
-        return image["bytes"] if image else b""
+def _read(image: dict[str, Any] | None) -> bytes:
+    """Read an image file; empty if there is none, or if it is a device or a pipe."""
     try:
-        path = Path(image["path"])
+        path = Path((image or {})["path"])
         return path.read_bytes() if path.is_file() else b""
-    except (OSError, TypeError, ValueError):
+    except (OSError, KeyError, TypeError, ValueError):
         return b""
 
 

@@ -12,12 +12,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import datasets
 import pyarrow as pa
@@ -33,6 +32,9 @@ from ..files.output import new_folder
 
 _THREADS = 16  # for listing directories, which mostly waits for the disk or the network
 _BATCH = 10_000  # rows per write to an Arrow file
+_INDEX_SCHEMA = pa.schema(
+    {"split": pa.string(), "path": pa.string(), "label": pa.int32(), "size": pa.int64(), "time": pa.int64()}
+)
 EXTENSIONS = frozenset({*ImageFolder.EXTENSIONS, *IMAGE_SUFFIXES})
 _FOREIGN = (*ImageFolder.METADATA_FILENAMES, ".zip")  # suffixes of files that `datasets` reads besides images
 _SPLITS = {
@@ -79,13 +81,10 @@ def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
                 if index.exists():
                     (place / "listing.jsonl").unlink(missing_ok=True)
     about = json.loads((index / "directories.json").read_text(encoding="utf-8"))
-    return {split: _map(index / f"{split}.arrow", f"{about['digest']}-{split}") for split in about["splits"]}
-
-
-def _map(file: Path, fingerprint: str) -> datasets.Dataset:
-    dataset = datasets.Dataset.from_file(str(file))
-    dataset._fingerprint = fingerprint  # from the images' names, sizes and times, not from the index file
-    return dataset
+    splits = {split: datasets.Dataset.from_file(str(index / f"{split}.arrow")) for split in about["splits"]}
+    for split, samples in splits.items():  # from the images' names, sizes and times, not from the index file
+        samples._fingerprint = f"{about['digest']}-{split}"
+    return splits
 
 
 def _holds(index: Path, folder: Path) -> bool:
@@ -107,7 +106,11 @@ def _changed(directory: Path) -> int:
 
 def _list_all(folder: Path, log: Path) -> list[_Listing]:
     """List a folder level by level; directories in the log of a killed process are not listed again."""
-    done = {listing.directory: listing for listing in _read_log(log)}
+    done: dict[str, _Listing] = {}
+    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
+        with suppress(ValueError, TypeError):  # the last line may be incomplete
+            listing = _Listing(*json.loads(line))
+            done[listing.directory] = listing
     found: list[_Listing] = []
     with ThreadPoolExecutor(_THREADS) as pool, open(log, "a", buffering=1, encoding="utf-8") as lines:
         bar = tqdm(desc=f"Listing {folder}", unit=" images", unit_scale=True, delay=1)
@@ -125,15 +128,6 @@ def _list_all(folder: Path, log: Path) -> list[_Listing]:
             level = [f"{listing.directory}{name}/" for listing in listings for name in listing.directories]
         bar.close()
     return found
-
-
-def _read_log(log: Path) -> Iterator[_Listing]:
-    """Yield the listings in a log; incomplete lines are skipped."""
-    if log.exists():
-        with open(log, encoding="utf-8") as lines:
-            for line in lines:
-                with suppress(ValueError, TypeError):
-                    yield _Listing(*json.loads(line))
 
 
 def _list(folder: Path, directory: str) -> _Listing:
@@ -173,22 +167,22 @@ def _refuse_undecodable(name: str) -> None:
 def _splits_of(listings: list[_Listing]) -> dict[str, list[_Listing]]:
     """Class directories by split, as `datasets` finds them; raise _Unsuitable for any unclear layout."""
     classes = [listing for listing in listings if listing.names]
-    depths = {listing.directory.count("/") for listing in classes}
-    named = {listing.directory: _find_splits(listing.directory.split("/")[0]) for listing in classes}
-    if depths == {1} and not any(named.values()):
-        if any(_find_splits(name) for listing in classes for name in listing.names):
-            raise _Unsuitable
+    paths = [listing.directory.split("/")[:-1] for listing in classes]  # [class] or [split, class]
+    depths = {len(path) for path in paths}
+    found = [_find_splits("".join(path[:1])) for path in paths]
+    if depths == {1} and not any(found):
+        inner = [name for listing in classes for name in listing.names]
         splits = {"train": classes}
-    elif depths == {2} and all(len(found) == 1 for found in named.values()):
-        splits: dict[str, list[_Listing]] = {}
-        for listing in classes:
-            splits.setdefault(named[listing.directory][0], []).append(listing)
-        if any(_find_splits(listing.directory.split("/")[1]) for listing in classes):
+    elif depths == {2} and all(len(names) == 1 for names in found):
+        inner = [name for _, name in paths]
+        splits = {names[0]: [] for names in found}
+        for names, listing in zip(found, classes, strict=True):
+            splits[names[0]].append(listing)
+        if len({tuple(path[:1]) for path in paths}) > len(splits):  # several folders of one split
             raise _Unsuitable
     else:
         raise _Unsuitable
-    if any(len(part) < 2 or len({place.directory.split("/")[-3] for place in part if depths == {2}}) > 1
-           for part in splits.values()):  # fmt: skip
+    if any(map(_find_splits, inner)) or any(len(part) < 2 for part in splits.values()):
         raise _Unsuitable
     return splits
 
@@ -198,50 +192,33 @@ def _find_splits(name: str) -> list[str]:
 
 
 def _write_index(index: Path, folder: Path, listings: list[_Listing]) -> None:
-    """Write the index of a folder atomically."""
+    """Write the index of a folder atomically; rows are sorted by path."""
     splits = _splits_of(listings)
     classes = sorted({_class_of(listing) for part in splits.values() for listing in part})
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=classes)})
+    schema = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=classes)}).arrow_schema
     numbers = {name: number for number, name in enumerate(classes)}
     digest = hashlib.sha256()
     shutil.rmtree(index, ignore_errors=True)
     with new_folder(index) as draft:
         with pq.ParquetWriter(draft / "index.parquet", _INDEX_SCHEMA) as writer:
             for split, part in splits.items():
-                schema = features.arrow_schema
+                rows = (
+                    (f"{folder}/{listing.directory}{name}", numbers[_class_of(listing)], size, time)
+                    for listing in sorted(part, key=lambda listing: listing.directory)
+                    for name, size, time in zip(listing.names, listing.sizes, listing.times, strict=True)
+                )
                 with pa.OSFile(str(draft / f"{split}.arrow"), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
-                    for rows in _batches(_rows(folder, part, numbers)):
-                        paths, labels, sizes, times = map(list, zip(*rows, strict=True))
+                    while batch := list(islice(rows, _BATCH)):
+                        paths, labels, sizes, times = map(list, zip(*batch, strict=True))
                         digest.update(repr((split, paths, labels, sizes, times)).encode())
-                        table = pa.table([[split] * len(rows), paths, labels, sizes, times], schema=_INDEX_SCHEMA)
-                        writer.write_table(table)
-                        images = pa.StructArray.from_arrays(
-                            [pa.nulls(len(rows), pa.binary()), pa.array(paths, pa.string())], ["bytes", "path"]
-                        )
+                        columns = [[split] * len(batch), paths, labels, sizes, times]
+                        writer.write_table(pa.table(columns, schema=_INDEX_SCHEMA))
+                        images = pa.array([{"bytes": None, "path": path} for path in paths], schema.field("image").type)
                         stream.write_table(pa.table([images, pa.array(labels, pa.int64())], schema=schema))
         changed = {listing.directory: listing.changed for listing in listings}
         content = {"digest": digest.hexdigest()[:32], "splits": list(splits), "changed": changed}
         (draft / "directories.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-_INDEX_SCHEMA = pa.schema(
-    {"split": pa.string(), "path": pa.string(), "label": pa.int32(), "size": pa.int64(), "time": pa.int64()}
-)
-
-
 def _class_of(listing: _Listing) -> str:
     return listing.directory.split("/")[-2]
-
-
-def _rows(folder: Path, part: list[_Listing], numbers: dict[str, int]) -> Iterator[tuple[str, int, int, int]]:
-    """Yield (path, label, size, time) of the images of a split, sorted by path."""
-    for listing in sorted(part, key=lambda listing: listing.directory):
-        number = numbers[_class_of(listing)]
-        for name, size, time in zip(listing.names, listing.sizes, listing.times, strict=True):
-            yield f"{folder}/{listing.directory}{name}", number, size, time
-
-
-def _batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    rows = iter(rows)
-    while batch := list(islice(rows, _BATCH)):
-        yield batch

@@ -80,8 +80,16 @@ def state_classes(split: Split, num_labels: int | None, names_file: str | None) 
     count = len(names) if names is not None else num_labels
     if count is None or split.label_column is None:
         return split
-    if names is not None and split.label_names not in (None, names):
-        return _order_names(split, names, str(names_file))
+    if names is not None and split.label_names not in (None, names):  # named classes of shards have no order
+        missing = [name for name in split.label_names or [] if name not in names]
+        if missing or split.multi_label or not split.is_sharded:
+            raise ValueError(
+                f"the classes of the data ({split.num_labels}: {_listing(split.label_names or [])}) are not those of "
+                f"{names_file} ({len(names)}: {_listing(names)}): "
+                + (f"it lacks {_listing(missing)}" if missing else "their order differs")
+            )
+        samples = split.samples.renumbered([names.index(name) for name in split.label_names or []])
+        return replace(split, samples=samples, label_names=names, num_labels=len(names))
     if split.num_labels > count:
         raise ValueError(f"the data have {split.num_labels} classes, more than the {count} stated")
     return replace(split, label_names=names or split.label_names, num_labels=count)
@@ -101,20 +109,6 @@ def refuse_unlabelled(split: Split, name: str) -> None:
             f"{missing} of {len(labels)} images of {name} have no label (expected class numbers from 0 to "
             f"{split.num_labels - 1}): choose another split, or leave these images out"
         )
-
-
-def _order_names(split: Split, names: list[str], file: str) -> Split:
-    """Renumber the named classes of shards in the order of a list, which may have more names."""
-    ours = split.label_names or []
-    missing = [name for name in ours if name not in names]
-    if missing or split.multi_label or not split.is_sharded:
-        raise ValueError(
-            f"the classes of the data ({len(ours)}: {_listing(ours)}) are not those of {file} "
-            f"({len(names)}: {_listing(names)}): "
-            + (f"it lacks {_listing(missing)}" if missing else "their order differs")
-        )
-    samples = split.samples.renumbered([names.index(name) for name in ours])
-    return replace(split, samples=samples, label_names=names, num_labels=len(names))
 
 
 def read_label_map(place: str) -> dict[str, str | int]:
@@ -146,33 +140,37 @@ def _match(
     """
     ours = split.label_names
     if ours is None or (_are_no_names(theirs) and not given):
-        return _by_number(split, theirs, who)
+        if ours is not None and (numbers := _by_imagenet(ours, theirs) or _by_numerals(ours, theirs, who)) is not None:
+            return numbers
+        if split.num_labels > len(theirs):
+            raise ValueError(f"{who[0]} has {split.num_labels} labels, more than the {len(theirs)} of {who[1]}")
+        if ours is not None and len(ours) > 1 and all(map(str.isdecimal, ours)):
+            raise ValueError(
+                f"{who[0]} has the classes {_listing(ours)} (expected numbers from 0 to {len(theirs) - 1})"
+            )
+        nameless = who[0] if ours is None else who[1]
+        _warn(f"{nameless} has no class names: class numbers 0 to {split.num_labels - 1} are used as they are")
+        return None
     named = _resolve(given, ours, theirs)
-    rest = [name for name in ours if name not in named]
     if not named and ours == list(theirs):
         return None
     if not named and (numbers := _by_imagenet(ours, theirs)) is not None:
         return numbers
-    found = {name: number for number, name in enumerate(theirs)}
-    if any(name not in found or theirs.count(name) > 1 for name in rest):
-        if not named and (numbers := _by_numerals(ours, theirs, who)) is not None:
-            return numbers
-        raise ValueError(_describe_mismatch(ours, theirs, rest, who, remedy))
-    return [named[name] if name in named else found[name] for name in ours]
-
-
-def _by_number(split: Split, theirs: Sequence[str], who: tuple[str, str]) -> list[int] | None:
-    """Match classes if one side has no names."""
-    ours = split.label_names
-    if ours is not None and (numbers := _by_imagenet(ours, theirs) or _by_numerals(ours, theirs, who)) is not None:
+    counts = Counter(theirs)
+    found = {name: number for number, name in enumerate(theirs) if counts[name] == 1} | named
+    missing = [name for name in ours if name not in found]
+    if not missing:
+        return [found[name] for name in ours]
+    if not named and (numbers := _by_numerals(ours, theirs, who)) is not None:
         return numbers
-    if split.num_labels > len(theirs):
-        raise ValueError(f"{who[0]} has {split.num_labels} labels, more than the {len(theirs)} of {who[1]}")
-    if ours is not None and len(ours) > 1 and all(map(str.isdecimal, ours)):
-        raise ValueError(f"{who[0]} has the classes {_listing(ours)} (expected numbers from 0 to {len(theirs) - 1})")
-    nameless = who[0] if ours is None else who[1]
-    _say(f"{nameless} has no class names: class numbers 0 to {split.num_labels - 1} are used as they are")
-    return None
+    known = {_bare(name): name for name in theirs}
+    pairs = [f"{_short(name)} and {_short(known[_bare(name)])}" for name in missing if _bare(name) in known]
+    raise ValueError(
+        f"the classes of {who[0]} ({len(ours)}: {_listing(ours)}) are not those of {who[1]} "
+        f"({len(theirs)}: {_listing(theirs)}), which has no single class called {_listing(missing)}"
+        + (f"; near matches: {_join(pairs)}" if pairs else "")
+        + f"; {remedy}"
+    )
 
 
 def _by_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> list[int] | None:
@@ -190,7 +188,7 @@ def _by_numerals(ours: Sequence[str], theirs: Sequence[str], who: tuple[str, str
     """Match names that are class numbers, such as folders 0, 1, 10, 11, 2, which are sorted as text."""
     if not all(name.isdecimal() and int(name) < len(theirs) for name in ours) or len(set(map(int, ours))) < len(ours):
         return None
-    _say(f"the class names of {who[0]} are numbers: {_listing(ours)} are used as class numbers of {who[1]}")
+    _warn(f"the class names of {who[0]} are numbers: {_listing(ours)} are used as class numbers of {who[1]}")
     return [int(name) for name in ours]
 
 
@@ -213,20 +211,6 @@ def _are_no_names(names: Sequence[str]) -> bool:
     return all(name == f"LABEL_{number}" for number, name in enumerate(names))
 
 
-def _describe_mismatch(
-    ours: Sequence[str], theirs: Sequence[str], rest: Sequence[str], who: tuple[str, str], remedy: str
-) -> str:
-    """Message about a mismatch: both lists, the names without a match, and near matches."""
-    known: dict[str, str] = {_bare(name): name for name in theirs}
-    missing = [name for name in rest if theirs.count(name) != 1]
-    pairs = [f"{_short(name)} and {_short(known[_bare(name)])}" for name in missing if _bare(name) in known]
-    nearly = f"; near matches: {_join(pairs)}" if pairs else ""
-    return (
-        f"the classes of {who[0]} ({len(ours)}: {_listing(ours)}) are not those of {who[1]} "
-        f"({len(theirs)}: {_listing(theirs)}), which has no single class called {_listing(missing)}{nearly}; {remedy}"
-    )
-
-
 def _bare(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name).casefold()
 
@@ -245,7 +229,7 @@ def _short(name: str) -> str:
     return repr(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}...")
 
 
-def _say(text: str) -> None:
+def _warn(text: str) -> None:
     """Warn the user, once per machine."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         _logger.warning(text)

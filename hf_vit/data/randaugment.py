@@ -56,14 +56,6 @@ def _stretch(levels: np.ndarray) -> list[int]:
     return np.clip(table, 0, 255).astype(np.uint8).tolist()
 
 
-def _equalize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return ImageOps.equalize(image)
-
-
-def _invert(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return ImageChops.invert(image)
-
-
 def _posterize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
     """Keep the upper int(4 * level) bits, at most 8; for 0 bits, TensorFlow shifts by 7 instead of 8."""
     shift = min(max(8 - int(level * 4), 0), 7)
@@ -81,26 +73,22 @@ def _solarize_add(image: Image.Image, level: float, rng: np.random.Generator) ->
     return _point(image, np.where(values < 128, np.minimum(values + int(level * 110), 255), values))
 
 
+def _enhance(plain: Image.Image, image: Image.Image, level: float) -> Image.Image:
+    return Image.blend(plain, image, level * 1.8 + 0.1)
+
+
 def _color(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
     """Blend with the image in grey."""
     if image.mode == "L":
         return image
     grey = image.convert("L", (*_GREY_WEIGHTS, -0.5))  # PIL adds 0.5 before it truncates
-    return Image.blend(grey.convert(image.mode), image, _enhancement(level))
+    return _enhance(grey.convert(image.mode), image, level)
 
 
 def _contrast(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
     """Blend with a grey that depends on the number of pixels, as in the original: 196 at 224 x 224."""
     grey = min(image.width * image.height // 256, 255)
-    return Image.blend(_plain(image, grey), image, _enhancement(level))
-
-
-def _brightness(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return Image.blend(_plain(image, 0), image, _enhancement(level))
-
-
-def _sharpness(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return Image.blend(_smooth(image), image, _enhancement(level))
+    return _enhance(_plain(image, grey), image, level)
 
 
 def _smooth(image: Image.Image) -> Image.Image:
@@ -118,10 +106,6 @@ def _smooth(image: Image.Image) -> Image.Image:
     return Image.frombytes(image.mode, image.size, smooth.data)
 
 
-def _enhancement(level: float) -> float:
-    return level * 1.8 + 0.1
-
-
 def _rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
     """Rotate by 30 degrees times `level` in either direction, about the centre."""
     angle = np.float32(math.radians(_either_way(30 * level, rng)))
@@ -135,14 +119,10 @@ def _rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image
     return _take_nearest(image, from_x, from_y)
 
 
-def _shear_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+def _shear(image: Image.Image, amount: float, is_across: bool) -> Image.Image:
     x, y = _pixel_centres(image)
-    return _take_nearest(image, x + np.float32(_either_way(0.3 * level, rng)) * y, y)
-
-
-def _shear_y(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    x, y = _pixel_centres(image)
-    return _take_nearest(image, x, np.float32(_either_way(0.3 * level, rng)) * x + y)
+    factor = np.float32(amount)
+    return _take_nearest(image, x + factor * y, y) if is_across else _take_nearest(image, x, factor * x + y)
 
 
 def _pixel_centres(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
@@ -169,15 +149,8 @@ def _take_nearest(image: Image.Image, from_x: np.ndarray, from_y: np.ndarray) ->
     return Image.frombytes(image.mode, image.size, taken.data, "raw", layout)
 
 
-def _translate_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return _shift(image, _whole_pixels(level, rng), 0)
-
-
-def _translate_y(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return _shift(image, 0, _whole_pixels(level, rng))
-
-
-def _whole_pixels(level: float, rng: np.random.Generator) -> int:
+def _pixels(level: float, rng: np.random.Generator) -> int:
+    """Draw by how many pixels an image is translated."""
     return math.floor(_either_way(_TRANSLATE_PIXELS * level, rng) + 0.5)
 
 
@@ -203,19 +176,19 @@ def _cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image
 # The original's names, in the order of its random numbers
 OPERATIONS: dict[str, _Operation] = {
     "AutoContrast": _autocontrast,
-    "Equalize": _equalize,
-    "Invert": _invert,
+    "Equalize": lambda image, level, rng: ImageOps.equalize(image),
+    "Invert": lambda image, level, rng: ImageChops.invert(image),
     "Rotate": _rotate,
     "Posterize": _posterize,
     "Solarize": _solarize,
     "Color": _color,
     "Contrast": _contrast,
-    "Brightness": _brightness,
-    "Sharpness": _sharpness,
-    "ShearX": _shear_x,
-    "ShearY": _shear_y,
-    "TranslateX": _translate_x,
-    "TranslateY": _translate_y,
+    "Brightness": lambda image, level, rng: _enhance(_plain(image, 0), image, level),
+    "Sharpness": lambda image, level, rng: _enhance(_smooth(image), image, level),
+    "ShearX": lambda image, level, rng: _shear(image, _either_way(0.3 * level, rng), True),
+    "ShearY": lambda image, level, rng: _shear(image, _either_way(0.3 * level, rng), False),
+    "TranslateX": lambda image, level, rng: _shift(image, _pixels(level, rng), 0),
+    "TranslateY": lambda image, level, rng: _shift(image, 0, _pixels(level, rng)),
     "Cutout": _cutout,
     "SolarizeAdd": _solarize_add,
 }

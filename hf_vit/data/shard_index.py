@@ -82,7 +82,9 @@ class Columns(NamedTuple):
 
 
 def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
-    """Return the index of some shards; a missing or outdated one is made first.
+    """Return the index of some shards; a missing or outdated one is made first, by one process per machine.
+
+    It is beside the shards, or in the cache.
 
     Raises:
         ValueError: a shard is damaged, or has no images or labels.
@@ -90,7 +92,20 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         stamps = list(pool.map(_stamp, files))
-    index = _find_or_make(files, stamps, _key_of(files, columns))
+    name = _index_name(files, columns)
+    cached, beside = str(_cache() / name), f"{files[0].rpartition('/')[0] or '.'}/{name}"
+    with FileLock(f"{cached}.lock"):
+        index = _load(beside, cached, files, stamps) or _load(cached, cached, files, stamps)
+        if index is None:
+            table = _build(files, stamps, columns)
+            for place in (beside, cached):
+                if "://" not in place:
+                    with suppress(OSError):
+                        _write_index(Path(place), table)
+                        index = _from_table(place, files, stamps)
+                        break
+    if index is None:
+        raise OSError(f"cannot write the index of {len(files)} shards to {beside} or {cached}")
     if not columns.needs_labels and columns.label is None:
         return replace(index, label_column=None, num_labels=None)
     if index.is_tar and (missing := int((index.units["label"] < 0).sum())):
@@ -101,39 +116,15 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
     return index
 
 
-def _find_or_make(files: Sequence[str], stamps: list, columns: Columns) -> ShardIndex:
-    """Return the index beside the shards or in the cache; if neither is valid, one process per machine makes it."""
-    cached = _cache() / _index_name(files, columns)
-    places = [f"{files[0].rpartition('/')[0] or '.'}/{cached.name}", str(cached)]
-    with FileLock(f"{cached}.lock"):
-        for place in places:
-            if index := _load(place, cached, files, stamps):
-                return index
-        table = _build(files, stamps, columns, cached.with_suffix(".parts"))
-        for place in places:
-            if "://" not in place:
-                with suppress(OSError):
-                    _write_index(Path(place), table)
-                    return _from_table(place, files, stamps)
-    raise OSError(f"cannot write the index of {len(files)} shards to {' or '.join(places)}")
-
-
-def _key_of(files: Sequence[str], columns: Columns) -> Columns:
-    """Columns in the name of an index; the index of tars always has the labels."""
-    if files[0].endswith(".tar"):
-        return Columns(columns.image, columns.label or "cls")
-    return columns
-
-
 def index_shards(files: Sequence[str], names: list[str] | None) -> ShardIndex:
     """Write the index of tars beside them; it stays valid when all are moved together.
 
     Args:
         names: class names by number, if any.
     """
-    stamps, columns = [[os.stat(file).st_size, None] for file in files], _key_of(files, Columns())
-    place = Path(files[0]).with_name(_index_name(files, columns))
-    table = _build(files, [_stamp(file) for file in files], columns, (_cache() / place.name).with_suffix(".parts"))
+    place = Path(files[0]).with_name(_index_name(files, Columns()))
+    stamps = [[os.stat(file).st_size, None] for file in files]
+    table = _build(files, [_stamp(file) for file in files], Columns())
     about = json.loads(table.schema.metadata[b"hf_vit"]) | {"stamps": stamps}
     if names is not None:
         label = datasets.Features({about["label_column"]: datasets.ClassLabel(names=names)}).to_dict()
@@ -149,8 +140,10 @@ def _write_index(place: Path, table: pa.Table) -> None:
 
 
 def _index_name(files: Sequence[str], columns: Columns) -> str:
-    """File name of the index of some shards."""
-    return f"hf_vit_index-{_digest([[_name(file) for file in files], _key_of(files, columns)])}.arrow"
+    """File name of the index of some shards; that of tars always has the labels."""
+    if files[0].endswith(".tar"):
+        columns = Columns(columns.image, columns.label or "cls")
+    return f"hf_vit_index-{_digest([list(map(_name, files)), columns])}.arrow"
 
 
 def _digest(content: Any) -> str:
@@ -176,24 +169,21 @@ def _stamp(file: str) -> list:
     return [about["size"], None if stamp is None else str(stamp)]
 
 
-def _load(place: str, cached: Path, files: Sequence[str], stamps: list) -> ShardIndex | None:
+def _load(place: str, cached: str, files: Sequence[str], stamps: list) -> ShardIndex | None:
     """Read an index if it exists and is valid; a remote one is copied to the cache."""
     try:
         if "://" in place:
             with open_file(place) as source, new_file(cached, overwrite=True) as copy:
                 copy.write_bytes(source.read())
-            place = str(cached)
+            place = cached
         about = json.loads(map_table(place).schema.metadata[b"hf_vit"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    same = about["version"] == _VERSION and about["files"] == [_name(file) for file in files]
-    if not same or not all(map(_still_holds, about["stamps"], stamps)):
+    if about["version"] != _VERSION or about["files"] != list(map(_name, files)):
         return None
-    return _from_table(place, files, stamps)
-
-
-def _still_holds(kept: list, now: list) -> bool:
-    return kept[0] == now[0] and (kept[1] is None or kept[1] == now[1])
+    pairs = zip(about["stamps"], stamps, strict=True)
+    is_valid = all(kept[0] == now[0] and kept[1] in (None, now[1]) for kept, now in pairs)
+    return _from_table(place, files, stamps) if is_valid else None
 
 
 def _from_table(place: str, files: Sequence[str], stamps: list) -> ShardIndex:
@@ -203,22 +193,23 @@ def _from_table(place: str, files: Sequence[str], stamps: list) -> ShardIndex:
     return ShardIndex(place, list(files), stamps, np.array(about["ends"], np.int64), features, *names)
 
 
-def _build(files: Sequence[str], stamps: list, columns: Columns, folder: Path) -> pa.Table:
-    """Make the index by reading every shard; results of a killed process are reused from `folder`."""
+def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:
+    """Make the index by reading every shard; results of a killed process are reused."""
+    folder = (_cache() / _index_name(files, columns)).with_suffix(".parts")
     folder.mkdir(exist_ok=True)
 
-    def scan(number: int) -> dict[str, Any]:
-        part, scanned = folder / f"{_digest([files[number], stamps[number]])}.json", None
+    def scan(file: str, stamp: list) -> dict[str, Any]:
+        part, scanned = folder / f"{_digest([file, stamp])}.json", None
         with suppress(OSError, ValueError):
             scanned = json.loads(part.read_text(encoding="utf-8"))
         if scanned is None:
-            scanned = (_scan_tar if files[number].endswith(".tar") else _scan_parquet)(files[number], columns)
+            scanned = _scan_tar(file, columns) if file.endswith(".tar") else _scan_parquet(file, columns)
             write_text(part, json.dumps(scanned))
         return scanned | {name: np.array(scanned[name], np.int64) for name in _SCHEMA.names}
 
     with ThreadPoolExecutor(_THREADS) as pool:
         try:
-            parts = list(tqdm(pool.map(scan, range(len(files))), "Indexing", len(files), unit=" shards", delay=1))
+            parts = list(tqdm(pool.map(scan, files, stamps), "Indexing", len(files), unit=" shards", delay=1))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -229,38 +220,33 @@ def _build(files: Sequence[str], stamps: list, columns: Columns, folder: Path) -
 
 def _join(files: Sequence[str], stamps: list, parts: list[dict]) -> pa.Table:
     """Join the parts of all shards into one index, with a common numbering of class names."""
-    full = [part for part in parts if len(part["rows"])]
-    if not full:
+    first = next((part for part in parts if len(part["rows"])), None)
+    if first is None:
         raise ValueError(f"there is no image in {files[0]}" + (f" and {len(files) - 1} more" if files[1:] else ""))
     for file, part in zip(files, parts, strict=True):
-        if len(part["rows"]) and part["kind"] != full[0]["kind"]:
-            raise ValueError(f"{file} has labels of type {part['kind']} (expected {full[0]['kind']}, as before)")
+        if len(part["rows"]) and part["kind"] != first["kind"]:
+            raise ValueError(f"{file} has labels of type {part['kind']} (expected {first['kind']}, as before)")
     names = sorted({name for part in parts for name in part["names"]})
     numbers = {name: number for number, name in enumerate(names)}
-    for part in parts:
-        own = np.array(
-            [numbers[name] for name in part["names"]] + [-1], np.int64
-        )  # the shard's numbers -> common numbers
-        part["label"] = own[part["label"]] if names else part["label"]
+    for part in parts if names else ():  # the shard's numbers -> common numbers
+        part["label"] = np.array([*(numbers[name] for name in part["names"]), -1], np.int64)[part["label"]]
     units = pa.table({name: np.concatenate([part[name] for part in parts]) for name in _SCHEMA.names}).cast(_SCHEMA)
-    image, label = full[0]["image_column"], full[0]["label_column"]
-    features = datasets.Features({image: datasets.Image(decode=False), **_label_feature(full[0], names)})
+    features: dict[str, Any] = {first["image_column"]: datasets.Image(decode=False)}
+    if (label := first["label_column"]) is not None:
+        features[label] = datasets.ClassLabel(names=names) if names else datasets.Value("int64")
+        if first["feature"] is not None:
+            features |= datasets.Features.from_dict({label: first["feature"]})
     about = {
-        **{"version": _VERSION, "files": [_name(file) for file in files], "stamps": stamps},
+        "version": _VERSION,
+        "files": list(map(_name, files)),
+        "stamps": stamps,
         "ends": np.cumsum([len(part["rows"]) for part in parts]).tolist(),
-        **{"features": features.to_dict(), "image_column": image, "label_column": label},
+        "features": datasets.Features(features).to_dict(),
+        "image_column": first["image_column"],
+        "label_column": label,
         "num_labels": len(names) or max(part["num_labels"] for part in parts) or None,
     }
     return units.replace_schema_metadata({"hf_vit": json.dumps(about)})
-
-
-def _label_feature(part: dict, names: list[str]) -> dict[str, Any]:
-    if part["label_column"] is None:
-        return {}
-    if part["feature"] is not None:
-        return dict(datasets.Features.from_dict({part["label_column"]: part["feature"]}))
-    feature = datasets.ClassLabel(names=names) if names else datasets.Value("int64")
-    return {part["label_column"]: feature}
 
 
 def _scan_tar(file: str, columns: Columns) -> dict[str, Any]:
@@ -269,36 +255,42 @@ def _scan_tar(file: str, columns: Columns) -> dict[str, Any]:
     Raises:
         ValueError: the file is truncated, or not a tar.
     """
-    positions, sizes, texts, column = [], [], [], columns.image
-    for sample in _samples_of(file, columns.label):
+    positions, sizes, texts, column, label = [], [], [], columns.image, columns.label or "cls"
+    for sample in _samples_of(file, label):
         found = [name for name in sample if name.rsplit(".", 1)[-1].lower() in _IMAGES]
         found = [name for name in found if columns.image in (None, name)]
         if len(found) > 1:
             raise ValueError(f"{file} has {' and '.join(found)} in one sample; choose one with --image-column")
         if found:
             column = column or found[0]
-            positions.append(sample[found[0]][0])
-            sizes.append(sample[found[0]][1])
-            texts.append(sample.get(str(columns.label), (0, 0, None))[2])
-    given = [text for text in texts if text is not None]
+            position, size, _ = sample[found[0]]
+            positions.append(position)
+            sizes.append(size)
+            texts.append(sample.get(label, (0, 0, None))[2])
+    given = {text for text in texts if text is not None}
     are_numbers = all(text.isdecimal() for text in given)
-    names = [] if are_numbers else sorted(set(given))
-    numbers = {name: number for number, name in enumerate(names)}
-    labels = [-1 if text is None else int(text) if are_numbers else numbers[text] for text in texts]
+    names = [] if are_numbers else sorted(given)
+    numbers = {text: int(text) for text in given} if are_numbers else {name: n for n, name in enumerate(names)}
+    labels = [numbers.get(text, -1) for text in texts]
     return {
-        **{"position": positions, "size": sizes, "rows": [1] * len(sizes), "label": labels, "names": names},
+        "position": positions,
+        "size": sizes,
+        "rows": [1] * len(sizes),
+        "label": labels,
+        "names": names,
         "num_labels": max(labels, default=-1) + 1,
         "kind": "class numbers" if are_numbers else "text",
-        **{"feature": None, "image_column": column or "image", "label_column": columns.label},
+        "feature": None,
+        "image_column": column or "image",
+        "label_column": label,
     }
 
 
-def _samples_of(file: str, field: str | None) -> Iterator[dict[str, tuple]]:
+def _samples_of(file: str, label: str) -> Iterator[dict[str, tuple]]:
     """Yield {extension: (position, size, text of the label)} for members with the same name before the first dot."""
-    key, sample = None, {}
-    with _open_buffered(file) as source:
+    key, sample, end = None, {}, 0
+    with open_file(file, block_size=2**23) as source:
         try:
-            end = 0
             with tarfile.open(fileobj=source, mode="r:") as archive:
                 for member in archive:
                     archive.members = []  # pyright: ignore[reportAttributeAccessIssue] - otherwise it keeps all members
@@ -310,33 +302,20 @@ def _samples_of(file: str, field: str | None) -> Iterator[dict[str, tuple]]:
                     if (folder, stem) != key and sample:
                         yield sample
                         sample = {}
-                    key = (folder, stem)
-                    text = _text_of(archive, member) if extension == field else None
+                    key, text = (folder, stem), None
+                    if extension == label and (content := archive.extractfile(member)):
+                        text = content.read(4096).decode("utf-8", "replace").strip()
                     sample[extension] = (member.offset_data, member.size, text)
             source.seek(0, io.SEEK_END)
-            whole = source.tell() >= end
+            is_whole = source.tell() >= end
             source.seek(end)
-            whole = whole and not any(source.read(HEADER))
+            is_whole = is_whole and not any(source.read(HEADER))
         except (tarfile.TarError, EOFError) as error:
             raise ValueError(f"{file} is damaged, or not an uncompressed tar: {error}") from error
-    if not whole:
+    if not is_whole:
         raise ValueError(f"{file} is damaged: it is not a tar after byte {end}")
     if sample:
         yield sample
-
-
-def _text_of(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
-    """Text of a small member."""
-    content = archive.extractfile(member)
-    return content.read(4096).decode("utf-8", "replace").strip() if content else ""
-
-
-def _open_buffered(file: str) -> Any:
-    """Open a file for reading from beginning to end."""
-    if "://" not in file:
-        return open(file, "rb")
-    filesystem, path = fsspec.core.url_to_fs(file)
-    return filesystem.open(path, "rb", block_size=2**23)
 
 
 def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
@@ -350,26 +329,27 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
             reader = pq.ParquetFile(source)
             features = _mark_images(reader.schema_arrow)
             image = find_column(features, columns.image, is_image, "image", "--image-column")
-            wanted = columns.needs_labels or columns.label is not None
-            label = find_label_column(features, columns.label) if wanted else None
+            has_labels = columns.needs_labels or columns.label is not None
+            label = find_label_column(features, columns.label) if has_labels else None
             feature = None if label is None else features[label]
             groups = [reader.metadata.row_group(number) for number in range(reader.num_row_groups)]
-            plain = isinstance(feature, datasets.Value)
+            is_plain = isinstance(feature, datasets.Value)
             is_text = isinstance(feature, datasets.Value) and "string" in feature.dtype
-            values = reader.read([label])[label].to_pylist() if is_text or (plain and columns.counts_labels) else []
+            is_read = is_text or (is_plain and columns.counts_labels)
+            values = {*(reader.read([label])[label].to_pylist() if is_read else ())} - {None}
     except (pa.ArrowInvalid, pa.ArrowKeyError, EOFError) as error:
         raise ValueError(f"{file} is damaged, or not a parquet file: {error}") from error
-    kept = {} if label is None or plain else dict(datasets.Features({label: feature}).to_dict())
     return {
         "position": list(range(len(groups))),
         "size": [group.total_byte_size for group in groups],
         "rows": [group.num_rows for group in groups],
         "label": [-1] * len(groups),
-        "names": sorted({value for value in values if value is not None}) if is_text else [],
-        "num_labels": 0 if is_text else max((value for value in values if value is not None), default=-1) + 1,
+        "names": sorted(values) if is_text else [],
+        "num_labels": 0 if is_text else max(values, default=-1) + 1,
         "kind": str(feature),
-        "feature": kept.get(str(label)),
-        **{"image_column": image, "label_column": label},
+        "feature": None if label is None or is_plain else dict(datasets.Features({label: feature}).to_dict())[label],
+        "image_column": image,
+        "label_column": label,
     }
 
 
@@ -382,9 +362,10 @@ def _mark_images(schema: pa.Schema) -> datasets.Features:
     return features
 
 
-def open_file(name: str) -> Any:
-    """Open a local or remote binary file, without reading ahead."""
+def open_file(name: str, block_size: int | None = None) -> Any:
+    """Open a local or remote binary file; a remote one reads ahead in blocks of `block_size` bytes, if it is given."""
     if "://" not in name:
         return open(name, "rb")
     filesystem, path = fsspec.core.url_to_fs(name)
-    return filesystem.open(path, "rb", cache_type="none")
+    options: dict[str, Any] = {"block_size": block_size} if block_size else {"cache_type": "none"}
+    return filesystem.open(path, "rb", **options)

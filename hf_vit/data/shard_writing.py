@@ -19,7 +19,6 @@ from ..files.output import new_file, write_json
 from ..files.reading import read_json_object
 from ..models.image_reading import ImageReadingError, load_image, to_mode
 from .fingerprint import describe_fingerprint, fingerprint_data
-from .folders import load_folder
 from .samplers import ShuffledSampler
 from .shard_index import index_shards
 from .sources import load_split, names_of_splits
@@ -72,7 +71,7 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
     """
     if Path(plan.source).is_dir() and output.resolve().is_relative_to(Path(plan.source).resolve()):
         raise ValueError(f"cannot write {output} inside {plan.source}, the folder of the images; name another folder")
-    opened = {name: _open(plan, name) for name in splits or _splits_of(plan)}
+    opened = {name: _open(plan, name) for name in splits or names_of_splits(plan.source, plan.config)}
     _claim(plan, {name: fingerprint_data(split) for name, split in opened.items()}, output)
     written = {}
     for split_name, split in opened.items():
@@ -118,13 +117,6 @@ def _claim(plan: ShardPlan, data: dict[str, Any], output: Path) -> None:
         raise ValueError(f"{output} has shards that hf-vit shard did not write; name another folder")
     output.mkdir(parents=True, exist_ok=True)
     write_json(output / _PLAN, {**noted, "data": {**noted["data"], **data}})
-
-
-def _splits_of(plan: ShardPlan) -> list[str]:
-    splits = load_folder(Path(plan.source)) if Path(plan.source).is_dir() else None
-    if splits is not None:
-        return sorted(splits)
-    return names_of_splits(plan.source, plan.config)
 
 
 def _run_all(todo: list[tuple], workers: int) -> Iterator[None]:

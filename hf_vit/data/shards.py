@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import fsspec
@@ -47,23 +48,21 @@ class ShardedDataset:
 
     def _divide(self, together: int | None) -> None:
         """Choose lanes, blocks and windows from the index."""
-        units, rows = self.index.units, self._length
+        units, rows, ends = self.index.units, self._length, self.index.ends
         if together is None:
             mean_bytes = max(int(units["size"].sum()) // max(rows, 1), 1)
             together = min(_ROWS_TOGETHER, _BYTES_TOGETHER // mean_bytes) if self.holds_blocks else _ROWS_TOGETHER
         together = max(min(together, rows), 1)
         if self.index.is_tar:
-            self.lanes = _most_lanes(min(rows, together) // 128)
-            length = min(max(together // (4 * self.lanes), 1), _LARGEST_BLOCK)
+            limit = min(rows, together) // 128
         else:
             mean_rows = max(rows // max(len(units["rows"]), 1), 1)
-            self.lanes = _most_lanes(min(len(units["rows"]) // _LEAST_BLOCKS, together // (2 * mean_rows)))
-            length = 1
-        begins = [0, *self.index.ends[:-1].tolist()]
-        parts = [np.arange(begin, end, length) for begin, end in zip(begins, self.index.ends.tolist(), strict=True)]
-        self._first_units = np.concatenate(parts)
-        self._first_rows = self._first_units
-        if not self.index.is_tar:
+            limit = min(len(units["rows"]) // _LEAST_BLOCKS, together // (2 * mean_rows))
+        self.lanes = max((lanes for lanes in _LANES if lanes <= limit), default=1)
+        if self.index.is_tar:
+            length = min(max(together // (4 * self.lanes), 1), _LARGEST_BLOCK)
+            self._first_rows = np.concatenate([np.arange(*file, length) for file in pairwise([0, *ends.tolist()])])
+        else:
             self._first_rows = np.cumsum(units["rows"], dtype=np.int64) - units["rows"]
         self.block_lengths = np.diff(np.append(self._first_rows, rows))
         self.window = max(together // max(int(self.lanes * self.block_lengths.mean()), 1), 1)
@@ -193,6 +192,12 @@ class ShardedDataset:
         is_number = isinstance(label, int) and label >= 0
         return self._numbers[label] if self._numbers is not None and is_number else label
 
+    @cached_property
+    def _names(self) -> dict[str, int]:
+        """Class numbers by name, for labels that are text."""
+        names = self.index.features[str(self.index.label_column)].names
+        return {name: number for number, name in enumerate(names)}
+
     def _read_group(self, file: int, group: int) -> pa.Table:
         name = self.index.files[file]
         columns = [column for column in (self.index.image_column, self.index.label_column) if column is not None]
@@ -213,16 +218,6 @@ class ShardedDataset:
         if (label := self.index.label_column) is not None:
             sample[label] = self._number(sample[label])
         return sample
-
-    @cached_property
-    def _names(self) -> dict[str, int]:
-        """Class numbers by name, for labels that are text."""
-        names = self.index.features[str(self.index.label_column)].names
-        return {name: number for number, name in enumerate(names)}
-
-
-def _most_lanes(limit: int) -> int:
-    return max((lanes for lanes in _LANES if lanes <= limit), default=1)
 
 
 def read_range(name: str, begin: int, end: int) -> bytes:

@@ -57,17 +57,17 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
     try:
         if "://" in name:
             return _shards_of(_find_remote(name), name, split)
-        reader = _reader_of(name)
-        if reader["path"] == "imagefolder" and (splits := load_folder(path)) is not None:
-            return slice_split(splits, split)
-        if streaming and reader["path"] != "imagefolder":
-            files = reader.get("data_files") or datasets.load_dataset_builder(name, name=config).config.data_files
-            return _shards_of(files or {}, name, split)
-        if reader["path"] == "imagefolder":
+        builder, files = _reader_of(name)
+        if builder == "imagefolder":
+            if (splits := load_folder(path)) is not None:
+                return slice_split(splits, split)
             _warn_of_unlisted(path)
-        samples: Any = datasets.load_dataset(**_without_patterns(reader), name=config, split=split)
+        elif streaming:
+            files = files or datasets.load_dataset_builder(name, name=config).config.data_files
+            return _shards_of(files or {}, name, split)
+        samples: Any = datasets.load_dataset(path=builder, name=config, split=split, **_arguments(path, builder, files))
         if samples.info.builder_name != "imagefolder":  # whose paths come from a listing, not from the data
-            _check_paths(samples, path if path.is_dir() else path.parent if "data_files" in reader else None)
+            _check_paths(samples, path if path.is_dir() else path.parent if files else None)
         return samples
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
@@ -121,10 +121,10 @@ def names_of_splits(name: str, config: str | None = None) -> list[str]:
     try:
         if "://" in name:
             return list(_find_remote(name))
-        reader = _reader_of(name)
-        if reader["path"] == "imagefolder" and (splits := load_folder(path)) is not None:
+        builder, files = _reader_of(name)
+        if builder == "imagefolder" and (splits := load_folder(path)) is not None:
             return list(splits)
-        builder = datasets.load_dataset_builder(**_without_patterns(reader), name=config)
+        builder = datasets.load_dataset_builder(path=builder, name=config, **_arguments(path, builder, files))
         return [str(split) for split in builder.config.data_files or builder.info.splits or ()]
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
@@ -171,25 +171,28 @@ def _expand(address: str) -> list[str]:
     return [rest for number in numbers for rest in _expand(address.replace(match.group(), number, 1))]
 
 
-def _reader_of(name: str) -> dict[str, Any]:
-    """Return the arguments of `datasets.load_dataset` for a folder, a file or a Hub name."""
-    path = Path(name).expanduser()
+def _reader_of(name: str) -> tuple[str, dict[str, list[str]] | None]:
+    """Return the builder of `datasets` for a folder, a file or a Hub name; and tables or tars by split."""
+    path, builders = Path(name).expanduser(), {".parquet": "parquet", ".tar": "webdataset"}
     if path.is_dir():
-        for suffix, builder in (("parquet", "parquet"), ("tar", "webdataset")):
-            if files := sorted(file.as_posix() for file in path.rglob(f"*.{suffix}")):
-                return {"path": builder, "data_files": _files_by_split(files)}
-        return {"path": "imagefolder", "data_dir": str(path)}
-    found = [path] if path.is_file() else sorted(path.parent.glob(path.name))
-    files = [file.as_posix() for file in found]
-    if path.suffix in (".parquet", ".tar"):
+        for suffix, builder in builders.items():
+            if files := sorted(file.as_posix() for file in path.rglob(f"*{suffix}")):
+                return builder, _files_by_split(files)
+        return "imagefolder", None
+    if path.suffix in builders:
+        files = [file.as_posix() for file in ([path] if path.is_file() else sorted(path.parent.glob(path.name)))]
         if not files:
             raise ValueError(f"there is no file {name}")
-        return {
-            "path": "parquet" if path.suffix == ".parquet" else "webdataset",
-            "data_files": _files_by_split(files),
-        }
+        return builders[path.suffix], _files_by_split(files)
     _require_on_hub(name)
-    return {"path": name}
+    return name, None
+
+
+def _arguments(path: Path, builder: str, files: dict[str, list[str]] | None) -> dict[str, Any]:
+    """Return more arguments of `datasets.load_dataset`; names such as `a[1].parquet` are not patterns."""
+    if files is not None:
+        return {"data_files": {split: [glob.escape(name) for name in names] for split, names in files.items()}}
+    return {"data_dir": str(path)} if builder == "imagefolder" else {}
 
 
 def _require_on_hub(name: str) -> None:
@@ -210,14 +213,6 @@ def _require_on_hub(name: str) -> None:
         cached = Path(HF_DATASETS_CACHE, folder)
         if not cached.is_dir():
             raise ValueError(f"there is no folder {name} here, and the Hub cannot be reached{hint}") from None
-
-
-def _without_patterns(reader: dict[str, Any]) -> dict[str, Any]:
-    """Escape names such as `a[1].parquet`, which `datasets` would take for patterns."""
-    if "data_files" not in reader:
-        return reader
-    files = {split: [glob.escape(name) for name in names] for split, names in reader["data_files"].items()}
-    return {**reader, "data_files": files}
 
 
 def _files_by_split(files: Sequence[str]) -> dict[str, list[str]]:

@@ -123,11 +123,7 @@ def open_shards(place: str, lanes: int = 6, **options):
     units = shards.index.units
     shards.lanes = lanes
     if shards.index.is_tar:  # blocks of five images
-        begins = [0, *shards.index.ends[:-1].tolist()]
-        shards._first_units = np.concatenate(
-            [np.arange(*ends, 5) for ends in zip(begins, shards.index.ends, strict=True)]
-        )
-        shards._first_rows = shards._first_units
+        shards._first_rows = np.concatenate([np.arange(*file, 5) for file in pairwise([0, *shards.index.ends])])
         shards.block_lengths = np.diff(np.append(shards._first_rows, ROWS))
     else:
         assert units["rows"].max() == 4
