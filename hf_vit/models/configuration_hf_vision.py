@@ -161,7 +161,8 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
     def validate_layer_type(self) -> None:
         """Check nothing."""
 
-    validate_rope = validate_layer_type
+    def validate_rope(self) -> None:
+        """Check nothing."""
 
     def _get_generation_parameters(self) -> dict[str, Any]:
         return {}

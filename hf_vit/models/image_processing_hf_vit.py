@@ -463,7 +463,8 @@ def scale_and_offset(
     Raises:
         ValueError: pixel values would exceed float32.
     """
-    return _scale_and_offset(factor, _as_tuple(mean), _as_tuple(std), device)
+    mean, std = (tuple(value) if isinstance(value, list | tuple) else (value,) for value in (mean, std))
+    return _scale_and_offset(factor, mean, std, device)
 
 
 @lru_cache(maxsize=64)
@@ -481,10 +482,6 @@ def _scale_and_offset(
         )
         raise ValueError(f"{numbers} make pixel values beyond the range of float32")
     return scale.to(device), offset.to(device)
-
-
-def _as_tuple(values: float | list[float] | tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(values) if isinstance(values, list | tuple) else (values,)
 
 
 # Batches of processed images. Names, and the order of a patch's values, are those of transformers'

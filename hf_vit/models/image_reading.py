@@ -21,8 +21,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,17 @@ from .utils import allowed, open_address
 
 logger = logging.get_logger(__name__)
 
+# Formats that are opened, those of photographs; some others of Pillow's start programs (EPS).
+_FORMATS = ["JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000"]
+with suppress(ImportError):
+    from PIL import AvifImagePlugin  # noqa: F401 - since Pillow 11.3
+
+    _FORMATS.append("AVIF")
+with suppress(ImportError):
+    from pillow_heif import register_heif_opener  # pyright: ignore[reportMissingImports] - optional
+
+    register_heif_opener()
+    _FORMATS.append("HEIF")
 _ORIENTATION = 0x0112  # the EXIF tag
 _HEIC = re.compile(rb"....ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)  # first bytes of a file
 _MAX_PIXELS = 2**27  # limit on the declared size; the largest photographs have some 100 million pixels
@@ -194,35 +204,15 @@ def _opened(image: Any, name: str) -> Iterator[Image.Image]:
 
 
 def _identify(source: Any, name: str) -> Image.Image:
-    """Open a file with Pillow if it is in one of `_formats`."""
+    """Open a file with Pillow if it is in one of `_FORMATS`."""
     try:
-        return Image.open(source, formats=_formats())
+        return Image.open(source, formats=_FORMATS)
     except Image.UnidentifiedImageError as error:
         source.seek(0)
-        if "HEIF" not in _formats() and _HEIC.match(source.read(12)):
+        if "HEIF" not in _FORMATS and _HEIC.match(source.read(12)):
             raise ImageReadingError(f"{name} is a HEIC image: pip install pillow-heif") from error
-        formats = ", ".join(_formats())
+        formats = ", ".join(_FORMATS)
         raise ImageReadingError(f"{name} is not an image in one of the formats {formats}") from error
-
-
-@cache
-def _formats() -> list[str]:
-    """Return the formats that are opened, those of photographs; some others of Pillow's start programs (EPS)."""
-    formats = ["JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000"]
-    try:
-        from pillow_heif import register_heif_opener  # pyright: ignore[reportMissingImports] - optional
-
-        register_heif_opener()
-        formats.append("HEIF")
-    except ImportError:
-        pass
-    try:
-        from PIL import AvifImagePlugin  # noqa: F401 - since Pillow 11.3
-
-        formats.append("AVIF")
-    except ImportError:
-        pass
-    return formats
 
 
 def _check_pixels(width: int, height: int) -> None:
@@ -250,17 +240,6 @@ def _check_png(image: Image.Image) -> None:
     file.seek(place)
 
 
-class _File(io.BufferedReader):
-    """A file that limits each read to its size; otherwise a damaged header could make Python allocate any memory."""
-
-    def __init__(self, path: str):
-        super().__init__(io.FileIO(path), 2**16)
-        self._size = os.fstat(self.fileno()).st_size
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        return super().read(-1 if size is None else min(size, self._size))
-
-
 def _open_source(image: Any) -> AbstractContextManager[Any]:
     """Open an image for `PIL.Image.open`; a file opened here is closed at the end of the block."""
     if isinstance(image, dict):
@@ -274,7 +253,7 @@ def _open_source(image: Any) -> AbstractContextManager[Any]:
     if isinstance(image, str | os.PathLike):
         if not stat.S_ISREG(os.stat(image).st_mode):  # opening a pipe would wait
             raise ValueError("it is not a regular file")
-        return _File(os.fspath(image))
+        return open(image, "rb")
     if hasattr(image, "read"):
         return nullcontext(image)
     raise TypeError(f"expected a path, URL, bytes, PIL image, NumPy array or tensor, got {type(image).__name__}")
