@@ -112,7 +112,7 @@ def sample_boxes(
 ) -> torch.Tensor:
     """Draw random crops on the generator's device: (count, 4) of top, left, height, width in pixels.
 
-    Like `hf_vit.training.augmentation.sample_inception_box`: a uniform aspect ratio, then a uniform height among those
+    Like `hf_vit.data.augmentation.sample_inception_box`: a uniform aspect ratio, then a uniform height among those
     that fit; but without rounding to whole pixels, and without second attempts.
     """
     draws = torch.rand(4, count, generator=generator, device=generator.device)

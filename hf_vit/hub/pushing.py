@@ -368,7 +368,7 @@ def _with_retries(attempt: Callable[[], Pushed]) -> Pushed:
                 raise
             _logger.warning(f"The Hub answered {error.response.status_code}; trying again.")
         except (httpx.TransportError, ConnectionError) as error:
-            if isinstance(error, httpx.ConnectError):
+            if isinstance(error, httpx.ConnectError | OfflineModeIsEnabled):
                 raise
             _logger.warning(f"The connection broke ({type(error).__name__}); trying again.")
         time.sleep(_RETRY_WAIT * 2**number)

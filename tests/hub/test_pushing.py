@@ -12,9 +12,11 @@ import time
 import pytest
 import torch
 import yaml
+from huggingface_hub.errors import OfflineModeIsEnabled
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.files.readme import BEGIN
+from hf_vit.hub import pushing
 from hf_vit.hub.cards import split_readme
 
 from ..hub_client import commits_of, read_file, readme_of
@@ -400,6 +402,16 @@ def test_a_damaged_download_is_refused_until_it_is_repeated(name, hub, client, f
         """
     )
     assert f"{name} is not" in said or "not JSON" in said
+
+
+def test_a_push_without_a_network_on_purpose_is_refused_at_once(folder, monkeypatch):
+    def offline(*_, **__):
+        raise OfflineModeIsEnabled("offline")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", offline)
+    monkeypatch.setattr("time.sleep", pytest.fail)
+    with pytest.raises(pushing.PushError, match="HF_HUB_OFFLINE"):
+        pushing.push(folder, "alice/vit")
 
 
 def test_a_permanent_upload_failure_is_one_sentence(hub, client, folder):
