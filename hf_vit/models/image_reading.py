@@ -19,6 +19,7 @@ import re
 import stat
 import struct
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -44,6 +45,9 @@ with suppress(ImportError):
 
     register_heif_opener()
     _FORMATS.append("HEIF")
+# Pillow warns above 89 million pixels, as some telephones make them; here the limit is _MAX_PIXELS.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
 _ORIENTATION = 0x0112  # the EXIF tag
 _HEIC = re.compile(rb"....ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)  # first bytes of a file
 _MAX_PIXELS = 2**27  # limit on the declared size; the largest photographs have some 100 million pixels
