@@ -92,19 +92,16 @@ class _Clock:
 
 
 def _train_with_hf_vit(options: argparse.Namespace) -> dict:
-    import torch
 
-    from hf_vit.data.loaders import train_loader
-    from hf_vit.data.samplers import BatchLayout
     from hf_vit.data.sources import load_split
     from hf_vit.data.splits import open_split
     from hf_vit.models.configuration_hf_vit import HfViTConfig
     from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
     from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
-    from hf_vit.training import assembly
-    from hf_vit.training.loop import optimizer_step
+    from hf_vit.training.launch import keep_freed_memory, start_accelerator
     from hf_vit.training.options import parse_settings
     from hf_vit.training.settings import FinetuneSettings
+    from hf_vit.training.trainer import Trainer
 
     split = open_split(load_split(str(options.images), "train"))
     with tempfile.TemporaryDirectory() as output:
@@ -115,18 +112,14 @@ def _train_with_hf_vit(options: argparse.Namespace) -> dict:
         settings = parse_settings(FinetuneSettings, line.split())
         config = HfViTConfig.from_variant(options.variants[0], num_labels=split.num_labels)
         model, processor = HfViTForImageClassification(config), HfViTImageProcessor()
-        accelerator = assembly.start(settings)
-        shares = BatchLayout(options.batch_size, options.batch_size)
-        state = assembly.prepare_run(settings, accelerator, model, processor, split, shares)
-        transform = assembly.train_transform(settings, processor, config)
-        steps = range(options.steps + 2)
-        loader = iter(train_loader(split, transform, 0, shares, steps, options.num_workers))
+        keep_freed_memory()  # as the scripts do
+        trainer = Trainer(settings, start_accelerator(settings), model, processor, split)
+        trainer.start()
         clock = _Clock(options)
-        state.model.train()
-        sums = torch.zeros(4, device=accelerator.device)
-        for step in steps:
-            float(optimizer_step(state, step, loader, sums))
-            clock._tick()
+        with trainer.console:
+            for step in range(options.steps + 2):
+                trainer.train_step(step)
+                clock._tick()
         return clock.result()
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from . import backends as backends
     from . import conversion as conversion
     from .backends.choosing import use_backend as use_backend
+    from .evaluation.protocols import evaluate as evaluate
     from .hub.pushing import push as push
     from .hub.pushing import push_saved as push_saved
     from .hub.remote_code import add_code as add_code
@@ -33,7 +34,11 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from .models.modeling_masked_patch_prediction import (
         HfViTHybridForMaskedPatchPrediction as HfViTHybridForMaskedPatchPrediction,
     )
+    from .prediction import embed as embed
+    from .prediction import predict as predict
     from .quantization import quantize as quantize
+    from .training.api import finetune as finetune
+    from .training.api import pretrain as pretrain
 
 __version__ = "0.1.0"
 
@@ -62,6 +67,11 @@ _HOME = {
     "add_code": ".hub.remote_code",
     "use_backend": ".backends.choosing",
     "quantize": ".quantization",
+    "predict": ".prediction",
+    "embed": ".prediction",
+    "finetune": ".training.api",
+    "pretrain": ".training.api",
+    "evaluate": ".evaluation.protocols",
 }
 _MODULES = ("conversion", "analysis", "backends")
 

@@ -1,7 +1,7 @@
 """Predictions for many images: classes, features, and search for similar images."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -32,31 +32,39 @@ class Batch(NamedTuple):
     unreadable: dict[int, ImageReadingError | OSError]  # skipped images, by index
 
 
+Source = str | Path | tuple[Any, Any]  # a folder or a name on the Hub, or (model, processor) as of `hf_vit.load`
+
+
 def predict(
-    folder: str | Path,
-    images: Sequence[str | Path],
+    model: Source,
+    images: Iterable[Any],
     top_k: int = 5,
     batch_size: int = _BATCH_SIZE,
     backend: str | None = None,
 ) -> Iterator[list[Prediction]]:
-    """Predict the `top_k` most likely classes of every image with a saved model, most likely first.
+    """Predict the `top_k` most likely classes of every image, most likely first.
 
     Args:
-        folder: a folder of `save_pretrained`, or a name on the Hub.
-        images: paths of image files.
+        model: a folder of `save_pretrained`, a name on the Hub, or (model, processor) as of `hf_vit.load`.
+        images: paths of image files, or images in any other form that the processor takes.
         batch_size: most images of a forward.
-        backend: as in `hf_vit.load`.
+        backend: as in `hf_vit.load`, for a folder or a name.
+
+    Returns:
+        For each image, in their order, its classes as `Prediction`: "label", "score" and "index". They are computed
+        batch by batch while the result is iterated.
 
     Raises:
-        ValueError: an image cannot be read (the message names it), or the folder holds no classifier.
+        ValueError: an image cannot be read (the message names it), or the model is no classifier.
 
     Example:
-        >>> from hf_vit.prediction import predict
-        >>> for image in predict("folder", ["photo.png"], top_k=3):
+        >>> import hf_vit
+        >>> for image in hf_vit.predict("folder", ["photo.png"], top_k=3):
         ...     labels = [prediction.label for prediction in image]
     """
-    model, processor = load(folder, backend=backend)
-    for batch in classify_batches(model, processor, [str(image) for image in images], top_k, batch_size):
+    loaded, processor = model if isinstance(model, tuple) else load(model, backend=backend)
+    named = [str(image) if isinstance(image, Path) else image for image in images]
+    for batch in classify_batches(loaded, processor, named, top_k, batch_size):
         yield from batch.outputs
 
 
@@ -88,8 +96,7 @@ def classify_batches(
 
 
 def embed(
-    model: Any,
-    processor: Any,
+    model: Source,
     images: Iterable[Any],
     batch_size: int = _BATCH_SIZE,
     workers: int | None = None,
@@ -98,8 +105,8 @@ def embed(
     """Compute the features of many images: the input of a classifier's head (`pooler_output`).
 
     Args:
-        model: a model of any class, in evaluation mode.
-        processor, images, batch_size, workers: as in `predict_batches`.
+        model: as in `predict`; of any class, with a head or without.
+        images, batch_size, workers: as in `predict_batches`.
         normalize: divide each feature vector by its length (L2).
 
     Returns:
@@ -111,14 +118,14 @@ def embed(
 
     Example:
         >>> import hf_vit
-        >>> from hf_vit.prediction import embed, search
-        >>> model, processor = hf_vit.load("folder")
-        >>> features = embed(model, processor, ["photo.png"], normalize=True)
+        >>> from hf_vit.prediction import search
+        >>> features = hf_vit.embed("folder", ["photo.png"], normalize=True)
         >>> rows, cosines = search(features, features[:1], top_k=1)
         >>> rows.tolist()
         [[0]]
     """
-    found = [batch.outputs for batch in embed_batches(model, processor, images, batch_size, workers, normalize)]
+    loaded, processor = model if isinstance(model, tuple) else load(model)
+    found = [batch.outputs for batch in embed_batches(loaded, processor, images, batch_size, workers, normalize)]
     if not found:
         raise ValueError("there are no images to embed")
     return np.concatenate(found)
@@ -136,7 +143,8 @@ def embed_batches(
     """Compute the features of many images, batch by batch.
 
     Args:
-        model, processor, images, batch_size, workers, normalize: as in `embed`.
+        model, processor, images, batch_size, workers: as in `predict_batches`.
+        normalize: as in `embed`.
         skip_unreadable: skip images that cannot be read.
 
     Returns:

@@ -16,6 +16,8 @@ MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|tmp|root|home|opt|usr)/|ipykernel
 RUN_CELLS = """
 import os
 import shlex
+import hf_vit
+import yaml
 from hf_vit.cli import main
 
 def run_command(line):
@@ -23,6 +25,14 @@ def run_command(line):
     assert program == "hf-vit", f"the test of the notebooks does not know how to run: {{line}}"
     shorter = {shorter!r}.get(arguments[0], "")
     assert main([*arguments, *shlex.split(shorter)]) == 0, line
+
+def with_few_steps(function, text):
+    words = shlex.split(text)
+    fewer = {{name.removeprefix("--"): yaml.safe_load(value) for name, value in zip(words[::2], words[1::2])}}
+    return lambda *arguments, **settings: function(*arguments, **{{**settings, **fewer}})
+
+for name, text in {shorter!r}.items():
+    setattr(hf_vit, name, with_few_steps(getattr(hf_vit, name), text))
 
 os.chdir({folder!r})
 names = {{"__name__": "__main__", "run_command": run_command}}

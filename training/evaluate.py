@@ -17,13 +17,13 @@ if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 try:
     import json
 
-    from hf_vit.evaluation.protocols import PROTOCOLS
+    from accelerate import PartialState
+
+    from hf_vit.evaluation.protocols import run_protocol
     from hf_vit.evaluation.summary import summarize
-    from hf_vit.files.output import write_json
-    from hf_vit.training.assembly import start
+    from hf_vit.training.api import run_script
     from hf_vit.training.options import parse_settings
     from hf_vit.training.recipes import show
-    from hf_vit.training.running import run_script
     from hf_vit.training.settings import EvaluateSettings
 except KeyboardInterrupt:  # the imports take seconds
     print("error: interrupted", file=sys.stderr)
@@ -39,17 +39,13 @@ def evaluate(argv: list[str] | None = None) -> dict[str, Any]:
     settings = parse_settings(EvaluateSettings, argv, "hf-vit evaluate")
     if settings.print_config:
         return show(settings)
-    # The accelerator: processes, device and precision of `accelerate launch`.
-    accelerator = start(settings)
     # The protocol: accuracy, real and objectnet (evaluation/classification.py), few_shot, linear_probe, knn, vtab.
-    metrics = PROTOCOLS[settings.protocol](settings, accelerator)
-    if accelerator.is_main_process and settings.output_dir:
-        name = "metrics" if settings.protocol == "accuracy" else settings.protocol
-        write_json(Path(settings.output_dir) / f"{name}.json", metrics)
-    accelerator.print(json.dumps(metrics, indent=2))
-    if accelerator.is_main_process:
+    metrics = run_protocol(settings)
+    processes = PartialState()
+    if processes.is_main_process:
+        print(json.dumps(metrics, indent=2))
         print(summarize(metrics), file=sys.stderr)
-    accelerator.end_training()
+    processes.destroy_process_group()
     return metrics
 
 

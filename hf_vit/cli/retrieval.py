@@ -116,7 +116,7 @@ def _search(arguments: argparse.Namespace) -> None:
         raise ValueError(f"cannot find {folder}, the model of the features; name its folder with --model")
     model, processor = load_on(folder, arguments.device)
     _check_same(arguments.features, stored.about, _identify(folder))
-    (rows,), (cosines,) = search(stored.chunks(), embed(model, processor, [arguments.query]), arguments.top_k)
+    (rows,), (cosines,) = search(stored.chunks(), embed((model, processor), [arguments.query]), arguments.top_k)
     found = [(stored.names[row], float(cosine)) for row, cosine in zip(rows, cosines, strict=True)]
     for name, cosine in found:
         print(json.dumps({"image": name, "similarity": cosine}) if arguments.json else f"{cosine:7.4f}  {name}")

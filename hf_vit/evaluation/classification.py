@@ -24,9 +24,9 @@ from ..loading import find_file, with_preset
 from ..models.configuration_hf_vision import MAX_LABELS, score_function
 from ..models.configuration_hf_vit import as_pair
 from ..training import models
-from ..training.assembly import evaluation_batches, open_named
-from ..training.devices import describe_device
-from ..training.measuring import predict, score
+from ..training.build import evaluation_batches, open_named
+from ..training.evaluate import predict, score
+from ..training.launch import describe_device
 from ..training.patch_sizes import set_patch_size
 from ..training.recipes import dump
 from ..training.result_page import About, HeldOut, title_of, write_results

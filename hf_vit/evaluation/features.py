@@ -25,8 +25,8 @@ from ..files.output import new_file, write_text
 from ..loading import with_preset
 from ..models.configuration_hf_vit import as_pair
 from ..training import models
-from ..training.assembly import evaluation_batches, open_named
-from ..training.measuring import collect, model_inputs
+from ..training.build import evaluation_batches, open_named
+from ..training.evaluate import collect, model_inputs
 from ..training.patch_sizes import set_patch_size
 from ..training.settings import EvaluateSettings
 

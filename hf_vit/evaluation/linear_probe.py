@@ -7,8 +7,8 @@ import torch
 from accelerate import Accelerator
 from torch.nn import functional as F
 
+from ..training.evaluate import TOP_K, score
 from ..training.losses import cross_entropy, make_targets
-from ..training.measuring import TOP_K, score
 from ..training.settings import EvaluateSettings
 from .features import Extractor, Features, open_train_and_test
 

@@ -1,11 +1,16 @@
-"""Table of the protocols of evaluation, by their names for `--protocol`."""
+"""`hf_vit.evaluate`, and the table of its protocols."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
-from ..training.settings import EvaluateSettings
+from ..files.output import write_json
+from ..training.launch import start_accelerator
+from ..training.recipes import build_settings
+from ..training.settings import EvaluateSettings, Protocol
 from . import classification, few_shot, linear_probe, nearest_neighbors, vtab
 
 PROTOCOLS: dict[str, Callable[[EvaluateSettings, Accelerator], dict[str, Any]]] = {
@@ -17,3 +22,46 @@ PROTOCOLS: dict[str, Callable[[EvaluateSettings, Accelerator], dict[str, Any]]] 
     "knn": nearest_neighbors.evaluate,
     "vtab": vtab.evaluate,
 }
+
+
+def evaluate(
+    model: str | os.PathLike[str],
+    dataset: str | os.PathLike[str] | None = None,
+    protocol: Protocol = "accuracy",
+    split: str | None = None,
+    output_dir: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Evaluate a saved model by one of several protocols, as `hf-vit evaluate` does.
+
+    Args:
+        model: name on the Hub, or a folder.
+        dataset: a folder with a folder of images for each class, a name on the Hub, or parquet or tar files.
+        protocol: accuracy, real, objectnet, few_shot, linear_probe, knn or vtab (docs/evaluate.md).
+        split: split to evaluate on; by default test, else the images that the model's training held out.
+        output_dir: folder of the metrics, and of report.html and predictions.csv; None: nothing is written.
+        settings: other fields of `EvaluateSettings`, such as `image_size=384`; `hf-vit evaluate --help` explains each.
+
+    Returns:
+        The metrics of the protocol; of "accuracy": "loss", "accuracy", "top5_accuracy" with 5 classes or more,
+        "mean_per_class_accuracy", "samples" and "skipped".
+
+    Raises:
+        ValueError: a setting is unknown or wrong, or does not fit model or data.
+
+    Example:
+        >>> hf_vit.evaluate("out", "photographs", split="test")["accuracy"]
+    """
+    own = {"model": model, "dataset": dataset, "output_dir": output_dir}
+    own = {name: None if place is None else str(place) for name, place in own.items()}
+    return run_protocol(build_settings(EvaluateSettings, {**settings, **own, "protocol": protocol, "split": split}))
+
+
+def run_protocol(settings: EvaluateSettings) -> dict[str, Any]:
+    """Evaluate a model by the chosen protocol; write and return the metrics."""
+    accelerator = start_accelerator(settings)  # processes, device and precision of `accelerate launch`
+    metrics = PROTOCOLS[settings.protocol](settings, accelerator)
+    if accelerator.is_main_process and settings.output_dir:
+        name = "metrics" if settings.protocol == "accuracy" else settings.protocol
+        write_json(Path(settings.output_dir) / f"{name}.json", metrics)
+    return metrics

@@ -20,12 +20,11 @@ from ..data.splits import Split
 from ..files.output import write_json, write_text
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..training.checkpoint import FREE_ON_RESUME, with_new_defaults
 from ..training.models import load_for_finetuning
 from ..training.recipes import build, merge
-from ..training.resuming import FREE_ON_RESUME, with_new_defaults
-from ..training.run import TrainingStopped
-from ..training.running import train_and_save
 from ..training.settings import EvaluateSettings, FinetuneSettings
+from ..training.trainer import Trainer, TrainingStopped
 from .vtab_data import Task, TaskData, join, open_task, read_table
 from .vtab_report import summarise, write_figure, write_table
 
@@ -115,7 +114,7 @@ class Runner:
         self.accelerator.print(f"{task.name}: {len(train)} examples to train on, {len(test)} to measure on")
         settings = self.settings_of(task)
         model, processor = load_for_finetuning(settings, train)
-        metrics = train_and_save(settings, self.accelerator, model, processor, train, test)
+        metrics = Trainer(settings, self.accelerator, model, processor, train, test).fit()
         self.accelerator.free_memory()
         result = {
             "task": task.name,

@@ -28,6 +28,7 @@ _SAVED = (*_WEIGHTS, *_DESCRIPTIONS, *_QUANTIZED)
 PUSHED = (*_SAVED, *_RESULTS, *CODE, "README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "*.onnx", "*.onnx.data")
 _RUN = (
     *_RESULTS,
+    "train_batch.png",
     *(f"best/{name}" for name in (*_SAVED, "card_data.json")),
     *(f"checkpoints/step_????????/{name}" for name in ("*.safetensors", "state.json", "checksums.json")),
     *(f"checkpoints/damaged/step_????????*/{name}" for name in ("*.safetensors", "state.json", "checksums.json")),

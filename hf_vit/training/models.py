@@ -25,6 +25,7 @@ from ..models.pretrained import HfViTHead
 from ..models.utils import absence_explained, check_place
 from ..variants import config_of_variant
 from .optimization import freeze_parameters
+from .patch_sizes import prepare_patch_sizes
 from .settings import FinetuneSettings, PretrainSettings, TrainingSettings
 
 _DROPOUT_FIELDS = {
@@ -206,6 +207,19 @@ def load_encoder(name: str, image_size: Size | None = None) -> tuple[PreTrainedM
     model, processor, info = _load(HfViTModel if theirs else AutoModel, name, image_size)
     _refuse_random_weights(info, name)
     return model, processor
+
+
+def prepare_for_training(model: Any, settings: TrainingSettings) -> None:
+    """Set what the settings say of a model's training: head bias, patch sizes, gradient checkpointing.
+
+    Raises:
+        ValueError: the model has no patches of other sizes.
+    """
+    set_head_bias(model, settings)
+    prepare_patch_sizes(model, [*settings.patch_sizes, *settings.eval_patch_sizes])
+    if settings.gradient_checkpointing:
+        newer = getattr(model, "activation_checkpointing_enable", None)
+        (newer or model.gradient_checkpointing_enable)()
 
 
 def set_head_bias(model: PreTrainedModel, settings: TrainingSettings) -> None:

@@ -12,9 +12,8 @@ import torch
 from accelerate import Accelerator
 
 from ..models.modeling_masked_patch_prediction import LEVELS, Corruption, sample_corruption
-from .losses import cross_entropy, is_correct, make_targets
-from .measuring import Batch, collect, model_inputs
-from .mixing import Mixer
+from .evaluate import Batch, collect, model_inputs
+from .losses import Mixer, cross_entropy, is_correct, make_targets
 from .settings import PretrainSettings, TrainingSettings
 
 
@@ -36,6 +35,14 @@ class Normalizer:
             return torch.addcmul(self.offset.flatten(), colours, self.scale.flatten()).flatten(2)
         return torch.addcmul(self.offset, images.permute(0, 3, 1, 2), self.scale)
 
+    def inverse(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Return (batch, channels, height, width) as uint8, or patches (batch, patches, values)."""
+        scale, offset = self.scale, self.offset
+        if pixel_values.ndim == 3:
+            repeats = pixel_values.shape[2] // len(scale)
+            scale, offset = scale.flatten().repeat(repeats), offset.flatten().repeat(repeats)
+        return ((pixel_values - offset) / scale).round().clamp(0, 255).byte()
+
 
 class Classification:
     """Cross-entropy with label smoothing, mixup, CutMix and class weights (num_labels,)."""
@@ -47,9 +54,13 @@ class Classification:
         self.mixer = Mixer(settings.mixup_alpha, settings.cutmix_alpha)
         self.normalizer, self.num_labels, self.weights = normalizer, num_labels, weights
 
-    def __call__(self, model, batch, rng, **sizes):
+    def prepare(self, batch: Batch, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the pixels as the model sees them and the targets (batch, num_labels), both mixed."""
         targets = make_targets(batch["label"], self.num_labels, self.label_smoothing, self.loss)
-        pixel_values, targets = self.mixer(self.normalizer(batch["image"]), targets, rng)
+        return self.mixer(self.normalizer(batch["image"]), targets, rng)
+
+    def __call__(self, model, batch, rng, **sizes):
+        pixel_values, targets = self.prepare(batch, rng)
         logits = model(**{**model_inputs(batch), "pixel_values": pixel_values}, **sizes).logits
         return cross_entropy(logits, targets, self.loss, self.weights), is_correct(logits.detach(), targets)
 
@@ -61,8 +72,12 @@ class MaskedPatches:
         self.shares = (settings.corruption, settings.mask_share, settings.random_patch_share)
         self.normalizer = normalizer
 
+    def prepare(self, batch: Batch, rng: np.random.Generator) -> tuple[torch.Tensor, None]:
+        """Return the pixels, which the model corrupts after their embedding; there are no labels."""
+        return self.normalizer(batch["image"]), None
+
     def __call__(self, model, batch, rng):
-        pixel_values = self.normalizer(batch["image"])
+        pixel_values, _ = self.prepare(batch, rng)
         outputs = self._predict(model, pixel_values)
         return outputs.loss_per_image, outputs.accuracy_per_image.detach()
 

@@ -194,6 +194,13 @@ def merge(values: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
     return {**values, **later, **{name: {**values[name], **later[name]} for name in tables}}
 
 
+def build_settings(
+    settings_class: type[_Settings], values: dict[str, Any], recipe: str | os.PathLike | None = None
+) -> _Settings:
+    """Build settings from Python values, which override those of a recipe; the errors are those of `build`."""
+    return build(settings_class, merge(read_recipe(recipe) if recipe else {}, values))
+
+
 def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
     """Build settings from values, converted to the types of their fields, and validate them.
 

@@ -1,12 +1,13 @@
-"""Detection of stalled processes: the others would wait for them at a collective forever.
+"""Detection of stalled processes, for which the others would wait forever, and of a stalled reader of images.
 
 A thread of each process publishes its progress in the store of the process group. A process without progress for
 `timeout` seconds reads the others' entries. A process whose entry no longer changes is stopped or dead; one with less
-progress has not reached the collective.
+progress has not reached the collective. A single process ends if its images do not come.
 """
 
 import json
 import logging
+import multiprocessing
 import os
 import socket
 import sys
@@ -19,6 +20,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from ..data.samplers import BatchLayout
 from ..files.messages import FAILED
 
 logger = logging.getLogger(__name__)
@@ -27,48 +29,55 @@ _NAMED = 8  # largest number of processes in a message
 
 
 @dataclass
-class Place:
+class Progress:
     """Progress of a process in its run."""
 
     step: int = 0
     phase: str = "before the first step"
     passed: int = 0  # number of phases so far; equal on processes with equal progress
     since: float = 0.0  # time of the last progress, in seconds of `time.monotonic`
+    is_reading: bool = False  # waits for images
+    waited: float = 0.0  # seconds of waiting for images so far
 
     def enter(self, phase: str, step: int) -> None:
         """Enter the next phase; every process enters the same phases in the same order."""
         self.step, self.phase, self.passed = step, phase, self.passed + 1
-        self.touch()
-
-    def touch(self) -> None:
-        """Record progress within the phase."""
         self.since = time.monotonic()
 
 
-class Watched:
-    """Batches that record progress in `place`."""
+class WatchedBatches:
+    """Batches of a loader; `progress` records when they come."""
 
-    def __init__(self, batches: Iterable[dict], place: Place):
-        self.batches, self.place = batches, place
+    def __init__(self, batches: Iterable[dict], progress: Progress):
+        self.batches, self.progress = batches, progress
 
     def __iter__(self) -> Iterator[dict]:
-        for batch in self.batches:
-            self.place.touch()
+        progress, batches = self.progress, iter(self.batches)
+        while True:
+            began = progress.since = time.monotonic()
+            progress.is_reading = True
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                progress.is_reading, progress.since = False, time.monotonic()
+                progress.waited += progress.since - began
             yield batch
 
 
 @contextmanager
-def named_when_missing(place: Place, rank: int, processes: int, timeout: float) -> Iterator[None]:
+def named_when_missing(progress: Progress, layout: BatchLayout, timeout: float) -> Iterator[None]:
     """End this process with a message that names the missing ones, after `timeout` seconds without progress.
 
-    Nothing is watched in a single process, with a timeout of 0, or without a TCP store.
+    Nothing is watched with a timeout of 0, or in several processes without a TCP store.
     """
-    if processes == 1 or not timeout or not dist.is_initialized() or "MASTER_PORT" not in os.environ:
+    if not timeout or (layout.processes > 1 and not (dist.is_initialized() and "MASTER_PORT" in os.environ)):
         yield
         return
-    place.touch()
+    progress.since = time.monotonic()
     try:
-        watcher = _Watcher(place, rank, processes, timeout)
+        watcher = _Watcher(progress, layout.rank, layout.processes, timeout)
     except (RuntimeError, OSError) as error:
         logger.warning(f"Stalled processes cannot be named: the store of the processes does not answer ({error})")
         yield
@@ -84,32 +93,47 @@ def named_when_missing(place: Place, rank: int, processes: int, timeout: float) 
 class _Watcher(threading.Thread):
     """Thread that watches the other processes while the main thread waits in a collective."""
 
-    def __init__(self, place: Place, rank: int, processes: int, timeout: float):
+    def __init__(self, progress: Progress, rank: int, processes: int, timeout: float):
         super().__init__(name="stalls", daemon=True)
-        self.place, self.rank, self.processes, self.timeout = place, rank, processes, timeout
+        self.progress, self.rank, self.processes, self.timeout = progress, rank, processes, timeout
         self.interval = min(timeout / 4, 5.0)
         self.over = threading.Event()
         self.name_of_host = socket.gethostname()
-        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self.store = dist.TCPStore(*address, is_master=False, timeout=_ANSWER)  # pyright: ignore - it is documented
+        if processes > 1:
+            address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            self.store = dist.TCPStore(*address, is_master=False, timeout=_ANSWER)  # pyright: ignore - it is documented
         self.attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.signs, self.warned = 0, -1
 
     def run(self) -> None:
         while not self.over.wait(self.interval):
+            if self.processes == 1:
+                self._look_alone()
+                continue
             try:
                 self._publish()
-                if time.monotonic() - self.place.since > self.timeout:
+                if self._is_stalled:
                     self._look()
             except (RuntimeError, OSError):  # torch's store raises RuntimeError
-                if time.monotonic() - self.place.since > self.timeout:
+                if self._is_stalled:
                     self._end("the store of the processes does not answer: its process or machine is stopped")
+
+    @property
+    def _is_stalled(self) -> bool:
+        return time.monotonic() - self.progress.since > self.timeout
+
+    def _look_alone(self) -> None:
+        """Name the readers of a single process if they are stalled; anything else may take its time."""
+        if self._is_stalled and self.progress.is_reading:
+            workers = ", ".join(str(worker.pid) for worker in multiprocessing.active_children())
+            reader = f"the data workers (processes {workers})" if workers else "the reader of the images"
+            self._end(f"no batch comes from {reader} at step {self.progress.step}")
 
     def _publish(self) -> None:
         """Publish that this process is alive, and its progress."""
         self.signs += 1
-        place = self.place
-        sign = [self.signs, place.passed, place.step, place.phase, self.name_of_host, os.getpid()]
+        progress = self.progress
+        sign = [self.signs, progress.passed, progress.step, progress.phase, self.name_of_host, os.getpid()]
         self.store.set(self._key(self.rank), json.dumps(sign))
 
     def _key(self, rank: int) -> str:
@@ -118,21 +142,21 @@ class _Watcher(threading.Thread):
     def _look(self) -> None:
         """Find the missing processes; if all are alive with equal progress, do nothing."""
         before = self._signs()
-        if self.over.wait(3 * self.interval) or time.monotonic() - self.place.since <= self.timeout:
+        if self.over.wait(3 * self.interval) or not self._is_stalled:
             return
         self._publish()
         after = self._signs()
         silent = {rank: sign for rank, sign in after.items() if rank != self.rank and sign[0] == before[rank][0]}
-        behind = {rank: sign for rank, sign in after.items() if sign[1] < self.place.passed}
-        where = f"the others wait at step {self.place.step} ({self.place.phase})"
+        behind = {rank: sign for rank, sign in after.items() if sign[1] < self.progress.passed}
+        where = f"the others wait at step {self.progress.step} ({self.progress.phase})"
         if silent:
             self._end(f"{_in_words(silent)}: stopped or dead, and {where}")
         if behind:
             self._end(f"{_in_words(behind)}: alive, but {where}")
-        if self.warned != self.place.passed:
-            self.warned = self.place.passed
-            print(f"no process has moved for {self.timeout:g} s; all are at step {self.place.step} "
-                  f"({self.place.phase})", file=sys.stderr, flush=True)  # fmt: skip
+        if self.warned != self.progress.passed:
+            self.warned = self.progress.passed
+            print(f"no process has moved for {self.timeout:g} s; all are at step {self.progress.step} "
+                  f"({self.progress.phase})", file=sys.stderr, flush=True)  # fmt: skip
 
     def _signs(self) -> dict[int, list]:
         """Return the last entry of each process; without an entry, it is before the first step."""

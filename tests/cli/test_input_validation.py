@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from hf_vit.cli import main
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training.running import run_script
+from hf_vit.training.api import run_script
 
 from ..paths import GOLDENS, PEERS, ROOT
 from ..tiny_models import save_tiny

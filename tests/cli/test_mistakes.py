@@ -245,7 +245,7 @@ def test_commands(command, sentence, place, capsys):
 def test_a_missing_extra(package, command, sentence, place, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
-    for name in ("hf_vit.scripts.finetune", "hf_vit.training.assembly"):  # which import it at their beginning
+    for name in ("hf_vit.scripts.finetune", "hf_vit.training.build"):  # which import it at their beginning
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     assert sentence in said(command, capsys)

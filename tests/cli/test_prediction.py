@@ -209,9 +209,9 @@ def test_features_equal_the_heads_input_for_each_image(fields, photographs, tmp_
     files = [str(photographs / name) for name in SORTED]
     expected = np.stack([alone(folder, file) for file in files])
     pair = load(folder)
-    np.testing.assert_allclose(embed(*pair, files, batch_size=2), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(embed(pair, files, batch_size=2), expected, rtol=1e-4, atol=1e-5)
     lengths = np.sqrt((expected.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
-    found = embed(*pair, files, batch_size=3, workers=2, normalize=True)
+    found = embed(pair, files, batch_size=3, workers=2, normalize=True)
     np.testing.assert_allclose(found, expected / lengths, rtol=1e-4, atol=1e-5)
 
 

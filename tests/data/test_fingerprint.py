@@ -14,8 +14,8 @@ from hf_vit.data.sources import load_split
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training.assembly import open_named
-from hf_vit.training.resuming import FREE_ON_RESUME, with_new_defaults
+from hf_vit.training.build import open_named
+from hf_vit.training.checkpoint import FREE_ON_RESUME, with_new_defaults
 from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
 
 from ..launching import DIGITS, arguments

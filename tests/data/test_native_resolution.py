@@ -19,10 +19,10 @@ from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_resizing import fit_grid
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
-from hf_vit.training import loop
-from hf_vit.training.measuring import model_inputs
+from hf_vit.training.evaluate import model_inputs
 from hf_vit.training.objectives import Normalizer
 from hf_vit.training.recipes import SettingsError
+from hf_vit.training.trainer import Trainer
 
 from ..launching import arguments, weights
 from ..tiny_models import TINY, VARIANTS, save_tiny, tiny
@@ -163,18 +163,18 @@ def test_killed_and_resumed_is_bit_identical(strips, pretrained, tmp_path, monke
     metrics = finetune_strips(strips, pretrained, tmp_path / "whole")
     assert metrics["accuracy"] == 1.0
     assert "at most 30 patches an image, aspect ratios kept" in capsys.readouterr().out
-    step = loop.optimizer_step
+    step = Trainer.train_step
 
-    def die(run, number, *rest):
+    def die(run, number):
         if number == 6:
             run.checkpoints.wait()  # that of step 4 is being written
             raise KeyboardInterrupt
-        return step(run, number, *rest)
+        return step(run, number)
 
-    monkeypatch.setattr(loop, "optimizer_step", die)
+    monkeypatch.setattr(Trainer, "train_step", die)
     with pytest.raises(KeyboardInterrupt):
         finetune_strips(strips, pretrained, tmp_path / "killed")
-    monkeypatch.setattr(loop, "optimizer_step", step)
+    monkeypatch.setattr(Trainer, "train_step", step)
     finetune_strips(strips, pretrained, tmp_path / "killed", resume="true")
     assert "at step 4 of 12" in capsys.readouterr().out
     for name, tensor in weights(tmp_path / "whole").items():

@@ -11,10 +11,9 @@ from PIL import Image
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import Split, split_off_holdout
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training import running
-from hf_vit.training.assembly import open_splits
-from hf_vit.training.run import TrainingStopped
+from hf_vit.training.build import open_splits
 from hf_vit.training.settings import FinetuneSettings
+from hf_vit.training.trainer import Trainer, TrainingStopped
 
 from ..launching import DIGITS, arguments
 
@@ -122,8 +121,8 @@ def test_images_without_labels_are_refused(tmp_path, missing):
 def test_early_stopping(tmp_path, capsys, monkeypatch):
     """The metrics are invented; the second evaluation is the best."""
     losses = chain([3.0, 1.0, 2.0, 2.5, 2.2], repeat(0.5))
-    made_up = lambda *_: lambda: {"loss": next(losses), "accuracy": 0.5, "samples": 9}  # noqa: E731
-    monkeypatch.setattr(running, "evaluator", made_up)
+    made_up = lambda trainer: {"loss": next(losses), "accuracy": 0.5, "samples": 9}  # noqa: E731
+    monkeypatch.setattr(Trainer, "evaluate", made_up)
     settings = {**DIGITS, "steps": 12, "warmup_steps": 0, "eval_every": 2, "save_every": 50, "num_workers": 0}
     settings |= {"best_metric": "loss", "early_stopping": 3, "output_dir": tmp_path / "out"}
     metrics = pretrain(arguments(**settings))
@@ -134,6 +133,6 @@ def test_early_stopping(tmp_path, capsys, monkeypatch):
     assert "accuracy 50.00% on 9 held-out images; best loss 1 after step 4, in" in said
     again = pretrain(arguments(**settings, resume="true"))  # nothing more to do, and 0.5 is what the model has
     assert again["best_step"] == 4
-    settings |= {"best_metric": "top9", "overwrite": "true"}
-    with pytest.raises(TrainingStopped, match="--best-metric is top9, but an evaluation has loss, accuracy, samples"):
+    settings |= {"best_metric": "accuracy/3", "overwrite": "true"}
+    with pytest.raises(TrainingStopped, match="accuracy/3"):
         pretrain(arguments(**settings))

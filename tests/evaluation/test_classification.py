@@ -17,8 +17,8 @@ from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
+from hf_vit.training.api import run_script
 from hf_vit.training.metrics import SetTopKAccuracy
-from hf_vit.training.running import run_script
 
 from ..launching import arguments
 from ..photographs import draw_picture

@@ -8,7 +8,7 @@ import torch
 
 from hf_vit.evaluation.few_shot import BIAS, EPSILON, LeastSquares, draw
 from hf_vit.scripts.evaluate import evaluate
-from hf_vit.training.running import run_script
+from hf_vit.training.api import run_script
 
 from ..launching import arguments
 

@@ -10,7 +10,7 @@ import pytest
 
 from hf_vit.evaluation.vtab_data import read_table
 from hf_vit.evaluation.vtab_report import summarise, write_figure
-from hf_vit.training.reporting import write_curve
+from hf_vit.training.figures import write_curve
 
 from ..launching import locale_environment
 from ..paths import ROOT
@@ -39,7 +39,7 @@ IN_DRAFTS = {
     "hf_vit/cli/feature_files.py": "into the draft of a file that new_features opens",
     "hf_vit/analysis/report.py": "into the draft of a folder",
     "hf_vit/data/splits.py": "a line of a log, by several processes",
-    "hf_vit/training/checkpoints.py": "into the draft of a folder, renamed when every process has written",
+    "hf_vit/training/checkpoint.py": "into the draft of a folder, renamed when every process has written",
     "hf_vit/data/folders.py": "a log in a cache, read up to its last complete line; and into the draft of a folder",
     "hf_vit/models/utils.py": "a note in a cache, renamed into its place",
     "hf_vit/models/pretrained.py": "save_pretrained, which writes file by file; save_folder is atomic",

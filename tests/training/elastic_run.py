@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_vit.scripts import pretrain
-from hf_vit.training import checkpoints
+from hf_vit.training import checkpoint
 from hf_vit.training.preemption import PREEMPTED
 from tests.launching import DIGITS, arguments, environment
 
@@ -71,14 +71,14 @@ def wait_for(path: Path):
 
 def die_while_saving(step: int):
     """Make the second process of the next run die after it has written its part of a checkpoint."""
-    sha256_of = checkpoints.sha256_of
+    sha256_of = checkpoint.sha256_of
 
     def deadly(path):
         if f"{step:08d}.incomplete" in str(path) and os.environ.get("RANK") == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         return sha256_of(path)
 
-    checkpoints.sha256_of = deadly
+    checkpoint.sha256_of = deadly
 
 
 def disturbed(output: Path):
@@ -95,10 +95,10 @@ def disturbed(output: Path):
     assert statuses(children) == [PREEMPTED]
     assert newest(saved) > at
     at = newest(saved)
-    sha256_of = checkpoints.sha256_of
+    sha256_of = checkpoint.sha256_of
     die_while_saving(12)
     assert statuses(start(output, 2))[1] == -signal.SIGKILL
-    checkpoints.sha256_of = sha256_of
+    checkpoint.sha256_of = sha256_of
     assert at <= newest(saved) < 12
     assert statuses(start(output, 3)) == [0] * 3
     assert sorted(path.name for path in saved.iterdir())[-1] == "step_00000012"

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
-from hf_vit.training import checkpoints
-from hf_vit.training.checkpoints import Checkpoints
+from hf_vit.training import checkpoint
+from hf_vit.training.checkpoint import Checkpoints
 from hf_vit.training.optimization import MovingAverage, build_optimizer
 from hf_vit.training.settings import FinetuneSettings
 from tests.tiny_models import TINY
@@ -69,7 +69,7 @@ def check_against_one_device(settings: FinetuneSettings):
 
 def gathered(model, optimizer, average=None) -> dict[str, torch.Tensor]:
     """Return all tensors, gathered and copied."""
-    tensors = checkpoints.run_tensors(model, optimizer, average)
+    tensors = checkpoint.run_tensors(model, optimizer, average)
     wholes = {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
     return {name: tensor.detach().clone() for name, tensor in wholes.items()}
 
@@ -89,7 +89,7 @@ def check_continuing(folder: Path, settings: FinetuneSettings):
     average = MovingAverage(dict(model.named_parameters()), 0.9)
     at_saving = gathered(model, optimizer, average.parameters)
     store = Checkpoints(folder, 1)
-    store.save(2, checkpoints.run_tensors(model, optimizer, average.parameters), {})
+    store.save(2, checkpoint.run_tensors(model, optimizer, average.parameters), {})
     step(model, optimizer, 3)
     average.update(dict(model.named_parameters()))
     store.wait()
@@ -101,7 +101,7 @@ def check_continuing(folder: Path, settings: FinetuneSettings):
 
     fresh, fresh_optimizer = build(settings)
     fresh_average = MovingAverage(dict(fresh.named_parameters()), 0.9)
-    checkpoints.restore(store.paths()[0], fresh, fresh_optimizer, fresh_average.parameters)
+    checkpoint.restore(store.paths()[0], fresh, fresh_optimizer, fresh_average.parameters)
     step(fresh, fresh_optimizer, 3)
     fresh_average.update(dict(fresh.named_parameters()))
     expected = gathered(model, optimizer, average.parameters)
@@ -114,7 +114,7 @@ def check_full_disk(folder: Path):
     store.save(1, tensors, {})
     store.wait()
     if dist.get_rank() == 1:
-        checkpoints.sha256_of = fail
+        checkpoint.sha256_of = fail
     store.save(2, {"model/first": torch.ones(3), "model/second": torch.ones(3)}, {})
     with pytest.raises(OSError, match=r"cannot write .*full/step_00000002: No space left on device$"):
         store.wait()

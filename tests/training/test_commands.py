@@ -24,15 +24,14 @@ from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.registration import register_auto_classes
-from hf_vit.scripts import finetune as finetune_page
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training import assembly, reporting, running
+from hf_vit.training import console, launch
+from hf_vit.training.api import run_script
 from hf_vit.training.objectives import Classification
 from hf_vit.training.recipes import SettingsError
-from hf_vit.training.run import TrainingStopped
-from hf_vit.training.running import run_script
+from hf_vit.training.trainer import Trainer, TrainingStopped
 
 from ..launching import DIGITS, arguments, history, weights
 from ..tiny_models import SIZES
@@ -167,7 +166,7 @@ def test_killed_data_worker_is_reported(client, tmp_path):
 
 def test_tensorboard_has_what_was_logged(tmp_path, monkeypatch):
     """Of more classes than are logged, the one that decides the best evaluation; metrics.json has all."""
-    monkeypatch.setattr(reporting, "_LOGGED_CLASSES", 9)
+    monkeypatch.setattr(console, "_LOGGED_CLASSES", 9)
     changes = {"report_to": "auto", "best_metric": "accuracy/3"}
     metrics = pretrain(arguments(**{**SHORT, **changes}, output_dir=tmp_path / "out"))
     events = EventAccumulator(str(tmp_path / "out" / "training")).Reload()
@@ -196,12 +195,13 @@ def test_failed_tracker_is_reported_and_training_continues(tmp_path, monkeypatch
 def test_new_head_is_zero_and_other_weights_are_unchanged(flags, pretrained, tmp_path, monkeypatch):
     seen = {}
 
-    def look(settings, accelerator, model, *rest):
-        seen["model"] = model
-        return {}
+    def look(trainer):
+        seen["model"] = trainer.model
+        raise TrainingStopped
 
-    monkeypatch.setattr(finetune_page, "train_and_save", look)
-    finetune_flags(flags, pretrained, tmp_path, image_size="[24, 40]")
+    monkeypatch.setattr(Trainer, "fit", look)
+    with pytest.raises(TrainingStopped):
+        finetune_flags(flags, pretrained, tmp_path, image_size="[24, 40]")
     model = seen["model"]
     assert not model.classifier.weight.any()
     assert model.classifier.weight.shape == (2, 14)
@@ -352,48 +352,40 @@ def test_infinite_loss_stops_with_step_rate_and_checkpoint(tmp_path):
     assert all(math.isfinite(entry["loss"]) for entry in state["history"] if "loss" in entry)
 
 
-def test_lack_of_memory_halves_the_forward(tmp_path, monkeypatch, capsys):
-    tried = []
-
-    def only_six(settings, accelerator, model, processor, split, eval_split, per_device):
-        tried.append(per_device)
-        if per_device > 6:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
-        return {}
-
-    monkeypatch.setattr(running, "_train_at", only_six)
-    settings = {**DIGITS, "per_device_batch_size": 24, "find_batch_size": "true", "output_dir": tmp_path / "out"}
-    pretrain(arguments(**settings))
-    assert tried == [24, 12, 6]
-    assert "24 images per forward do not fit into memory; trying 12" in capsys.readouterr().out
-
-
-def test_gradients_of_a_forward_that_did_not_fit_are_forgotten(tmp_path, monkeypatch):
-    """The second forward of 12 lacks memory, those of 6 fit: the same weights as with 6 from the start."""
+def test_lack_of_memory_halves_the_forward(tmp_path, monkeypatch):
+    """Forwards of more than 6 lack memory: the same weights as with 6 from the start."""
     compute, sizes = Classification.__call__, []
 
     def lack_memory(self, model, batch, rng, **patch):
+        losses, correct = compute(self, model, batch, rng, **patch)
         sizes.append(len(batch["image"]))
-        if sizes == [12, 12]:
+        if sizes[-1] > 6:
+            losses.mean().backward()  # gradients that must not stay
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
-        return compute(self, model, batch, rng, **patch)
+        return losses, correct
 
-    settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0, "find_batch_size": "true"}
+    settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0, "dropout": 0.1}
     pretrain(arguments(**settings, output_dir=tmp_path / "plain"))
     monkeypatch.setattr(Classification, "__call__", lack_memory)
-    pretrain(arguments(**{**settings, "per_device_batch_size": 12}, output_dir=tmp_path / "found"))
-    assert sizes == [12, 12, 6, 6, 6, 6]
+    settings |= {"find_batch_size": "true", "per_device_batch_size": 24}
+    pretrain(arguments(**settings, output_dir=tmp_path / "found"))
+    assert sizes == [24, 12, 6, 6, 6, 6, 6]  # three tries and the forwards of the step
     for name, tensor in weights(tmp_path / "plain").items():
         assert torch.equal(tensor, weights(tmp_path / "found")[name]), name
-    monkeypatch.setattr(running, "train", lack_later)
-    with pytest.raises(TrainingStopped, match=r"memory ran out at step 3: .*; set a smaller --per-device-batch-size"):
+
+
+def test_a_later_lack_of_memory_ends_the_run(tmp_path, monkeypatch):
+    original = Trainer.train_step
+
+    def lack_later(trainer, step):
+        if step == 3:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 99 bytes")
+        original(trainer, step)
+
+    monkeypatch.setattr(Trainer, "train_step", lack_later)
+    settings = {**DIGITS, "steps": 5, "num_workers": 0, "warmup_steps": 0}
+    with pytest.raises(TrainingStopped, match="step 3"):
         pretrain(arguments(**settings, output_dir=tmp_path / "late"))
-
-
-def lack_later(run, *rest):
-    """Three steps, which another start would count twice, and then no memory."""
-    run.step = 3
-    raise RuntimeError("CUDA out of memory. Tried to allocate 99 bytes")
 
 
 def test_another_process_that_trains_into_the_folder_is_respected(tmp_path):
@@ -435,7 +427,7 @@ def test_what_accelerate_would_silently_ignore_is_refused(monkeypatch, variables
         num_processes=1, device=torch.device(device), mixed_precision=precision, distributed_type="NO"
     )
     with pytest.raises(SettingsError, match=message):
-        assembly._check_launch(found)
+        launch._check_launch(found)
 
 
 def test_print_config_shows_the_resolved_settings(capsys):

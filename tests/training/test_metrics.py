@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hf_vit.training.measuring import _tidy, score
+from hf_vit.training.evaluate import _tidy, score
 from hf_vit.training.metrics import MeanPerClassAccuracy, RealAccuracy, TopKAccuracy
 
 RANKED = [[2, 1, 0], [0, 1, 2], [1, 2, 0], [0, 2, 1]]

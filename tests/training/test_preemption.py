@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from hf_vit.scripts.pretrain import main, pretrain
-from hf_vit.training import loop
 from hf_vit.training.preemption import Preempted
+from hf_vit.training.trainer import Trainer
 
 from ..launching import DIGITS, arguments
 
@@ -21,14 +21,14 @@ def press(monkeypatch):
     """Press Ctrl-C a number of times within the third step."""
 
     def press(times: int) -> None:
-        def step(run, number, *rest):
+        def step(run, number):
             for _ in range(times if number == 2 else 0):
                 os.kill(os.getpid(), signal.SIGINT)
-            return original(run, number, *rest)
+            return original(run, number)
 
-        monkeypatch.setattr(loop, "optimizer_step", step)
+        monkeypatch.setattr(Trainer, "train_step", step)
 
-    original = loop.optimizer_step
+    original = Trainer.train_step
     return press
 
 
@@ -69,13 +69,13 @@ def test_an_ignored_ctrl_c_stays_ignored(tmp_path, press):
 
 
 def test_other_signals_have_an_exit_status_of_their_own(tmp_path, monkeypatch):
-    original = loop.optimizer_step
+    original = Trainer.train_step
 
     def step(*given):
         os.kill(os.getpid(), signal.SIGTERM)
         return original(*given)
 
-    monkeypatch.setattr(loop, "optimizer_step", step)
+    monkeypatch.setattr(Trainer, "train_step", step)
     with pytest.raises(Preempted) as ended:
         pretrain(arguments(**SHORT, output_dir=tmp_path / "out"))
     assert ended.value.status == os.EX_TEMPFAIL

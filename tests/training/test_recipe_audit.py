@@ -23,7 +23,7 @@ from hf_vit.conversion.jax.table import rules_for
 from hf_vit.data.splits import Split
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
-from hf_vit.training.assembly import count_steps
+from hf_vit.training.build import count_steps
 from hf_vit.training.models import build_config, build_for_pretraining, load_for_finetuning, set_head_bias
 from hf_vit.training.optimization import kernel_names, torch_weight_decay
 from hf_vit.training.recipes import build, read_recipe

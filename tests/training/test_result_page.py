@@ -16,7 +16,7 @@ from hf_vit.data.splits import open_split
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.training import result_page
-from hf_vit.training.reporting import write_curve
+from hf_vit.training.figures import write_curve
 from hf_vit.training.result_page import About, HeldOut, write_card_results, write_results
 
 from ..launching import arguments, history

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from hf_vit.training import checkpoints
+from hf_vit.training import checkpoint
 from hf_vit.training.optimization import MovingAverage
 from hf_vit.training.settings import FinetuneSettings
 
@@ -32,5 +32,5 @@ def test_sharded_optimizers_step_as_on_one_device_and_continue_exactly(tmp_path)
         model, alone = build(settings, sharded=False)
         average = MovingAverage(dict(model.named_parameters()), 0.9)
         folder = tmp_path / f"{optimizer}_{momentum_dtype}"
-        checkpoints.restore(folder / "step_00000002", model, alone, average.parameters)
+        checkpoint.restore(folder / "step_00000002", model, alone, average.parameters)
         compare(load_file(folder / "at_saving.safetensors"), gathered(model, alone, average.parameters))

@@ -1,11 +1,13 @@
-"""Message of a process about missing ones; test_launchers.py stops one of two real processes."""
+"""Messages about missing processes and readers; test_launchers.py stops one of two real processes."""
 
 import os
 import re
+from threading import Event
 
 import pytest
 import torch.distributed as dist
 
+from hf_vit.data.samplers import BatchLayout
 from hf_vit.training import stalls
 
 
@@ -32,15 +34,28 @@ def test_missing_process_is_named(monkeypatch, capsys, is_equal, is_alive, expec
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     monkeypatch.setattr(stalls.os, "_exit", ended.append)
-    places = [stalls.Place(), stalls.Place()]
+    places = [stalls.Progress(), stalls.Progress()]
     for place in places if is_equal else places[:1]:
         place.enter("training", 3)
     waiting, other = (stalls._Watcher(place, rank, 2, timeout=0.6) for rank, place in enumerate(places))
     waiting._publish()
     other._publish()
-    waiting.place.since = -1e9
+    waiting.progress.since = -1e9
     # While it waits, the other's thread would publish.
     monkeypatch.setattr(waiting.over, "wait", lambda seconds: other._publish() if is_alive else None)
     waiting._look()
     assert re.search(expected.replace("HERE", rf"\(process {os.getpid()} on \S+\)"), capsys.readouterr().err)
     assert bool(ended) == (not is_equal or not is_alive)
+
+
+def test_a_stalled_reader_of_a_single_process_is_named(monkeypatch, capsys):
+    """And ends the run; a long computation, such as a compilation, does not."""
+    ended, progress, timeout = Event(), stalls.Progress(), 0.1
+    monkeypatch.setattr(stalls.os, "_exit", lambda status: ended.set())
+    with stalls.named_when_missing(progress, BatchLayout(4, 4), timeout):
+        progress.enter("training", 3)
+        assert not ended.wait(4 * timeout)
+        batches = stalls.WatchedBatches((ended.wait(30) for _ in range(1)), progress)
+        assert list(batches) == [True]
+    assert "step 3" in capsys.readouterr().err
+    assert progress.waited > timeout

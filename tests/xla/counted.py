@@ -12,21 +12,21 @@ import torch_xla.debug.metrics as metrics
 
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training import loop
-from hf_vit.training.running import run_script as run_command
+from hf_vit.training.api import run_script as run_command
+from hf_vit.training.trainer import Trainer
 
 METRICS = {"compiled": "CompileTime", "executed": "ExecuteTime", "waited": "TransferFromDeviceTime"}
 
 
 def main() -> None:
     rows: list[dict[str, int]] = []
-    take_step = loop.optimizer_step
+    take_step = Trainer.train_step
 
     def counted(*arguments):
         rows.append(_count())
         return take_step(*arguments)
 
-    loop.optimizer_step = counted
+    Trainer.train_step = counted
     run_command({"finetune": finetune, "pretrain": pretrain}[os.environ["COMMAND"]])
     not_lowered = [name for name in metrics.counter_names() if name.startswith("aten::")]
     Path(os.environ["COUNTS"]).write_text(json.dumps({"rows": [*rows, _count()], "fallbacks": not_lowered}))

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.training.losses import balanced_weights, cross_entropy, is_correct, make_targets
-from hf_vit.training.mixing import Mixer, cutmix, mixup
+from hf_vit.training.losses import Mixer, balanced_weights, cross_entropy, cutmix, is_correct, make_targets, mixup
 from hf_vit.training.objectives import Normalizer
 
 

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from hf_vit.training import checkpoints
-from hf_vit.training.checkpoints import Checkpoints, damage, read_state, restore, run_tensors, set_aside
+from hf_vit.training import checkpoint
+from hf_vit.training.checkpoint import Checkpoints, damage, read_state, restore, run_tensors, set_aside
 from hf_vit.training.optimization import CompactAdamW, CompactSGD
 
 
@@ -95,7 +95,7 @@ def test_full_disk_is_reported_and_keeps_the_last_checkpoint(tmp_path, monkeypat
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "flush_to_disk", full)
+    monkeypatch.setattr(checkpoint, "flush_to_disk", full)
     store.save(2, {"model/weight": torch.zeros(3)}, {})
     with pytest.raises(OSError, match=r"cannot write .*step_00000002: No space left on device$"):
         store.save(3, {"model/weight": torch.zeros(3)}, {})
@@ -110,7 +110,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch, failing, er
     """Even if training ends for another reason, and never waits for the checkpoint."""
     store = Checkpoints(tmp_path, keep=1)
     first = save(store, 1)
-    monkeypatch.setattr(checkpoints, failing, Mock(side_effect=error))
+    monkeypatch.setattr(checkpoint, failing, Mock(side_effect=error))
     store.save(2, {"model/weight": torch.zeros(3)}, {})
     store._thread.shutdown()
     assert list(tmp_path.iterdir()) == [first]
@@ -118,7 +118,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch, failing, er
 
 def test_large_states_are_split_into_files(tmp_path, monkeypatch):
     """No file is much larger than the limit, because writing holds a file in memory again."""
-    monkeypatch.setattr(checkpoints, "_FILE_BYTES", 100)
+    monkeypatch.setattr(checkpoint, "_FILE_BYTES", 100)
     model, optimizer = make(torch.optim.AdamW)
     step(model, optimizer, 1)
     store = Checkpoints(tmp_path, keep=1)
@@ -162,14 +162,14 @@ def test_a_run_continues_exactly_from_the_saved_step(kind, tmp_path, monkeypatch
     step(model, optimizer, 3)
     average = {"0.weight": torch.full((5, 3), 0.5)}
     store = Checkpoints(tmp_path, 1)
-    write, stepped = checkpoints._Writer.write_data, []
+    write, stepped = checkpoint._Writer.write_data, []
 
     def write_late(self, plan, planner):
         while not stepped:
             pass
         return write(self, plan, planner)
 
-    monkeypatch.setattr(checkpoints._Writer, "write_data", write_late)
+    monkeypatch.setattr(checkpoint._Writer, "write_data", write_late)
     store.save(3, run_tensors(model, optimizer, average), {"step": 3})
     step(model, optimizer, 2)
     average["0.weight"].zero_()
@@ -190,7 +190,7 @@ def test_a_run_continues_exactly_from_the_saved_step(kind, tmp_path, monkeypatch
 
 def test_the_order_of_the_directory_does_not_matter(tmp_path, monkeypatch):
     """The order of the tensors decides which process saves which one; machines may list a folder differently."""
-    monkeypatch.setattr(checkpoints, "_FILE_BYTES", 30)
+    monkeypatch.setattr(checkpoint, "_FILE_BYTES", 30)
     model, optimizer = make(torch.optim.AdamW)
     step(model, optimizer, 1)
     store = Checkpoints(tmp_path, 1)

@@ -1,10 +1,11 @@
-"""Checkpoints that survive a crash, written in the background.
+"""What a run has on disk: its output folder, which one run at a time writes, and the checkpoints in it.
 
 A checkpoint is a folder `step_00000120` of safetensors files, `state.json`, and `checksums.json` with the SHA-256 of
 each file. `torch.distributed.checkpoint` writes and reads the tensors: each process writes its part, and any number of
-processes can read them. A checkpoint is written under a hidden name, flushed to disk and renamed; after a crash, the
-checkpoint before it is intact. A damaged checkpoint is moved to the folder `damaged` and never deleted. Nothing is
-pickled. Random numbers in training are functions of (seed, step, micro-batch), so no generator state is saved.
+processes can read them. A checkpoint is written in the background, under a hidden name, flushed to disk and renamed;
+after a crash, the checkpoint before it is intact. A damaged checkpoint is moved to the folder `damaged` and never
+deleted. Nothing is pickled. Random numbers in training are functions of (seed, step, micro-batch), so no generator
+state is saved.
 """
 
 import json
@@ -12,13 +13,17 @@ import os
 import re
 import shutil
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata
@@ -28,9 +33,23 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.distributed.tensor import DTensor
 from torch.futures import Future as WriteFuture
 
+from ..data.fingerprint import describe_fingerprint
+from ..files.contents import LOCK, refuse_foreign
 from ..files.download import sha256_of
 from ..files.output import flush_to_disk
-from .groups import cpu_group
+from .launch import cpu_group, is_xla, on_cpu
+from .objectives import MaskedPatches
+from .recipes import SettingsError
+from .schedules import build_schedule
+from .settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs in one folder are not noticed
+    fcntl = None
 
 FORMAT = 2  # version of the format; version 1 had one file of whole tensors for each group
 _FILE_BYTES = 2**30  # size of one file; writing needs as much memory again
@@ -306,3 +325,235 @@ def _empty_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, save
     group = next(group for group in optimizer.param_groups if any(parameter is own for own in group["params"]))
     on_device = group.get("fused") or group.get("capturable")
     return torch.empty(saved.size, dtype=dtype, device=parameter.device if on_device else "cpu")
+
+
+# Settings that a resumed run may change, because they do not affect the weights.
+FREE_ON_RESUME = frozenset(
+    "print_config resume overwrite output_dir num_workers num_processes log_every eval_every save_every "
+    "keep_checkpoints report_to eval_batch_size per_device_batch_size find_batch_size profile stall_timeout "
+    "early_stopping".split()
+)
+
+
+def save(trainer: "Trainer") -> None:
+    """Start writing a checkpoint in the background; every process must call it.
+
+    Raises:
+        OSError: the previous checkpoint could not be written.
+    """
+    tensors, accelerator = run_tensors(*_holders(trainer)), trainer.accelerator
+    if is_xla(accelerator):  # each process has all tensors, and torch.distributed is not initialized
+        if accelerator.is_main_process:
+            trainer.checkpoints.save(trainer.state.step, on_cpu(tensors), _state_of(trainer))
+    else:
+        trainer.checkpoints.save(trainer.state.step, tensors, _state_of(trainer))
+
+
+def _holders(trainer: "Trainer") -> tuple[torch.nn.Module, torch.optim.Optimizer, Tensors | None]:
+    """Holders of a checkpoint's tensors: the model, the optimizer, and the averages if any."""
+    average = trainer.average.parameters if trainer.average is not None else None
+    return trainer.accelerator.unwrap_model(trainer.model), trainer.optimizer.optimizer, average
+
+
+def _state_of(trainer: "Trainer") -> dict[str, Any]:
+    """Content of a checkpoint's state.json."""
+    scaler, layout = trainer.accelerator.scaler, trainer.layout
+    return {
+        **vars(trainer.state),
+        "num_steps": trainer.num_steps,
+        "precision": trainer.accelerator.mixed_precision,
+        "shares": {"processes": layout.processes, "per_device_batch_size": layout.per_device},
+        "settings": asdict(trainer.settings),
+        "identity": trainer.identity,
+        "scaler": scaler.state_dict() if scaler is not None else None,
+    }
+
+
+def resume(trainer: "Trainer") -> None:
+    """Restore a run from its newest intact checkpoint; without one it starts from the beginning.
+
+    Raises:
+        ValueError: all checkpoints are damaged; or settings, data or the initial model differ from the checkpoint's,
+            and the message lists the differences.
+    """
+    accelerator, scaler = trainer.accelerator, trainer.accelerator.scaler
+    path = _newest(trainer.checkpoints, accelerator)
+    if path is None:
+        accelerator.print(
+            f"There is no checkpoint in {trainer.checkpoints.folder}: training starts from the beginning."
+        )
+        return
+    saved = read_state(path)
+    _refuse_differences(saved, trainer)
+    if "identity" not in saved:
+        accelerator.print(f"{path} does not record its training data: they are assumed to be the same.")
+    restore(path, *_holders(trainer))
+    if scaler is not None and saved["scaler"]:
+        scaler.load_state_dict(saved["scaler"])
+    for name in vars(trainer.state):
+        setattr(trainer.state, name, saved[name])
+    accelerator.print(f"Resuming from {path} at step {trainer.state.step} of {trainer.num_steps}.")
+
+
+def _newest(checkpoints: Checkpoints, accelerator: Accelerator) -> Path | None:
+    """Newest intact checkpoint; the first process looks, moves newer ones aside, and tells the others.
+
+    Raises:
+        ValueError: there are checkpoints, but all are damaged.
+    """
+    found: list[Any] = [None, {}]
+    if accelerator.is_main_process:
+        path, damaged = checkpoints.newest()
+        for bad, problem in damaged.items() if path else ():
+            moved = set_aside(bad)
+            accelerator.print(f"{bad} is damaged ({problem}) and was moved to {moved}; {path} is used")
+        found = [path and str(path), {bad.name: problem for bad, problem in damaged.items()}]  # XLA takes no Path
+    name, damaged = broadcast_object_list(found)
+    if damaged and not name:
+        listed = "; ".join(f"{bad}: {problem}" for bad, problem in damaged.items())
+        raise ValueError(
+            f"cannot resume: every checkpoint in {checkpoints.folder} is damaged ({listed}); restore one of them, "
+            "or choose another --output-dir to train from the beginning"
+        )
+    return name and Path(name)
+
+
+def with_new_defaults(saved: dict[str, Any], settings_class: type[TrainingSettings]) -> dict[str, Any]:
+    """Add to saved settings the defaults of settings that did not exist yet.
+
+    Before there was token_drop, the preset native was one of the evaluation alone.
+    """
+    defaults = settings_class()
+    if saved.get("preset") == "native" and "token_drop" not in saved:
+        saved = {**saved, "preset": "native in the evaluation only"}
+    return {**{name: value for name, value in asdict(defaults).items() if name not in FREE_ON_RESUME}, **saved}
+
+
+def saved_per_device(checkpoints: Checkpoints) -> int | None:
+    """Return the images per forward of the run with these checkpoints; None without checkpoints."""
+    for path in reversed(checkpoints.paths()):
+        with suppress(OSError, ValueError, TypeError, KeyError):  # a damaged one
+            return int(read_state(path)["shares"]["per_device_batch_size"])
+    return None
+
+
+def _refuse_differences(saved: dict[str, Any], trainer: "Trainer") -> None:
+    """Raise ValueError if anything that affects the result differs from the checkpoint."""
+    current, free = _state_of(trainer), {*FREE_ON_RESUME, "steps", "epochs"}
+    before = with_new_defaults(saved["settings"], type(trainer.settings))
+    differences = [
+        f"{name} was {before.get(name)} and is {value}"
+        for name, value in current["settings"].items()
+        if name not in free and before.get(name) != value
+    ]
+    if (precision := saved.get("precision", current["precision"])) != current["precision"]:
+        differences.append(f"the mixed precision was {precision} and is {current['precision']}")
+    shares = saved["shares"], current["shares"]
+    differences += [
+        f"{name} was {shares[0][name]} and is {shares[1][name]}"
+        for name in _shares_that_matter(trainer)
+        if shares[0][name] != shares[1][name]
+    ]
+    differences += _differing_length(saved, trainer)
+    if differences:
+        raise ValueError(f"cannot resume with other settings: {'; '.join(differences)}")
+    changed = [
+        f"the {what} was {describe_fingerprint(identity)} and is {describe_fingerprint(current['identity'][what])}"
+        for what, identity in saved.get("identity", {}).items()
+        if identity != current["identity"].get(what)
+    ]
+    if changed:
+        raise ValueError(f"cannot resume with other data or another model: {'; '.join(changed)}")
+
+
+def _shares_that_matter(trainer: "Trainer") -> list[str]:
+    """Parts of the division of a step that affect its result.
+
+    Random numbers may be drawn, and images mixed, by micro-batch; images of shards are then distributed over processes
+    one by one.
+    """
+    settings, config = trainer.settings, trainer.config
+    rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate")
+    draws = any(getattr(config, name, 0) for name in rates) or isinstance(trainer.objective, MaskedPatches)
+    if not (draws or settings.mixup_alpha or settings.cutmix_alpha):
+        return []
+    return ["per_device_batch_size", *(["processes"] if settings.streaming else [])]
+
+
+def _differing_length(saved: dict[str, Any], trainer: "Trainer") -> list[str]:
+    """Difference in the number of steps, if it changes the learning rates of the steps already taken."""
+    before, now, done = saved["num_steps"], trainer.num_steps, saved["step"]
+    if now == before:
+        return []
+    sentence = f"the number of steps was {before} and is {now}"
+    if now < done:
+        return [f"{sentence}, but {done} are already done"]
+    earlier = build_schedule(trainer.settings, before)
+    if all(earlier(step) == trainer.schedule(step) for step in range(done)):
+        return []
+    return [f"{sentence}, which changes the learning rates of steps already taken (except with --decay-steps)"]
+
+
+@contextmanager
+def claimed_output(output: Path, settings: TrainingSettings, accelerator: Accelerator) -> Iterator[None]:
+    """Create the output folder of a run, and keep other runs out of it.
+
+    Raises:
+        SettingsError: another process trains into it; or it is not empty, and neither `resume` nor `overwrite` is set.
+        FileExistsError: `overwrite` is set, but the folder has files that no run wrote.
+    """
+    lock = _claim(output, settings) if accelerator.is_main_process else None
+    try:
+        accelerator.wait_for_everyone()
+        yield
+    finally:
+        if lock is not None:
+            _release(output, lock)
+
+
+def _claim(output: Path, settings: TrainingSettings) -> int | None:
+    """Lock the folder and empty it if `overwrite` is set; return the file descriptor of the lock."""
+    if output.is_file():
+        raise SettingsError(f"--output-dir is {output}, a file (expected a folder)")
+    output.mkdir(parents=True, exist_ok=True)
+    lock = _lock(output)
+    try:
+        found = [] if settings.resume else [entry for entry in output.iterdir() if entry.name != LOCK]
+        if found and not settings.overwrite:
+            raise SettingsError(f"{output} is not empty: continue it with --resume, or delete it with --overwrite")
+        if found:
+            refuse_foreign(output)
+        for entry in found:
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    except BaseException:
+        if lock is not None:
+            _release(output, lock)
+        raise
+    return lock
+
+
+def _lock(output: Path) -> int | None:
+    """Lock the folder until this process ends; None where the system or the disk has no locks.
+
+    The lock is one of `lockf`, which data workers do not inherit: the run can be resumed as soon as it has died.
+    """
+    if fcntl is None:
+        return None
+    descriptor = os.open(output / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        os.close(descriptor)
+        raise SettingsError(
+            f"another process trains into {output}: wait until it ends, or choose another --output-dir"
+        ) from None
+    except OSError:
+        os.close(descriptor)
+        (output / LOCK).unlink(missing_ok=True)
+        return None
+    return descriptor
+
+
+def _release(output: Path, lock: int) -> None:
+    (output / LOCK).unlink(missing_ok=True)
+    os.close(lock)

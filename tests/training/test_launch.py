@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 import resource, sys
 import torch
-from hf_vit.training.allocation import keep_freed_memory
+from hf_vit.training.launch import keep_freed_memory
 
 if "keep" in sys.argv:
     keep_freed_memory()

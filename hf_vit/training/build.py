@@ -1,13 +1,12 @@
-"""Build the parts of a run from its settings."""
+"""Build the parts of a run from its settings: data sets and batches, objective, optimizer."""
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, ProjectConfiguration, is_torch_xla_available
+from accelerate.utils import DistributedType
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
@@ -20,85 +19,17 @@ from ..data.native_resolution import native_loader
 from ..data.samplers import BatchLayout
 from ..data.sources import load_split
 from ..data.splits import SKIPPED_IMAGES, Split, find_eval_split, open_split, split_off_holdout
-from ..data.workers import start_server
 from ..files.messages import did_you_mean
-from ..files.output import new_model_files, write_json
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.flexible_sizes import refuse_mixed_sizes
-from . import checkpoints
-from .allocation import keep_freed_memory
-from .checkpoints import Checkpoints
-from .devices import is_xla, keep_float32_weights, make_states
-from .fsdp import is_sharded, shard_by_layers
+from .evaluate import TOP_K, empty_batch
+from .launch import is_sharded, is_xla, make_states, shard_by_layers
 from .losses import balanced_weights
-from .measuring import TOP_K, empty_batch, predict, score, score_classes
-from .models import save_plain
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
-from .optimization import MovingAverage, build_optimizer
-from .output_folder import checkpoints_of
-from .patch_sizes import compile_model, over_patch_sizes
+from .optimization import build_optimizer
+from .patch_sizes import compile_model
 from .recipes import SettingsError
-from .reporting import choose_trackers
-from .run import Run
-from .schedules import build_schedule
 from .settings import AUTO, DataSettings, PretrainSettings, TrainingSettings
-from .stalls import Watched
-
-
-def start(settings: DataSettings) -> Accelerator:
-    """Start the accelerator.
-
-    Raises:
-        SettingsError: the number of processes is not `num_processes` or not the launcher's, or the device lacks the
-            precision or the sharding of the launch.
-    """
-    keep_freed_memory()
-    trackers = choose_trackers(settings.report_to) if isinstance(settings, TrainingSettings) else []
-    project = ProjectConfiguration(project_dir=str(settings.output_dir)) if trackers else None
-    accelerator = Accelerator(
-        cpu=_started_on_cpus(),
-        mixed_precision=settings.mixed_precision,
-        log_with=[*trackers] or None,
-        project_config=project,
-    )
-    keep_float32_weights(accelerator)
-    _check_launch(accelerator)
-    if settings.num_processes not in (None, accelerator.num_processes):
-        raise SettingsError(
-            f"--num-processes is {settings.num_processes}, but {accelerator.num_processes} run. "
-            "`accelerate launch --cpu` always starts one; for several on CPUs use the launch template multi_cpu"
-        )
-    start_server(settings.num_workers)
-    return accelerator
-
-
-def _started_processes() -> int:
-    """Number of processes that the launcher started, by its own variable; 1 without one."""
-    return int(os.environ.get("WORLD_SIZE") or 1)
-
-
-def _started_on_cpus() -> bool:
-    """Tell whether a launcher started several processes on a machine that only has CPUs.
-
-    Accelerate joins them only if it is told so; otherwise each process would train alone.
-    """
-    return _started_processes() > 1 and not torch.accelerator.is_available() and not is_torch_xla_available()
-
-
-def _check_launch(accelerator: Accelerator) -> None:
-    """Raise SettingsError if the accelerator silently differs from the launch."""
-    if accelerator.num_processes == 1 and (started := _started_processes()) > 1:
-        raise SettingsError(
-            f"WORLD_SIZE is {started}, but this process would train alone (RANK or LOCAL_RANK is not set): start the "
-            "processes with accelerate launch or torchrun"
-        )
-    if accelerator.device.type == "cpu" and accelerator.mixed_precision == "fp16":
-        raise SettingsError("mixed precision fp16 needs a GPU (the device is a CPU): use bf16 or no")
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and not is_sharded(accelerator):
-        raise SettingsError(
-            f"the launch asks for FSDP, which Accelerate does not have on {accelerator.device.type} with "
-            f"{accelerator.num_processes} processes: use another launch template (hf-vit launch-configs)"
-        )
 
 
 def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[Split, Split | None]:
@@ -138,20 +69,11 @@ def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> 
     return state_classes(split, settings.num_labels, settings.label_names) if are_stated else split
 
 
-def prepare_run(
-    settings: TrainingSettings,
-    accelerator: Accelerator,
-    model: PreTrainedModel,
-    processor: Any,
-    split: Split,
-    shares: BatchLayout,
-) -> Run:
-    """Prepare model and optimiser with the accelerator and collect the parts of the run.
+def prepare(settings: TrainingSettings, accelerator: Accelerator, model: PreTrainedModel) -> tuple[nn.Module, Any]:
+    """Compile and shard the model as the settings and the launch say, and build its optimizer.
 
     Random numbers and learning rates do not come from Accelerate: they are functions of the step.
     """
-    num_steps = count_steps(settings, split)
-    schedule = build_schedule(settings, num_steps)
     if settings.compile and is_xla(accelerator):
         raise SettingsError("compile is true, but XLA always compiles: set compile to false")
     if settings.optimizer == "muon" and accelerator.distributed_type == DistributedType.DEEPSPEED:
@@ -163,23 +85,21 @@ def prepare_run(
     optimizer = build_optimizer(settings, model, fused)
     prepared, optimizer = accelerator.prepare(model, optimizer)  # in one call: sharding replaces the parameters in both
     make_states(accelerator, optimizer.optimizer)
-    normalizer = Normalizer(processor.image_mean, processor.image_std, accelerator.device)
-    objective = _make_objective(settings, normalizer, model.config, split)
-    saved = Checkpoints(checkpoints_of(settings), settings.keep_checkpoints)
-    state = Run(settings, accelerator, prepared, optimizer, schedule, num_steps, shares, objective, saved)
-    if settings.ema_decay is not None:
-        state.average = MovingAverage(state.parameters, settings.ema_decay)
-    return state
+    return prepared, optimizer
 
 
-def _make_objective(settings: TrainingSettings, normalizer: Normalizer, config: Any, split: Split) -> Objective:
+def build_objective(
+    settings: TrainingSettings, processor: Any, config: Any, split: Split, device: torch.device
+) -> Objective:
+    """Return what a step minimizes."""
+    normalizer = Normalizer(processor.image_mean, processor.image_std, device)
     if isinstance(settings, PretrainSettings) and settings.objective == "masked_patch_prediction":
         return MaskedPatches(settings, normalizer)
     if settings.class_weights == "none":
         return Classification(settings, normalizer, config.num_labels)
     labels = split.class_numbers(f"--class-weights is {settings.class_weights}")
     weights = balanced_weights(labels, config.num_labels)
-    return Classification(settings, normalizer, config.num_labels, weights.to(normalizer.scale.device))
+    return Classification(settings, normalizer, config.num_labels, weights.to(device))
 
 
 def count_steps(settings: TrainingSettings, split: Split) -> int:
@@ -219,34 +139,7 @@ def training_batches(
     return train_loader(split, transform, settings.seed, shares, steps, settings.num_workers, settings.class_sampling)
 
 
-def evaluator(
-    settings: TrainingSettings, accelerator: Accelerator, state: Run, split: Split | None, processor: Any, config: Any
-) -> Callable[[], dict[str, float]]:
-    """Return a function that evaluates the current model; without a split it returns no metrics.
-
-    Raises:
-        ValueError: the evaluation will not have the metric of `best_metric`, or `early_stopping` has no evaluation.
-    """
-    _check_evaluation(settings, split, config)
-    if split is None:
-        return dict
-    samples = EvalDataset(split, processor, as_pair(config.image_size), config.num_channels)
-    batches, empty = evaluation_batches(settings, accelerator, samples)
-    loader, names = Watched(batches, state.place), distinguish(names_of(config))
-
-    def evaluate() -> dict[str, float]:
-        if isinstance(state.objective, MaskedPatches):
-            return state.objective.evaluate(accelerator, state.model, loader, empty)
-        return over_patch_sizes(settings.eval_patch_sizes or settings.patch_sizes, measure)
-
-    def measure(**sizes: int) -> dict[str, float]:
-        state.predictions = predict(accelerator, state.model, loader, empty, settings.loss, **sizes)
-        return score(state.predictions) | score_classes(state.predictions, names)
-
-    return evaluate
-
-
-def _check_evaluation(settings: TrainingSettings, split: Split | None, config: Any) -> None:
+def check_evaluation(settings: TrainingSettings, split: Split | None, config: Any) -> None:
     """Raise ValueError for settings that need another evaluation, before any step."""
     name = settings.best_metric
     if split is None:
@@ -276,35 +169,6 @@ def evaluation_batches(
     size, workers = settings.eval_batch_size, settings.num_workers
     loader = eval_loader(samples, size, accelerator.num_processes, accelerator.process_index, workers)
     return loader, empty_batch(samples.padding(), size)
-
-
-def saver(
-    accelerator: Accelerator,
-    model: nn.Module,
-    processor: Any,
-    folder: Path,
-    facts: Callable[[], dict[str, Any]] | None = None,
-) -> Callable[[], None]:
-    """Return a function that saves the current model; every process must call it.
-
-    It raises OSError if the model cannot be written; an older model in the folder is then unchanged.
-
-    Args:
-        facts: returns the content of card_data.json.
-    """
-
-    def save() -> None:
-        plain = accelerator.unwrap_model(model)
-        tensors = checkpoints.whole_model(plain, keep=accelerator.is_main_process)
-        if accelerator.is_main_process:
-            with new_model_files(folder) as draft:
-                save_plain(plain, tensors, draft)
-                processor.save_pretrained(draft)
-                if facts is not None:
-                    write_json(draft / "card_data.json", facts())
-        accelerator.wait_for_everyone()
-
-    return save
 
 
 def check_native(
