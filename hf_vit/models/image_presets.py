@@ -89,21 +89,37 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
         return settings
     changes |= {name: _complete_size(name, changes[name]) for name in ("size", "crop_size") if name in changes}
     check_choices(changes)
-
-    preset, crop_pct = changes.get("preset", settings["preset"]), changes.pop("crop_pct", None)
+    crop_pct = changes.pop("crop_pct", None)
     if crop_pct is not None and not 0.01 <= crop_pct <= 100:
         raise ValueError(f"crop_pct is {crop_pct}; it must be at least 0.01 and at most 100")
-    image_size = _resulting_size(settings)
-    sizes_follow = "preset" in changes or crop_pct is not None
-    if _is_image_size(preset, changes):
+
+    preset = changes.get("preset", settings["preset"])
+    resizing = dict(PRESETS[preset])
+    ratios = resizing.pop("crop_pct", None)  # of a preset that crops
+    image_size, sizes_follow = _resulting_size(settings), "preset" in changes or crop_pct is not None
+    crops = ratios is not None and changes.get("do_center_crop", True)
+    if crops and "height" in changes.get("size", {}) and "crop_size" not in changes:
         image_size, sizes_follow = changes.pop("size"), True
     if "preset" in changes:
-        settings = {**settings, **deepcopy(_PIXELS_IN_MINUS_ONE_TO_ONE), **_resize_settings(preset)}
-    if sizes_follow:
-        settings = {**settings, **_sizes_of_preset(preset, image_size, crop_pct)}
+        settings = {**settings, **deepcopy(_PIXELS_IN_MINUS_ONE_TO_ONE), **resizing}
+    if sizes_follow and ratios is None:
+        settings = {**settings, "size": image_size, "do_center_crop": False}
+    elif sizes_follow:
+        side = max(image_size.values())
+        resized = int(side / (crop_pct or ratios[side >= 384]) + 1e-6)
+        settings = {
+            **settings,
+            "size": {"shortest_edge": resized},
+            "do_center_crop": True,
+            "crop_size": image_size,
+        }
     settings = {**settings, **changes, **_follow_channels(settings, changes)}
-    if preset == "native" and "max_num_patches" not in changes and _needs_patch_count(settings, changes):
-        settings["max_num_patches"] = _count_patches(_resulting_size(settings), as_pair(settings["patch_size"]))
+    if settings["do_center_crop"] and settings["crop_size"] is None:
+        settings["crop_size"] = _resulting_size({**settings, "do_center_crop": False})
+    patches_follow = settings["max_num_patches"] is None or not changes.keys().isdisjoint({"size", "patch_size"})
+    if preset == "native" and "max_num_patches" not in changes and patches_follow:
+        size, (patch_height, patch_width) = _resulting_size(settings), as_pair(settings["patch_size"])
+        settings["max_num_patches"] = max(1, size["height"] // patch_height) * max(1, size["width"] // patch_width)
     _check_settings(settings)
     return settings
 
@@ -114,45 +130,20 @@ def _resulting_size(settings: dict[str, Any]) -> dict[str, int]:
     return size if "height" in size else {"height": size["shortest_edge"], "width": size["shortest_edge"]}
 
 
-def _needs_patch_count(settings: dict[str, Any], changes: dict[str, Any]) -> bool:
-    return settings["max_num_patches"] is None or not changes.keys().isdisjoint({"size", "patch_size"})
-
-
-def _count_patches(size: dict[str, int], patch_size: tuple[int, int]) -> int:
-    return max(1, size["height"] // patch_size[0]) * max(1, size["width"] // patch_size[1])
-
-
-def _resize_settings(preset: str) -> dict[str, Any]:
-    return {name: value for name, value in PRESETS[preset].items() if name != "crop_pct"}
-
-
-def _is_image_size(preset: str, changes: dict[str, Any]) -> bool:
-    """Tell whether the size in `changes` is the size of the resulting image, not the size before a crop."""
-    crops = "crop_pct" in PRESETS[preset] and changes.get("do_center_crop", True)
-    return crops and "height" in changes.get("size", {}) and "crop_size" not in changes
-
-
-def _sizes_of_preset(preset: str, image_size: dict[str, int], crop_pct: float | None) -> dict[str, Any]:
-    """Return the sizes of resize and crop that give an image size under a preset."""
-    if "crop_pct" not in PRESETS[preset]:
-        return {"size": image_size, "do_center_crop": False}
-    side = max(image_size.values())
-    below_384, from_384 = PRESETS[preset]["crop_pct"]
-    resized = int(side / (crop_pct or (below_384 if side < 384 else from_384)) + 1e-6)
-    return {"size": {"shortest_edge": resized}, "do_center_crop": True, "crop_size": image_size}
-
-
 def _follow_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return mean and deviation for a new number of channels, or the number of channels for a new mean."""
-    values = {name: changes.get(name, settings[name]) for name in ("image_mean", "image_std")}
     if "num_channels" in changes:
-        values = {name: value if isinstance(value, list | tuple) else [value] for name, value in values.items()}
-        count = min(changes["num_channels"], MAX_CHANNELS + 1)  # `check_counts` refuses more
+        count = min(changes["num_channels"], MAX_CHANNELS + 1)  # `_check_settings` refuses more
+        values = {name: _as_list(changes.get(name, settings[name])) for name in ("image_mean", "image_std")}
         return {name: value[:1] * count for name, value in values.items() if len(set(value)) == 1}
     if "image_mean" in changes:
         mean = changes["image_mean"]
         return {"num_channels": len(mean) if isinstance(mean, list | tuple) else None}
     return {}
+
+
+def _as_list(value: Any) -> list[Any] | tuple[Any, ...]:
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def _complete_size(name: str, size: Any) -> dict[str, int]:
@@ -197,54 +188,35 @@ def check_choices(changes: dict[str, Any]) -> None:
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
-    """Refuse settings that contradict each other, or cannot process any image."""
-    _check_resize(settings["resample"], settings["antialias"], settings["resize_output"])
-    for name in ("image_mean", "image_std"):
-        value, channels = settings[name], settings["num_channels"]
-        if isinstance(value, list | tuple) and channels is not None and len(value) != channels:
-            raise ValueError(f"{name} has {len(value)} entries for {channels} channels: {list(value)}")
-    if settings["image_std"] == 0 or (isinstance(settings["image_std"], list | tuple) and 0 in settings["image_std"]):
-        raise ValueError(f"image_std is {settings['image_std']}; it must not be 0")
-    _check_finite(settings)
-    check_counts(settings)
-
-
-def _check_finite(settings: dict[str, Any]):
-    """Refuse numbers that are NaN or infinite, and a background that is not a colour."""
+    """Raise ValueError for settings that contradict each other, or cannot process any image."""
     for name in ("rescale_factor", "image_mean", "image_std"):
-        value = settings[name]
-        if not all(abs(number) < math.inf for number in (value if isinstance(value, list | tuple) else [value])):
-            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be finite")
-    background = settings["background"]
+        values, channels = _as_list(settings[name]), settings["num_channels"]
+        if not all(abs(number) < math.inf for number in values):
+            raise ValueError(f"{name} is {reprlib.repr(settings[name])}; it must be finite")
+        if isinstance(settings[name], list | tuple) and channels is not None and len(values) != channels:
+            raise ValueError(f"{name} has {len(values)} entries for {channels} channels: {list(values)}")
+    if 0 in _as_list(settings["image_std"]):
+        raise ValueError(f"image_std is {settings['image_std']}; it must not be 0")
+    background, patch_size = settings["background"], settings["patch_size"]
     if len(background) != 3 or not all(0 <= level <= 255 for level in background):
         raise ValueError(f"background is {reprlib.repr(background)}; it must be red, green and blue from 0 to 255")
-
-
-def check_counts(settings: dict[str, Any]):
-    """Refuse numbers of patches and channels below 1 or above the limits."""
-    patch_size, channels, patches = (settings[name] for name in ("patch_size", "num_channels", "max_num_patches"))
     if not isinstance(patch_size, int) and len(patch_size) != 2:
         raise ValueError(f"patch_size is {reprlib.repr(patch_size)}; it must be an int or (height, width)")
-    patch_height, patch_width = as_pair(patch_size)
-    limits = {
-        "patch height": (patch_height, MAX_OUTPUT_PIXELS),
-        "patch width": (patch_width, MAX_OUTPUT_PIXELS),
-        "max_num_patches": (patches, MAX_PATCHES),
-        "num_channels": (channels, MAX_CHANNELS),
-    }
-    for name, (value, highest) in limits.items():
-        if value is not None and not 1 <= value <= highest:
-            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be at least 1 and at most {highest:,}")
-    size = _resulting_size(settings)
+    (patch_height, patch_width), size = as_pair(patch_size), _resulting_size(settings)
+    channels, patches = settings["num_channels"], settings["max_num_patches"]
     values = size["height"] * size["width"]
     if settings["preset"] == "native":
         values = max(values, patch_height * patch_width * (patches or 1))
-    if values * (channels or 1) > MAX_OUTPUT_VALUES:
-        number = values * (channels or 1)
-        raise ValueError(f"an image would have {number:,} values (expected at most {MAX_OUTPUT_VALUES:,})")
-
-
-def _check_resize(resample: int | str, antialias: bool, output: str) -> None:
+    for name, value, highest in (
+        ("patch height", patch_height, MAX_OUTPUT_PIXELS),
+        ("patch width", patch_width, MAX_OUTPUT_PIXELS),
+        ("max_num_patches", patches, MAX_PATCHES),
+        ("num_channels", channels, MAX_CHANNELS),
+        ("the number of values of an image", values * (channels or 1), MAX_OUTPUT_VALUES),
+    ):
+        if value is not None and not 1 <= value <= highest:
+            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be at least 1 and at most {highest:,}")
+    resample, antialias, output = settings["resample"], settings["antialias"], settings["resize_output"]
     if output == "rounded":
         exists = antialias and resample != AREA
     else:

@@ -85,7 +85,7 @@ class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
 
         size: size of the result in pixels, an int or {"height", "width"}; or {"shortest_edge"}, of the image before
             the crop.
-        crop_size: size of the centre crop; a smaller image gets a black border.
+        crop_size: size of the center crop (default: `size`); a smaller image gets a black border.
         crop_pct: crop / short side of the resized image, instead of the preset's value; only used to determine `size`.
         do_resize, do_center_crop, do_rescale, do_normalize, do_convert_rgb: switches of the steps. Without
             `do_rescale`, floating-point images keep their values; without `do_convert_rgb`, images keep their channels.

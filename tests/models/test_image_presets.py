@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from hf_vit.models.image_presets import PRESETS, first_settings, override_settings
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
@@ -211,3 +212,12 @@ def test_none_keeps_a_setting():
 def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         changed(**changes)
+
+
+def test_a_crop_without_a_size_cuts_the_short_side():
+    """As torchvision's Resize(24) and CenterCrop(24)."""
+    processor = HfViTImageProcessor("transformers", size={"shortest_edge": 24}, do_center_crop=True)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8))
+    pixel_values = processor(image, return_tensors="np").pixel_values
+    resized = np.asarray(image.resize((36, 24), Image.Resampling.BILINEAR))[:, 6:30]
+    np.testing.assert_allclose(pixel_values[0].transpose(1, 2, 0), resized / 127.5 - 1, atol=1e-6)
