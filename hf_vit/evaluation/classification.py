@@ -24,13 +24,12 @@ from ..loading import find_file, with_preset
 from ..models.configuration_hf_vision import MAX_LABELS, score_function
 from ..models.configuration_hf_vit import as_pair
 from ..training import models
-from ..training.build import evaluation_batches, open_named
-from ..training.evaluate import predict, score
 from ..training.launch import describe_device
 from ..training.patch_sizes import set_patch_size
 from ..training.recipes import dump
 from ..training.result_page import About, HeldOut, title_of, write_results
 from ..training.settings import AUTO, EvaluateSettings
+from .predictions import evaluation_batches, open_named, predict, score
 
 _REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
 _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")  # numbered from 1, in the order of the ReaL labels
@@ -148,7 +147,7 @@ def _run(
 ) -> dict[str, Any]:
     """Compute the model's predictions for a split; see `predict`."""
     samples = EvalDataset(split, processor, as_pair(model.config.image_size), model.config.num_channels)
-    loader, empty = evaluation_batches(settings, accelerator, samples)
+    loader, empty = evaluation_batches(samples, accelerator, settings.eval_batch_size, settings.num_workers)
     loss = "sigmoid" if score_function(model.config) == "sigmoid" else "softmax"
     return predict(accelerator, model, loader, empty, loss)
 
@@ -249,7 +248,7 @@ def without_border(processor: Any, image: Image, **options: Any) -> Any:
 
 def _score_objectnet(predictions: dict[str, Any], accepted: list[list[int]]) -> dict[str, Any]:
     """Return top-1 and top-5 accuracy over the readable images."""
-    from ..training.metrics import SetTopKAccuracy  # importing evaluate takes seconds
+    from .metrics import SetTopKAccuracy  # importing evaluate takes seconds
 
     references = [accepted[index] for index in predictions["index"]]
     results = SetTopKAccuracy().compute(predictions=predictions["ranked"], references=references) or {}

@@ -25,10 +25,9 @@ from ..files.output import new_file, write_text
 from ..loading import with_preset
 from ..models.configuration_hf_vit import as_pair
 from ..training import models
-from ..training.build import evaluation_batches, open_named
-from ..training.evaluate import collect, model_inputs
 from ..training.patch_sizes import set_patch_size
 from ..training.settings import EvaluateSettings
+from .predictions import collect, evaluation_batches, model_inputs, open_named
 
 _PIECE = 8192  # images between two writes
 
@@ -120,7 +119,8 @@ class Extractor:
         """Compute the features of the images with these indices; of unreadable images only the indices are returned."""
         part = replace(split, samples=split.samples.select(numbers))
         samples = EvalDataset(part, self.processor, as_pair(self.config.image_size), self.config.num_channels)
-        loader, empty = evaluation_batches(self.settings, self.accelerator, samples)
+        batches = self.settings.eval_batch_size, self.settings.num_workers
+        loader, empty = evaluation_batches(samples, self.accelerator, *batches)
         columns = collect(self.accelerator, self.model, loader, empty, self._features_of)
         good = numbers[columns["index"]]
         if not np.isfinite(columns["features"]).all():

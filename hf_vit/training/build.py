@@ -1,35 +1,32 @@
 """Build the parts of a run from its settings: data sets and batches, objective, optimizer."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from ..data.augmentation import TrainTransform
 from ..data.fingerprint import fingerprint_data, fingerprint_model
-from ..data.labels import distinguish, match_to_split, names_of, refuse_unlabelled, state_classes
-from ..data.loaders import EvalDataset, eval_loader, train_loader
+from ..data.labels import distinguish, match_to_split, names_of, refuse_unlabelled
+from ..data.loaders import train_loader
 from ..data.native_resolution import native_loader
 from ..data.samplers import BatchLayout
-from ..data.sources import load_split
-from ..data.splits import SKIPPED_IMAGES, Split, find_eval_split, open_split, split_off_holdout
+from ..data.splits import Split, find_eval_split, split_off_holdout
+from ..evaluation.predictions import TOP_K, open_named
 from ..files.messages import did_you_mean
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.flexible_sizes import refuse_mixed_sizes
-from .evaluate import TOP_K, empty_batch
 from .launch import is_sharded, is_xla, make_states, shard_by_layers
 from .losses import balanced_weights
 from .objectives import Classification, MaskedPatches, Normalizer, Objective
 from .optimization import build_optimizer
 from .patch_sizes import compile_model
 from .recipes import SettingsError
-from .settings import AUTO, DataSettings, PretrainSettings, TrainingSettings
+from .settings import AUTO, PretrainSettings, TrainingSettings
 
 
 def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[Split, Split | None]:
@@ -55,18 +52,6 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     eval_split = open_named(settings, settings.eval_split, needs_labels)
     refuse_unlabelled(eval_split, settings.eval_split)
     return split, match_to_split(split, eval_split, settings.train_split, settings.eval_split)
-
-
-def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> Split:
-    """The split of the settings' data set that has this name."""
-    assert settings.dataset
-    samples = load_split(settings.dataset, name, settings.dataset_config, settings.streaming)
-    are_stated = settings.num_labels is not None or settings.label_names is not None
-    together = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
-    columns = settings.image_column, settings.label_column
-    split = open_split(samples, *columns, needs_labels, not are_stated, together)
-    split.skipped_file = None if settings.output_dir is None else Path(settings.output_dir) / SKIPPED_IMAGES
-    return state_classes(split, settings.num_labels, settings.label_names) if are_stated else split
 
 
 def prepare(settings: TrainingSettings, accelerator: Accelerator, model: PreTrainedModel) -> tuple[nn.Module, Any]:
@@ -160,15 +145,6 @@ def check_evaluation(settings: TrainingSettings, split: Split | None, config: An
         listed = [metric for metric in known if "/" not in metric]
         listed += ["accuracy/CLASS"] if len(listed) < len(known) else []
         raise ValueError(f"best_metric is {name!r}; it must be {', '.join(listed)}{did_you_mean(name, known)}")
-
-
-def evaluation_batches(
-    settings: DataSettings, accelerator: Accelerator, samples: EvalDataset
-) -> tuple[DataLoader, dict[str, torch.Tensor]]:
-    """Return the evaluation batches of this process, and one batch of padding."""
-    size, workers = settings.eval_batch_size, settings.num_workers
-    loader = eval_loader(samples, size, accelerator.num_processes, accelerator.process_index, workers)
-    return loader, empty_batch(samples.padding(), size)
 
 
 def check_native(

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
+from ..evaluation.losses import cross_entropy, make_targets
+from ..evaluation.predictions import Batch, collect, model_inputs
 from ..models.modeling_masked_patch_prediction import LEVELS, Corruption, sample_corruption
-from .evaluate import Batch, collect, model_inputs
-from .losses import Mixer, cross_entropy, is_correct, make_targets
+from .losses import Mixer, is_correct
 from .settings import PretrainSettings, TrainingSettings
 
 

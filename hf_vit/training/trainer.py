@@ -24,6 +24,7 @@ from ..data.labels import distinguish, names_of
 from ..data.loaders import EvalDataset
 from ..data.samplers import BatchLayout
 from ..data.splits import Split
+from ..evaluation.predictions import evaluation_batches, predict, score, score_classes
 from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_text
 from ..models.configuration_hf_vit import as_pair
@@ -33,14 +34,12 @@ from .build import (
     check_evaluation,
     check_native,
     count_steps,
-    evaluation_batches,
     fingerprint_run,
     prepare,
     training_batches,
 )
 from .checkpoint import Checkpoints, claimed_output, saved_per_device
 from .console import Console
-from .evaluate import predict, score, score_classes
 from .figures import describe_target, join_patches, write_batch
 from .launch import mark_step, sharded_parameters
 from .models import prepare_for_training, save_plain
@@ -169,7 +168,8 @@ class Trainer:
         if self.eval_split is not None:
             shape = as_pair(self.config.image_size), self.config.num_channels
             samples = EvalDataset(self.eval_split, self.processor, *shape)
-            loader, self.padding = evaluation_batches(settings, self.accelerator, samples)
+            batches = settings.eval_batch_size, settings.num_workers
+            loader, self.padding = evaluation_batches(samples, self.accelerator, *batches)
             self.eval_loader = WatchedBatches(loader, self.progress)
         if self.accelerator.is_main_process:
             write_text(self.output / "recipe.yaml", dump(settings))

@@ -19,9 +19,10 @@ from hf_vit.data.loaders import EvalDataset, TrainDataset
 from hf_vit.data.native_resolution import NativeDataset
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import SKIPPED_IMAGES, Split, open_split
+from hf_vit.evaluation.predictions import open_named
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_reading import ImageReadingError, read_size
-from hf_vit.training.build import open_named, train_transform
+from hf_vit.training.build import train_transform
 from hf_vit.training.settings import EvaluateSettings, FinetuneSettings
 
 HEIGHT, WIDTH = 8, 12

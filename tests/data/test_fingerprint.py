@@ -11,10 +11,10 @@ from huggingface_hub import constants
 from hf_vit.data import fingerprint as module
 from hf_vit.data.fingerprint import fingerprint_data, fingerprint_model
 from hf_vit.data.sources import load_split
+from hf_vit.evaluation.predictions import open_named
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training.build import open_named
 from hf_vit.training.checkpoint import FREE_ON_RESUME, with_new_defaults
 from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
 

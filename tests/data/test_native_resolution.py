@@ -14,12 +14,12 @@ from hf_vit.data.native_resolution import NativeDataset, collate_patches
 from hf_vit.data.samplers import BatchLayout, BucketBatchSampler
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import open_split
+from hf_vit.evaluation.predictions import model_inputs
 from hf_vit.models.flexible_sizes import unpatchify
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_resizing import fit_grid
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
-from hf_vit.training.evaluate import model_inputs
 from hf_vit.training.objectives import Normalizer
 from hf_vit.training.recipes import SettingsError
 from hf_vit.training.trainer import Trainer

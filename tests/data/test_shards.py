@@ -25,9 +25,9 @@ from hf_vit.data.samplers import BatchLayout, BlockBatchSampler
 from hf_vit.data.shards import ShardedDataset
 from hf_vit.data.sources import load_digits, load_split
 from hf_vit.data.splits import open_split
+from hf_vit.evaluation.predictions import open_named
 from hf_vit.files.messages import one_sentence
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.training.build import open_named
 from hf_vit.training.settings import EvaluateSettings
 
 from ..launching import DIGITS, history, launch, weights

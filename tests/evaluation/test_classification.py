@@ -13,12 +13,12 @@ from PIL import Image
 
 from hf_vit.evaluation import classification
 from hf_vit.evaluation.classification import read_objectnet_classes
+from hf_vit.evaluation.metrics import SetTopKAccuracy
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.training.api import run_script
-from hf_vit.training.metrics import SetTopKAccuracy
 
 from ..launching import arguments
 from ..photographs import draw_picture

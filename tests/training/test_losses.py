@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.training.losses import Mixer, balanced_weights, cross_entropy, cutmix, is_correct, make_targets, mixup
+from hf_vit.evaluation.losses import cross_entropy, make_targets
+from hf_vit.training.losses import Mixer, balanced_weights, cutmix, is_correct, mixup
 from hf_vit.training.objectives import Normalizer
 
 

@@ -1,19 +1,38 @@
-"""Evaluation that counts every sample exactly once, on any number of processes."""
+"""Predictions of a model for a split: every sample counts exactly once, on any number of processes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch.utils.data import DataLoader
 
+from ..data.labels import state_classes
+from ..data.loaders import EvalDataset, eval_loader
+from ..data.sources import load_split
+from ..data.splits import SKIPPED_IMAGES, Split, open_split
+from ..training.settings import DataSettings, TrainingSettings
 from .losses import cross_entropy, make_targets
 
 Batch: TypeAlias = dict[str, torch.Tensor]
 TOP_K = 5
 PADDING = -1
 _OF_PATCHES = ("pixel_attention_mask", "spatial_shapes", "kept_patches")
+
+
+def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> Split:
+    """Open the split of the settings' data set that has this name."""
+    assert settings.dataset
+    samples = load_split(settings.dataset, name, settings.dataset_config, settings.streaming)
+    are_stated = settings.num_labels is not None or settings.label_names is not None
+    together = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
+    columns = settings.image_column, settings.label_column
+    split = open_split(samples, *columns, needs_labels, not are_stated, together)
+    split.skipped_file = None if settings.output_dir is None else Path(settings.output_dir) / SKIPPED_IMAGES
+    return state_classes(split, settings.num_labels, settings.label_names) if are_stated else split
 
 
 def gather(accelerator: Accelerator, tensor: torch.Tensor) -> torch.Tensor:
@@ -33,9 +52,13 @@ def padded(loader: Iterable[Batch], empty: Batch) -> Iterator[dict[str, torch.Te
         yield empty
 
 
-def empty_batch(sample: dict[str, Any], batch_size: int) -> dict[str, torch.Tensor]:
-    """Return a batch of `batch_size` copies of a padding sample."""
-    return {name: torch.as_tensor(np.stack([value] * batch_size)) for name, value in sample.items()}
+def evaluation_batches(
+    samples: EvalDataset, accelerator: Accelerator, batch_size: int, num_workers: int
+) -> tuple[DataLoader, dict[str, torch.Tensor]]:
+    """Return the evaluation batches of this process, and one batch of padding."""
+    loader = eval_loader(samples, batch_size, accelerator.num_processes, accelerator.process_index, num_workers)
+    empty = {name: torch.as_tensor(np.stack([value] * batch_size)) for name, value in samples.padding().items()}
+    return loader, empty
 
 
 def predict(
@@ -138,7 +161,7 @@ def score_classes(predictions: dict[str, Any], names: Sequence[str]) -> dict[str
 
 
 def score(predictions: dict[str, Any], real_labels: list[list[int]] | None = None) -> dict[str, float | int]:
-    """Return the metrics of `predict`'s result; see `hf_vit.training.metrics`.
+    """Return the metrics of `predict`'s result; see `hf_vit.evaluation.metrics`.
 
     With `real_labels`, images may have no label of their own; then there are no metrics of such labels.
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hf_vit.training.evaluate import _tidy, score
-from hf_vit.training.metrics import MeanPerClassAccuracy, RealAccuracy, TopKAccuracy
+from hf_vit.evaluation.metrics import MeanPerClassAccuracy, RealAccuracy, TopKAccuracy
+from hf_vit.evaluation.predictions import _tidy, score
 
 RANKED = [[2, 1, 0], [0, 1, 2], [1, 2, 0], [0, 2, 1]]
 LABELS = [2, 1, 0, 0]
