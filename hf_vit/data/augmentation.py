@@ -110,7 +110,7 @@ def _resize_and_crop(image: Image.Image, size: tuple[int, int], box: Box) -> Ima
 
 
 def crop_and_resize(image: Image.Image, box: Box, size: tuple[int, int], antialias: bool = False) -> Image.Image:
-    """Crop, then resize bilinearly with half-pixel centres and truncate to uint8, as `tf.image.resize` and `tf.cast`.
+    """Crop, then resize bilinearly with half-pixel centers and truncate to uint8, as `tf.image.resize` and `tf.cast`.
 
     PIL's `resize` always averages when it shrinks; its `transform` does not.
     """

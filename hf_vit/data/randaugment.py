@@ -5,7 +5,7 @@ from PIL and timm:
 
 * Each layer applies one of 16 operations, with equal probability; it is never skipped.
 * `Solarize`, `Posterize` and `SolarizeAdd` have their own ranges.
-* The grey of `Contrast` is the number of pixels divided by 256.
+* The gray of `Contrast` is the number of pixels divided by 256.
 * Results are truncated where PIL rounds.
 * Pixels moved in from outside are 128.
 
@@ -26,7 +26,7 @@ _CUTOUT_PIXELS = 40
 _TRANSLATE_PIXELS = 100
 _FILL = 128
 # `tf.image.rgb_to_grayscale`: these weights of levels in [0, 1], then times 255.5 and truncated
-_GREY_WEIGHTS = tuple(weight * 255.5 / 255 for weight in (0.2989, 0.5870, 0.1140))
+_GRAY_WEIGHTS = tuple(weight * 255.5 / 255 for weight in (0.2989, 0.5870, 0.1140))
 
 
 def randaugment(image: Image.Image, layers: int, magnitude: float, rng: np.random.Generator) -> Image.Image:
@@ -78,17 +78,17 @@ def _enhance(plain: Image.Image, image: Image.Image, level: float) -> Image.Imag
 
 
 def _color(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Blend with the image in grey."""
+    """Blend with the image in gray."""
     if image.mode == "L":
         return image
-    grey = image.convert("L", (*_GREY_WEIGHTS, -0.5))  # PIL adds 0.5 before it truncates
-    return _enhance(grey.convert(image.mode), image, level)
+    gray = image.convert("L", (*_GRAY_WEIGHTS, -0.5))  # PIL adds 0.5 before it truncates
+    return _enhance(gray.convert(image.mode), image, level)
 
 
 def _contrast(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Blend with a grey that depends on the number of pixels, as in the original: 196 at 224 x 224."""
-    grey = min(image.width * image.height // 256, 255)
-    return _enhance(_plain(image, grey), image, level)
+    """Blend with a gray that depends on the number of pixels, as in the original: 196 at 224 x 224."""
+    gray = min(image.width * image.height // 256, 255)
+    return _enhance(_plain(image, gray), image, level)
 
 
 def _smooth(image: Image.Image) -> Image.Image:
@@ -107,11 +107,11 @@ def _smooth(image: Image.Image) -> Image.Image:
 
 
 def _rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Rotate by 30 degrees times `level` in either direction, about the centre."""
+    """Rotate by 30 degrees times `level` in either direction, about the center."""
     angle = np.float32(math.radians(_either_way(30 * level, rng)))
     cos, sin = np.cos(angle), np.sin(angle)
     right, bottom = np.float32(image.width - 1), np.float32(image.height - 1)
-    x, y = _pixel_centres(image)
+    x, y = _pixel_centers(image)
     from_x = cos * x - sin * y  # (height, width)
     from_x += (right - (cos * right - sin * bottom)) / 2
     from_y = sin * x + cos * y
@@ -120,18 +120,18 @@ def _rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image
 
 
 def _shear(image: Image.Image, amount: float, is_across: bool) -> Image.Image:
-    x, y = _pixel_centres(image)
+    x, y = _pixel_centers(image)
     factor = np.float32(amount)
     return _take_nearest(image, x + factor * y, y) if is_across else _take_nearest(image, x, factor * x + y)
 
 
-def _pixel_centres(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
+def _pixel_centers(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
     """Horizontal (1, width) and vertical (height, 1) coordinates."""
     return np.arange(image.width, dtype=np.float32)[None], np.arange(image.height, dtype=np.float32)[:, None]
 
 
 def _take_nearest(image: Image.Image, from_x: np.ndarray, from_y: np.ndarray) -> Image.Image:
-    """Take the pixels nearest to float32 coordinates, grey outside the image.
+    """Take the pixels nearest to float32 coordinates, gray outside the image.
 
     The arithmetic is that of TensorFlow Addons' `transform`, because shears have whole rows halfway between two pixels.
     PIL's fixed-point coordinates are off by up to 0.003 pixels.
@@ -143,9 +143,9 @@ def _take_nearest(image: Image.Image, from_x: np.ndarray, from_y: np.ndarray) ->
     from_y += np.float32(0.5)
     outside = (from_x <= 0) | (from_x >= image.width) | ((from_y <= 0) | (from_y >= image.height))
     numbers = from_y.astype(np.int32) * image.width + from_x.astype(np.int32)
-    layout, pixel, grey = ("L", np.uint8, _FILL) if image.mode == "L" else ("RGBX", np.uint32, _FILL * 0x01010101)
+    layout, pixel, gray = ("L", np.uint8, _FILL) if image.mode == "L" else ("RGBX", np.uint32, _FILL * 0x01010101)
     taken = np.frombuffer(image.tobytes("raw", layout), pixel).take(numbers, mode="clip")
-    taken[outside] = grey
+    taken[outside] = gray
     return Image.frombytes(image.mode, image.size, taken.data, "raw", layout)
 
 
@@ -155,14 +155,14 @@ def _pixels(level: float, rng: np.random.Generator) -> int:
 
 
 def _shift(image: Image.Image, left: int, up: int) -> Image.Image:
-    """Shift by whole pixels, with grey at the free border."""
+    """Shift by whole pixels, with gray at the free border."""
     shifted = _plain(image, _FILL)
     shifted.paste(image, (-left, -up))
     return shifted
 
 
 def _cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Cover a square of 80 pixels times `level`, centred anywhere in the image."""
+    """Cover a square of 80 pixels times `level`, centered anywhere in the image."""
     pad = int(level * _CUTOUT_PIXELS)
     x, y = int(rng.integers(image.width)), int(rng.integers(image.height))
     if not pad:

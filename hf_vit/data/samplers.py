@@ -335,7 +335,7 @@ def _mix_halves(values: np.ndarray, bits: int, round_keys: np.ndarray) -> np.nda
 
 
 def _hash(values: np.ndarray, round_key: np.uint64) -> np.ndarray:
-    """Hash each number to 64 bits with the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Hash each number to 64 bits with the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
     mixed = values + np.full_like(values, round_key)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

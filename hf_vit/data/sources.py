@@ -247,7 +247,7 @@ def _from_arrays(images: np.ndarray, labels: np.ndarray, names: list[str]) -> da
 
 
 def load_digits() -> dict[str, datasets.Dataset]:
-    """Load the 1,797 handwritten digits of scikit-learn, 8 x 8 grey; a fixed random 80 % are for training.
+    """Load the 1,797 handwritten digits of scikit-learn, 8 x 8 gray; a fixed random 80 % are for training.
 
     The original order is by writer. Its last fifth has other writers, which is a harder test.
     """

@@ -1,4 +1,4 @@
-"""Few-shot linear evaluation: regularised least squares from frozen features to {-1, 1}, in closed form.
+"""Few-shot linear evaluation: regularized least squares from frozen features to {-1, 1}, in closed form.
 
 Section 4.1 of arXiv 2010.11929, with the details of big_vision's evaluators/fewshot_lsr.py, in float64.
 """
@@ -14,7 +14,7 @@ from ..data.splits import Split
 from ..training.settings import EvaluateSettings
 from .features import Extractor, labels_of, name_of_class, open_train_and_test
 
-BIAS = 100.0  # a constant feature, so large that its weight is almost not regularised
+BIAS = 100.0  # a constant feature, so large that its weight is almost not regularized
 EPSILON = 1e-5  # added to a feature's standard deviation
 
 
@@ -88,11 +88,11 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
             solver = LeastSquares(values, classes, train.num_labels)
             for l2, its_accuracies in accuracies.items():
                 its_accuracies.append(solver.accuracy(unknown.values, unknown.labels, l2))
-        rows += [_summarise(shots, l2, its_accuracies) for l2, its_accuracies in accuracies.items()]
+        rows += [_summarize(shots, l2, its_accuracies) for l2, its_accuracies in accuracies.items()]
     return {"few_shot": rows, "samples": len(unknown), "skipped": known.skipped + unknown.skipped}
 
 
-def _summarise(shots: int, l2: float, accuracies: list[float]) -> dict[str, Any]:
+def _summarize(shots: int, l2: float, accuracies: list[float]) -> dict[str, Any]:
     spread = [min(accuracies), max(accuracies)]
     mean = statistics.mean(accuracies)
     return {"shots": shots, "l2_reg": l2, "accuracy": mean, "spread": spread, "accuracy_of_seeds": accuracies}

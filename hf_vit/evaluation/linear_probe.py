@@ -1,4 +1,4 @@
-"""Linear probe: multinomial logistic regression on frozen features, with regularisation chosen on held-out images."""
+"""Linear probe: multinomial logistic regression on frozen features, with regularization chosen on held-out images."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _TOLERANCE = 1e-6  # of the gradient's largest entry
 
 
 class LogisticRegression:
-    """Minimum of mean cross-entropy + l2 / 2 |W|^2 over weights W and biases, which are not regularised.
+    """Minimum of mean cross-entropy + l2 / 2 |W|^2 over weights W and biases, which are not regularized.
 
     It equals scikit-learn's `LogisticRegression(C=1 / (images * l2))` on features of mean 0 and standard deviation 1.
     """

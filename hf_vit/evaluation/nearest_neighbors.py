@@ -1,4 +1,4 @@
-"""k nearest neighbours by cosine similarity, with the weighted vote of DINO (arXiv 2104.14294)."""
+"""k nearest neighbors by cosine similarity, with the weighted vote of DINO (arXiv 2104.14294)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,10 +14,10 @@ _QUERIES = 256  # compared with all training images at once
 
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
-    """Measure top-1 and top-5 accuracy for each number of neighbours.
+    """Measure top-1 and top-5 accuracy for each number of neighbors.
 
     Raises:
-        ValueError: there are fewer training images than neighbours.
+        ValueError: there are fewer training images than neighbors.
     """
     train, test = open_train_and_test(settings)
     if max(settings.neighbors) > len(train):

@@ -26,7 +26,7 @@ from ..training.recipes import build, merge
 from ..training.settings import EvaluateSettings, FinetuneSettings
 from ..training.trainer import Trainer, TrainingStopped
 from .vtab_data import Task, TaskData, join, open_task, read_table
-from .vtab_report import summarise, write_figure, write_table
+from .vtab_report import summarize, write_figure, write_table
 
 _SHARED = ("num_workers", "eval_batch_size", "mixed_precision", "compile", "seed")  # of both kinds of settings
 
@@ -192,7 +192,7 @@ class Runner:
         """Write vtab.json, vtab.md and vtab.png of the finished tasks."""
         accuracies = {task.name: results[task.name]["accuracy"] for task in tasks if task.name in results}
         drawn = [name for name in accuracies if results[name]["examples"] == "drawn"]
-        summary = {**summarise(tasks, accuracies), "drawn_examples": drawn}
+        summary = {**summarize(tasks, accuracies), "drawn_examples": drawn}
         if self.accelerator.is_main_process:
             self.output.mkdir(parents=True, exist_ok=True)
             write_json(self.output / "vtab.json", summary)

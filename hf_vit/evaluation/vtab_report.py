@@ -11,7 +11,7 @@ from .vtab_data import Task
 _COLORS = {"natural": "tab:red", "specialized": "tab:green", "structured": "tab:blue"}  # as in Figure 2 of the paper
 
 
-def summarise(tasks: list[Task], accuracies: dict[str, float]) -> dict[str, Any]:
+def summarize(tasks: list[Task], accuracies: dict[str, float]) -> dict[str, Any]:
     """Return the accuracies of the finished tasks, their means by group and over all tasks.
 
     The mean over all tasks is over the tasks, not over the groups (Table 9 of arXiv 2010.11929).
@@ -30,7 +30,7 @@ def write_table(tasks: list[Task], columns: dict[str, dict[str, float]]) -> str:
     Args:
         columns: name of a model -> name of a task -> accuracy from 0 to 1; a missing task is a dash.
     """
-    summaries = [summarise(tasks, accuracies) for accuracies in columns.values()]
+    summaries = [summarize(tasks, accuracies) for accuracies in columns.values()]
     lines = [["task", "group", *columns], ["---", "---", *("--:" for _ in columns)]]
     for task in tasks:
         lines.append([task.name, task.group, *(_percent(column["accuracy"].get(task.name)) for column in summaries)])

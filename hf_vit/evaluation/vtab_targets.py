@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 _CLEVR_DISTANCES = (8.0, 8.5, 9.0, 9.5, 10.0)  # units of the rendered scene, between 6 classes
-_KITTI_DISTANCES = (8.0, 20.0, 999.0)  # metres, between 4 classes; the last is "no vehicle"
+_KITTI_DISTANCES = (8.0, 20.0, 999.0)  # meters, between 4 classes; the last is "no vehicle"
 _KITTI_VEHICLES = ("Car", "Van", "Truck", 0, 1, 2)  # names of the annotation, or numbers of TensorFlow Datasets
 _NO_VEHICLE = 1000.0
 

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 
 from hf_vit.evaluation import vtab, vtab_data
 from hf_vit.evaluation.vtab_data import Task, open_task, read_table
-from hf_vit.evaluation.vtab_report import summarise, write_table
+from hf_vit.evaluation.vtab_report import summarize, write_table
 from hf_vit.evaluation.vtab_targets import (
     clevr_count,
     clevr_distance,
@@ -44,7 +44,7 @@ def test_tasks_groups_and_means_equal_the_paper():
     )
     counts = {group: sum(task.group == group for task in TASKS.values()) for group in ("natural", "specialized")}
     assert counts == {"natural": 7, "specialized": 4}
-    means = [summarise(list(TASKS.values()), row)["mean"] for row in read_table()["paper"].values()]
+    means = [summarize(list(TASKS.values()), row)["mean"] for row in read_table()["paper"].values()]
     assert [round(100 * mean, 1) for mean in means] == [77.6, 76.3, 72.7]
 
 
@@ -359,7 +359,7 @@ def test_a_stopped_task_continues_from_its_checkpoint(tiny, root, tmp_path, caps
 def test_a_table_of_some_tasks():
     tasks = list(TASKS.values())[5:8]
     accuracies = {"Sun397": 0.5, "Camelyon": 0.75}
-    summary = summarise(tasks, accuracies)
+    summary = summarize(tasks, accuracies)
     assert summary["groups"] == {"natural": 0.5, "specialized": 0.75}
     assert (summary["mean"], summary["tasks_done"], summary["tasks"]) == (0.625, 2, 3)
     table = write_table(tasks, {"ours": accuracies, "nothing": {}})

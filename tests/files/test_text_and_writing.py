@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hf_vit.evaluation.vtab_data import read_table
-from hf_vit.evaluation.vtab_report import summarise, write_figure
+from hf_vit.evaluation.vtab_report import summarize, write_figure
 from hf_vit.training.figures import write_curve
 
 from ..launching import locale_environment
@@ -152,7 +152,7 @@ def test_an_interrupted_picture_keeps_the_earlier_one(kind, tmp_path, monkeypatc
     monkeypatch.setattr(Figure, "savefig", break_off)
     tasks = read_table()["tasks"]
     draw = {
-        "vtab": lambda: write_figure(tasks, summarise(tasks, {tasks[0].name: 0.5}), path),
+        "vtab": lambda: write_figure(tasks, summarize(tasks, {tasks[0].name: 0.5}), path),
         "learning curve": lambda: write_curve([{"step": 1, "loss": 0.5}], path),
     }[kind]
     with pytest.raises(KeyboardInterrupt):
