@@ -33,18 +33,21 @@ def start_accelerator(settings: DataSettings) -> Accelerator:
     """Start the accelerator.
 
     Raises:
-        SettingsError: the number of processes is not `num_processes` or not the launcher's, or the device lacks the
-            precision or the sharding of the launch.
+        SettingsError: the number of processes is not `num_processes`, the launcher's or that of the template's groups;
+            or the device lacks the precision or the sharding of the launch.
     """
     trackers = choose_trackers(settings.report_to) if isinstance(settings, TrainingSettings) else []
     project = ProjectConfiguration(project_dir=str(settings.output_dir)) if trackers else None
     AcceleratorState._reset_state()  # of an earlier run in this process, such as a notebook's
-    accelerator = Accelerator(
-        cpu=_started_on_cpus(),
-        mixed_precision=settings.mixed_precision,
-        log_with=[*trackers] or None,
-        project_config=project,
-    )
+    try:
+        accelerator = Accelerator(
+            cpu=_started_on_cpus(),
+            mixed_precision=settings.mixed_precision,
+            log_with=[*trackers] or None,
+            project_config=project,
+        )
+    except RuntimeError as error:  # such as another number of processes than those of the template's groups
+        raise SettingsError(f"Accelerate cannot start this launch: {error}") from error
     keep_float32_weights(accelerator)
     _check_launch(accelerator)
     if settings.num_processes not in (None, accelerator.num_processes):

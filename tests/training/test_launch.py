@@ -1,4 +1,4 @@
-"""Memory that a step frees is kept for the next one."""
+"""Starting a run: what the launch asks for, and memory that a step frees is kept for the next one."""
 
 import platform
 import subprocess
@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from hf_vit.training import launch
+from hf_vit.training.recipes import SettingsError
+from hf_vit.training.settings import EvaluateSettings
 
 PROGRAM = """
 import resource, sys
@@ -23,6 +25,18 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)  # pages of t
 """
 
 
+def test_a_launch_of_another_size_than_its_groups_is_one_sentence(monkeypatch):
+    """The template hsdp has 2 groups of 4 processes; Accelerate raises this for `--num_processes 2`."""
+
+    def accelerator(**_):
+        raise RuntimeError("Mesh should not be bigger than default world size 2, but found 8 ranks!")
+
+    monkeypatch.setattr(launch, "Accelerator", accelerator)
+    with pytest.raises(SettingsError, match="8 ranks"):
+        launch.start_accelerator(EvaluateSettings(model="model", dataset="digits"))
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_freed_memory_is_kept(monkeypatch):
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
