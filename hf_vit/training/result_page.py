@@ -48,7 +48,7 @@ class HeldOut:
     """Predictions of a classifier on the readable images of a split.
 
     Args:
-        predictions: the result of `measuring.predict`, with class numbers as labels.
+        predictions: the result of `evaluation.predictions.predict`, with class numbers as labels.
         names: class names of the model, by number.
         folder: folder of the data set; names of its files are relative to it.
     """
