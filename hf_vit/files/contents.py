@@ -65,8 +65,11 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def refuse_foreign(folder: str | os.PathLike) -> None:
+def refuse_foreign(folder: str | os.PathLike, linked: str = "") -> None:
     """Refuse a folder that holds anything that this package did not write; an empty folder is accepted.
+
+    Args:
+        linked: name of a folder in it that may be a symbolic link to one elsewhere.
 
     Raises:
         FileExistsError: it is no folder, or holds a foreign file; nothing was changed.
@@ -76,12 +79,15 @@ def refuse_foreign(folder: str | os.PathLike) -> None:
         kind = "a symbolic link" if folder.is_symlink() else "a file"
         raise FileExistsError(f"cannot replace {folder}: it is {kind} (expected a folder); nothing was changed")
     names = sorted(_names(folder))
+    if linked in names and (folder / linked).is_dir():
+        inside = (path.relative_to(folder).as_posix() for path in (folder / linked).rglob("*") if not path.is_dir())
+        names = sorted([*(name for name in names if name != linked), *inside])
     if foreign := [name for name in names if _is_foreign(folder, name)]:
         raise FileExistsError(
             f"cannot replace {folder}: it holds {in_words(foreign)}, which hf_vit did not write; nothing was changed. "
             "Move that away, or choose another folder"
         )
-    if names and not _is_ours(folder, names):
+    if {*names} - {LOCK} and not _is_ours(folder, names):
         raise FileExistsError(
             f"cannot replace {folder}: nothing in it shows that hf_vit wrote {in_words(names)}; nothing was changed. "
             "Delete the folder yourself, or choose another"

@@ -521,10 +521,12 @@ def _claim(output: Path, settings: TrainingSettings) -> int | None:
         found = [] if settings.resume else [entry for entry in output.iterdir() if entry.name != LOCK]
         if found and not settings.overwrite:
             raise SettingsError(f"{output} is not empty: continue it with --resume, or delete it with --overwrite")
-        if found:
-            refuse_foreign(output)
+        if found:  # the output folder and that of the checkpoints may be links, e.g. to a larger disk; they stay links
+            refuse_foreign(output.resolve(), linked="checkpoints")
         for entry in found:
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            folder = output / "checkpoints"
+            for unneeded in folder.iterdir() if entry == folder and folder.is_symlink() else [entry]:
+                shutil.rmtree(unneeded) if unneeded.is_dir() else unneeded.unlink()
     except BaseException:
         if lock is not None:
             _release(output, lock)

@@ -4,11 +4,13 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tqdm import tqdm
 
+from ..data.labels import distinguish, names_of
 from ..data.splits import Split
 from ..loading import find_better
 from ..models.configuration_hf_vit import as_pair
@@ -144,6 +146,8 @@ def _plan(trainer: "Trainer") -> Iterator[tuple[str, str]]:
     yield "model", f"{getattr(settings, 'model', None) or 'random weights'}: {total:,} parameters{share}, {size}"
     yield "train", f"{settings.dataset}, {settings.train_split}: {_describe(split)}"
     yield "evaluate", _describe_evaluation(settings, trainer.eval_split)
+    if unseen := _unseen_classes(trainer):
+        yield "warning", f"no image to train on has a class of the evaluation: {_list(unseen)}"
     steps = trainer.num_steps
     epochs = steps * settings.batch_size / max(len(split), 1)
     yield "length", f"{steps:,} optimiser steps of {settings.batch_size:,} images ({epochs:.3g} epochs)"
@@ -158,9 +162,22 @@ def _describe(split: Split) -> str:
     images = f"{len(split):,} images"
     if split.label_column is None:
         return images
-    names = split.label_names or []
-    listed = f" ({', '.join(names[:_LISTED])}{', ...' if len(names) > _LISTED else ''})" if names else ""
+    listed = f" ({_list(split.label_names)})" if split.label_names else ""
     return f"{images} of {split.num_labels:,} classes{listed}"
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+
+
+def _unseen_classes(trainer: "Trainer") -> list[str]:
+    """Names of the classes that only images of the evaluation have; none where labels are not read in advance."""
+    splits = [split for split in (trainer.split, trainer.eval_split) if split is not None]
+    if len(splits) < 2 or any(one.is_sharded or one.multi_label or one.label_column is None for one in splits):
+        return []
+    trained, evaluated = (np.unique(split.class_numbers()) for split in splits)
+    names = distinguish(names_of(trainer.config))
+    return [names[number] for number in np.setdiff1d(evaluated, trained) if number >= 0]
 
 
 def _describe_evaluation(settings: TrainingSettings, split: Split | None) -> str:

@@ -7,13 +7,15 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from hf_vit.training import checkpoint
-from hf_vit.training.checkpoint import Checkpoints, damage, read_state, restore, run_tensors, set_aside
+from hf_vit.training.checkpoint import Checkpoints, claimed_output, damage, read_state, restore, run_tensors, set_aside
 from hf_vit.training.optimization import CompactAdamW, CompactSGD
+from hf_vit.training.settings import FinetuneSettings
 
 
 def save(store: Checkpoints, step: int):
@@ -234,3 +236,27 @@ def test_a_checkpoint_of_another_model_or_an_earlier_version_is_refused(tmp_path
     (store.paths()[-1] / "state.json").write_text(json.dumps({"step": 1}))
     with pytest.raises(ValueError, match="an earlier version of hf_vit wrote it"):
         restore(store.paths()[-1], model, optimizer)
+
+
+@pytest.mark.parametrize("linked", ["out", "out/checkpoints"])
+def test_an_output_folder_or_its_checkpoints_may_be_links(tmp_path, linked):
+    """Overwriting empties what they point to, keeps the links, and still deletes no foreign file."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / linked).parent.mkdir(exist_ok=True)
+    (tmp_path / linked).symlink_to(tmp_path / "disk")
+    output, accelerator = tmp_path / "out", Accelerator(cpu=True)
+    settings = FinetuneSettings(overwrite=True)
+    (output / "checkpoints").mkdir(exist_ok=True)
+    save(Checkpoints(output / "checkpoints", keep=1), 3)
+    (output / "recipe.yaml").touch()
+    (output / "checkpoints" / "diary.txt").touch()
+    with pytest.raises(FileExistsError, match="diary"), claimed_output(output, settings, accelerator):
+        pass
+    (output / "checkpoints" / "diary.txt").unlink()
+    assert any(output.rglob("state.json")) or any((output / "checkpoints").rglob("state.json"))
+    with claimed_output(output, FinetuneSettings(resume=True), accelerator):
+        pass
+    assert len(Checkpoints(output / "checkpoints", keep=1).paths()) == 1
+    with claimed_output(output, settings, accelerator):
+        assert (tmp_path / linked).is_symlink()
+        assert [path.name for path in (tmp_path / "disk").iterdir()] in ([".lock"], [])

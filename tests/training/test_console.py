@@ -7,6 +7,8 @@ import struct
 import sys
 import termios
 
+import datasets
+import numpy as np
 import pytest
 
 from hf_vit.scripts.pretrain import pretrain
@@ -44,3 +46,20 @@ def test_a_log_file_has_every_value(tmp_path, capfd):
     last = last_line(capfd.readouterr().err)
     for name in ("data_wait", "memory_gib", "learning_rate", "gradient_norm", "eval_samples", "eval_skipped"):
         assert f" {name}=" in last
+
+
+def test_a_class_that_only_the_evaluation_has_is_named_before_training(tmp_path, capsys):
+    """A class without images to evaluate is not."""
+    rows = {"image": [np.zeros((8, 8), np.uint8)] * 4}
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "bird", "dog"])}
+    )
+    for name, labels in {"train": [0, 2, 2, 0], "test": [0, 1, 1, 0]}.items():
+        datasets.Dataset.from_dict({**rows, "label": labels}, features=features).to_parquet(
+            tmp_path / f"{name}.parquet"
+        )
+    settings = {**DIGITS, "dataset": tmp_path, "eval_split": "test", "batch_size": 4, "per_device_batch_size": 4}
+    pretrain(arguments(**{**settings, "steps": 1, "warmup_steps": 0, "num_workers": 0}, output_dir=tmp_path / "out"))
+    [warning] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert "bird" in warning
+    assert "dog" not in warning

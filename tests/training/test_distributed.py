@@ -1,12 +1,14 @@
 """Two CPU processes over gloo do what one process does."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from ..launching import DIGITS, history, launch, weights
+from ..launching import DIGITS, LIMIT, arguments, environment, history, launch, weights
 
 pytestmark = pytest.mark.slow
 
@@ -73,3 +75,35 @@ def test_wrong_number_of_processes_is_refused(tmp_path):
     done = launch("pretrain", check=False, output_dir=tmp_path / "out", **DIGITS, num_processes=2)
     assert done.returncode == 2
     assert "--num-processes is 2, but 1 run" in done.stderr
+
+
+LACKS_MEMORY = """
+import os, sys
+from hf_vit.scripts.pretrain import pretrain
+from hf_vit.training.objectives import Classification
+from hf_vit.training.trainer import Trainer
+
+compute, tried = Classification.__call__, []
+
+def lack_memory(self, model, batch, rng, **sizes):
+    tried.append(len(batch["image"]))
+    if os.environ["RANK"] == "1" and tried[-1] > 3:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 99 bytes")
+    return compute(self, model, batch, rng, **sizes)
+
+Classification.__call__ = lack_memory
+pretrain(sys.argv[1:])
+print("tried", tried, flush=True)
+"""
+
+
+def test_processes_agree_on_a_batch_size_that_fits_on_all(tmp_path):
+    """Of 24 images 12, 6 and 3 a forward are tried, and rank 1 lacks memory for more than 3."""
+    (tmp_path / "run.py").write_text(LACKS_MEMORY)
+    settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0, "find_batch_size": "true"}
+    settings |= {"per_device_batch_size": 12, "output_dir": tmp_path / "out"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    line = [*launcher, str(tmp_path / "run.py"), *arguments(**settings)]
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("tried [12, 6, 3, 3, 3, 3, 3]") == 2  # a try each, and the forwards of the step

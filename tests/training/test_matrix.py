@@ -1,7 +1,7 @@
 """Kinds of runs through the launch templates, on CPU processes over gloo: each ends with the weights of one process.
 
 All runs of a template share one launch. A run takes two steps, then resumes and takes the third; it evaluates after
-each step, and only the first evaluation is a new best.
+each step.
 """
 
 import json
@@ -24,11 +24,18 @@ EVERY_RUN = {"batch_size": 8, "per_device_batch_size": 2, "learning_rate": 0.01,
 EVERY_RUN |= {"warmup_steps": 0, "eval_every": 1, "save_every": 1, "log_every": 1, "eval_batch_size": 4}
 EVERY_RUN |= {"best_metric": "accuracy", "num_workers": 0, "report_to": "none"}
 NATIVE = {"preset": "native", "token_drop": 0.3}
+ADAMW = {"optimizer": "adamw", "adam_epsilon": 1e-3, "weight_decay": 0.1}  # 0 / 0 at 1e-8
 KINDS = {  # settings of each kind of run
     "average": {"ema_decay": 0.5},
     "native": NATIVE,
     "average_native": {"ema_decay": 0.5, **NATIVE},
+    "average_flexible": {"ema_decay": 0.5, "patch_sizes": "2,4", "best_metric": "loss"},
+    "average_lora": {"ema_decay": 0.5, "lora_rank": 2, "find_batch_size": "true"},
+    "average_muon": {"ema_decay": 0.5, "optimizer": "muon", "class_sampling": "balanced"},
+    "compact_native": {**ADAMW, "momentum_dtype": "bfloat16", "gradient_checkpointing": "true", **NATIVE},
 }
+FAR = {"average_muon": 1e-3}  # Muon iterates in bfloat16, in sums of another order when sharded
+NOT_BETTER = {"average", "native", "average_native"}  # only their first evaluation is a new best
 TEMPLATES = {  # number of processes, and options of the launcher
     "multi_cpu": (2,),
     "fsdp": (2,),
@@ -78,7 +85,10 @@ def test_every_template_equals_one_process(settings, one_process, tmp_path):
         for name in settings:
             ours, theirs = weights(output / name), weights(one_process / name)
             for key, tensor in theirs.items():
-                torch.testing.assert_close(ours[key], tensor, rtol=0, atol=1e-5, msg=f"{template}, {name}: {key}")
+                torch.testing.assert_close(
+                    ours[key], tensor, rtol=0, atol=FAR.get(name, 1e-5), msg=f"{template}, {name}: {key}"
+                )
             left, right = (json.loads((run / name / "metrics.json").read_text()) for run in (output, one_process))
-            assert left["best_step"] == right["best_step"] == 1
-            assert left["loss"] == pytest.approx(right["loss"], rel=1e-5)
+            assert left["best_step"] == right["best_step"]
+            assert name not in NOT_BETTER or left["best_step"] == 1
+            assert left["loss"] == pytest.approx(right["loss"], rel=FAR.get(name, 1e-5))
