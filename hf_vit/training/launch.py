@@ -38,7 +38,8 @@ def start_accelerator(settings: DataSettings) -> Accelerator:
     """
     trackers = choose_trackers(settings.report_to) if isinstance(settings, TrainingSettings) else []
     project = ProjectConfiguration(project_dir=str(settings.output_dir)) if trackers else None
-    AcceleratorState._reset_state()  # of an earlier run in this process, such as a notebook's
+    if _started_processes() == 1:
+        AcceleratorState._reset_state()  # of an earlier run in this process, such as a notebook's
     try:
         accelerator = Accelerator(
             cpu=_started_on_cpus(),
