@@ -73,16 +73,17 @@ def one_process(settings, tmp_path, fresh_accelerator) -> Path:
 def test_every_template_equals_one_process(settings, one_process, tmp_path):
     for template, (processes, *options) in TEMPLATES.items():
         output = tmp_path / template
+        runs = {name: run for name, run in settings.items() if template == "multi_cpu" or name in NOT_BETTER}
         lines = [
             ["finetune", *arguments(**run, steps=steps, resume=steps == 3, output_dir=output / name)]
-            for name, run in settings.items()
+            for name, run in runs.items()
             for steps in (2, 3)
         ]
         (tmp_path / "runs.json").write_text(json.dumps(lines))
         line = through(template, processes, tmp_path / "runs.json", *options, "--main_process_port", "0")
         done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 0, f"{template}: {done.stderr[-4000:]}"
-        for name in settings:
+        for name in runs:
             ours, theirs = weights(output / name), weights(one_process / name)
             for key, tensor in theirs.items():
                 torch.testing.assert_close(
