@@ -104,15 +104,10 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
         settings = {**settings, **deepcopy(_PIXELS_IN_MINUS_ONE_TO_ONE), **resizing}
     if sizes_follow and ratios is None:
         settings = {**settings, "size": image_size, "do_center_crop": False}
-    elif sizes_follow:
+    elif sizes_follow and ratios is not None:
         side = max(image_size.values())
-        resized = int(side / (crop_pct or ratios[side >= 384]) + 1e-6)
-        settings = {
-            **settings,
-            "size": {"shortest_edge": resized},
-            "do_center_crop": True,
-            "crop_size": image_size,
-        }
+        size = {"shortest_edge": int(side / (crop_pct or ratios[side >= 384]) + 1e-6)}
+        settings = {**settings, "size": size, "do_center_crop": True, "crop_size": image_size}
     settings = {**settings, **changes, **_follow_channels(settings, changes)}
     if settings["do_center_crop"] and settings["crop_size"] is None:
         settings["crop_size"] = _resulting_size({**settings, "do_center_crop": False})
