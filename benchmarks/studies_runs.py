@@ -82,6 +82,8 @@ def run_trials(recipe: str, trials: Sequence[Trial], setup: Setup, measure: Meas
 def _train(arguments: Sequence[str], folder: Path, file: Path) -> dict[str, Any]:
     """Return the result of an earlier, continued or new run with these settings, and save it to `file`."""
     settings, recipe = parse_settings(PretrainSettings, list(arguments)), folder / "recipe.yaml"
+    if settings.loss == "auto":
+        settings.loss = "softmax"  # what a run writes for one label per image
     is_same = recipe.exists() and recipe.read_text(encoding="utf-8") == dump(settings)
     if is_same and file.exists():
         return json.loads(file.read_text(encoding="utf-8"))

@@ -124,7 +124,7 @@ def test_an_image_file_that_declares_a_box_of_4_eib_is_refused(tmp_path):
     (tmp_path / "a.jp2").write_bytes(
         content[:place] + b"\0\0\0\1jp2h" + (2**62).to_bytes(8, "big") + content[place + 8 :]
     )
-    is_refused(lambda: read_image(tmp_path / "a.jp2"), "Expected to read 4611686018427387888 bytes", ImageReadingError)
+    is_refused(lambda: read_image(tmp_path / "a.jp2"), "cannot read", ImageReadingError)
 
 
 def test_an_old_pth_that_declares_more_than_it_holds_is_refused(tmp_path):
