@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-xla docs versions release-check quick check fix bench bench-gpu bench-models fuzz
+.PHONY: demo test test-all test-xla docs versions release-check check fix bench bench-gpu bench-models fuzz
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -13,7 +13,12 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/python -m hf_vit.demo --output demo_output
 
+# Everything that proves a number, a file on disk, or what is left after a kill: a quarter of an hour on two cores.
 test: .venv/installed
+	$(BIN)/python -m pytest --numprocesses 2 --durations 10 -m "not slow and not browser"
+
+# And the rest: launchers, notebooks, pages, the installed wheel, compiled variants, a browser.
+test-all: .venv/installed
 	$(BIN)/python -m pytest --numprocesses 2 --durations 10
 
 # Training on XLA's CPU device, in an environment of its own: a download of 1 GB, once. Needs gcc, and a Python from 3.11 to 3.13.
@@ -47,10 +52,6 @@ release-check: export TAG = $(RELEASE)
 release-check: .venv/release
 	$(BIN)/python -m tests.release --tag "$$TAG"
 
-# Every area, within three minutes on two cores.
-quick: .venv/installed
-	$(BIN)/python -m pytest --numprocesses 2 -m "not slow and not browser"
-
 # What is compared with others, and then what is not; each alone is `make bench-inference` and so on.
 COMPARED := inference training_step loading floor pipeline
 bench: $(COMPARED:%=bench-%) bench-convert bench-image_processing bench-resampling
@@ -68,7 +69,7 @@ bench-models: .venv/installed
 bench-%: .venv/peers
 	$(BIN)/python benchmarks/$*.py
 
-# One GPU for 40 minutes, with a torch for it and what else is installed: `make bench-gpu GPU_PYTHON=python3 GPU_OPTIONS="--resume"`.
+# One GPU for 25 minutes, with a torch for it and what else is installed: `make bench-gpu GPU_PYTHON=python3 GPU_OPTIONS="--resume"`.
 GPU_PYTHON ?= $(BIN)/python
 GPU_OPTIONS ?=
 bench-gpu:

@@ -24,11 +24,11 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
+from hf_vit.devices import keep_freed_memory
 from hf_vit.files.download import sha256_of
 from hf_vit.files.output import new_folder
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.training.checkpoint import Checkpoints, run_tensors
-from hf_vit.training.launch import keep_freed_memory
 from hf_vit.variants import config_of_variant
 
 

@@ -58,8 +58,8 @@ def make_checkpoints(config: "HfViTConfig", folder: Path) -> None:
 
 def _export_torchvision(model, path: Path) -> None:
     from hf_vit.conversion import ConversionError
-    from hf_vit.conversion.rules import to_theirs
-    from hf_vit.conversion.torchvision.source import Torchvision
+    from hf_vit.conversion.tables import to_theirs
+    from hf_vit.conversion.torchvision import Torchvision
 
     if model.config.model_type != "hf_vit":
         raise ConversionError("torchvision has no hybrids")

@@ -1,13 +1,14 @@
 """Benchmarks of one GPU within a limited time: speed, memory, losses, images, and a row of the paper.
 
-    python benchmarks/gpu.py [--minutes 40] [--resume] [--weights FOLDER --cifar10 FOLDER]
+    python benchmarks/gpu.py [--minutes 25] [--resume] [--weights FOLDER --cifar10 FOLDER]
     python benchmarks/gpu.py --device cpu --toy
 
-The rows are settings (eager, compiled, CUDA graphs, max-autotune, padded tokens, fp8 and others) for B/16, S/16 and
-L/16, the most useful first. Each row runs in a separate process with a time limit. Its result is written to
-OUTPUT/results.jsonl at once. When the time is over, or on SIGTERM or Ctrl+C, the tables of the measured rows are
-printed and written to OUTPUT/tables.md. `--resume` continues an earlier run, so that a GPU can be used in short
-sessions (`--resume --minutes 9`).
+The first rows are training runs from image files: the loop, an exact resume, the CPU against the GPU, fp16, FSDP2. Then
+come inference, images, training steps and the peaks of products, with settings (eager, compiled, CUDA graphs,
+max-autotune, padded tokens, fp8 and others) for B/16, S/16 and L/16, the most useful first. Each row runs in a separate
+process with a time limit. Its result is written to OUTPUT/results.jsonl at once. When the time is over, or on SIGTERM
+or Ctrl+C, the tables of the measured rows are printed and written to OUTPUT/tables.md. `--resume` continues an earlier
+run, so that a GPU can be used in short sessions (`--resume --minutes 9`).
 
 Nothing is downloaded. Rows that need a missing package (torchao, kernels, torchvision, datasets) are omitted, with the
 reason.
@@ -25,8 +26,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("torch", "transformers", "accelerate", "safetensors", "numpy", "PIL", "yaml", "tqdm", "jinja2", "filelock")
 _SPARE_SECONDS = 5  # reserved for the tables
-_PRELOAD = ["torch._dynamo", "torch._functorch.aot_autograd", "gpu_steps", "gpu_images", "gpu_paper"]
+_PRELOAD = ["torch._dynamo", "torch._functorch.aot_autograd", "gpu_steps", "gpu_images", "gpu_paper", "gpu_runs"]
 _WORK = {
+    "run": "gpu_runs:measure",
     "peak": "gpu_steps:measure_peaks",
     "train": "gpu_steps:train",
     "infer": "gpu_steps:infer",
@@ -70,7 +72,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--toy", action="store_true", help="use tiny models and few steps, to test the program")
     parser.add_argument("--inductor", action="store_true", help="also compile at toy size (minutes; needs g++)")
-    parser.add_argument("--minutes", type=float, default=40, help="time for all rows (default 40)")
+    parser.add_argument("--minutes", type=float, default=25, help="time for all rows (default 25)")
     parser.add_argument("--resume", action="store_true", help="skip what OUTPUT has measured already")
     parser.add_argument("--output", type=Path, default=Path("gpu_output"), help="folder (default gpu_output)")
     parser.add_argument("--weights", type=Path, help="ViT for the paper's row: a folder, or an original .npz")
@@ -166,8 +168,8 @@ def _measure_row(options: argparse.Namespace, row, results, processes, end: floa
     began, limit = time.monotonic(), min(row.limit, left)
     outcome = processes.run(_WORK[row.kind], message, limit, row.grace, is_cut=left < row.limit)
     seconds = time.monotonic() - began
-    written = {name: message.get(name) for name in ("name", "kind", "variant", "setting")}
-    results.add({**written, **_parts_of(outcome), "seconds": round(seconds, 1)})
+    written = {name: message.get(name) for name in ("name", "kind", "variant", "run", "setting")}
+    results.add({**written, **_parts_of(outcome), "seconds": round(seconds, 1), "limit": round(limit)})
     rate = outcome.result.get("images_per_second")
     what = f", {rate:,.0f} images/s" if isinstance(rate, float) else ""
     why = f": {outcome.reason}" if outcome.reason else ""

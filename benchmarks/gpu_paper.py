@@ -75,7 +75,6 @@ def _as_folder(weights: Path, folder: Path) -> Path:
 
 def _settings(device: str) -> dict[str, object]:
     """Return the settings of the original's short schedule, in bfloat16 and compiled."""
-    workers = max(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 2) - 1
     return {
         "recipe": _ROOT / "training" / "recipes" / "finetune_cifar10.yaml",
         "train_split": "train",
@@ -89,7 +88,6 @@ def _settings(device: str) -> dict[str, object]:
         "eval_every": _STEPS,
         "save_every": 50,
         "eval_batch_size": _PER_DEVICE,
-        "num_workers": workers,
         "mixed_precision": "bf16",
         "compile": "true" if device == "cuda" else "false",
     }

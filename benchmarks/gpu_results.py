@@ -54,7 +54,7 @@ class Results:
 
 def as_markdown(results: Results) -> str:
     """Return all tables, and the list of omitted rows."""
-    sections = [_machine(results), _peaks(results)]
+    sections = [_machine(results), _peaks(results), _runs(results)]
     for kind, title in (("train", "Training step"), ("infer", "Inference")):
         rows = [row for row in results.rows.values() if row["kind"] == kind]
         if measured := [row for row in rows if row["result"]]:
@@ -76,6 +76,25 @@ def _peaks(results: Results) -> str:
     peaks = results.result("peak").get("peaks", {})
     rates = ", ".join(f"{name} {rate / 1e12:,.3g}" for name, rate in peaks.items())
     return f"Best matrix products, TFLOP/s: {rates}." if rates else ""
+
+
+def _runs(results: Results) -> str:
+    rows = [row for row in results.rows.values() if row["kind"] == "run" and row["result"]]
+    if not rows:
+        return ""
+    lines = []
+    for row in rows:
+        found = row["result"]
+        cells = [_number(found.get("images_per_second"), ",.0f"), _number(found.get("data_wait"), ".1%")]
+        cells += [_number(found.get("share_of_peak"), ".1%"), _number(found.get("memory_gib"), ".1f")]
+        said = {"equal_bits": "the same bits" if found.get("equal_bits") else "other bits"}
+        said |= {"largest_difference": f"weights differ by {found.get('largest_difference', 0):.1e} of the largest"}
+        said |= {"losses": f"loss {found.get('losses', [0])[-1]:.3f}"}
+        outcome = next((text for name, text in said.items() if name in found), "")
+        lines.append([f"{row['variant']} {row['run']}", *cells, outcome, f"{row['seconds']:.0f} of {row['limit']}"])
+    return "**Training runs from files**\n\n" + table(
+        ["", "images/s", "data wait", "of peak", "GiB", "outcome", "seconds, limit"], lines
+    )
 
 
 def share_of_peak(results: Results, row: dict[str, Any]) -> float | None:

@@ -37,10 +37,11 @@ class Setting:
 class Row:
     """Measurement in a separate process.
 
-    kind: "peak", "train", "infer", "images" or "paper".
+    kind: "run" (a training run from files), "infer", "images", "train" (steps alone), "peak" or "paper".
     limit: time limit in seconds.
     least: minimum of remaining seconds to start it.
     grace: seconds between SIGTERM and SIGKILL.
+    run: the kind of run.
     """
 
     kind: str
@@ -49,10 +50,11 @@ class Row:
     limit: float = 120
     least: float = 30
     grace: float = 2
+    run: str = ""
 
     @property
     def name(self) -> str:
-        return " ".join(filter(None, (self.kind, self.variant, self.setting and self.setting.name)))
+        return " ".join(filter(None, (self.kind, self.variant, self.run, self.setting and self.setting.name)))
 
     def as_message(self) -> dict[str, Any]:
         return {**asdict(self), "name": self.name}
@@ -101,12 +103,18 @@ def ladder(toy: bool, inductor: bool = False) -> list[Row]:
     return list(_toy_rows(inductor) if toy else _rows())
 
 
+RUNS = ("loop", "loop, augmentation on the device", "resume", "CPU and device", "fp16", "FSDP2")
+
+
 def _rows() -> Iterator[Row]:
-    yield Row("peak", limit=90, least=10)
+    for run in RUNS:
+        yield Row("run", "B/16" if "loop" in run else "S/16", run=run, limit=400, least=60, grace=5)
     for variant in ("B/16", "S/16", "L/16"):
-        yield from _timed("train", variant, _CORE)
         yield from _timed("infer", variant, _INFERENCE)
     yield Row("images", limit=120, least=20)
+    for variant in ("B/16", "S/16", "L/16"):
+        yield from _timed("train", variant, _CORE)
+    yield Row("peak", limit=90, least=10)
     yield Row("paper", limit=1500, least=120, grace=45)
     yield from _timed("train", "L/16", [_FP8])
     for variant in ("B/16", "S/16", "L/16"):
@@ -119,7 +127,8 @@ def _rows() -> Iterator[Row]:
 
 def _toy_rows(inductor: bool) -> Iterator[Row]:
     """Return the rows of the toy model; without inductor only one setting is compiled, to make its graphs."""
-    yield Row("peak", limit=_TOY_LIMIT, least=1)
+    for run in RUNS:
+        yield Row("run", TOY, run=run, limit=_TOY_LIMIT, least=1)
     seen = set()
     for kind, settings in (("train", (*_CORE, *_EXTRA, _FP8)), ("infer", (*_INFERENCE, *_INFERENCE_EXTRA))):
         for setting in settings:
@@ -129,6 +138,7 @@ def _toy_rows(inductor: bool) -> Iterator[Row]:
                 seen.add((kind, replace(setting, name="")))
                 yield Row(kind, TOY, setting, _TOY_LIMIT, least=1)
     yield Row("images", limit=_TOY_LIMIT, least=1)
+    yield Row("peak", limit=_TOY_LIMIT, least=1)
     yield Row("paper", limit=_TOY_LIMIT, least=1, grace=10)
 
 
@@ -136,6 +146,6 @@ def _timed(kind: str, variant: str, settings: Sequence[Setting]) -> Iterator[Row
     """Return rows with a time limit for each setting; large models get more time."""
     slower = {"L/16": 1.5, "H/14": 2}.get(variant, 1)
     for setting in settings:
-        limit, least = (300, 150) if setting.compile == _AUTOTUNE else (180, 60) if setting.compile else (100, 30)
+        limit, least = (600, 200) if setting.compile == _AUTOTUNE else (400, 60) if setting.compile else (100, 30)
         limit = 200 if setting.name == REFERENCE else limit  # it has losses of several seeds
         yield Row(kind, variant, setting, limit * slower, least)

@@ -22,9 +22,9 @@ from torch.nn import functional as F
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.analysis.compute import FLOPS_PER_MULTIPLY_ADD, count_compute
 from hf_vit.models.configuration_hf_vit import as_pair
+from hf_vit.settings.fields import TrainingSettings
 from hf_vit.training.objectives import Classification, Normalizer
 from hf_vit.training.optimization import build_optimizer, set_learning_rate
-from hf_vit.training.settings import TrainingSettings
 
 Report = Callable[[dict], None]
 _FORWARDS_PER_STEP = 3  # the forward, and a backward of twice its cost

@@ -18,10 +18,10 @@ from hf_vit.analysis.compute import count_multiply_adds
 from hf_vit.analysis.training_runs import training_exaflops
 from hf_vit.data.sources import load_split
 from hf_vit.files.output import write_json
+from hf_vit.settings.fields import PretrainSettings
+from hf_vit.settings.options import parse_settings
+from hf_vit.settings.reader import dump
 from hf_vit.training.models import build_config
-from hf_vit.training.options import parse_settings
-from hf_vit.training.recipes import dump
-from hf_vit.training.settings import PretrainSettings
 
 RECIPES = Path(__file__).parents[1] / "training" / "recipes"
 IMAGES = {"digits": 1437, "mnist": 8000, "cifar10": 5000}  # training images, as small.yaml splits them
@@ -70,6 +70,7 @@ def run_trials(recipe: str, trials: Sequence[Trial], setup: Setup, measure: Meas
             select = [f"{group}={level}" for group, level in ({"data": setup.dataset} | trial.select).items()]
             arguments = ["--recipe", str(RECIPES / recipe), "--select", *select, "--seed", str(seed)]
             arguments += ["--report_to", "none", "--eval_every", str(10**9), "--save_every", "200"]
+            arguments += ["--loss", "softmax", "--compile", "false"]  # as a run writes them in place of auto
             arguments += [*setup.arguments(), *trial.settings, "--output_dir", str(folder)]
             file = setup.output / "results" / f"{name}.json"
             result = _train(arguments, folder, file)
@@ -82,8 +83,6 @@ def run_trials(recipe: str, trials: Sequence[Trial], setup: Setup, measure: Meas
 def _train(arguments: Sequence[str], folder: Path, file: Path) -> dict[str, Any]:
     """Return the result of an earlier, continued or new run with these settings, and save it to `file`."""
     settings, recipe = parse_settings(PretrainSettings, list(arguments)), folder / "recipe.yaml"
-    if settings.loss == "auto":
-        settings.loss = "softmax"  # what a run writes for one label per image
     is_same = recipe.exists() and recipe.read_text(encoding="utf-8") == dump(settings)
     if is_same and file.exists():
         return json.loads(file.read_text(encoding="utf-8"))

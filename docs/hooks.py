@@ -9,12 +9,17 @@ import ast
 import html
 import inspect
 import json
+import logging
+import os
 import posixpath
 import re
+import shutil
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
+from tempfile import mkdtemp
 
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
@@ -199,24 +204,27 @@ def _commands() -> str:
 
     listing = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     lines = [*_FIRST_IN_SEARCH, "# Commands", "", "`hf-vit COMMAND`, from the text of `hf-vit COMMAND --help`.", ""]
-    for choice in listing._choices_actions:
-        command = listing.choices[choice.dest]
-        lines += [f"## hf-vit {choice.dest}", "", _sentence(choice.help or ""), ""]
-        if command.get_default("takes_settings"):
+    for name, command in listing.choices.items():
+        lines += [f"## hf-vit {name}", "", command.description or "", ""]
+        if not command._actions:
             lines += ["It takes the [settings](settings.md).", ""]
-            continue
-        rows = [f"| {name} | {about} |" for name, about in _options_of(command, f"{choice.dest}-")]
+        rows = [f"| {option} | {about} |" for option, about in _options_of(command, f"{name}-")]
         lines += ["| argument | what it is |", "| --- | --- |", *rows, ""] if rows else []
     return "\n".join(lines)
 
 
 def _settings() -> str:
     """Return the page of the settings of training and evaluation, by group, with the commands that take them."""
-    from hf_vit.training.options import add_options
-    from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
+    from hf_vit.settings.fields import AuditSettings, EvaluateSettings, FinetuneSettings, PretrainSettings
+    from hf_vit.settings.options import add_options
 
     groups: dict[str, dict[tuple[str, str], list[str]]] = {}
-    classes = {"finetune": FinetuneSettings, "pretrain": PretrainSettings, "evaluate": EvaluateSettings}
+    classes = {
+        "finetune": FinetuneSettings,
+        "pretrain": PretrainSettings,
+        "evaluate": EvaluateSettings,
+        "audit": AuditSettings,
+    }
     for command, settings in classes.items():
         parser = argparse.ArgumentParser(add_help=False)
         add_options(parser, settings)
@@ -227,7 +235,8 @@ def _settings() -> str:
         *_FIRST_IN_SEARCH,
         "# Settings",
         "",
-        "Options of `hf-vit finetune`, `pretrain` and `evaluate` (with dashes), fields of a recipe (with underscores).",
+        "Options of `hf-vit finetune`, `pretrain`, `evaluate` and `audit` (with dashes), fields of a recipe (with "
+        "underscores).",
         "",
     ]
     for title, rows in groups.items():
@@ -256,13 +265,9 @@ def _options_of(parser, prefix: str = "") -> Iterator[tuple[str, str]]:
         yield " ".join([heading, *([f"`{value.replace('|', ' or ')}`"] if value else [])]), about
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
-
-
 def _recipes() -> str:
     """Return a table of the recipes for a CPU, and a folded table of the others; the texts come from their files."""
-    from hf_vit.training.recipes import about_recipe, installed_recipes
+    from hf_vit.settings.recipes import about_recipe, installed_recipes
 
     heading = ["| recipe | what it is |", "| --- | --- |"]
     small, large = list(heading), list(heading)
@@ -294,4 +299,40 @@ def _packages() -> str:
     return "\n".join(rows)
 
 
-TABLES = {"recipes": _recipes, "launch_templates": _launch_templates, "packages": _packages}
+@cache
+def _digits_page() -> Path | None:
+    """Write the page of the demo's digits model; None without the packages, or neither a network nor the runtime."""
+    import hf_vit.demo
+    from hf_vit.conversion import ConversionError, convert, export
+
+    folder = Path(mkdtemp()) / "digits"
+    model, processor = convert(Path(hf_vit.demo.__file__).with_name("digits.npz"), labels=list("0123456789"))
+    model.config.name_or_path = "digits"
+    try:
+        export(model, folder, "web", processor=processor, runtime=os.environ.get("HF_VIT_WEB_RUNTIME"))
+    except (ImportError, ConversionError) as error:
+        logging.getLogger("mkdocs.hooks").info(f"The site is built without the live page: {error}")
+        return None
+    return folder
+
+
+def _live_page() -> str:
+    if _digits_page() is None:
+        return "(This copy of the site was built without the page itself.)"
+    return (
+        '<a href="live/index.html">Open the page</a> with a small model, and give it a picture of a handwritten digit.'
+    )
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Put the page into the site, if a page of the documentation shows it."""
+    if _digits_page.cache_info().currsize and (folder := _digits_page()) is not None:
+        shutil.move(folder, Path(config.site_dir, "live"))
+
+
+TABLES = {
+    "recipes": _recipes,
+    "launch_templates": _launch_templates,
+    "packages": _packages,
+    "live_page": _live_page,
+}

@@ -11,8 +11,9 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from . import analysis as analysis
     from . import backends as backends
     from . import conversion as conversion
+    from .auditing.audit import audit as audit
     from .backends.choosing import use_backend as use_backend
-    from .evaluation.protocols import evaluate as evaluate
+    from .evaluation.calibration import calibrate as calibrate
     from .hub.pushing import push as push
     from .hub.pushing import push_saved as push_saved
     from .hub.remote_code import add_code as add_code
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     )
     from .prediction import embed as embed
     from .prediction import predict as predict
+    from .protocols import evaluate as evaluate
     from .quantization import quantize as quantize
     from .training.api import finetune as finetune
     from .training.api import pretrain as pretrain
@@ -69,9 +71,11 @@ _HOME = {
     "quantize": ".quantization",
     "predict": ".prediction",
     "embed": ".prediction",
+    "calibrate": ".evaluation.calibration",
     "finetune": ".training.api",
     "pretrain": ".training.api",
-    "evaluate": ".evaluation.protocols",
+    "evaluate": ".protocols",
+    "audit": ".auditing.audit",
 }
 _MODULES = ("conversion", "analysis", "backends")
 

@@ -1,18 +1,26 @@
 """Loading and saving of folders: a model and its image processor."""
 
 import copy
+import hashlib
 import os
+import shutil
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from itertools import cycle, islice
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from filelock import FileLock
+from huggingface_hub import cached_assets_path
 from transformers import AutoImageProcessor
 from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from .files.output import new_folder
+from .catalog import address_of
+from .files.contents import REPORTS
+from .files.output import new_folder, new_model_files
 from .files.reading import read_json_object
+from .files.versions import versions_of
 from .models.configuration_hf_bit import HfBiTConfig
 from .models.configuration_hf_vision import read_settings, saved_class
 from .models.image_presets import PRESETS, check_choices
@@ -35,6 +43,7 @@ def load(
     preset: str | None = None,
     patch_size: Size | None = None,
     backend: str | None = None,
+    num_channels: int | None = None,
     **settings: Any,
 ) -> tuple[HfVisionPreTrainedModel, Any]:
     """Load a model and its image processor, which makes images of the model's size.
@@ -45,13 +54,15 @@ def load(
 
     Args:
         name: a folder of `save_pretrained`, or a name on the Hub. Anything else that `hf_vit.conversion.convert` reads
-            is converted in memory: `google/vit-base-patch16-224`, `timm/...`, an .npz, ... An adapter of PEFT is merged
-            into the base model that it names.
+            is converted in memory: `google/vit-base-patch16-224`, `timm/...`, an .npz, ... A released file,
+            `augreg:Ti/16` or `gs://...`, is converted once into the cache. An adapter of PEFT is merged into the base
+            model that it names.
         image_size: of the model and the processor, an int or (height, width) in pixels; None: the stored one.
         preset: resizing and cropping of the processor, a preset of `HfViTImageProcessor`; None: the stored one. Mean
             and standard deviation are kept, since the weights depend on them.
         patch_size: as in `set_patch_size`, an int or (height, width); None: the stored one.
         backend: see `hf_vit.use_backend`. None: "int8" if `hf-vit quantize` wrote the folder, otherwise "eager".
+        num_channels: of the images, as in `set_num_channels`; None: the stored number.
         settings: more arguments of `from_pretrained`. Those that locate files (`revision`, `token`, `cache_dir`,
             `subfolder`, ...) hold for the processor too.
 
@@ -72,6 +83,7 @@ def load(
     if preset is not None:
         check_choices({"preset": preset})
     where = {key: settings[key] for key in WHERE if key in settings}
+    name = local_model(name)
     try:
         stored = _settings_of_ours(name, where)
     except OSError:  # the folder of an adapter has no config.json
@@ -94,6 +106,8 @@ def load(
             processor.update(patch_size=[size * model.config.stride for size in as_pair(patch_size)])
     elif image_size is not None:
         model.set_image_size(image_size, processor_follows=True)
+    if num_channels is not None:
+        processor = with_channels(model, processor, num_channels)
     if preset is not None:
         processor = with_resizing_of(_as_ours(processor, model.config), preset, model.config)
     sync_processor_size(model, processor, name, asked=image_size is not None or preset is not None)
@@ -102,6 +116,27 @@ def load(
 
         model = use_backend(model, backend, **where)
     return model, processor
+
+
+def local_model(name: str | os.PathLike) -> str | os.PathLike:
+    """Return the folder of a released file (`augreg:Ti/16`, `gs://...`), converted once; any other name as it is.
+
+    The folder is `hf_vit/converted/...` in the assets cache of Hugging Face.
+
+    Raises:
+        ValueError, OSError: as in `hf_vit.conversion.convert`.
+    """
+    if not str(name).startswith(("augreg:", "gs://")):
+        return name
+    from .conversion.converting import convert_to_folder  # takes long to import
+
+    address = address_of(str(name))
+    key = hashlib.sha256(f"{address} {versions_of(('hf_vit',))}".encode()).hexdigest()
+    folder = cached_assets_path("hf_vit", "converted", key) / PurePosixPath(address.rstrip("/")).name
+    with FileLock(f"{folder}.lock"):  # another process may convert the same file
+        if not folder.exists():
+            convert_to_folder(address, folder)
+    return folder
 
 
 def _settings_of_ours(name: str | os.PathLike, where: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -128,6 +163,11 @@ def _convert(name: str | os.PathLike, settings: Mapping[str, Any]) -> tuple[HfVi
     subfolder = where.pop("subfolder", None) or ""
     source = Path(name, subfolder) if Path(name).exists() else str(name)
     model, processor, _ = convert_request(source, Request(None, None, {}), where=where)
+    record = model.conversion_record or {}
+    if record["dialect"]["names"] == "transformers":  # hf_vit may have written the folder
+        file = find_file(source, CONVERSION_RECORD, where, needs_hub=False)
+        earlier = {} if file is None else read_json_object(file)
+        model.conversion_record = earlier if earlier.get("fingerprint") == record["fingerprint"] else record
     ignored = (*WHERE, "trust_remote_code", "verify")
     if own := {key: value for key, value in settings.items() if key not in ignored}:
         config, rest = type(model.config).from_dict(model.config.to_dict(), return_unused_kwargs=True, **own)
@@ -201,6 +241,55 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
     return adapted.merge_and_unload(), processor
 
 
+def check_for_transformers(model: Any) -> None:
+    """Raise ValueError if transformers' own classes do not support a model."""
+    from .conversion.exporting import find_writer
+
+    find_writer(model, "transformers")
+
+
+def rewrite_for_transformers(folder: str | os.PathLike, images: Sequence[Any] = ()) -> str:
+    """Rewrite a folder of `save_pretrained` for readers of transformers' own classes; its other files stay.
+
+    Args:
+        images: as in `hf_vit.conversion.convert_to_folder`.
+
+    Returns:
+        What the nearest preprocessing of transformers costs, in words.
+    """
+    from .conversion.transformers.writing import describe_cost, save_for_transformers
+
+    model, processor = load(folder, backend="eager")
+    shutil.rmtree(Path(folder, "1_Pooling"), ignore_errors=True)  # of an earlier end of the run; a file is replaced
+    with new_model_files(folder) as draft:
+        save_for_transformers(model, processor, draft, images)
+    return describe_cost(read_json_object(Path(folder, "config.json")))
+
+
+def copy_for(folder: str | os.PathLike, output: str | os.PathLike, readers: str, images: Sequence[Any] = ()) -> None:
+    """Copy a folder of `save_pretrained` with its card and reports, with the model written for other readers.
+
+    Args:
+        readers: "hf_vit", or "transformers" for transformers' own classes.
+        images: as in `hf_vit.conversion.convert_to_folder`.
+
+    Raises:
+        ValueError: transformers does not support the model.
+    """
+    from .conversion.exporting import export
+
+    model, processor = load(folder, backend="eager")
+    if readers == "transformers":
+        export(model, output, readers, processor=processor, images=images)
+    else:
+        save_folder(output, model, processor)
+    for name in (*REPORTS, "README.md", ".eval_results"):
+        if (file := Path(folder, name)).is_dir():
+            shutil.copytree(file, Path(output, name))
+        elif file.is_file():
+            shutil.copy(file, Path(output, name))
+
+
 def find_better(folder: str | os.PathLike) -> Path | None:
     """Return the folder best/ of a training run, if its model was better than that of the last step; None otherwise."""
     best, file = Path(folder, "best"), Path(folder, "metrics.json")
@@ -226,6 +315,7 @@ def load_model(
     Raises:
         ValueError: the folder holds a model of an unknown architecture.
     """
+    folder = local_model(folder)
     stored = _settings_of_ours(folder, {key: settings[key] for key in WHERE if key in settings})
     size = {} if image_size is None else {"image_size": image_size}
     if stored is not None:
@@ -319,6 +409,25 @@ def with_resizing_of(processor: Any, preset: str | None, config: Any) -> Any:
         return processor
     normalization = {name: getattr(processor, name) for name in _NORMALIZATION}
     with_preset(processor, preset, config).update(**normalization)
+    return processor
+
+
+def with_channels(model: Any, processor: Any, num_channels: int) -> HfViTImageProcessor:
+    """Set a model's number of channels, and return its processor with as many.
+
+    Mean and standard deviation repeat in their order, like the kernels of the model.
+    """
+    processor, repeated = _as_ours(processor, model.config), {}
+    if not isinstance(model, HfVisionPreTrainedModel):
+        raise ValueError(
+            f"cannot set num_channels {num_channels} of {type(model).__name__} (expected a model of hf_vit)"
+        )
+    model.set_num_channels(num_channels)
+    for name in ("image_mean", "image_std"):
+        values = getattr(processor, name)
+        if isinstance(values, list | tuple):
+            repeated[name] = list(islice(cycle(values), num_channels))
+    processor.update(num_channels=num_channels, **repeated)
     return processor
 
 

@@ -7,13 +7,13 @@ from contextlib import closing
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from .files.predictions import Prediction, most_likely
+from .files.predictions import Prediction, lowest_scores, most_likely
 from .loading import load
 from .models.configuration_hf_vit import HfViTConfig
 from .models.image_reading import ImageReadingError
@@ -41,6 +41,8 @@ def predict(
     top_k: int = 5,
     batch_size: int = _BATCH_SIZE,
     backend: str | None = None,
+    threshold: float | Literal["auto"] | None = None,
+    coverage: float | None = None,
 ) -> Iterator[list[Prediction]]:
     """Predict the `top_k` most likely classes of every image, most likely first.
 
@@ -49,6 +51,10 @@ def predict(
         images: paths of image files, or images in any other form that the processor takes.
         batch_size: most images of a forward.
         backend: as in `hf_vit.load`, for a folder or a name.
+        threshold: instead of `top_k`, predict all classes with at least this score; "auto": with at least their own
+            thresholds, which training chose for images with several labels.
+        coverage: instead of `top_k`, predict sets of classes that hold the right one with this frequency: 0.8, 0.9,
+            0.95 or 0.99, of a model that `hf_vit.calibrate` wrote.
 
     Returns:
         For each image, in their order, its classes as `Prediction`: "label", "score" and "index". They are computed
@@ -64,7 +70,8 @@ def predict(
     """
     loaded, processor = model if isinstance(model, tuple) else load(model, backend=backend)
     named = [str(image) if isinstance(image, Path) else image for image in images]
-    for batch in classify_batches(loaded, processor, named, top_k, batch_size):
+    lowest = lowest_scores(loaded.config, threshold, coverage)
+    for batch in classify_batches(loaded, processor, named, top_k, batch_size, lowest=lowest):
         yield from batch.outputs
 
 
@@ -75,12 +82,14 @@ def classify_batches(
     top_k: int = 5,
     batch_size: int = _BATCH_SIZE,
     skip_unreadable: bool = False,
+    lowest: list[float] | None = None,
 ) -> Iterator[Batch]:
     """Predict the `top_k` most likely classes of many images, most likely first, batch by batch.
 
     Args:
         model, processor, images, batch_size: as in `predict_batches`.
         skip_unreadable: skip images that cannot be read.
+        lowest: as in `most_likely`.
 
     Returns:
         Batches whose `outputs` are lists of `Prediction`, one list for each image.
@@ -92,7 +101,7 @@ def classify_batches(
     _check_classifier(model)
     with closing(_compute(model, model, processor, images, batch_size, None, skip_unreadable)) as batches:
         for batch in batches:
-            yield batch._replace(outputs=_classes_of(model, batch.outputs, top_k) if batch.numbers else [])
+            yield batch._replace(outputs=_classes_of(model, batch.outputs, top_k, lowest) if batch.numbers else [])
 
 
 def embed(
@@ -366,9 +375,9 @@ def _check_classifier(model: Any) -> None:
         raise ValueError(f"cannot classify: {type(model).__name__} has no classification head; load a classifier")
 
 
-def _classes_of(model: Any, outputs: Any, top_k: int) -> list[list[Prediction]]:
+def _classes_of(model: Any, outputs: Any, top_k: int, lowest: list[float] | None = None) -> list[list[Prediction]]:
     if outputs.logits.ndim != 2:
         raise ValueError(f"cannot classify images: the model classifies tokens (pooling {model.config.pooling!r})")
     if not outputs.logits.isfinite().all():
         raise ValueError("cannot classify images: the model computes NaN or infinite logits")
-    return most_likely(outputs.logits, model.config, top_k)
+    return most_likely(outputs.logits, model.config, top_k, lowest)

@@ -8,6 +8,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from .hub_client import Clients
+from .launching import stop_server
 from .local_hub import LocalHub
 from .paths import GOLDENS, SHARED
 from .possessions import write_possessions
@@ -20,6 +21,10 @@ logging.getLogger("hf_vit")  # of the usual class: nncf, which OpenVINO may impo
 # Whoever starts the tests in the background has them ignore Ctrl+C, and with them what they start and end with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure():
+    stop_server()
 
 
 def pytest_testnodedown(node, error):
@@ -97,7 +102,7 @@ def folder(tmp_path) -> Path:
 HUB_TOKENS = {
     "hf_alice": {"name": "alice", "orgs": ["acme"]},
     "hf_bob": {"name": "bob"},
-    "hf_me": {"name": "me", "orgs": ["google", "ILSVRC", "AI-Lab-Makerere"]},
+    "hf_me": {"name": "me", "orgs": ["google", "ILSVRC", "AI-Lab-Makerere", "timm"]},
     "hf_reader": {"name": "alice", "role": "read"},
 }
 

@@ -14,6 +14,10 @@ from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 
+from hf_vit.training.objectives import Classification
+
+COMPUTE = Classification.__call__
+
 
 def take_fsdp_on_cpus() -> None:
     """Let Accelerate's state of a CPU process over gloo be that of a device which FSDP is for."""
@@ -27,16 +31,25 @@ def take_fsdp_on_cpus() -> None:
     PartialState.__init__ = initialize
 
 
+def lack_memory(images: int | None) -> None:
+    """Let the last process have memory for so many images per forward; None: for any number."""
+
+    def compute(self, model, batch, rng, **sizes):
+        if PartialState().is_last_process and images and len(batch["image"]) > images:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return COMPUTE(self, model, batch, rng, **sizes)
+
+    Classification.__call__ = compute
+
+
 def main(runs: list[list[str]]) -> None:
     """Train with each command line, the first word of which is `pretrain` or `finetune`."""
     take_fsdp_on_cpus()
-    end_training = Accelerator.end_training
-    Accelerator.end_training = lambda self: None  # it would end the process group, which the next run needs
     for command, *argv in runs:
+        lack_memory(1 if "--find_batch_size" in argv else None)
         import_module(f"hf_vit.scripts.{command}").main(argv)
     accelerator = Accelerator()
     accelerator.print(f"{accelerator.distributed_type.value} of {accelerator.num_processes}")
-    end_training(accelerator)
 
 
 if __name__ == "__main__":

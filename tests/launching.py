@@ -1,19 +1,22 @@
-"""Runs of the training scripts in processes of their own, as users start them."""
+"""Runs of the training scripts in processes of their own."""
 
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from .forked import Forked, ForkServer
 from .paths import ROOT
 from .tiny_models import SIZES
 
-LIMIT = 300  # seconds: a run that hangs is a failure, not an endless test
 MODEL = {**SIZES, "num_hidden_layers": 2, "image_size": 8, "patch_size": 4}
 # 1,437 digits are 60 steps of 24 an epoch; 70 steps end in the second one
 DIGITS = {
@@ -41,14 +44,9 @@ def arguments(**settings) -> list[str]:
     return [text for name, value in settings.items() for text in (f"--{name}", str(value))]
 
 
-def command(script: str, processes: int = 1, **settings) -> list[str]:
-    """The command line of a script; two processes talk over gloo, without data workers, which start slowly."""
-    python = [sys.executable]
-    if processes > 1:
-        settings["num_workers"] = 0
-        python += ["-m", "accelerate.commands.launch", "--num_processes", str(processes)]
-        python += ["--config_file", str(ROOT / "training" / "accelerate" / "multi_cpu.yaml")]
-    return [*python, str(ROOT / "training" / f"{script}.py"), *arguments(**settings)]
+def command(script: str, **settings) -> list[str]:
+    """The command line of a script, in one process."""
+    return [sys.executable, str(ROOT / "training" / f"{script}.py"), *arguments(**settings)]
 
 
 def through(template: str, processes: int, runs: Path, *options: str) -> list[str]:
@@ -68,16 +66,57 @@ def environment() -> dict[str, str]:
     return {**os.environ, **offline, "PYTHONPATH": str(ROOT)}
 
 
+@cache
+def server() -> ForkServer:
+    """Return the process that training runs are forked from."""
+    return ForkServer(Path(tempfile.mkdtemp(prefix="hf_vit_runs_")), environment())
+
+
+def stop_server() -> None:
+    """End the process that `server` started, if it did."""
+    if server.cache_info().currsize:
+        server().stop()
+        shutil.rmtree(server().folder)
+
+
+def start(code: str, processes: int = 1, variables: dict[str, str | None] | None = None) -> list[Forked]:
+    """Run Python code in processes that talk over gloo, as launchers start them.
+
+    Args:
+        variables: changes of their environment, where None takes one out.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    running = []
+    for rank in range(processes):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **world} if processes > 1 else {}
+        changed = {**environment(), **place, **(variables or {})}
+        running.append(server().start(code, {name: value for name, value in changed.items() if value is not None}))
+    return running
+
+
+def finish(running: list[Forked], check: bool = True) -> subprocess.CompletedProcess:
+    """Wait for processes; return what they print, that of the main process first, and the largest exit status."""
+    printed = [process.wait() for process in running]
+    output, errors = ("".join(texts) for texts in zip(*printed, strict=True))
+    status = max(process.status for process in running)
+    assert not (check and status), f"exit status {status}:\n{output[-2000:]}\n{errors[-4000:]}"
+    return subprocess.CompletedProcess([], status, output, errors)
+
+
+def code_of(script: str, processes: int = 1, **settings) -> str:
+    """Python code that runs a training script; several processes have no data workers, which start slowly."""
+    settings |= {"num_workers": 0} if processes > 1 else {}
+    return f"from hf_vit.scripts.{script} import main\nmain({arguments(**settings)!r})"
+
+
 def launch(
     script: str, processes: int = 1, check: bool = True, variables: dict[str, str | None] | None = None, **settings
 ) -> subprocess.CompletedProcess:
-    """Run a script to its end; `variables` change its environment, where None takes one out."""
-    changed = {name: value for name, value in {**environment(), **(variables or {})}.items() if value is not None}
-    line = command(script, processes, **settings)
-    done = subprocess.run(line, env=changed, capture_output=True, text=True, timeout=LIMIT)
-    if check and done.returncode:
-        raise AssertionError(f"exit status {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return done
+    """Run a script to its end."""
+    return finish(start(code_of(script, processes, **settings), processes, variables), check)
 
 
 def weights(folder: Path) -> dict:

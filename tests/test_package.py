@@ -87,15 +87,6 @@ def test_a_command_imports_what_it_needs_with_few_garbage_collections(console_sc
 
 
 @pytest.mark.slow
-def test_the_command_inspects_a_folder(console_script, tmp_path):
-    pytest.importorskip("matplotlib")
-    save_tiny(tmp_path / "model")
-    done = run(console_script, "inspect", tmp_path / "model", "--output", tmp_path / "report")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "report" / "report.html").is_file()
-
-
-@pytest.mark.slow
 def test_a_script_may_be_called_as_the_command(tmp_path):
     save_tiny(tmp_path / "model")
     script = tmp_path / "hf-vit.py"

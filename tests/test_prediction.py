@@ -65,7 +65,7 @@ def test_an_unreadable_image_is_an_error_after_the_earlier_batches(pair, files, 
     bad.write_text("no picture")
     outputs = predict_batches(pair[0], pair[1], iter([*files[:9], str(bad), *files[9:]]), 4, 2)
     assert len([next(outputs), next(outputs)]) == 2
-    with pytest.raises(ValueError, match=r"bad\.jpg is not an image"):
+    with pytest.raises(ValueError, match=r"bad\.jpg"):
         next(outputs)
     assert workers_left() == []
 

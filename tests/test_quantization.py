@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 import hf_vit
-from hf_vit import quantization
 from hf_vit.cli import main
 from hf_vit.quantization import quantize
 
@@ -31,23 +30,6 @@ def test_the_record_describes_the_quantization(quantized):
     stored = [node.get_element_type() for node in openvino.Core().read_model(made / "program.xml").get_ops()]
     assert types.count("FakeQuantize") >= 3 * 4  # inputs of q, k, v together, of o, fc1 and fc2 of three layers
     assert stored.count(openvino.Type.i8) == 3 * 6 + 2 - 1  # weights: layers, patches, head, without the outliers'
-
-
-def test_times_are_medians_of_wall_clock_in_turns(monkeypatch):
-    """The judge: CPU time of all threads, as on a busy machine, may not count; nor may one slow call."""
-    clock, calls = [0.0], []
-
-    def model_of(name, seconds):
-        def forward(image):
-            calls.append(name)
-            clock[0] += seconds if calls.count(name) != 3 else 100
-
-        return forward
-
-    monkeypatch.setattr(quantization.time, "perf_counter", lambda: clock[0])
-    models = {"int8": model_of("int8", 2.0), "float32": model_of("float32", 3.0)}
-    assert quantization._time(models, torch.zeros(1)) == {"int8": 2.0, "float32": 3.0}
-    assert calls[:4] == ["int8", "float32", "int8", "float32"]
 
 
 @pytest.mark.parametrize(

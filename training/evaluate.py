@@ -19,12 +19,11 @@ try:
 
     from accelerate import PartialState
 
-    from hf_vit.evaluation.protocols import run_protocol
-    from hf_vit.evaluation.summary import summarize
+    from hf_vit.protocols import run_protocol, summarize
+    from hf_vit.settings.fields import EvaluateSettings
+    from hf_vit.settings.options import parse_settings
+    from hf_vit.settings.reader import show
     from hf_vit.training.api import run_script
-    from hf_vit.training.options import parse_settings
-    from hf_vit.training.recipes import show
-    from hf_vit.training.settings import EvaluateSettings
 except KeyboardInterrupt:  # the imports take seconds
     print("error: interrupted", file=sys.stderr)
     sys.exit(130)
@@ -35,7 +34,7 @@ def evaluate(argv: list[str] | None = None) -> dict[str, Any]:
 
     They are printed as JSON on standard output, and as a table on standard error.
     """
-    # The settings: declared in training/settings.py.
+    # The settings: declared in hf_vit/settings/fields.py.
     settings = parse_settings(EvaluateSettings, argv, "hf-vit evaluate")
     if settings.print_config:
         return show(settings)

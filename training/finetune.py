@@ -7,6 +7,7 @@
 All three run this script. `--help` explains every setting.
 """
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path.pop(0)  # otherwise evaluate.py in this folder hides the package of that name
 
 try:
+    from hf_vit.settings.fields import FinetuneSettings
+    from hf_vit.settings.options import parse_settings
+    from hf_vit.settings.reader import show
     from hf_vit.training.api import run_finetuning, run_script
-    from hf_vit.training.options import parse_settings
-    from hf_vit.training.recipes import show
-    from hf_vit.training.settings import FinetuneSettings
 except KeyboardInterrupt:  # the imports take seconds
     print("error: interrupted", file=sys.stderr)
     sys.exit(130)
@@ -26,12 +27,13 @@ except KeyboardInterrupt:  # the imports take seconds
 
 def finetune(argv: list[str] | None = None) -> dict[str, Any]:
     """Fine-tune a model; return the metrics, which are also saved in `output_dir`."""
-    # The settings: declared in training/settings.py, set by recipes/*.yaml and the command line.
-    settings = parse_settings(FinetuneSettings, argv, "hf-vit finetune")
+    # The settings: declared in hf_vit/settings/fields.py, set by recipes/*.yaml and the command line.
+    given = sys.argv[1:] if argv is None else argv
+    settings = parse_settings(FinetuneSettings, given, "hf-vit finetune")
     if settings.print_config:
         return show(settings)
     # The run: hf_vit/training/api.py puts its parts together, and `fit` of hf_vit/training/trainer.py describes it.
-    return run_finetuning(settings)
+    return run_finetuning(settings, shlex.join(["hf-vit", "finetune", *given]))
 
 
 def main(argv: list[str] | None = None) -> None:

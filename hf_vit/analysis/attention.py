@@ -62,8 +62,11 @@ class MeanDistance:
     def __init__(self, config: HfViTConfig, images: torch.Tensor, renormalize: bool):
         self.first_patch = config.num_prefix_tokens
         self.renormalize = renormalize
-        grid = config.grid_of(*images.shape[-2:])
-        self.distances = _patch_distances(grid, patch_pixels(config)).to(images.device)  # (patches, patches)
+        sizes = zip(config.grid_of(*images.shape[-2:]), patch_pixels(config), strict=True)
+        axes = [torch.arange(size, dtype=torch.float64) * step for size, step in sizes]
+        row, column = (axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij"))
+        distances = torch.hypot(row[:, None] - row, column[:, None] - column)  # (patches, patches), in pixels
+        self.distances = distances.to(images.device)
 
     def __call__(self, attentions: torch.Tensor) -> torch.Tensor:
         attentions = attentions[..., self.first_patch :, self.first_patch :]
@@ -71,13 +74,6 @@ class MeanDistance:
         if self.renormalize:
             distances = distances / attentions.sum(dim=-1)
         return distances.double().mean(dim=-1).sum(dim=0)
-
-
-def _patch_distances(grid: tuple[int, int], pixels: tuple[int, int]) -> torch.Tensor:
-    """Return the Euclidean distances between patches in pixels: (rows * columns, rows * columns), float64."""
-    rows, columns = (torch.arange(size, dtype=torch.float64) * step for size, step in zip(grid, pixels, strict=True))
-    row, column = (axis.flatten() for axis in torch.meshgrid(rows, columns, indexing="ij"))
-    return torch.hypot(row[:, None] - row, column[:, None] - column)
 
 
 def attention_maps(
@@ -114,22 +110,17 @@ def attention_maps(
     prefix = encoder.config.num_prefix_tokens
     for images in batches(encoder, pixel_values, batch_size, progress):
         grid = encoder.config.grid_of(*images.shape[-2:])
-        queries = _queries(query, grid, prefix)
+        if query is None:
+            queries = slice(0, 1 if prefix else None)
+        elif 0 <= query[0] < grid[0] and 0 <= query[1] < grid[1]:
+            token = prefix + query[0] * grid[1] + query[1]
+            queries = slice(token, token + 1)
+        else:
+            raise ValueError(f"query is {tuple(query)}, but the image has {grid[0]} x {grid[1]} patches")
         maps, _ = observe(encoder, images, lambda attentions, queries=queries: attentions[:, :, queries].mean(dim=2))
         stacked = torch.stack(maps, dim=1)[..., prefix:]  # (images, layers, heads, patches)
         found.append(stacked.unflatten(-1, grid).cpu().numpy())
     return finite(model, join(found))
-
-
-def _queries(query: tuple[int, int] | None, grid: tuple[int, int], prefix: int) -> slice:
-    """Return the tokens whose attention a map shows."""
-    if query is None:
-        return slice(0, 1 if prefix else None)
-    row, column = query
-    if not (0 <= row < grid[0] and 0 <= column < grid[1]):
-        raise ValueError(f"query is {tuple(query)}, but the image has {grid[0]} x {grid[1]} patches")
-    token = prefix + row * grid[1] + column
-    return slice(token, token + 1)
 
 
 def attention_rollout(

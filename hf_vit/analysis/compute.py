@@ -44,12 +44,12 @@ _PARTS = (
 )
 
 
-def _fused_attention_flops(query, key, value, *_, **__) -> int:
-    return sdpa_flop_count(query, key, value)
-
-
 # The CPU's fused attention, which torch's counter does not count.
-_MORE_FORMULAS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention_flops}
+_MORE_FORMULAS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: sdpa_flop_count(
+        query, key, value
+    )
+}
 
 
 class Part(NamedTuple):
@@ -106,7 +106,7 @@ def count_compute(
         '17.6 G'
     """
     with _shapes_of(model, image_size, attention) as (shapes, one):
-        parts = _parts(shapes, _count_flops(shapes, one, output_hidden_states=True), _part_of)
+        parts = _parts(shapes, _count_flops(shapes, one, output_hidden_states=True), _paper_part)
         logits_flops = _count_flops(shapes, one)[type(shapes).__name__]
         # a difference, since standardised weights are stored too, once for all images
         two = torch.cat([one, one])
@@ -127,12 +127,14 @@ def count_with_padding(model: PreTrainedConfig | nn.Module, image_size: Size | N
     on_padding = []
 
     def look(convolution: Any, images: tuple[torch.Tensor], output: torch.Tensor) -> None:
-        taps = [
-            _taps(size, outputs, convolution.kernel_size[0], convolution.stride[0], convolution.numbers.padding)
-            for size, outputs in zip(images[0].shape[-2:], output.shape[-2:], strict=True)
-        ]
-        padded = output.shape[-2] * output.shape[-1] * convolution.kernel_size[0] ** 2 - taps[0] * taps[1]
-        on_padding.append(convolution.in_channels * convolution.out_channels * padded)
+        kernel_size, stride = convolution.kernel_size[0], convolution.stride[0]
+        every = inside = 1  # products of a kernel with values, of the map alone
+        for size, outputs in zip(images[0].shape[-2:], output.shape[-2:], strict=True):
+            total = max((outputs - 1) * stride + kernel_size - size, 0)
+            before = total // 2 if convolution.numbers.padding == "same" else (kernel_size - 1) // 2
+            places = [start * stride + tap - before for start in range(outputs) for tap in range(kernel_size)]
+            every, inside = every * len(places), inside * sum(0 <= place < size for place in places)
+        on_padding.append(convolution.in_channels * convolution.out_channels * (every - inside))
 
     with _shapes_of(model, image_size) as (shapes, one), torch.no_grad():
         for module in shapes.modules():
@@ -150,13 +152,6 @@ def parts_of_logits(model: PreTrainedConfig | nn.Module, part_of: Callable[[str]
     """
     with _shapes_of(model, None) as (shapes, one):
         return _parts(shapes, _count_flops(shapes, one), part_of)
-
-
-def _taps(size: int, outputs: int, kernel_size: int, stride: int, padding: str) -> int:
-    """Count the products of the kernel with values of the map, not of its padding, along one axis."""
-    total = max((outputs - 1) * stride + kernel_size - size, 0)
-    before = total // 2 if padding == "same" else (kernel_size - 1) // 2
-    return sum(0 <= output * stride + tap - before < size for output in range(outputs) for tap in range(kernel_size))
 
 
 @contextmanager
@@ -204,25 +199,18 @@ def _parts(model: nn.Module, flops: dict[str, int], part_of: Callable[[str], str
         own = flops.get(full, 0) // FLOPS_PER_MULTIPLY_ADD
         multiply_adds[part] += own
         if own and name:
-            multiply_adds[part_of(_parent(name, root, flops))] -= own
+            parent = name.rpartition(".")[0]
+            while parent and f"{root}.{parent}" not in flops:  # a list of modules, which has no forward
+                parent = parent.rpartition(".")[0]
+            multiply_adds[part_of(parent)] -= own
     parts = [Part(name, parameters[name], multiply_adds[name]) for name in parameters]
     return [part for part in parts if part.parameters or part.multiply_adds]
 
 
-def _parent(name: str, root: str, flops: dict[str, int]) -> str:
-    """Return the innermost module around another that has a forward, unlike a list of modules."""
-    while name := name.rpartition(".")[0]:
-        if f"{root}.{name}" in flops:
-            return name
-    return ""
-
-
-def _part_of(module: str) -> str:
+def _paper_part(module: str) -> str:
     """Return a part of `_PARTS`; for any other module its name without numbers."""
-    for pattern, part in _PARTS:
-        if re.search(pattern, module):
-            return part
-    return re.sub(r"\.\d+.*", "", module) or "other"
+    unknown = re.sub(r"\.\d+.*", "", module) or "other"
+    return next((part for pattern, part in _PARTS if re.search(pattern, module)), unknown)
 
 
 def load_config(name: str) -> PreTrainedConfig:

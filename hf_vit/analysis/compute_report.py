@@ -105,7 +105,7 @@ def table_as_text(number_of_table: int, rows: Sequence[dict[str, Any]]) -> str:
     for line, row in zip(lines, rows, strict=True):
         line.append(f"{row['exaFLOPs']:,}")
         for computed in (row["computed"], row["computed_without_padding"]):
-            line += [_number(computed), _difference(computed, row["exaFLOPs"])]
+            line += [_number(computed), f"{computed / row['exaFLOPs'] - 1:+.1%}" if computed else "-"]
     return f"{align([head, *lines])}\n{_NOTE_6}"
 
 
@@ -131,7 +131,3 @@ def _number(value: float | None) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
-
-
-def _difference(computed: float | None, printed: float) -> str:
-    return "-" if computed is None else f"{computed / printed - 1:+.1%}"

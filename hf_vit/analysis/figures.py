@@ -109,7 +109,9 @@ def plot_position_similarity(similarity: np.ndarray) -> "Figure":
         similarity: (rows, columns, rows, columns), from `position_similarity`. Of a large grid, only some patches are
             drawn.
     """
-    rows, columns = (_some(size) for size in similarity.shape[:2])
+    rows, columns = (  # at most MOST_TILES each, evenly spaced
+        np.unique(np.linspace(0, size - 1, min(size, MOST_TILES)).round().astype(int)) for size in similarity.shape[:2]
+    )
     tile = 0.72
     aspect = similarity.shape[1] / similarity.shape[0]
     figure = _figure(len(columns) * tile * aspect + 1.6, len(rows) * tile + 1.0)
@@ -307,11 +309,6 @@ def _heat(axes, values: np.ndarray, image: np.ndarray, scale: np.ndarray | None 
 
 def _aspect(image: np.ndarray) -> float:
     return image.shape[1] / image.shape[0]
-
-
-def _some(size: int) -> list[int]:
-    """Return at most `MOST_TILES` numbers below `size`, evenly spaced."""
-    return sorted({round(place) for place in np.linspace(0, size - 1, min(size, MOST_TILES))})
 
 
 def _count(number: int, noun: str) -> str:

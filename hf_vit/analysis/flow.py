@@ -42,22 +42,19 @@ def attention_flow(
     found = []
     for mixing, weights, grid in layer_mixing(model, pixel_values, identity, batch_size, False):
         patches = grid[0] * grid[1]
-        _check_size(len(mixing), weights.shape[1], patches)
+        work = len(mixing) * weights.shape[1] ** 2 * patches
+        if work > _MOST_WORK:
+            raise ValueError(
+                f"cannot compute attention flow: {len(mixing)} layers of {weights.shape[1]} tokens to {patches} "
+                f"patches take {work:.1e} steps (expected at most {_MOST_WORK:.0e}); use a smaller image, or "
+                "attention_rollout"
+            )
         for image in range(len(weights)):
             layers = [finite(model, layer[image].cpu().numpy()) for layer in mixing]
             bar = tqdm(range(patches), desc="flow", unit="patch", disable=not progress, leave=False)
             flows = flows_to(weights[image].cpu().numpy(), layers, bar)
             found.append((flows / flows.sum()).reshape(1, *grid))
     return join(found)
-
-
-def _check_size(layers: int, tokens: int, patches: int) -> None:
-    work = layers * tokens**2 * patches
-    if work > _MOST_WORK:
-        raise ValueError(
-            f"cannot compute attention flow: {layers} layers of {tokens} tokens to {patches} patches takes {work:.1e} "
-            f"steps (expected at most {_MOST_WORK:.0e}); use a smaller image, or attention_rollout"
-        )
 
 
 def flows_to(weights: np.ndarray, layers: list[np.ndarray], patches: Collection[int]) -> np.ndarray:

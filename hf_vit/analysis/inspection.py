@@ -110,22 +110,15 @@ def inspect(
 def _look_at_weights(report: Report, model: Any) -> None:
     kernels = "the root convolution's kernels" if model.config.stride > 1 else "the patch embeddings' kernels"
     with report.attempt("filters"):
-        filters = embedding_filters(model, min(_COMPONENTS, _most_components(model)))
-        report.draw(
-            _WHOLE["Filters"],
-            _CAPTIONS["filters"].format(kernels=kernels),
-            lambda: figures.plot_embedding_filters(filters),
-        )
+        weight = next(module.weight for module in model.modules() if isinstance(module, torch.nn.Conv2d))
+        filters = embedding_filters(model, min(_COMPONENTS, len(weight), weight[0].numel()))
+        caption = _CAPTIONS["filters"].format(kernels=kernels)
+        report.draw(_WHOLE["Filters"], caption, lambda: figures.plot_embedding_filters(filters))
     with report.attempt("position similarity"):
         similarity = position_similarity(model)
         report.draw(
             _WHOLE["Position embeddings"], _CAPTIONS["positions"], lambda: figures.plot_position_similarity(similarity)
         )
-
-
-def _most_components(model) -> int:
-    weight = next(module.weight for module in model.modules() if isinstance(module, torch.nn.Conv2d))
-    return min(len(weight), weight[0].numel())
 
 
 def _look_at_images(
@@ -209,8 +202,27 @@ def visible_image(pixel_values: torch.Tensor, processor: Any) -> np.ndarray:
 
 def _about(model, processor, compute: Compute | None) -> dict[str, str]:
     config, record = model.config, model.conversion_record or {}
+    if isinstance(config, HfBiTConfig):
+        about_encoder = {
+            "image size": f"{_size(config)} pixels",
+            "units": " + ".join(map(str, config.depths)),
+            "channels": f"{config.embedding_size} after the root, {config.hidden_size} at the head",
+        }
+    else:
+        rows, columns = config.grid_size
+        stem = " + ".join(map(str, config.stem_depths)) + " units" if getattr(config, "stem_depths", ()) else None
+        about_encoder = {
+            "image size": f"{_size(config)} pixels, {rows} x {columns} patches",
+            "encoder": f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads, "
+            f"{config.hidden_size} wide, MLP {config.intermediate_size}",
+            "stem": stem,
+            "pooling": config.pooling,
+            "positions": f"{config.position_embedding_type}, {config.position_embedding_placement.replace('_', ' ')}",
+            "attention": "along rows, then along columns" if config.attention_axes == "axial" else None,
+            "pre-logits layer": config.representation_size,
+        }
     about = {
-        **(_about_resnet(config) if isinstance(config, HfBiTConfig) else _about_vit(config)),
+        **about_encoder,
         "classes": config.num_labels if hasattr(model, "classifier") else None,
         "preprocessing": processor.preset,
         "converted from": Path(record["source"]).name if "source" in record else None,
@@ -221,28 +233,6 @@ def _about(model, processor, compute: Compute | None) -> dict[str, str]:
         )
         about["for training"] = f"{compute.activation_bytes / 2**20:.1f} MiB of activations per image in float32"
     return {name: str(value) for name, value in about.items() if value is not None}
-
-
-def _about_vit(config: HfViTConfig) -> dict[str, Any]:
-    rows, columns = config.grid_size
-    return {
-        "image size": f"{_size(config)} pixels, {rows} x {columns} patches",
-        "encoder": f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads, "
-        f"{config.hidden_size} wide, MLP {config.intermediate_size}",
-        "stem": " + ".join(map(str, config.stem_depths)) + " units" if getattr(config, "stem_depths", ()) else None,
-        "pooling": config.pooling,
-        "positions": f"{config.position_embedding_type}, {config.position_embedding_placement.replace('_', ' ')}",
-        "attention": "along rows, then along columns" if config.attention_axes == "axial" else None,
-        "pre-logits layer": config.representation_size,
-    }
-
-
-def _about_resnet(config: HfBiTConfig) -> dict[str, Any]:
-    return {
-        "image size": f"{_size(config)} pixels",
-        "units": " + ".join(map(str, config.depths)),
-        "channels": f"{config.embedding_size} after the root, {config.hidden_size} at the head",
-    }
 
 
 def _size(config: HfViTConfig | HfBiTConfig) -> str:

@@ -1,7 +1,6 @@
 """Observation of a model's attention, layer by layer, for a tensor or any number of batches of images."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -56,7 +55,10 @@ def batches(
     with tqdm(desc="attention", unit="image", disable=not progress, leave=False) as bar:
         for source in sources:
             images = as_images(source, encoder.config)
-            for batch in images.split(batch_size or _images_at_once(encoder.config, images)):
+            rows, columns = encoder.config.grid_of(*images.shape[-2:])
+            tokens = encoder.config.num_prefix_tokens + rows * columns
+            fitting = LAYER_BYTES // (4 * encoder.config.num_attention_heads * tokens**2)
+            for batch in images.split(batch_size or min(max(fitting, 1), _MOST_IMAGES)):
                 yield batch.to(device)
                 bar.update(len(batch))
             count += len(images)
@@ -93,12 +95,6 @@ def _put_together(source: Mapping, config: HfViTConfig) -> torch.Tensor:
     return unpatchify(patches, (rows, columns), patch_pixels(config))
 
 
-def _images_at_once(config: HfViTConfig, images: torch.Tensor) -> int:
-    rows, columns = config.grid_of(*images.shape[-2:])
-    tokens = config.num_prefix_tokens + rows * columns
-    return min(max(LAYER_BYTES // (4 * config.num_attention_heads * tokens**2), 1), _MOST_IMAGES)
-
-
 @torch.inference_mode()
 def observe(
     encoder: Any, images: torch.Tensor, reduce: Callable[[torch.Tensor], Reduced]
@@ -114,12 +110,22 @@ def observe(
         The results of `reduce`, first layer first; and the last hidden state (images, tokens, hidden_size) before the
         pooling, or None for a backbone.
     """
-    reduced: list[Any] = [None] * len(encoder.layers)
+    reduced: list[Any] = []
+
+    def ask(_: nn.Module, arguments: tuple, options: dict) -> tuple[tuple, dict]:
+        return arguments, {**options, "output_attentions": True}
+
+    def answer(attention: nn.Module, _: tuple, output: tuple) -> None:
+        attentions = output[1]
+        if attentions is None:
+            raise NotInThisModel(f"{type(attention).__name__} of layer {len(reduced)} returns no attentions")
+        reduced.append(reduce(attentions.to(torch.promote_types(attentions.dtype, torch.float32))))
+
     modes = {module: module.training for module in encoder.modules()}
     hooks = []
-    for index, layer in enumerate(encoder.layers):
-        hooks.append(layer.attention.register_forward_pre_hook(_ask, with_kwargs=True))
-        hooks.append(layer.attention.register_forward_hook(partial(_answer, reduced, index, reduce)))
+    for layer in encoder.layers:
+        hooks.append(layer.attention.register_forward_pre_hook(ask, with_kwargs=True))
+        hooks.append(layer.attention.register_forward_hook(answer))
     try:
         # output_attentions=False, or all would be collected; the hooks get them from the layers
         outputs = encoder.eval()(images, interpolate_pos_encoding=True, output_attentions=False)
@@ -129,17 +135,6 @@ def observe(
         for module, training in modes.items():
             module.training = training
     return reduced, getattr(outputs, "last_hidden_state", None)
-
-
-def _ask(attention: nn.Module, arguments: tuple, options: dict) -> tuple[tuple, dict]:
-    return arguments, {**options, "output_attentions": True}
-
-
-def _answer(reduced: list, index: int, reduce: Callable, attention: nn.Module, arguments: tuple, output: tuple) -> None:
-    attentions = output[1]
-    if attentions is None:
-        raise NotInThisModel(f"{type(attention).__name__} of layer {index} returns no attentions")
-    reduced[index] = reduce(attentions.to(torch.promote_types(attentions.dtype, torch.float32)))
 
 
 def patch_pixels(config: HfViTConfig) -> tuple[int, int]:

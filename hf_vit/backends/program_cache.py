@@ -48,7 +48,7 @@ def cached(identity: str | None, make: Callable[[Path], None], load: Callable[[P
         shutil.rmtree(entry, ignore_errors=True)
         made: list[_Loaded] = []
         with suppress(OSError):  # no place to write, or another process was faster
-            with new_folder(entry) as folder:
+            with new_folder(entry, marker=None) as folder:
                 make(folder)
                 made.append(load(folder))
                 sums = {file.name: sha256_of(file) for file in folder.iterdir()}

@@ -2,7 +2,18 @@
 
 from .augreg import AUGREG_MODELS, INDEX, parse_augreg
 from .explaining import explain
-from .released import Released, families, find_released, refused, released, released_facts, variants, with_cards
+from .released import (
+    Released,
+    copies_of,
+    families,
+    find_released,
+    lost_by,
+    refused,
+    released,
+    released_facts,
+    variants,
+    with_cards,
+)
 from .searching import address_of, best_augreg, files_of, search
 
 __all__ = [
@@ -11,10 +22,12 @@ __all__ = [
     "Released",
     "address_of",
     "best_augreg",
+    "copies_of",
     "explain",
     "families",
     "files_of",
     "find_released",
+    "lost_by",
     "parse_augreg",
     "refused",
     "released",

@@ -105,6 +105,16 @@ def _augreg_entry(parsed: AugRegName) -> dict[str, Any]:
     return family | _augreg_facts(parsed) | {"trained": trained}
 
 
+def copies_of(location: str) -> list[str]:
+    """Return the repositories of the Hub with the numbers of a released file, the best first, by its address."""
+    return released_facts()["copies"].get(bare_name(location).removeprefix("gs://"), [])
+
+
+def lost_by(copy: str) -> list[str]:
+    """Return the layers of the original that a copy of `copies_of` lacks."""
+    return ["pre-logits layer"] if copy in released_facts()["copies_without_pre_logits"] else []
+
+
 def bare_name(name: str) -> str:
     """Remove `augreg:` and `.npz`: `gs://vit_models/sam/ViT-B_16.npz` -> `gs://vit_models/sam/ViT-B_16`."""
     return name.removeprefix("augreg:").removesuffix(".npz")

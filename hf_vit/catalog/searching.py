@@ -174,8 +174,32 @@ def best_augreg(variant: str, index: str | os.PathLike | None = None) -> str:
     return max(rows, key=lambda row: _number(row, "final_val"))["filename"]
 
 
+def _recommended(variant: str, resolution: int) -> str:
+    """Return the name of the file to use for an architecture, fine-tuned on ImageNet-1k.
+
+    At 384 pixels it is the one that the README of the original code recommends. It recommends none at 224 pixels: there
+    it is the file that timm publishes too, chosen by accuracy.
+
+    Raises:
+        ValueError: there is none.
+    """
+    copied = (location.rpartition("/")[2] for location in released_facts()["copies"])
+    names = [entry.name for entry in released() if entry.family == "augreg"] if resolution == 384 else copied
+    for name in names:
+        parsed = parse_augreg(name)
+        if parsed is None or (parsed.data, parsed.adapted_to) != ("i21k", "imagenet2012"):
+            continue
+        if AUGREG_MODELS[parsed.model] == variant and parsed.resolution == str(resolution):
+            return name
+    known = ", ".join(AUGREG_MODELS.values())
+    raise ValueError(f"there is no augreg:{variant}-{resolution} (expected {known}, also with -384 except for B/8)")
+
+
 def address_of(source: str, index: str | os.PathLike | None = None) -> str:
-    """Return the address that `augreg:best:B/16` or `augreg:NAME` stands for; any other `source` is returned as it is.
+    """Return the address that `augreg:...` stands for; any other `source` is returned as it is.
+
+    `augreg:Ti/16` and `augreg:Ti/16-384` are files fine-tuned on ImageNet-1k, at 224 and 384 pixels; `augreg:best:B/16`
+    is a pre-trained file; `augreg:NAME` the file of that name.
 
     Raises:
         ValueError: NAME is not the name of an AugReg file, or AugReg has no such architecture.
@@ -185,6 +209,8 @@ def address_of(source: str, index: str | os.PathLike | None = None) -> str:
     name = source.removeprefix("augreg:")
     if name.startswith("best:"):
         name = best_augreg(name.removeprefix("best:"), index)
+    elif (match := re.fullmatch(r"(.*/\d+)(?:-(\d+))?", name)) is not None:
+        name = _recommended(match[1], int(match[2] or 224))
     elif parse_augreg(name.removesuffix(".npz")) is None:
         raise ValueError(f"{name!r} is not the name of an AugReg file; give `augreg:best:B/16` to choose one")
     return f"{AUGREG}/{name.removesuffix('.npz')}.npz"

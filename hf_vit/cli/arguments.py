@@ -1,21 +1,54 @@
-"""Helpers for all commands: add a command, and parse common arguments."""
+"""Commands are functions: parameters before the `*` are words of the command line, those after it options.
+
+`Annotated` adds the help text of a parameter, and whatever else `add_argument` of argparse takes.
+"""
 
 import argparse
+import inspect
+import typing
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeAlias
+from types import NoneType
+from typing import Annotated, Any, Literal
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+from ..files.image_files import images_below
+from ..settings.parser import OptionParser
 
 
-def add_command(
-    commands: Commands, name: str, run: Callable[[argparse.Namespace], None], about: str
-) -> argparse.ArgumentParser:
-    """Add a subcommand that calls `run` with its arguments; `about` is its help."""
-    command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
-    command.set_defaults(run=run, takes_settings=False, parser=command)
-    return command
+def add_arguments(parser: OptionParser, command: Callable[..., None]) -> None:
+    """Add an argument for each parameter of a command."""
+    for parameter in inspect.signature(command).parameters.values():
+        kind, *metadata = typing.get_args(parameter.annotation)
+        about: dict[str, Any] = {}
+        for item in metadata:
+            about |= {"help": item} if isinstance(item, str) else item
+        if NoneType in typing.get_args(kind):
+            kind = typing.get_args(kind)[0]
+        is_option = parameter.kind is parameter.KEYWORD_ONLY
+        is_required = parameter.default is parameter.empty
+        if kind is bool:
+            about["action"] = "store_true"
+        elif typing.get_origin(kind) is typing.Literal:
+            about["choices"] = typing.get_args(kind)
+        elif "action" not in about:
+            if typing.get_origin(kind) is list:
+                about["nargs"] = "+" if is_option or is_required else "*"
+                (kind,) = typing.get_args(kind)
+            about.setdefault("type", kind)
+            if is_option:
+                about.setdefault("metavar", {int: "INT", float: "FLOAT"}.get(about["type"], "TEXT"))
+        if not is_required:
+            about["default"] = [] if parameter.default == () else parameter.default
+            if "default" not in about["help"] and parameter.default not in (None, False, ()):
+                about["help"] += f" (default {parameter.default})"
+        about["help"] = about["help"].replace("%", "%%")
+        name = parameter.name
+        if is_option:
+            name, about["required"] = f"--{name.replace('_', '-')}", is_required
+        elif not is_required:
+            about.setdefault("nargs", "?")
+        parser.add_argument(name, **about)
 
 
 def parse_size(text: str) -> int | tuple[int, int]:
@@ -24,6 +57,46 @@ def parse_size(text: str) -> int | tuple[int, int]:
     if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
         raise argparse.ArgumentTypeError(f"cannot read {text!r} as a size (expected N or HxW, such as 384 or 384x512)")
     return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+
+
+def parse_count(text: str) -> int:
+    """Parse a number that is at least 1."""
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text} is no whole number (expected at least 1)")
+    return int(text)
+
+
+# Arguments of several commands
+Count = Annotated[int, {"type": parse_count, "metavar": "INT"}]
+Size = Annotated[int | tuple[int, int] | None, {"type": parse_size, "metavar": "N|HxW"}]
+Model = Annotated[str, "model: a folder of hf_vit or transformers, or a name on the Hub"]
+ImageSize = Annotated[Size, "image size in pixels (default: the model's own)"]
+Overwrite = Annotated[bool, "replace the output"]
+SaveFor = Annotated[
+    Literal["hf_vit", "transformers"] | None,
+    "readers of the folder (also --for): hf_vit, or transformers' own vit, bit and siglip_vision_model, for pipelines "
+    "and tools without hf_vit; hf_vit.load reads both, with the same numbers",
+]
+Images = Annotated[
+    Path | None,
+    "for transformers: images to measure on what its nearest preprocessing costs (default: two photographs of "
+    "scikit-learn)",
+    {"metavar": "FOLDER"},
+]
+
+
+def images_at_hand(save_for: str | None, images: Path | None) -> list[Any]:
+    """Return the images of `--images`, or else the two photographs of scikit-learn, if it is installed."""
+    if save_for != "transformers":
+        return []
+    if images is not None:
+        return [images] if images.is_file() else list(images_below(images))
+    if find_spec("sklearn") is None:
+        return []
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    return [Image.fromarray(pixels) for pixels in load_sample_images()["images"]]
 
 
 def refuse_source(output: Path, source: str) -> None:

@@ -1,78 +1,102 @@
 """Program `hf-vit`."""
 
 import argparse
-import io
-import os
-import re
+import inspect
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 
-from ..files.messages import did_you_mean, ends_in_one_sentence, with_dashes
-from . import analysis, catalog, conversion, demo, environment, hub, prediction, quantization, retrieval, training
+from ..files.messages import did_you_mean, ends_in_one_sentence
+from ..settings.parser import OptionParser
+from . import (
+    analysis,
+    calibration,
+    catalog,
+    conversion,
+    demo,
+    environment,
+    hub,
+    prediction,
+    quantization,
+    retrieval,
+    training,
+)
+from .arguments import add_arguments
 
-# In the order of --help
-_SUBJECTS = (conversion, prediction, retrieval, quantization, training, hub, catalog, analysis, demo, environment)
+_SCRIPTS = {  # of the folder training/, installed as hf_vit.scripts; their settings have their own parser
+    "finetune": "Fine-tune a model on your images.",
+    "pretrain": "Train a model from random weights, with labels or by masked patch prediction.",
+    "audit": "Find label errors, duplicates, leaks, outliers and poor images of a data set.",
+    "evaluate": "Evaluate a model: accuracy, ReaL, ObjectNet, few-shot, linear probe, k-NN or VTAB.",
+}
+_TASKS: dict[str, tuple[str | Callable[..., None], ...]] = {
+    "classify and search images": (prediction.predict, retrieval.embed, retrieval.search, demo.demo),
+    "find and convert checkpoints": (catalog.catalog, conversion.convert, conversion.export, conversion.fingerprint),
+    "train": ("finetune", "pretrain", training.recipes, training.launch_configs, training.shard),
+    "evaluate and study": ("audit", "evaluate", calibration.calibrate, analysis.inspect, analysis.compute),
+    "deploy and publish": (quantization.quantize, hub.push, hub.card, hub.verify),
+    "set up": (environment.env, environment.completion),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status, 2 after an error, which is one sentence on standard error."""
     given = list(sys.argv[1:] if argv is None else argv)
-    names = given.index("--") if "--" in given else len(given)  # no options from there on
-    arguments, more = build_parser().parse_known_args([*map(with_dashes, given[:names]), *given[names:]])
-    if more and not arguments.takes_settings:
-        _refuse_option(more[0], arguments.parser)
-    arguments.settings = more
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files and classes that its encoding lacks
-        sys.stdout.reconfigure(errors="backslashreplace")
+    name = given[0] if given else ""
     try:
-        with ends_in_one_sentence(f"hf-vit {arguments.command}"):
-            arguments.run(arguments)
+        with ends_in_one_sentence(f"hf-vit {name}".strip()):
+            parser = build_parser()
+            if name in _SCRIPTS:
+                training.run_script(name, given[1:])
+                return 0
+            commands = commands_of(parser)
+            if name not in commands and not name.startswith("-"):
+                wrong = f"there is no command {name}{did_you_mean(name, commands)}" if name else "a command is needed"
+                raise ValueError(f"{wrong} (hf-vit --help lists them)")
+            arguments = vars(commands[name].parse_args(given[1:]) if name in commands else parser.parse_args(given))
+            arguments.pop("run")(**arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
 
 
-def _refuse_option(option: str, parser: argparse.ArgumentParser) -> NoReturn:
-    """End with a sentence about an unknown option, or one argument too many."""
-    if not option.startswith("-"):
-        parser.error(f"there is one argument too many: {option}")
-    if os.path.lexists(option):
-        parser.error(f"there is no option {option}; write ./{option} for the file")
-    known = [name for action in parser._actions for name in action.option_strings]
-    parser.error(f"there is no option {option}{did_you_mean(option.split('=')[0], known)}")
-
-
-class _Parser(argparse.ArgumentParser):
-    """Argument parser whose error for an unknown command suggests the most similar one."""
-
-    def error(self, message: str) -> NoReturn:
-        wrong = re.match(r"argument \w+: invalid choice: '(.*?)' \(choose from (.*)\)", message, re.DOTALL)
-        if wrong:
-            name, known = wrong[1], [word.strip(" '") for word in wrong[2].split(",")]
-            message = f"there is no command {name}{did_you_mean(name, known)} (hf-vit --help lists them)"
-        super().error(message)
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
-    about = "The original Vision Transformer family in the Hugging Face ecosystem. Each command has its own --help."
-    parser = _Parser(prog="hf-vit", description=about, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=environment.own_version())
-    parser.set_defaults(root=parser)  # for shell completion
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
+    parser = argparse.ArgumentParser(
+        prog="hf-vit",
+        description="The original Vision Transformer family in the Hugging Face ecosystem.",
+        formatter_class=_TasksFormatter,
+        allow_abbrev=False,
     )
-    for subject in _SUBJECTS:
-        subject.add_commands(commands)
-    for command in commands.choices.values():
-        _name_values(command)
+    parser.add_argument("--version", action="version", version=environment.own_version())
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=OptionParser, help="see below"
+    )
+    lines = []
+    for task, commands in _TASKS.items():
+        lines.append(f"\n{task}:")
+        for run in commands:
+            if isinstance(run, str):
+                name, about = run, _SCRIPTS[run]
+                subparsers.add_parser(name, help=about, description=about, add_help=False)
+            else:
+                name = run.__name__.replace("_", "-")
+                about, _, more = (inspect.getdoc(run) or "").partition("\n\n")
+                command = subparsers.add_parser(name, help=about, description=about, epilog=more)
+                command.set_defaults(run=run)
+                add_arguments(command, run)
+            lines += textwrap.wrap(about, initial_indent=f"  {name:16}", subsequent_indent=" " * 18)
+    parser.epilog = "\n".join([*lines, "\nEach command has its own --help."])
     return parser
 
 
-def _name_values(parser: argparse.ArgumentParser) -> None:
-    """Name the values of options by their kind in the help, as the settings of the training scripts do."""
-    for action in parser._actions:
-        if action.option_strings and action.nargs != 0 and not action.choices and action.metavar is None:
-            kind = action.type if isinstance(action.type, type) else str
-            action.metavar = {int: "INT", float: "FLOAT"}.get(kind, "TEXT")
+class _TasksFormatter(argparse.RawDescriptionHelpFormatter):
+    """Formatter without argparse's list of commands, which are listed by task instead."""
+
+    def _iter_indented_subactions(self, action: argparse.Action) -> Iterator[argparse.Action]:
+        return iter(())
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, OptionParser]:
+    """Return the parsers of the commands by their names."""
+    return next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))

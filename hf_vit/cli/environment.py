@@ -1,12 +1,11 @@
 """`hf-vit env` and `hf-vit completion`."""
 
-import argparse
 import platform
 import sys
+from typing import Annotated, Literal
 
 from ..files.messages import one_sentence
 from ..files.versions import versions_of
-from .arguments import Commands, add_command
 
 _CORE = ("hf_vit", "torch", "transformers", "huggingface-hub", "safetensors", "numpy", "pillow")
 _EXTRAS = {
@@ -27,16 +26,8 @@ def own_version() -> str:
     return f"hf-vit {versions_of(['hf_vit'])['hf_vit']}"
 
 
-def add_commands(commands: Commands) -> None:
-    """Add `env` and `completion`."""
-    add_command(commands, "env", _env, "print versions, extras and devices, for a bug report")
-    command = add_command(commands, "completion", _completion, "print a shell script that completes commands")
-    command.add_argument(
-        "shell", choices=["bash", "zsh", "tcsh"], help='the shell; `eval "$(hf-vit completion bash)"` loads the script'
-    )
-
-
-def _env(arguments: argparse.Namespace) -> None:
+def env() -> None:
+    """Print versions, extras and devices, for a bug report."""
     print(f"Python {platform.python_version()} on {platform.platform()}")
     for name, version in versions_of(_CORE).items():
         print(f"{name:18}{version}")
@@ -58,21 +49,26 @@ def _devices() -> str:
     return ", ".join([*names, f"CPU {torch.backends.cpu.get_cpu_capability()} with {threads}"])
 
 
-def _completion(arguments: argparse.Namespace) -> None:
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "tcsh"], 'the shell; `eval "$(hf-vit completion bash)"` loads the script'],
+) -> None:
+    """Print a shell script that completes commands."""
     try:
         import shtab
     except ImportError:
         raise ImportError("completion needs shtab, which is not installed: pip install shtab") from None
-    from ..training.options import add_options
-    from ..training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
+    from ..settings.fields import AuditSettings, EvaluateSettings, FinetuneSettings, PretrainSettings
+    from ..settings.options import add_options
+    from .command_line import build_parser, commands_of
 
-    parser = arguments.root
-    pages = {"finetune": FinetuneSettings, "pretrain": PretrainSettings, "evaluate": EvaluateSettings}
-    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    parser = build_parser()
+    commands = commands_of(parser)
+    pages = {"finetune": FinetuneSettings, "pretrain": PretrainSettings}
+    pages |= {"evaluate": EvaluateSettings, "audit": AuditSettings}
     for name, settings_class in pages.items():
-        add_options(commands.choices[name], settings_class)
-    for command in commands.choices.values():
+        add_options(commands[name], settings_class)
+    for command in commands.values():
         for action in command._actions:
             if action.nargs != 0 and not action.choices and action.type not in (int, float):
                 action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue] - shtab reads it
-    sys.stdout.write(shtab.complete(parser, arguments.shell))
+    sys.stdout.write(shtab.complete(parser, shell))

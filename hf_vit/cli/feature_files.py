@@ -13,6 +13,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 
 from ..files.output import new_file
+from ..files.predictions import as_cell
 
 SUFFIXES = (".parquet", ".npz", ".csv")
 _KEY = b"hf_vit"  # key in the metadata of a parquet file
@@ -99,7 +100,7 @@ def _csv_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
         def write(names: list[str], features: np.ndarray) -> None:
             if not file.tell():
                 table.writerow(["file", *(f"feature_{number}" for number in range(features.shape[1]))])
-            table.writerows([name, *row] for name, row in zip(names, features.tolist(), strict=True))
+            table.writerows([as_cell(name), *row] for name, row in zip(names, features.tolist(), strict=True))
 
         yield write
 

@@ -1,6 +1,5 @@
 """Images on a command line: files, folders, globs, addresses, parquet files and data sets."""
 
-import argparse
 import os
 import re
 import sys
@@ -8,22 +7,35 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from ..files.image_files import images_below
 from ..files.messages import one_sentence
+from .arguments import Count
 
 _ADDRESSES = ("https://", "http://")  # http:// is refused when the image is read
 _ROW = re.compile(r"(.+?):(\w+(?:\[[^]]*\])?):(\d+)")  # name:split:row
 _INSTALL = "pip install 'hf_vit[training]'"
-PLACES = (
+
+# Arguments of `predict` and `embed`
+Images = Annotated[
+    list[str],
     "images: files, folders (with subfolders, sorted), quoted globs, https:// addresses, or parquet files with an "
-    "image column"
-)
-SKIPPING = (
-    "An image that cannot be read is skipped, with a message on standard error; the exit status is then 1, or 2 if no "
-    "image can be read."
-)
+    "image column",
+]
+Dataset = Annotated[str | None, "data set: a name on the Hub, or a folder", {"metavar": "NAME"}]
+Split = Annotated[str | None, "split of --dataset, such as test or train[:10%] (default: the only one)"]
+ImageColumn = Annotated[
+    str | None, "image column of --dataset or parquet files (default: the only one)", {"metavar": "NAME"}
+]
+BatchSize = Annotated[Count, "largest number of images per forward"]
+Device = Annotated[str, "device: cpu, cuda, cuda:1, mps, ... (default auto: the accelerator if there is one, else cpu)"]
+Backend = Annotated[
+    Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"] | None,
+    "what computes the forward: eager (PyTorch), torch (PyTorch, optimized), openvino, onnxruntime, int8 (the program "
+    "of hf-vit quantize), or auto, the fastest installed of torch, openvino and onnxruntime (default: int8 if hf-vit "
+    "quantize wrote the folder, else eager)",
+]
 
 
 class _Entry(NamedTuple):
@@ -51,44 +63,19 @@ class ImageList(Sequence[Any]):
         return {"bytes": content or b"", "path": name} if content is not None or path is None else path
 
 
-def add_image_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments for images, and for the device and backend."""
-    command.add_argument("images", nargs="*", help=PLACES)
-    command.add_argument("--dataset", metavar="NAME", help="data set: a name on the Hub, or a folder")
-    command.add_argument("--split", help="split of --dataset, such as test or train[:10%%] (default: the only one)")
-    command.add_argument(
-        "--image-column", metavar="NAME", help="image column of --dataset or parquet files (default: the only one)"
-    )
-    command.add_argument("--batch-size", type=int, default=8, help="largest number of images per forward (default 8)")
-    add_device(command)
-    command.add_argument(
-        "--backend",
-        choices=["auto", "eager", "torch", "openvino", "onnxruntime", "int8"],
-        help="what computes the forward: eager (PyTorch), torch (PyTorch, optimized), openvino, onnxruntime, int8 (the "
-        "program of hf-vit quantize), or auto, the fastest installed of torch, openvino and onnxruntime (default: int8 "
-        "if hf-vit quantize wrote the folder, else eager)",
-    )
-
-
-def add_device(command: argparse.ArgumentParser) -> None:
-    """Add the option for the device."""
-    about = "device: cpu, cuda, cuda:1, mps, ... (default auto: the accelerator if there is one, else cpu)"
-    command.add_argument("--device", default="auto", help=about)
-
-
-def find_images(arguments: argparse.Namespace) -> ImageList:
-    """Return all images of the arguments of `add_image_arguments`, in their order, with the data set last.
+def find_images(
+    places: Sequence[str], dataset: str | None = None, split: str | None = None, column: str | None = None
+) -> ImageList:
+    """Return all images of the arguments, in their order, with the data set last.
 
     Raises:
         FileNotFoundError: files do not exist; the message lists them.
         ValueError: a folder has no images, or there is no such split or column.
         ImportError: a data set or parquet file needs an extra.
     """
-    if arguments.batch_size < 1:
-        raise ValueError(f"--batch-size is {arguments.batch_size}; it must be at least 1")
     entries: list[_Entry] = []
     missing: list[str] = []
-    for place in arguments.images:
+    for place in places:
         if place.startswith(_ADDRESSES):
             entries.append(_Entry(place))
             continue
@@ -96,17 +83,17 @@ def find_images(arguments: argparse.Namespace) -> ImageList:
         if not paths[0].exists():
             paths = [Path(found) for found in sorted(glob(str(paths[0]), recursive=True))] if has_magic(place) else []
         missing += [] if paths else [place]
-        found = [entry for path in paths for entry in _entries_at(path, arguments.image_column)]
+        found = [entry for path in paths for entry in _entries_at(path, column)]
         entries += {entry.name: entry for entry in found}.values()  # `**` finds a folder, and what is in it
     if missing:
         raise FileNotFoundError(f"no such file: {', '.join(missing)}")
-    if arguments.dataset:
-        entries += _rows_of(arguments.dataset, arguments.split, arguments.image_column)
-    elif arguments.split:
+    if dataset:
+        entries += _rows_of(dataset, split, column)
+    elif split:
         raise ValueError("--split needs --dataset")
     if not entries:
         raise ValueError("there are no images: name files, folders or addresses, or a data set with --dataset")
-    if arguments.image_column and all(entry.rows is None for entry in entries):
+    if column and all(entry.rows is None for entry in entries):
         raise ValueError("--image-column needs --dataset or a .parquet file")
     return ImageList(entries)
 
@@ -154,7 +141,7 @@ def _open_rows(name: str, split: str | None, column: str | None) -> tuple[Any, s
     return opened.samples.select_columns(opened.image_column), split
 
 
-class Reading:
+class BatchProgress:
     """Progress bar over batches of images, with a message for each image that cannot be read.
 
     Args:

@@ -1,68 +1,95 @@
 """`hf-vit predict`."""
 
-import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, Literal, TextIO
 
 from ..files.output import new_file, refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Commands, add_command, parse_size
-from .image_list import SKIPPING, Reading, add_image_arguments, find_images, load_on
+from .arguments import Count, ImageSize, Model, Overwrite
+from .image_list import (
+    Backend,
+    BatchProgress,
+    BatchSize,
+    Dataset,
+    Device,
+    ImageColumn,
+    Images,
+    Split,
+    find_images,
+    load_on,
+)
 
 _FORMATS = {"": "text", ".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}  # by the suffix of --output
 
 
-def add_commands(commands: Commands) -> None:
-    """Add `predict`."""
-    command = add_command(commands, "predict", _predict, "classify images")
-    command.epilog = SKIPPING
-    command.add_argument("folder", help="model: a folder of save_pretrained, or a name on the Hub")
-    add_image_arguments(command)
-    command.add_argument(
-        "--image-size", type=parse_size, metavar="N|HxW", help="image size in pixels (default: the model's own)"
-    )
-    command.add_argument("--preset", help="preset that resizes and crops the images (default: the model's own)")
-    command.add_argument("--top-k", type=int, default=5, help="number of classes per image (default 5)")
-    command.add_argument(
-        "--format",
-        choices=["text", "jsonl", "csv"],
-        help="output format; jsonl: one JSON object per image; csv: one row per image and class (default: by the "
-        "suffix of --output, .txt, .csv or .jsonl; else text)",
-    )
-    command.add_argument("--json", action="store_const", const="jsonl", dest="format", help="same as --format jsonl")
-    command.add_argument("--output", type=Path, metavar="FILE", help="file to write, instead of standard output")
-    command.add_argument("--overwrite", action="store_true", help="replace the output file")
+def _parse_threshold(text: str) -> float | str:
+    return text if text == "auto" else float(text)
 
 
-def _predict(arguments: argparse.Namespace) -> None:
-    if arguments.top_k < 1:
-        raise ValueError(f"--top-k is {arguments.top_k}; it must be at least 1")
-    suffix = arguments.output.suffix.lower() if arguments.output else ""
-    if arguments.format is None and suffix not in _FORMATS:
+def predict(
+    folder: Model,
+    images: Images = (),  # pyright: ignore[reportArgumentType]
+    *,
+    dataset: Dataset = None,
+    split: Split = None,
+    image_column: ImageColumn = None,
+    batch_size: BatchSize = 8,
+    device: Device = "auto",
+    backend: Backend = None,
+    image_size: ImageSize = None,
+    preset: Annotated[str | None, "preset that resizes and crops the images (default: the model's own)"] = None,
+    top_k: Annotated[Count, "number of classes per image"] = 5,
+    threshold: Annotated[
+        float | Literal["auto"] | None,
+        "print all classes with at least this score instead; auto: with at least their own, which training chose for "
+        "images with several labels",
+        {"type": _parse_threshold, "metavar": "SCORE"},
+    ] = None,
+    coverage: Annotated[
+        float | None,
+        "print the set of classes that holds the right one with this frequency instead, such as 0.95; of a model that "
+        "`hf-vit calibrate` wrote",
+    ] = None,
+    format: Annotated[
+        Literal["text", "jsonl", "csv"] | None,
+        "output format; jsonl: one JSON object per image; csv: one row per image and class (default: by the suffix of "
+        "--output, .txt, .csv or .jsonl; else text)",
+    ] = None,
+    json: Annotated[bool, "same as --format jsonl"] = False,
+    output: Annotated[Path | None, "file to write, instead of standard output", {"metavar": "FILE"}] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Classify images.
+
+    An image that cannot be read is skipped, with a message on standard error; the exit status is then 1, or 2 if no
+    image can be read.
+    """
+    suffix = output.suffix.lower() if output else ""
+    kind = "jsonl" if json else format or _FORMATS.get(suffix)
+    if kind is None:
         endings = ", ".join(filter(None, _FORMATS))
-        raise ValueError(f"--output is {arguments.output} (expected a name that ends in {endings}, or --format)")
-    if arguments.output:
-        refuse_existing(arguments.output, arguments.overwrite)  # before the work, not after
-    images = find_images(arguments)
+        raise ValueError(f"--output is {output} (expected a name that ends in {endings}, or --format)")
+    if output:
+        refuse_existing(output, overwrite)  # before the work, not after
+    found = find_images(images, dataset, split, image_column)
     silence_progress_bars()
-    from ..files.predictions import predictions_writer
+    from ..files.predictions import lowest_scores, predictions_writer
     from ..models.configuration_hf_vision import score_function
     from ..prediction import classify_batches
 
-    own = {"image_size": arguments.image_size, "preset": arguments.preset}
-    model, processor = load_on(arguments.folder, arguments.device, arguments.backend, **own)
-    batches = classify_batches(model, processor, images, arguments.top_k, arguments.batch_size, skip_unreadable=True)
-    reading = Reading("hf-vit predict", images)
-    with _opened(arguments.output, arguments.overwrite) as file:
-        in_percent = score_function(model.config) != "none"
-        write = predictions_writer(arguments.format or _FORMATS[suffix], file, in_percent)
-        for names, found in reading.follow(batches):
-            for name, predictions in zip(names, found, strict=True):
+    model, processor = load_on(folder, device, backend, image_size=image_size, preset=preset)
+    lowest = lowest_scores(model.config, threshold, coverage)
+    batches = classify_batches(model, processor, found, top_k, batch_size, skip_unreadable=True, lowest=lowest)
+    progress = BatchProgress("hf-vit predict", found)
+    with _opened(output, overwrite) as file:
+        write = predictions_writer(kind, file, in_percent=score_function(model.config) != "none")
+        for names, classes in progress.follow(batches):
+            for name, predictions in zip(names, classes, strict=True):
                 write(name, predictions)
-    reading.end()
+    progress.end()
 
 
 @contextmanager

@@ -1,52 +1,39 @@
 """`hf-vit quantize`."""
 
-import argparse
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Commands, add_command, refuse_source
+from .arguments import Model, Overwrite, refuse_source
 
 
-def add_commands(commands: Commands) -> None:
-    """Add `quantize`."""
-    command = add_command(commands, "quantize", _quantize, "quantize a classifier to int8, to run faster on a CPU")
-    command.add_argument("folder", help="model: a folder of save_pretrained, or a name on the Hub")
-    command.add_argument("output", type=Path, help="folder to write")
-    command.add_argument(
-        "--calibrate",
-        nargs="+",
-        required=True,
-        metavar="IMAGES",
-        help="calibration images, typical for the model's use: files or folders; at least 16, better 300",
-    )
-    command.add_argument(
-        "--min-agreement",
-        type=float,
-        default=0.95,
-        metavar="SHARE",
-        help="smallest share of predictions that must agree with float32, on every fourth image (default 0.95)",
-    )
-    command.add_argument("--overwrite", action="store_true", help="replace the output folder")
-
-
-def _quantize(arguments: argparse.Namespace) -> None:
-    if not 0 <= arguments.min_agreement <= 1:
-        raise ValueError(f"--min-agreement is {arguments.min_agreement} (expected a share, 0 to 1)")
-    refuse_source(arguments.output, arguments.folder)
-    refuse_existing(arguments.output, arguments.overwrite)  # before the work, not after
+def quantize(
+    folder: Model,
+    output: Annotated[Path, "folder to write"],
+    *,
+    calibrate: Annotated[
+        list[str],
+        "calibration images, typical for the model's use: files or folders; at least 16, better 300",
+        {"metavar": "IMAGES"},
+    ],
+    min_agreement: Annotated[
+        float,
+        "smallest share of predictions that must agree with float32, on every fourth image",
+        {"metavar": "SHARE"},
+    ] = 0.95,
+    overwrite: Overwrite = False,
+) -> None:
+    """Quantize a classifier to int8, to run faster on a CPU."""
+    if not 0 <= min_agreement <= 1:
+        raise ValueError(f"--min-agreement is {min_agreement} (expected a share, 0 to 1)")
+    refuse_source(output, folder)
+    refuse_existing(output, overwrite)  # before the work, not after
     silence_progress_bars()
     from ..quantization import quantize
 
-    record = quantize(
-        arguments.folder,
-        arguments.output,
-        arguments.calibrate,
-        min_agreement=arguments.min_agreement,
-        overwrite=arguments.overwrite,
-    )
-    print(*_sentences(record, arguments.output), sep="\n")
+    record = quantize(folder, output, calibrate, min_agreement=min_agreement, overwrite=overwrite)
+    print(*_sentences(record, output), sep="\n")
 
 
 def _sentences(record: dict[str, Any], output: Path) -> list[str]:

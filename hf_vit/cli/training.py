@@ -1,99 +1,105 @@
-"""`hf-vit finetune`, `pretrain`, `evaluate`, `recipes`, `launch-configs` and `shard`."""
+"""`hf-vit recipes`, `launch-configs` and `shard`."""
 
 import argparse
 import os
 from importlib import import_module, resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 from ..files.messages import did_you_mean
-from .arguments import Commands, add_command
 
-_PAGES = {  # scripts of the folder training/, installed as hf_vit.scripts
-    "finetune": "fine-tune a model on your images",
-    "pretrain": "train a model from random weights, with labels or by masked patch prediction",
-    "evaluate": "evaluate a model: accuracy, ReaL, ObjectNet, few-shot, linear probe, k-NN or VTAB",
-}
+_Action = Annotated[Literal["show", "path"] | None, "print the file, or its path"]
 
 
-def add_commands(commands: Commands) -> None:
-    """Add the training scripts (whose settings have their own parser), the two listings, and `shard`."""
-    for name, about in _PAGES.items():
-        command = commands.add_parser(name, help=about, add_help=False)
-        command.set_defaults(run=_run, takes_settings=True)
-    about = "list the recipes, or show one"
-    _add_listing(commands, "recipes", about, _list_recipes, "name of a recipe, for --recipe")
-    about = "list the launch templates, or show one, for `accelerate launch --config_file FILE`"
-    _add_listing(commands, "launch-configs", about, _list_launch_configs, "name of a template")
-    _add_shard(commands)
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    import_module(f"hf_vit.scripts.{arguments.command}").main(arguments.settings)
-
-
-def _add_listing(commands: Commands, name: str, about: str, run: Any, what: str) -> None:
-    command = add_command(commands, name, run, about)
-    command.add_argument("action", nargs="?", choices=["show", "path"], help="print the file, or its path")
-    command.add_argument("name", nargs="?", help=what)
-
-
-def _list_recipes(arguments: argparse.Namespace) -> None:
-    from ..training.recipes import about_recipe, find_recipe, installed_recipes
-
-    if arguments.action:
-        _show(arguments, find_recipe(arguments.name) if arguments.name else None)
+def run_script(command: str, options: list[str]) -> None:
+    """Run a script of the folder training/, here or as a job, and push its result if asked to."""
+    script = import_module(f"hf_vit.scripts.{command}").main
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
+    group = parser.add_argument_group("result and place")
+    about = "push the result to the Hub at the end: the model, or the results of evaluate as a data set"
+    group.add_argument("--push", metavar="NAME", help=about)
+    about = "run on Hugging Face Jobs, on hardware such as a10g-small; needs --push and --package"
+    group.add_argument("--job", metavar="FLAVOR", help=about)
+    about = "for --job: what installs hf_vit there, the address of a wheel or git+https://..."
+    group.add_argument("--package", metavar="REQUIREMENT", help=about)
+    group.add_argument("--timeout", metavar="TIME", default="6h", help="for --job: longest time, as 90m (default 6h)")
+    about = "for --job: check settings, data and model, and start nothing"
+    group.add_argument("--dry-run", action="store_true", help=about)
+    own, rest = parser.parse_known_args(options)
+    if {"-h", "--help"} & {*rest}:
+        print(parser.format_help())
+    if own.job is None and own.push is None:
+        script(rest)
         return
-    for name, path in installed_recipes().items():
+    from ..hub.jobs import push_result, run_job
+    from ..settings import fields
+    from ..settings.options import parse_settings
+
+    settings = parse_settings(getattr(fields, f"{command.capitalize()}Settings"), rest, f"hf-vit {command}")
+    if not settings.output_dir:
+        raise ValueError("--push and --job need --output-dir")
+    if own.job is not None:
+        where = {"flavor": own.job, "package": own.package, "timeout": own.timeout, "dry_run": own.dry_run}
+        run_job(command, rest, settings, result=own.push, **where)
+        return
+    script(rest)
+    push_result(command, settings, own.push)
+
+
+def recipes(action: _Action = None, name: Annotated[str | None, "name of a recipe, for --recipe"] = None) -> None:
+    """List the recipes, or show one."""
+    from ..settings.recipes import about_recipe, find_recipe, installed_recipes
+
+    if action:
+        _show(action, find_recipe(name) if name else None, "recipes")
+        return
+    for recipe, path in installed_recipes().items():
         about = about_recipe(path)
-        print(name)
+        print(recipe)
         for line in (about.what, f"Hardware: {about.hardware}", f"Expect {about.expected}"):
             print(f"    {line}")
 
 
-def _list_launch_configs(arguments: argparse.Namespace) -> None:
+def launch_configs(action: _Action = None, name: Annotated[str | None, "name of a template"] = None) -> None:
+    """List the launch templates, or show one, for `accelerate launch --config_file FILE`."""
     folder = Path(str(resources.files("hf_vit.scripts"))) / "accelerate"
     files = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     from ..files.reading import read_text
 
-    if arguments.action:
-        if arguments.name and arguments.name not in files:
-            hint = did_you_mean(arguments.name, files)
-            raise ValueError(f"there is no launch template {arguments.name} (there is {', '.join(files)}){hint}")
-        _show(arguments, files.get(arguments.name))
+    if action:
+        if name and name not in files:
+            hint = did_you_mean(name, files)
+            raise ValueError(f"there is no launch template {name} (there is {', '.join(files)}){hint}")
+        _show(action, files[name] if name else None, "launch-configs")
         return
-    for name, path in files.items():
-        print(f"{name:12} {read_text(path).splitlines()[0].removeprefix('# ')}")
+    for template, path in files.items():
+        print(f"{template:12} {read_text(path).splitlines()[0].removeprefix('# ')}")
 
 
-def _show(arguments: argparse.Namespace, path: Path | None) -> None:
+def _show(action: str, path: Path | None, command: str) -> None:
     if path is None:
-        raise ValueError(f"{arguments.action} needs a name; `hf-vit {arguments.command}` lists them")
+        raise ValueError(f"{action} needs a name; `hf-vit {command}` lists them")
     from ..files.reading import read_text
 
-    print(path if arguments.action == "path" else read_text(path).rstrip())
+    print(path if action == "path" else read_text(path).rstrip())
 
 
-def _add_shard(commands: Commands) -> None:
-    about = "write a data set as shuffled WebDataset tars with an index; after an interruption, run it again"
-    command = add_command(commands, "shard", _shard, about)
-    command.add_argument("source", help="data set: a folder of images, any other --dataset of finetune, or a Hub name")
-    command.add_argument("output", type=Path, help="folder to write")
-    command.add_argument("--config", help="configuration of a Hub data set that has several")
-    command.add_argument("--splits", nargs="+", default=[], metavar="SPLIT", help="splits to write (default: all)")
-    command.add_argument(
-        "--size", type=int, metavar="PIXELS", help="resize larger images to this shorter side, and store all as JPEGs"
-    )
-    command.add_argument("--quality", type=int, default=95, help="quality of these JPEGs (default 95)")
-    command.add_argument("--images", type=int, default=10_000, help="images per shard (default 10000)")
-    command.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, help="number of processes (default: one per processor)"
-    )
-
-
-def _shard(arguments: argparse.Namespace) -> None:
+def shard(
+    source: Annotated[str, "data set: a folder of images, any other --dataset of finetune, or a Hub name"],
+    output: Annotated[Path, "folder to write"],
+    *,
+    config: Annotated[str | None, "configuration of a Hub data set that has several"] = None,
+    splits: Annotated[list[str], "splits to write (default: all)", {"metavar": "SPLIT"}] = (),  # pyright: ignore[reportArgumentType]
+    size: Annotated[
+        int | None, "resize larger images to this shorter side, and store all as JPEGs", {"metavar": "PIXELS"}
+    ] = None,
+    quality: Annotated[int, "quality of these JPEGs"] = 95,
+    images: Annotated[int, "images per shard"] = 10_000,
+    workers: Annotated[int, "number of processes (default: one per processor)"] = os.cpu_count() or 1,
+) -> None:
+    """Write a data set as shuffled WebDataset tars with an index; after an interruption, run it again."""
     from ..data.shard_writing import ShardPlan, write_shards
 
-    plan = ShardPlan(arguments.source, arguments.config, arguments.size, arguments.quality, arguments.images)
-    for split, count in write_shards(plan, arguments.output, arguments.splits, arguments.workers).items():
-        print(f"{arguments.output}/{split}-*.tar: {count} images")
+    plan = ShardPlan(source, config, size, quality, images)
+    for split, count in write_shards(plan, output, list(splits), workers).items():
+        print(f"{output}/{split}-*.tar: {count} images")

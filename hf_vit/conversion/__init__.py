@@ -3,8 +3,9 @@
 from .checking import check
 from .converting import convert, convert_to_folder
 from .exporting import export, export_jax, export_timm, export_transformers
+from .fingerprints import fingerprint
 from .programs import export_aot_inductor, export_onnx, export_torch
-from .rules import ConversionError
+from .tables import ConversionError
 
 __all__ = [
     "ConversionError",
@@ -18,4 +19,5 @@ __all__ = [
     "export_timm",
     "export_torch",
     "export_transformers",
+    "fingerprint",
 ]

@@ -8,8 +8,7 @@ from transformers import PreTrainedConfig
 
 from ..models.configuration_hf_vit import Size, as_pair
 from .converting import convert_request
-from .inferred import Fields, as_text
-from .source import Request
+from .source import Fields, Request, as_text
 
 _OF_ANY_MODEL = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype"}
 _BESIDE = {  # names of other parts in files of the original repositories
@@ -59,6 +58,9 @@ def left_out(record: dict[str, Any]) -> list[str]:
         record: the content of `conversion.json`.
     """
     lines = []
+    if copy := record.get("copy"):
+        lost = f"; it lacks the {', '.join(copy['without'])} of the original" if copy["without"] else ""
+        lines.append(f"taken from a copy of the same numbers, {copy['name']}{lost}")
     if record["left_out"]:
         lines.append("the head of the checkpoint is all zero and was dropped: this is an encoder without a head")
     if record["beside"]:
@@ -79,9 +81,9 @@ def _dialect(record: dict[str, Any]) -> str:
 def _table(found: Fields) -> list[str]:
     """Return one line per field: name, value, reason; a reason equal to the one above is omitted."""
     rows, above = [], ""
-    for name, (value, because, is_assumed) in found.items():
+    for name, (value, reason, is_assumed) in found.items():
         if name not in _OF_ANY_MODEL:
-            reason = f"assumed: {because}" if is_assumed else because
+            reason = f"assumed: {reason}" if is_assumed else reason
             rows.append((name, as_text(value), "" if reason == above else reason))
             above = reason
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]

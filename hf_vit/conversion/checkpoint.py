@@ -1,25 +1,30 @@
 """An open checkpoint, before its source is recognised and its arrays are read."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
+from transformers.utils import logging
 
+from ..catalog import copies_of, lost_by
 from ..files.bucket import fetch_folder, is_folder_address
 from ..files.containers import array_container, open_arrays
-from ..files.download import Fetched, SourceError, fetch
+from ..files.download import BUCKETS, Fetched, SourceError, UnavailableError, fetch
 from ..files.messages import kind_of_content, shorten
 from ..files.reading import read_json_object
 from ..models.utils import HUB_NAME, check_place
-from .rules import ConversionError
+from .tables import ConversionError
 from .torch_files import is_torch_file, read_arrays
 from .transformers.names import is_of_transformers
-from .unsupported import keras_model
+
+logger = logging.get_logger(__name__)
 
 _SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin", ".msgpack")
 # Weights in a folder with a config.json; the first that exists is used.
@@ -60,6 +65,9 @@ class Checkpoint:
 def fetch_any(location: str, where: Mapping[str, Any] | None = None) -> Fetched:
     """Find a local file or folder, or download it from an address or from the Hub.
 
+    A file of a bucket, `gs://...`, is looked for in the places of `HF_VIT_SOURCES`, in the bucket, and in the copies
+    that the catalog knows; the first that has it is taken.
+
     Args:
         location: path, address, or name of a model on the Hub.
         where: arguments of `snapshot_download`, such as `revision`, for a name on the Hub.
@@ -70,7 +78,61 @@ def fetch_any(location: str, where: Mapping[str, Any] | None = None) -> Fetched:
     is_name = HUB_NAME.fullmatch(location) and not location.endswith(_SUFFIXES) and not Path(location).exists()
     if is_name:
         return Fetched(location, _fetch_from_hub(location, where or {}))
-    return fetch_folder(location) if is_folder_address(location) else fetch(location)
+    if location.startswith(f"{BUCKETS}/"):
+        location = f"gs://{unquote(location.removeprefix(f'{BUCKETS}/'))}"
+    if is_folder_address(location):
+        return fetch_folder(location)
+    return _fetch_from_any_place(location) if location.startswith("gs://") else fetch(location)
+
+
+def _fetch_from_any_place(location: str) -> Fetched:
+    """Fetch a file of a bucket from the first place that has it; a place other than the first is named in a warning.
+
+    Raises:
+        SourceError: no place has it.
+    """
+    roots = [root.strip() for root in os.environ.get("HF_VIT_SOURCES", "").split(",") if root.strip()]
+    path = location.removeprefix("gs://")
+    mirrors = [f"{root if root.endswith('/') else f'{root}/'}{path}" for root in roots]
+    copies = copies_of(location)
+    refusals: list[tuple[str, UnavailableError]] = []
+    for place in dict.fromkeys((*mirrors, location, *copies)):
+        try:
+            fetched = Fetched(place, _fetch_from_hub(place, {})) if place in copies else _fetch_from_place(place)
+        except UnavailableError as error:
+            refusals.append((place, error))
+            continue
+        if refusals:
+            lost = ", ".join(lost_by(place))
+            logger.warning(f"{_reasons(refusals)}; took {place}{f', which lacks the {lost}' if lost else ''}")
+        return Fetched(location, fetched.path, fetched.sha256, place if place in copies else None)
+    if len(refusals) == 1:
+        raise refusals[0][1]
+    raise SourceError(f"cannot get {location}: {_reasons(refusals)}; HF_VIT_SOURCES names places of your own")
+
+
+def _reasons(refusals: list[tuple[str, UnavailableError]]) -> str:
+    return "; ".join(f"{place} {error.reason}" for place, error in refusals)
+
+
+def _fetch_from_place(place: str) -> Fetched:
+    """Fetch a file by its path, its address, or `hf://owner/name/path` in a repository of the Hub."""
+    if place.startswith("hf://"):
+        owner, name, file = place.removeprefix("hf://").split("/", 2)
+        try:
+            return Fetched(place, Path(hf_hub_download(f"{owner}/{name}", file)))
+        except (HfHubHTTPError, OSError) as error:
+            raise _unavailable(place, error) from error
+    if "://" not in place and not Path(place).expanduser().exists():
+        raise UnavailableError(f"{place} does not exist", "does not exist")
+    return fetch(place)
+
+
+def _unavailable(place: str, error: Exception) -> UnavailableError:
+    reason = str(error).strip().splitlines()[0]
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    message = f"{place} is no local file or folder, and cannot be downloaded from the Hub: {reason}"
+    return UnavailableError(message, f"answers {status}" if status else "cannot be downloaded from the Hub")
 
 
 def _fetch_from_hub(name: str, where: Mapping[str, Any]) -> Path:
@@ -81,10 +143,7 @@ def _fetch_from_hub(name: str, where: Mapping[str, Any]) -> Path:
             folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.bin", "*.npz", "*.msgpack"], **where))
         return folder
     except (HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise SourceError(
-            f"{name} is no local file or folder, and cannot be downloaded from the Hub: {reason}"
-        ) from error
+        raise _unavailable(name, error) from error
 
 
 @contextmanager
@@ -97,11 +156,14 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
         ImportError: a package that its container needs is not installed.
     """
     path = fetched.path
-    if keras := keras_model(path):
-        raise ConversionError(keras)
-    if path.is_file() and (kind := kind_of_content(_beginning(path))):
-        raise ConversionError(f"{path.name} {kind}")
-    settings = _read_settings(path)
+    _check_kind(path)
+    config_file = path / "config.json"
+    try:
+        settings = read_json_object(config_file) if config_file.is_file() else {}
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+    if not isinstance(settings.get("model_type", ""), str):
+        raise ConversionError(f"{config_file} has the model_type {shorten(settings['model_type'])} (expected a name)")
     if (path / "adapter_config.json").is_file():
         check_place(path)
     if path.is_dir() and array_container(path) is None:
@@ -121,31 +183,14 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
             yield Checkpoint(fetched.location, reader.path, settings, shapes, dtypes, "", reader.read, streams=True)
 
 
-def _beginning(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(8)
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    """Return the config.json of a folder; an empty dictionary for a file, or a folder without one."""
-    file = path / "config.json"
-    if not file.is_file():
-        return {}
-    try:
-        settings = read_json_object(file)
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
-    if not isinstance(settings.get("model_type", ""), str):
-        raise ConversionError(f"{file} has the model_type {shorten(settings['model_type'])} (expected a name)")
-    return settings
-
-
 def _checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
     model_type = settings.get("model_type")
     if model_type and not is_of_transformers(settings):
         is_ours = model_type.startswith("hf_vit")
         what = "is in the format of hf_vit already" if is_ours else f"holds a {model_type} model"
-        raise ConversionError(f"{folder} {what}; hf_vit converts vit, vit_mae, vit-hybrid and bit of transformers")
+        raise ConversionError(
+            f"{folder} {what}; hf_vit converts vit, vit_mae, vit-hybrid, bit and siglip_vision_model of transformers"
+        )
     found = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
     if settings and found:
         return found[0]
@@ -158,3 +203,18 @@ def _checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
         kinds = f"{', '.join(_SUFFIXES)}, an Orbax or TensorStore folder"
         raise ConversionError(f"{folder} must hold one checkpoint ({kinds}); it holds {found}")
     return candidates.pop()
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse a Keras model, naming the released file to convert instead, and content that is no file of arrays."""
+    if path.is_dir():
+        name = path.parent.name if path.name == "tfhub" else path.name.removesuffix("tfhub").rstrip(".-_")
+        keras = "a SavedModel of TensorFlow" if (path / "saved_model.pb").is_file() else None
+    else:
+        with path.open("rb") as file:
+            beginning = file.read(8)
+        if kind := kind_of_content(beginning):
+            raise ConversionError(f"{path.name} {kind}")
+        keras, name = "a Keras model in HDF5" if beginning == b"\x89HDF\r\n\x1a\n" else None, path.stem
+    if keras:
+        raise ConversionError(f"{path.name} is {keras}, which hf_vit does not read; convert {name}.npz instead")

@@ -1,29 +1,44 @@
 """Conversion of a checkpoint from any known source to a model and its image processor."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors import safe_open
 
-from ..catalog import address_of
-from ..files.download import Fetched, public_name, sha256_at
+from ..catalog import address_of, lost_by
+from ..files.download import public_name, sha256_at
 from ..files.output import new_folder, write_text
 from ..files.readme import render_readme
+from ..files.versions import versions_of
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import wrong_types_refused
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
 from ..models.pretrained import HfVisionPreTrainedModel
-from .building import has_head, one_or_pair
+from ..models.utils import MANIFEST
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
-from .inferred import Fields, Inferred, as_configured, assumed_of
-from .labels import labels_of, set_labels
-from .record import package_versions
-from .rules import ConversionError
-from .source import Naming, Request, Source
-from .sources import recognise
+from .exporting import export
+from .jax.tables import original_rules
+from .labels import set_labels
+from .recognition import recognise
+from .source import (
+    Fields,
+    Inferred,
+    Request,
+    Source,
+    as_configured,
+    assumed_of,
+    has_head,
+    one_or_pair,
+)
+from .tables import ConversionError, Rule
+
+_PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")  # whose versions are recorded
 
 
 def convert(
@@ -44,17 +59,20 @@ def convert(
     - the original's arrays (vit_jax, big_vision, big_transfer) in an .npz, a .msgpack of flax, an Orbax folder, or a
       TensorStore folder of big_vision's trainer;
     - .safetensors, .pth, .pt or .bin of timm (ViT, hybrids and BiT), torchvision, DeiT, MAE or DINO;
-    - a folder of timm, or of transformers' `vit` (PyTorch or Flax), `vit_mae`, `vit-hybrid` or `bit`.
+    - a folder of timm, or of transformers' `vit` (PyTorch or Flax), `vit_mae`, `vit-hybrid`, `bit` or
+      `siglip_vision_model`.
 
     The model keeps the source's own GELU and epsilons. If a file has two towers (SigLIP, LiT, CLIPPO, PaliGemma), the
     image tower is converted. The record's `beside` names the rest, which `export_jax(beside=...)` copies from the file.
 
     Args:
         source: a path, `https://...` or `gs://bucket/path` of a file; a folder that holds one (also
-            `gs://bucket/folder/`); a name on the Hub; `augreg:NAME`; or `augreg:best:B/16`, the choice of the original
-            code among the files of "How to train your ViT?".
+            `gs://bucket/folder/`); a name on the Hub; `augreg:Ti/16` or `augreg:Ti/16-384`, a file of "How to train
+            your ViT?" by architecture and image size; `augreg:NAME`; or `augreg:best:B/16`, the choice of the original
+            code among its pre-trained files. If a bucket does not give a file, a copy on the Hub is read as the
+            original, with its definitions; `HF_VIT_SOURCES` names places to look in first.
         labels: class names: "imagenet1k", a file (one name per line, or JSON) or a list; by default the names stored in
-            a folder of transformers or timm.
+            a folder of transformers or timm, and ImageNet's for a released file of its 1,000 classes.
         image_size: resample the position embeddings to this image size, an int or (height, width) in pixels.
         patch_size: compute with this patch size, an int or (height, width), instead of the stored kernel's. The model
             is flexible: kernel and positions stay as stored, and `set_patch_size` may be called again; `make_fixed`
@@ -97,13 +115,25 @@ def convert_request(
         raise ConversionError(f"source is a {what} (expected a path, an address, or a name on the Hub); give its file")
     fetched = fetch_any(address_of(str(source)), where)
     with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor:
-        identity = executor.submit(_identity, fetched, checkpoint, request)  # in parallel with reading
+        if fetched.copy is not None:
+            checkpoint = read_as_original(checkpoint, fetched.location)
+        path = checkpoint.path
+        hashing = executor.submit(lambda: fetched.sha256 or sha256_at(path)) if not request.without_weights else None
         its_source, naming = recognise(checkpoint, request)
-        model, fields, record = its_source.read(checkpoint, naming, request)
-        record = {"source": public_name(fetched), "file": checkpoint.path.name, **identity.result(), **record}
+        model, fields, read = its_source.read(checkpoint, naming, request)  # while the file is hashed
+        sha256 = {"sha256": hashing.result()} if hashing is not None else {}
+    record: dict[str, Any] = {"source": public_name(fetched), "file": path.name, **sha256, **read}
+    if fetched.copy is not None:
+        record["copy"] = {"name": fetched.copy, "without": lost_by(fetched.copy)}
+    if not request.without_weights:
+        record["fingerprint"] = _fingerprint(model, request.weights)
     sizes = _take_sizes(model, request, image_size)
     its_labels = _take_labels(model, its_source, checkpoint, labels)
-    preprocessing = _preprocessing(its_source, checkpoint, naming, preset)
+    if preset:
+        preprocessing = Inferred({"preset": preset}, "stated")
+    else:
+        with wrong_types_refused(f"the preprocessing beside {path.name}"):
+            preprocessing = its_source.preprocessing(checkpoint, naming.dialect)
     processor = HfViTImageProcessor.for_model(model.config, **preprocessing.value)
     has_own_size = "image_size" in sizes or not isinstance(model.config, HfBiTConfig)  # BiT's arrays show no size
     if not has_own_size and "size" in preprocessing.value:
@@ -114,17 +144,22 @@ def convert_request(
     )
     used = preprocessing.value["preset"]
     fields |= {"preset": preprocessing._replace(value=used), "labels": its_labels}
-    found = as_configured(fields, model.config, _stated(request, image_size))
-    record |= {**sizes, "assumed": assumed_of(found), "preset": used, "versions": package_versions()}
+    stated = {"patch_size": request.patch_size, "image_size": image_size}
+    stated = request.overrides.keys() | {name for name, size in stated.items() if size is not None}
+    found = as_configured(fields, model.config, stated)
+    record |= {**sizes, "assumed": assumed_of(found), "preset": used, "versions": versions_of(_PACKAGES)}
     model.conversion_record = record
     return model, processor, found
 
 
-def _identity(fetched: Fetched, checkpoint: Checkpoint, request: Request) -> dict[str, str]:
-    """Return the sha256 of the file or folder (`sha256_at`); an empty dictionary if no weights are read."""
-    if request.without_weights:
-        return {}
-    return {"sha256": fetched.sha256 or sha256_at(checkpoint.path)}
+def _fingerprint(model: HfVisionPreTrainedModel, weights: Path | None) -> str:
+    """Return the content fingerprint of a model as it was read; of the streamed weights if it is empty."""
+    parameters = model.state_dict()
+    rules = original_rules(model.config, has_head(model), parameters)
+    if weights is None or model.device.type != "meta":
+        return fingerprint_of(rules, parameters.__getitem__)
+    with safe_open(weights, "pt") as streamed:
+        return fingerprint_of(rules, streamed.get_tensor)
 
 
 def _take_sizes(model: Any, request: Request, image_size: Size | None) -> dict[str, Any]:
@@ -145,28 +180,23 @@ def _take_sizes(model: Any, request: Request, image_size: Size | None) -> dict[s
 def _take_labels(
     model: HfVisionPreTrainedModel, source: Source, checkpoint: Checkpoint, labels: str | Path | list[str] | None
 ) -> Inferred:
-    """Name the classes of a model, by the caller's names or else the source's."""
+    """Name the classes of a model, by the caller's names or else the source's; return their number and origin."""
     names = labels
     if names is None and has_head(model):
         with wrong_types_refused(f"the config.json beside {checkpoint.path.name}"):
             names = source.labels(checkpoint, model.config.num_labels or 0)
     if names is not None:
         set_labels(model, names)
-    return labels_of(model, labels is not None)
-
-
-def _preprocessing(source: Source, checkpoint: Checkpoint, naming: Naming, preset: str | None) -> Inferred:
-    """Return the arguments of the image processor, from the caller or else from the source."""
-    if preset:
-        return Inferred({"preset": preset}, "stated")
-    with wrong_types_refused(f"the preprocessing beside {checkpoint.path.name}"):
-        return source.preprocessing(checkpoint, naming.dialect)
-
-
-def _stated(request: Request, image_size: Size | None) -> set[str]:
-    """Return the names of the fields that the caller states."""
-    sizes = {"patch_size": request.patch_size, "image_size": image_size}
-    return request.overrides.keys() | {name for name, size in sizes.items() if size is not None}
+    if not hasattr(model, "classifier"):
+        return Inferred(None, "there is no trained head")
+    used = list(model.config.id2label.values())
+    if all(name == f"LABEL_{index}" for index, name in enumerate(used)):
+        return Inferred(None, "no names are stored")
+    origin = "stated in config.json" if labels is None else "stated"
+    if labels is None and source.format == "jax":  # it names the classes of released files only
+        origin = "those of the released file"
+    shown = ", ".join(map(str, used[:3])) + (", ..." if len(used) > 3 else "")
+    return Inferred(len(used), f"{origin}: {shown}")
 
 
 def _set_patch_size(model: Any, patch_size: Size, image_size: Size | None, overrides: dict[str, Any]) -> Size | None:
@@ -192,7 +222,14 @@ def _set_patch_size(model: Any, patch_size: Size, image_size: Size | None, overr
 
 
 def convert_to_folder(
-    source: str | Path, output: str | Path, *, image_size: Size | None = None, overwrite: bool = False, **options: Any
+    source: str | Path,
+    output: str | Path,
+    *,
+    image_size: Size | None = None,
+    overwrite: bool = False,
+    save_for: str = "hf_vit",
+    images: Sequence[Any] = (),
+    **options: Any,
 ) -> HfVisionPreTrainedModel:
     """Convert a checkpoint and save it; the weights of an .npz are streamed, a few arrays at a time.
 
@@ -201,6 +238,8 @@ def convert_to_folder(
         output: the folder; it appears when it is complete.
         image_size: as in `convert`.
         overwrite: replace an existing folder.
+        save_for: "hf_vit"; or "transformers", a folder of transformers' own classes, which `hf_vit.load` reads too.
+        images: for "transformers", images to measure on what its nearest preprocessing costs.
         options: other arguments of `convert`.
 
     Returns:
@@ -210,7 +249,11 @@ def convert_to_folder(
         FileExistsError: `output` exists and may not be overwritten.
         ValueError, OSError: as in `convert`; or the folder cannot be written.
     """
-    with new_folder(output, overwrite) as folder:
+    if save_for == "transformers":
+        model, processor = convert(source, image_size=image_size, **options)
+        export(model, output, "transformers", processor=processor, overwrite=overwrite, images=images)
+        return model
+    with new_folder(output, overwrite, marker=MANIFEST) as folder:
         needs_memory = image_size is not None and options.get("patch_size") is None  # for resampling
         weights = None if needs_memory else folder / "model.safetensors"
         model, processor = convert(source, image_size=image_size, weights=weights, **options)
@@ -221,3 +264,43 @@ def convert_to_folder(
         processor.save_pretrained(folder)
         write_text(folder / "README.md", render_readme(model.config.model_type, type(model).__name__))
     return model
+
+
+def fingerprint_of(rules: list[Rule], read: Callable[[str], torch.Tensor]) -> str:
+    """Return the SHA-256 of the lines `<sha256 of the bytes>  <dtype>  <shape>  <name>` of all arrays.
+
+    Bytes are those of a little-endian, C-ordered float32 array: a conversion widens half precision, without loss.
+
+    Args:
+        rules: the rules of `original_rules`.
+        read: function that returns a parameter by our name.
+    """
+    lines = hashlib.sha256()
+    for theirs, ours, layout in rules:
+        array = layout.to_theirs(read(ours).detach()).float().contiguous().numpy()
+        shape = "x".join(map(str, array.shape))
+        lines.update(f"{hashlib.sha256(array.data).hexdigest()}  {array.dtype}  {shape}  {theirs}\n".encode())
+    return lines.hexdigest()
+
+
+def read_as_original(copy: Checkpoint, location: str) -> Checkpoint:
+    """Return the original's file, rebuilt from an open copy in another format; arrays that the copy lacks stay absent.
+
+    Reading it gives the original's definitions (GELU, epsilons, preprocessing), which a copy's format changes.
+
+    Args:
+        copy: the open copy.
+        location: address of the original.
+    """
+    request = Request(None, None, {})
+    source, naming = recognise(copy, request)
+    model, _, _ = source.read(copy, naming, request)
+    arrays = dict(_arrays(model))
+    shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+    return Checkpoint(location, copy.path, {}, shapes, dict.fromkeys(arrays, "float32"), "", arrays.__getitem__)
+
+
+def _arrays(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    parameters = model.state_dict()
+    for theirs, ours, layout in original_rules(model.config, has_head(model), parameters):
+        yield theirs, layout.to_theirs(parameters[ours])

@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 import torch
 
-from ..files.contents import MARK, refuse_model
+from ..files.contents import refuse_model
 from ..files.output import new_folder, refuse_existing, write_json, write_text
 from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import Size
@@ -25,8 +25,9 @@ from ..models.image_presets import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
 from ..models.image_resizing import AREA, BILINEAR
 from ..models.pretrained import HfVisionPreTrainedModel
+from .any_size import ANY_SIZE, make_any_size_onnx
 from .programs import make_onnx, make_openvino, require
-from .rules import ConversionError
+from .tables import ConversionError
 
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}  # format -> package that the script needs
 _PROGRAMS = {"onnx": "model.onnx", "openvino": "model.xml"}
@@ -51,7 +52,8 @@ def export_deployment(
         folder: the folder to write; it appears when it is complete.
         to: "onnx" (extra `export`) or "openvino" (extra `openvino`).
         processor: the model's image processor. The script computes bit-identical levels.
-        size: image size in pixels, an int or (height, width); by default the processor's.
+        size: image size in pixels, an int or (height, width); by default the processor's. For "onnx" also "any": the
+            program takes levels of any size, in uint8, and resizes them itself.
         overwrite: replace an existing folder.
 
     Raises:
@@ -61,7 +63,8 @@ def export_deployment(
     """
     refuse_existing(folder, overwrite)
     refuse_model(folder)
-    processor = _checked(model, processor, size)
+    any_size = size == ANY_SIZE
+    processor = _checked(model, processor, None if any_size else size)
     require(*(("onnx", "onnxscript") if to == "onnx" else ("openvino",)), extra="export" if to == "onnx" else to)
     if model.dtype != torch.float32:
         model = copy.deepcopy(model).float()
@@ -69,7 +72,9 @@ def export_deployment(
     write_program: Any = getattr(model, "write_program", None)  # of an Int8Model
     image_size, scaling = _resulting_size(settings), _scaling(settings)
     with new_folder(folder, overwrite) as draft:
-        if write_program is not None:
+        if any_size:
+            make_any_size_onnx(model, processor).save(draft / _PROGRAMS[to])
+        elif write_program is not None:
             write_program(draft / _PROGRAMS[to], image_size, scaling)
         elif to == "onnx":
             make_onnx(model, image_size, scaling=scaling).save(draft / _PROGRAMS[to])
@@ -77,8 +82,7 @@ def export_deployment(
             make_openvino(model, image_size, draft / _PROGRAMS[to], scaling=scaling)
         write_json(draft / "labels.json", {str(index): name for index, name in sorted(model.config.id2label.items())})
         write_json(draft / "preprocessing.json", {name: settings[name] for name in _WRITTEN})
-        write_text(draft / "predict.py", _script(settings, RUNTIMES[to], score_function(model.config)))
-        (draft / MARK).touch()
+        write_text(draft / "predict.py", _script(settings, RUNTIMES[to], score_function(model.config), any_size))
 
 
 def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageProcessor:
@@ -99,7 +103,7 @@ def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageP
         height, width = as_pair(size)
         processor = copy.deepcopy(processor)
         processor.update(size={"height": height, "width": width})
-    if problem := _lacks(processor.settings()):
+    if problem := _unsupported(processor.settings()):
         raise ConversionError(
             f"cannot write a deployment folder: predict.py does not support the preprocessing: {problem}"
         )
@@ -109,7 +113,7 @@ def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageP
     return processor
 
 
-def _lacks(settings: dict[str, Any]) -> str | None:
+def _unsupported(settings: dict[str, Any]) -> str | None:
     """Return a setting of the image processor that the script does not support; None if it supports all."""
     size, crop = settings["size"], settings["crop_size"] if settings["do_center_crop"] else {}
     short, how = size.get("shortest_edge"), f"resize_output={settings['resize_output']!r}"
@@ -147,9 +151,11 @@ def _template() -> jinja2.Template:
     return environment.from_string(text)
 
 
-def _script(settings: dict[str, Any], runtime: str, function: str) -> str:
+def _script(settings: dict[str, Any], runtime: str, function: str, any_size: bool) -> str:
     """Render predict.py with only the code that these settings need."""
-    if settings["resize_output"] == "rounded":
+    if any_size:
+        how = "inside"
+    elif settings["resize_output"] == "rounded":
         how = "pillow"
     else:
         how = {AREA: "area", BILINEAR: "bilinear"}[settings["resample"]]

@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,14 @@ from ..files.output import refuse_existing
 from ..models.configuration_hf_vit import Size
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
-from .beside import export_beside
+from .any_size import ANY_SIZE, export_any_size_onnx
 from .deployment import RUNTIMES, export_deployment
+from .jax.beside import export_beside
 from .programs import export_aot_inductor, export_onnx, export_torch
-from .rules import ConversionError
+from .recognition import SOURCES
 from .source import Source, Writing
-from .sources import SOURCES
+from .tables import ConversionError
+from .web import export_web
 
 logger = logging.get_logger(__name__)
 
@@ -27,7 +29,7 @@ _PROGRAMS: dict[str, Callable[..., None]] = {
     "aot-inductor": export_aot_inductor,
 }
 _WITH_SIZE = tuple(dict.fromkeys((*_PROGRAMS, *RUNTIMES)))
-FORMATS = (*dict.fromkeys(source.format for source in SOURCES if source.format), *_WITH_SIZE)
+FORMATS = (*dict.fromkeys(source.format for source in SOURCES if source.format), *_WITH_SIZE, "web")
 
 
 def export(
@@ -39,18 +41,23 @@ def export(
     dialect: str | None = None,
     size: Size | str | None = None,
     beside: str | os.PathLike | None = None,
+    runtime: str | os.PathLike | None = None,
     overwrite: bool = False,
+    images: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Write a model in one of `FORMATS`.
 
     Args:
-        path: a file; for "transformers" a folder; for "timm" either. For "openvino", and for "onnx" unless `path` ends
-            in .onnx, a deployment folder: see `export_deployment`.
+        path: a file; for "transformers" and "web" a folder; for "timm" either. For "openvino", and for "onnx" unless
+            `path` ends in .onnx, a deployment folder: see `export_deployment`.
         model: a model, or for a deployment folder also an `Int8Model`.
-        processor: the model's image processor, for "transformers" and a deployment folder.
+        processor: the model's image processor, for "transformers", a deployment folder and images of any size.
         dialect, beside: for "jax"; see `export_jax`.
-        size: image size in pixels, for programs: an int, (height, width) or "dynamic" (not in a deployment folder).
+        size: image size in pixels, for programs: an int, (height, width) or "dynamic" (not in a deployment folder); or
+            for "onnx" "any", a program that resizes images itself: see `any_size`.
+        runtime: for "web"; see `export_web`.
         overwrite: replace what exists at `path`.
+        images: for "transformers": images to measure on what its preprocessing costs; see `save_for_transformers`.
 
     Returns:
         Settings that the format does not store: for "timm", arguments of `create_model`; otherwise empty.
@@ -60,13 +67,21 @@ def export(
         FileExistsError: `path` exists and may not be overwritten.
     """
     _check_options(to, dialect, size, beside)
+    if runtime is not None and to != "web":
+        raise ConversionError(f"cannot export to {to} with a runtime (expected web); leave it out")
     refuse_existing(path, overwrite)
     if to != "jax" and getattr(model.config, "is_flexible", False) and not hasattr(model, "write_program"):
         model = _fixed(model, size)
+    if to == "web":
+        export_web(model, path, processor, runtime=runtime, overwrite=overwrite)
+        return {}
     if to in RUNTIMES and not (to == "onnx" and Path(path).suffix == ".onnx"):
         if Path(path).suffix in (".onnx", ".xml"):
             raise ConversionError(f"cannot write {path}: --to {to} writes a folder (expected a name without a suffix)")
         export_deployment(model, path, to, processor, size, overwrite)
+        return {}
+    if size == ANY_SIZE:
+        export_any_size_onnx(model, path, processor, overwrite)
         return {}
     if to in _PROGRAMS:
         _PROGRAMS[to](model, path, size, overwrite)
@@ -80,20 +95,22 @@ def export(
             f"The projection to {width} numbers is written as the head, which converts back to a classifier of {width} "
             "classes; give beside=ORIGINAL to keep a projection."
         )
-    source, dialect = _writer(model, to, dialect)
-    return source.write(model, Path(path), Writing(dialect, processor, overwrite))
+    source, dialect = find_writer(model, to, dialect)
+    return source.write(model, Path(path), Writing(dialect, processor, overwrite, images))
 
 
 def _check_options(to: str, dialect: str | None, size: Size | str | None, beside: str | os.PathLike | None) -> None:
     """Refuse an unknown format, and options that it does not take."""
     if to not in FORMATS:
         raise ConversionError(f"cannot export to {to!r}: unknown format (expected {', '.join(FORMATS)})")
-    if to in _WITH_SIZE and (dialect, beside) != (None, None):
+    if to in (*_WITH_SIZE, "web") and (dialect, beside) != (None, None):
         raise ConversionError(f"cannot export to {to} with a dialect or beside (expected jax); leave them out")
     if to not in _WITH_SIZE and size is not None:
         raise ConversionError(
             f"cannot export to {to} with a size (expected {', '.join(_WITH_SIZE)}); convert at that size instead"
         )
+    if size == ANY_SIZE and to != "onnx":
+        raise ConversionError(f"cannot export to {to} with size {ANY_SIZE!r} (expected onnx); state a size")
     if beside is not None and (to != "jax" or dialect is not None):
         raise ConversionError(f"beside cannot be combined with to={to!r} and dialect={dialect!r} (expected jax, None)")
 
@@ -183,8 +200,12 @@ def export_transformers(
     export(model, folder, "transformers", processor=processor, overwrite=overwrite)
 
 
-def _writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None) -> tuple[Source, str]:
-    """Return the source that writes a model in a format, and its dialect ("" for a format without dialects)."""
+def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = None) -> tuple[Source, str]:
+    """Return the source that writes a model in a format, and its dialect ("" for a format without dialects).
+
+    Raises:
+        ConversionError: the format does not support the model; the message says why.
+    """
     takers = [source for source in SOURCES if source.format == to and isinstance(model, source.models)]
     if not takers:
         raise ConversionError(f"{type(model).__name__} has no counterpart in {to}; export its encoder or classifier")
@@ -194,7 +215,7 @@ def _writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None) -> tup
             f"unknown dialect {dialect!r} of {to} (expected for this model: {', '.join(known) or 'none'})"
         )
     choices = [(source, name) for source in takers for name in source.dialects if dialect in (None, name)]
-    lacking = [source.lacks(model, name) for source, name in choices]
+    lacking = [source.unsupported(model, name) for source, name in choices]
     fitting = [choice for choice, lacks in zip(choices, lacking, strict=True) if not lacks]
     if not fitting:
         raise ConversionError(f"{choices[0][1] or to} has no {', no '.join(lacking[0])}")

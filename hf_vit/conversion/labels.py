@@ -1,15 +1,13 @@
 """Class names: reading them, and giving them to a model."""
 
 from pathlib import Path
-from typing import Any
 from unicodedata import category
 
 from ..catalog.class_names import BUILT_IN, built_in_class_names
 from ..files.messages import shorten
 from ..files.reading import read_json, read_text
 from ..models.pretrained import HfVisionPreTrainedModel
-from .inferred import Inferred
-from .rules import ConversionError
+from .tables import ConversionError
 
 
 def set_labels(model: HfVisionPreTrainedModel, labels: str | Path | list[str]) -> None:
@@ -20,12 +18,15 @@ def set_labels(model: HfVisionPreTrainedModel, labels: str | Path | list[str]) -
         labels: "imagenet1k"; a file with one name per line, or JSON (a list, or an object from index to name); a list.
 
     Raises:
-        ConversionError: the model has no head or another number of classes, or the file holds no names.
+        ConversionError: the model has no head or another number of classes, the file holds no names, or a name is not
+            printable text.
     """
     if not hasattr(model, "classifier"):
         raise ConversionError("cannot name the classes: the checkpoint has no trained head; omit labels")
     names = labels if isinstance(labels, list) else _read_labels(labels)
-    _check_names(names)
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not name.strip() or any(category(letter) in ("Cc", "Cs") for letter in name):
+            raise ConversionError(f"the name of class {index} is {shorten(name)} (expected text on one line)")
     if len(names) != model.config.num_labels:
         raise ConversionError(f"{len(names)} labels are given, but the head has {model.config.num_labels} classes")
     model.config.id2label = dict(enumerate(names))
@@ -56,25 +57,3 @@ def _read_labels(source: str | Path) -> list[str]:
         found = type(content).__name__
         raise ConversionError(f"cannot read class names from {path}: it holds a {found} (expected a list or an object)")
     return content
-
-
-def _check_names(names: list[Any]) -> None:
-    """Check that every name is printable text.
-
-    Raises:
-        ConversionError: a name is not; the message gives the first such name.
-    """
-    for index, name in enumerate(names):
-        if not isinstance(name, str) or not name.strip() or any(category(letter) in ("Cc", "Cs") for letter in name):
-            raise ConversionError(f"the name of class {index} is {shorten(name)} (expected text on one line)")
-
-
-def labels_of(model: HfVisionPreTrainedModel, are_stated: bool) -> Inferred:
-    """Return the number of class names, with their origin as the reason."""
-    if not hasattr(model, "classifier"):
-        return Inferred(None, "there is no trained head")
-    names = list(model.config.id2label.values())
-    if all(name == f"LABEL_{index}" for index, name in enumerate(names)):
-        return Inferred(None, "no names are stored")
-    shown = ", ".join(map(str, names[:3])) + (", ..." if len(names) > 3 else "")
-    return Inferred(len(names), f"{'stated' if are_stated else 'stated in config.json'}: {shown}")

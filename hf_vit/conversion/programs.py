@@ -8,7 +8,7 @@ import copy
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ..models.pretrained import HfVisionPreTrainedModel
-from .rules import ConversionError
+from .tables import ConversionError
 
 _DYNAMIC = "dynamic"
 _MAX_PATCHES = 1024  # maximum rows or columns of a program with a dynamic size
@@ -78,9 +78,14 @@ def export_onnx(
         FileExistsError: `path` exists and may not be overwritten.
         ImportError: the extra is not installed.
     """
+    write_onnx(path, overwrite, lambda: make_onnx(model, size))
+
+
+def write_onnx(path: str | os.PathLike, overwrite: bool, make_program: Callable[[], Any]) -> None:
+    """Write the `torch.onnx.ONNXProgram` that a function makes, and its second file; arguments as in `export_onnx`."""
     require("onnx", "onnxscript")
     refuse_existing(path, overwrite)
-    program = make_onnx(model, size)
+    program = make_program()
     with new_file(path, overwrite) as file:
         program.save(file)
         data = file.with_name(f"{file.name}.data")

@@ -1,23 +1,67 @@
-"""Interface of a source (one object per checkpoint format), and the reading that sources share."""
+"""What all sources share: the interface of a source, one object per checkpoint format, and reading by rules."""
 
+import json
+import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
-from ..models.configuration_hf_vit import Size
+from ..files.safetensors_stream import write_safetensors
+from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.configuration_hf_vision import HfVisionConfig, wrong_types_refused
+from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size
 from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..models.pretrained import HfVisionPreTrainedModel
-from .building import StoredArray, build_config, check_required, empty_model, fill, shapes_of, untrained_head
+from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
+from ..models.modeling_hf_vit import (
+    HfViTForImageClassification,
+    HfViTHybridForImageClassification,
+    HfViTHybridModel,
+    HfViTModel,
+)
+from ..models.pretrained import CONVERSION_RECORD, HfVisionPreTrainedModel
 from .checkpoint import Checkpoint
-from .inferred import Fields, Inferred, values_of
-from .rules import Rule, check_names, check_shapes
+from .tables import ConversionError, Rule, check_names, check_shapes, check_values
 
 Model = HfVisionPreTrainedModel
 Shapes = Mapping[str, tuple[int, ...]]
 Grid = tuple[int, int] | None
+
+
+class Inferred(NamedTuple):
+    """A value inferred from a checkpoint.
+
+    value: the value.
+    reason: the reason, with numbers.
+    is_assumed: the checkpoint does not show the value, so it may be wrong.
+    """
+
+    value: Any
+    reason: str
+    is_assumed: bool = False
+
+
+Fields = dict[str, Inferred]
+
+
+class StoredArray(NamedTuple):
+    """Place of an array in the file.
+
+    name: name in the file.
+    index: index in a stack of several arrays; None without a stack.
+    without_class_row: the table of positions has no row for the class token; a row of zeros is added.
+    shape: shape that the rules expect, if the file stores the numbers in another shape; None for the file's own.
+    """
+
+    name: str
+    index: int | None = None
+    without_class_row: bool = False
+    shape: tuple[int, ...] | None = None
 
 
 class Request(NamedTuple):
@@ -43,11 +87,13 @@ class Writing(NamedTuple):
     dialect: one of the source's dialects.
     processor: the model's image processor, for formats that store one.
     overwrite: replace what exists.
+    images: images to measure on what the format's preprocessing costs.
     """
 
     dialect: str
     processor: HfViTImageProcessor | None
     overwrite: bool
+    images: Sequence[Any] = ()
 
 
 class Naming(NamedTuple):
@@ -70,7 +116,7 @@ class Source(ABC):
 
     head: names of the head's weight and bias.
     outputs_first: the head's weight is (out, in), as in PyTorch.
-    required, optional: arrays that sizes are read from -> number of axes.
+    axes: arrays that sizes are read from -> number of axes.
     format: name of the format in `export`; "" if it cannot be written.
     models: classes that can be written.
     dialects: dialects that `export` can write, the default first; ("",) for a format without dialects.
@@ -78,8 +124,7 @@ class Source(ABC):
 
     head: tuple[str, str] = ("", "")
     outputs_first: bool = False
-    required: Mapping[str, int] = {}
-    optional: Mapping[str, int] = {}
+    axes: Mapping[str, int] = {}
     format: str = ""
     models: tuple[type[Model], ...] = ()
     dialects: tuple[str, ...] = ("",)
@@ -114,15 +159,22 @@ class Source(ABC):
         """
         left_out = untrained_head(checkpoint, naming.arrays, self.head, self.outputs_first)
         arrays = {name: stored for name, stored in naming.arrays.items() if not left_out or name not in self.head}
-        shapes = shapes_of(checkpoint, arrays)
-        check_required(shapes, self.required, self.optional, checkpoint.path.name)
-        fields = self.infer(shapes, checkpoint, request)
+        shapes, file = shapes_of(checkpoint, arrays), checkpoint.path.name
+        for name, ndim in self.axes.items():
+            if name in shapes and len(shapes[name]) != ndim:
+                raise ConversionError(f"{file} has {name} with shape {shapes[name]} (expected {ndim} axes)")
+        try:
+            fields = self.infer(shapes, checkpoint, request)
+        except KeyError as error:
+            raise ConversionError(
+                f"cannot convert {file}: its arrays do not match its architecture; missing: {error.args[0]}"
+            ) from error
         has_head = self.head[0] in arrays
         config = build_config({**values_of(fields), **request.overrides})
         rules = self.rules(config, has_head)
-        check_names(rules, arrays, checkpoint.path.name)  # before a model of that depth is built
+        check_names(rules, arrays, file)  # before a model of that depth is built
         model = empty_model(config, has_head)
-        check_shapes(shapes, model.state_dict(), rules, checkpoint.path.name)
+        check_shapes(shapes, model.state_dict(), rules, file)
         if not request.without_weights:
             fill(model, rules, checkpoint, arrays, request.weights)
         record = {
@@ -144,7 +196,7 @@ class Source(ABC):
         """Return the class names that the checkpoint states; None without names."""
         return None
 
-    def lacks(self, model: Model, dialect: str) -> list[str]:
+    def unsupported(self, model: Model, dialect: str) -> list[str]:
         """List features of a model that the format does not support (to complete "the format has no ...")."""
         raise NotImplementedError
 
@@ -160,3 +212,356 @@ class Source(ABC):
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
         """Write a model that the format supports; return settings that the format does not store."""
         raise NotImplementedError
+
+
+# Width -> number of heads, for known models whose heads do not have 64 channels (ViT-H; big_vision's So400m, g and G).
+_HEADS = {1280: 16, 1152: 16, 1408: 16, 1664: 16}
+
+
+class TorchSource(Source):
+    """A source of state dicts.
+
+    name: name in the record.
+    marker: name of an array that every such model has; the prefix of this array is the prefix of all arrays.
+    beside: pattern of arrays that do not belong to the encoder.
+    """
+
+    outputs_first = True
+    name: str
+    marker: str
+    beside: str = ""
+
+    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+        marked = [name for name in checkpoint.shapes if f".{name}".endswith(f".{self.marker}")]
+        if not marked:
+            return None
+        prefix = min(marked, key=len).removesuffix(self.marker)
+        arrays = {name.removeprefix(prefix): StoredArray(name) for name in checkpoint.shapes if name.startswith(prefix)}
+        beside = sorted(name for name in arrays if self.beside and re.search(self.beside, name))
+        arrays = {self.canonical(name): stored for name, stored in arrays.items() if name not in beside}
+        others = sorted(name for name in checkpoint.shapes if not name.startswith(prefix))
+        dialect = {"names": self.name, "prefix": prefix, "container": checkpoint.container}
+        return Naming(dialect, arrays, beside + others)
+
+    def canonical(self, name: str) -> str:
+        """Return the name in the rules."""
+        return name
+
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
+        file, overrides = checkpoint.path.name, request.overrides
+        with wrong_types_refused(f"the config.json beside {file}"):
+            stated = self.stated(checkpoint.settings)
+        fields = self.sizes(shapes, request.position_grid, file) | with_reason(stated, "stated in config.json")
+        if "hidden_size" in fields and "num_attention_heads" not in {**fields, **overrides}:
+            hidden_size = overrides.get("hidden_size", fields["hidden_size"].value)
+            fields = {"num_attention_heads": _num_heads(hidden_size, file), **fields}
+        return {name: value for name, value in fields.items() if name not in overrides}
+
+    def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
+        """Return the class names in the config.json, or their descriptions where it has them.
+
+        They are a list, or an object from index to name that may be incomplete (timm/models/_hub.py,
+        save_config_for_hf).
+        """
+        settings = {**checkpoint.settings.get("pretrained_cfg", {}), **checkpoint.settings}
+        names = settings.get("label_names") or settings.get("labels")
+        if not names:
+            return None
+        if isinstance(names, dict):
+            names = [names.get(str(index), f"LABEL_{index}") for index in range(num_labels)]
+        descriptions = settings.get("label_descriptions") or {}
+        return [descriptions.get(name, name) for name in names]
+
+    @abstractmethod
+    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
+        """Infer the fields of the configuration, each with its reason, except the number of heads."""
+
+    def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that the config.json beside the weights states."""
+        return {}
+
+
+def _num_heads(hidden_size: int, file: str) -> Inferred:
+    """Infer the number of heads: fused projections do not show it, so heads of 64 channels are assumed."""
+    if hidden_size in _HEADS:
+        reason = f"no array shows it; as in published models of width {hidden_size}"
+        return Inferred(_HEADS[hidden_size], reason, is_assumed=True)
+    if hidden_size % 64:
+        raise ConversionError(
+            f"cannot infer the number of attention heads of {file}: its width is {hidden_size} "
+            "(expected a multiple of 64); state num_attention_heads"
+        )
+    return Inferred(hidden_size // 64, f"no array shows it; heads of 64 channels: {hidden_size} / 64", is_assumed=True)
+
+
+# By configuration: the bare encoder and the classifier.
+_MODELS: dict[type, tuple[type[HfVisionPreTrainedModel], type[HfVisionPreTrainedModel]]] = {
+    HfViTConfig: (HfViTModel, HfViTForImageClassification),
+    HfViTHybridConfig: (HfViTHybridModel, HfViTHybridForImageClassification),
+    HfBiTConfig: (HfBiTModel, HfBiTForImageClassification),
+}
+CONFIGURATIONS = {config_class.model_type: config_class for config_class in _MODELS}
+
+
+def build_config(fields: dict[str, Any]) -> Any:
+    """Build a configuration: of a hybrid if `stem_depths` is a field, of a ResNet if `depths` is, else of a ViT."""
+    config_class: Any = HfBiTConfig if "depths" in fields else HfViTConfig
+    if "stem_depths" in fields:
+        config_class = HfViTHybridConfig
+    return config_class(**fields)
+
+
+def empty_model(config: Any, has_head: bool) -> HfVisionPreTrainedModel:
+    """Make a model without weights, on the meta device."""
+    with torch.device("meta"):
+        return _MODELS[type(config)][has_head](config)
+
+
+def has_head(model: HfVisionPreTrainedModel) -> bool:
+    """Tell whether a model is more than the bare encoder."""
+    return model.base_model is not model
+
+
+def shapes_of(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that the rules see: of a single block, with a row for the class token."""
+    shapes = {}
+    for name, stored in arrays.items():
+        shape = stored.shape or checkpoint.shapes[stored.name]
+        if stored.index is not None:
+            shape = shape[1:]
+        if stored.without_class_row:
+            shape = (shape[0], shape[1] + 1, *shape[2:])
+        shapes[name] = shape
+    return shapes
+
+
+def untrained_head(
+    checkpoint: Checkpoint, arrays: Mapping[str, StoredArray], head: tuple[str, str], outputs_first: bool
+) -> dict[str, dict[str, Any]]:
+    """Describe an untrained head (weight all zero, bias constant); return an empty dictionary for any other head.
+
+    Args:
+        checkpoint: the open checkpoint.
+        arrays: name in the rules -> place.
+        head: names of the head's weight and bias.
+        outputs_first: the weight is (out, in, ...); the returned shape is JAX's, (in, out).
+    """
+    if any(name not in arrays for name in head):
+        return {}
+    weight, bias = (checkpoint.read(arrays[name].name) for name in head)
+    if weight.ndim < 2 or weight.any() or not bias.ndim or (bias != bias[0]).any():
+        return {}
+    shape = [weight.shape[1], weight.shape[0]] if outputs_first else list(weight.shape)
+    return {"head": {"shape": shape, "bias": float(bias[0])}}
+
+
+def fill(
+    model: HfVisionPreTrainedModel,
+    rules: list[Rule],
+    checkpoint: Checkpoint,
+    arrays: Mapping[str, StoredArray],
+    weights: Path | None,
+) -> None:
+    """Give an empty model its parameters, in float32, after checking all values; shapes are already checked.
+
+    Args:
+        model: the empty model.
+        rules: its rules.
+        checkpoint: the open checkpoint.
+        arrays: name in the rules -> place.
+        weights: a .safetensors file to stream the arrays into, if the checkpoint supports it; the model then stays
+            empty.
+
+    Raises:
+        ConversionError: an array is not floating point, or not finite.
+    """
+    parameters = model.state_dict()
+    place = {name: index for index, name in enumerate(checkpoint.shapes)}
+    rules = sorted(rules, key=lambda rule: place[arrays[rule.theirs].name])
+    converted = _convert_arrays(rules, checkpoint, arrays)
+    if weights is None or not checkpoint.streams:
+        model.load_state_dict(dict(converted), assign=True)
+    else:
+        write_safetensors(weights, {rule.ours: tuple(parameters[rule.ours].shape) for rule in rules}, converted)
+
+
+def _convert_arrays(
+    rules: list[Rule], checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (our name, parameter) for every rule; each array is read once, and freed after its own rules."""
+    problems = []
+    for name, its_rules in groupby(rules, key=lambda rule: arrays[rule.theirs].name):
+        array = checkpoint.read(name)
+        problems += check_values(name, array)
+        array = array.float()
+        for theirs, ours, layout in its_rules:
+            _, index, without_class_row, shape = arrays[theirs]
+            one = array if index is None else array[index].clone()
+            one = one if shape is None else one.reshape(shape)
+            one = pad(one, (0, 0, 1, 0)) if without_class_row else one
+            yield ours, layout.to_ours(one).contiguous()
+    if problems:
+        raise ConversionError(f"cannot convert {checkpoint.path.name}: {'; '.join(problems)}")
+
+
+def record_of(model: HfVisionPreTrainedModel) -> dict[str, Any]:
+    """Return the record of a converted model, or of the folder that it was loaded from; empty without a record."""
+    if model.conversion_record is not None:
+        return model.conversion_record
+    path = Path(model.name_or_path or "") / CONVERSION_RECORD
+    return json.loads(path.read_text(encoding="utf-8")) if model.name_or_path and path.is_file() else {}
+
+
+def with_reason(values: Mapping[str, Any], reason: str, is_assumed: bool = False) -> Fields:
+    """Make fields that share one reason."""
+    return {name: Inferred(value, reason, is_assumed) for name, value in values.items()}
+
+
+def values_of(fields: Mapping[str, Inferred]) -> dict[str, Any]:
+    """Return the fields without their reasons."""
+    return {name: inferred.value for name, inferred in fields.items()}
+
+
+def by(sizes: Iterable[int]) -> str:
+    """Format sizes as text: `16 x 16 x 3 x 768`."""
+    return " x ".join(map(str, sizes))
+
+
+def as_text(value: Any) -> str:
+    """Format a value as text: sizes as `20 x 36`."""
+    if isinstance(value, tuple):
+        return by(value)
+    return "none" if value is None else str(value)
+
+
+def length_of(name: str, shapes: Mapping[str, tuple[int, ...]], axis: int) -> Inferred:
+    """Infer a number from the length of an array's axis; None without the array."""
+    if name not in shapes:
+        return Inferred(None, f"there is no {name}")
+    return Inferred(shapes[name][axis], f"{name} is {by(shapes[name])}")
+
+
+def has_array(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Inferred:
+    """Infer True if an array of this name exists, else False."""
+    return Inferred(name in shapes, f"there is {'an array' if name in shapes else 'no'} {name}")
+
+
+def one_or_pair(rows: int, columns: int) -> int | tuple[int, int]:
+    """Return a size in the form of the configuration: an int if both numbers are equal."""
+    return rows if rows == columns else (rows, columns)
+
+
+_DEFAULT_IMAGE_SIZE = 224  # for a file without a table of positions
+UNKNOWN_IMAGE_SIZE = Inferred(_DEFAULT_IMAGE_SIZE, "no array of a ResNet shows it; the usual size", is_assumed=True)
+
+
+def image_size_of(
+    num_patches: int | None, pixels: Sequence[int], grid: tuple[int, int] | None, file: str, has_cls: bool
+) -> Inferred:
+    """Infer the image size in pixels from a table of positions; one number if height and width are equal.
+
+    Args:
+        num_patches: rows of the table; None for a model without a table (assumed: about 224 x 224 pixels).
+        pixels: height and width of a patch.
+        grid: (rows, columns) that the caller states; a square by default.
+        file: name of the file, for messages.
+        has_cls: there is a class token; only for the reason.
+
+    Raises:
+        ConversionError: the number of rows does not match the grid, or is not a square.
+    """
+    if num_patches is None:
+        rows, columns = grid or (max(_DEFAULT_IMAGE_SIZE // size, 1) for size in pixels)
+        known = "no positions show it; taken as"
+    elif _fits(num_patches, grid):
+        rows, columns = grid or (math.isqrt(num_patches), math.isqrt(num_patches))
+        known = f"{num_patches} positions" + (", without the class token's:" if has_cls else ":")
+    else:
+        expected = f"{grid[0]} x {grid[1]}, the position_grid" if grid else "a square"
+        raise ConversionError(
+            f"{file} has position embeddings for {num_patches} patches (expected {expected}); "
+            "state their grid as position_grid=(rows, columns)"
+        )
+    reason = f"{known} {rows} x {columns} patches of {by(pixels)} pixels"
+    reason += ", if the grid is square" if num_patches is not None and grid is None else ""
+    return Inferred(one_or_pair(rows * pixels[0], columns * pixels[1]), reason, is_assumed=grid is None)
+
+
+def with_class_row(
+    checkpoint: Checkpoint, arrays: dict[str, StoredArray], cls: str, positions: str, grid: tuple[int, int] | None
+) -> dict[str, StoredArray]:
+    """Return the arrays; a table of positions for the patches only is marked as `without_class_row`.
+
+    big_vision, DeiT III and FlexiViT have such tables (`no_embed_class`).
+    """
+    table = arrays.get(positions)
+    shape = checkpoint.shapes[table.name] if table else ()
+    if table is None or cls not in arrays or len(shape) != 3 or not _fits(shape[1], grid):
+        return arrays
+    return {**arrays, positions: table._replace(without_class_row=True)}
+
+
+def _fits(num_patches: int, grid: tuple[int, int] | None) -> bool:
+    """Tell whether a table of positions has the given grid, or a square grid if none is given."""
+    return num_patches == (grid[0] * grid[1] if grid else math.isqrt(num_patches) ** 2)
+
+
+_FOLLOWING = ("image_size", "position_interpolation")  # these change if the caller states another patch size
+
+
+def as_configured(fields: Fields, config: Any, stated: Collection[str]) -> Fields:
+    """Return the fields with the values of a configuration in which the caller has changed some.
+
+    If the caller states another image size, the shape of the grid of positions stays an assumption.
+
+    Args:
+        fields: the inferred fields.
+        config: the configuration.
+        stated: names of the fields that the caller states.
+    """
+    has_table = getattr(config, "position_embedding_type", "none") not in ("sincos2d", "none")
+    found = {}
+    for name in dict.fromkeys((*fields, *sorted(stated))):
+        before = fields.get(name, Inferred(None, "stated"))
+        value = getattr(config, name, before.value)
+        is_stated = name in stated
+        if not is_stated and (value == before.value or name not in _FOLLOWING or "patch_size" not in stated):
+            found[name] = before._replace(value=value)
+            continue
+        found[name] = Inferred(value, "stated" if is_stated else "follows from the stated patch size")
+        if name == "image_size" and before.is_assumed and has_table and "position_grid" not in fields:
+            grid = getattr(config, "position_grid", None) or "square"
+            found["position_grid"] = Inferred(grid, before.reason, is_assumed=True)
+    return found
+
+
+def assumed_of(fields: Fields) -> list[str]:
+    """List the assumptions, one sentence each, for `conversion.json`."""
+    assumed = {name: inferred for name, inferred in fields.items() if inferred.is_assumed}
+    return [f"{name} {as_text(inferred.value)}: {inferred.reason}" for name, inferred in assumed.items()]
+
+
+def variants_of_the_paper(config: HfViTConfig) -> list[str]:
+    """List the paper's ablations in a model; no other format supports them."""
+    variants = []
+    if config.position_embedding_type in ("learned2d", "relative"):
+        variants.append(f"position embeddings of type {config.position_embedding_type}")
+    if config.position_embedding_placement != "input":
+        variants.append("position embeddings in every layer")
+    if config.attention_axes == "axial":
+        variants.append("axial attention")
+    return variants
+
+
+def projection(config: HfViTConfig) -> list[str]:
+    """List a projection to an embedding, for formats that do not support it."""
+    return [] if config.projection_dim is None else ["projection to an embedding (projection_dim)"]
+
+
+def other_numbers(config: HfVisionConfig, numbers: Mapping[str, Any]) -> list[str]:
+    """List a ResNet that a format does not support: with other numbers than the format's, or with axial attention."""
+    if getattr(config, "spatial_mixing", "convolution") == "axial_attention":
+        return ["ResNet with axial attention (spatial_mixing)"]
+    if all(getattr(config, field) == value for field, value in numbers.items()):
+        return []
+    return ["ResNet with " + ", ".join(f"{field} {getattr(config, field)}" for field in numbers)]

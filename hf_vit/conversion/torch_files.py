@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch._subclasses.fake_tensor import FakeTensorMode  # the import of PyTorch's own documentation
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..files.limits import HOW_TO_ALLOW, allowed, most_bytes
 from ..files.npz import NpzError, check_archive
 from ..files.reading import read_json_object
-from .rules import ConversionError
+from .tables import ConversionError
 
 _BLOCK_SIZE = 1 << 20  # bytes
 # Keys under which training scripts store weights (timm, DeiT, MAE, DINO, Lightning); the first that exists is used.

@@ -2,10 +2,10 @@
 
 | question | file |
 | --- | --- |
-| which data sets are there? | `sources` (folders of images: `folders`; their columns: `columns`) |
+| which data sets are there? | `sources` (folders of images: `folders`) |
 | what do the labels mean, which images are held out? | `splits`, `labels` |
 | which images come in which order, and in which batch? | `samplers` |
-| what happens to an image? | `loaders`, `augmentation`, `randaugment`, `native_resolution` |
+| what happens to an image? | `loaders`, `augmentation`, `randaugment`, `device_augmentation`, `native_resolution` |
 | how are shards read and written? | `shards`, `shard_index`, `shard_writing` |
 | are these the same images as before? | `fingerprint` |
 

@@ -5,14 +5,14 @@ All randomness comes from the caller's generator, so that a sample does not depe
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
-from ..models.image_reading import to_mode
-from ..models.image_resizing import AREA, Filter, resize, shortest_edge_size
+from ..models.image_reading import load_image, read_image, to_mode
+from ..models.image_resizing import AREA, BILINEAR, Filter, Window, cut, resize, shortest_edge_size
 from .randaugment import randaugment
 
 _ATTEMPTS = 100  # tries of TensorFlow's sampler before it takes the whole image
@@ -26,6 +26,11 @@ class Box(NamedTuple):
     left: int
     height: int
     width: int
+
+    @property
+    def window(self) -> Window:
+        """Its rows and columns."""
+        return range(self.top, self.top + self.height), range(self.left, self.left + self.width)
 
     def scaled(self, down: float, across: float) -> "Box":
         """Return the same crop of an image whose height and width are scaled; each side is at least one pixel."""
@@ -65,11 +70,27 @@ class TrainTransform:
     def __call__(self, image: Image.Image, rng: np.random.Generator, box: Box | None = None) -> np.ndarray:
         """Augment an image; `box` is a crop that `sample_box` has already drawn."""
         image = self.cut(to_mode(image, self.mode, self.background), rng, box)
-        if self.flip and rng.random() < 0.5:
+        if self.draw_flip(rng):
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.randaugment_layers:
             image = randaugment(image, self.randaugment_layers, self.randaugment_magnitude, rng)
         return np.asarray(image).reshape(*self.size, -1)
+
+    def read(self, image: dict[str, Any]) -> Any:
+        """Read an image in the form that `sample` takes.
+
+        Raises:
+            ImageReadingError: it cannot be read.
+        """
+        return load_image(image, name=image["path"])
+
+    def sample(self, image: Any, rng: np.random.Generator, *drawn: Box) -> dict[str, np.ndarray]:
+        """Return the entries of a training sample; `drawn` is a crop that `sample_box` has already drawn, if any."""
+        return {"image": self(image, rng, *drawn)}
+
+    def draw_flip(self, rng: np.random.Generator) -> bool:
+        """Draw whether the image is mirrored."""
+        return self.flip and rng.random() < 0.5
 
     def sample_box(self, height: int, width: int, rng: np.random.Generator) -> Box:
         """Draw the crop of an image of this size, for crop "inception" or "none"."""
@@ -95,6 +116,41 @@ class TrainTransform:
         return crop_and_resize(image, box, self.size, self.antialias)
 
 
+@dataclass(frozen=True)
+class ArrayTransform(TrainTransform):
+    """The augmentation of images with any number of channels, without RandAugment.
+
+    Images with deeper levels than 8 bits become float32.
+    """
+
+    num_channels: int = 3
+
+    def read(self, image: dict[str, Any]) -> torch.Tensor:
+        """Read the levels (channels, height, width) of an image."""
+        return read_image(image, self.num_channels, self.background, name=image["path"])
+
+    def sample(self, image: torch.Tensor, rng: np.random.Generator, *drawn: Box) -> dict[str, np.ndarray]:
+        """Return the "image" (height, width, channels) of a training sample."""
+        height, width = image.shape[-2:]
+        if self.crop in ("inception", "none"):
+            image = cut(image, self.sample_box(height, width, rng).window)
+            size, box = self.size, Box(0, 0, *self.size)
+        else:
+            assert self.resize is not None
+            if self.crop == "random":
+                height, width = (max(sides) for sides in zip(self.resize, self.size, strict=True))
+            else:
+                side = max(self.resize[0], *self.size)
+                height, width = shortest_edge_size(height, width, side, truncate=False)
+            size, box = (height, width), Box(*_random_corner((height, width), self.size, rng), *self.size)
+        output = "float" if image.is_floating_point() else "truncated"
+        how = Filter(AREA if self.crop == "resmall" else BILINEAR, self.antialias, output, use_pillow=False)
+        pixels = resize(image, size, box.window, how)
+        if self.draw_flip(rng):
+            pixels = pixels.flip(-1)
+        return {"image": pixels.permute(1, 2, 0).contiguous().numpy()}
+
+
 def _random_corner(size: tuple[int, int], crop: tuple[int, int], rng: np.random.Generator) -> tuple[int, int]:
     """Draw (top, left) of a window of `crop` inside an image of `size`, uniformly."""
     top, left = (int(rng.integers(side - window + 1)) for side, window in zip(size, crop, strict=True))
@@ -104,8 +160,7 @@ def _random_corner(size: tuple[int, int], crop: tuple[int, int], rng: np.random.
 def _resize_and_crop(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
     """Resize to `size`, (height, width), as big_vision's `resize_small` does, and return the part in `box`."""
     levels = torch.from_numpy(np.array(image).reshape(image.height, image.width, -1)).permute(2, 0, 1)
-    window = range(box.top, box.top + box.height), range(box.left, box.left + box.width)
-    pixels = resize(levels, size, window, _RESIZE_SMALL)  # (channels, box.height, box.width)
+    pixels = resize(levels, size, box.window, _RESIZE_SMALL)  # (channels, box.height, box.width)
     return Image.fromarray((pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy())
 
 

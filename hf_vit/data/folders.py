@@ -1,9 +1,8 @@
 """Index of a folder of images, CLASS/FILE or SPLIT/CLASS/FILE; later runs and workers map it into memory.
 
-The index lies in the Hugging Face assets cache: `index.parquet` (split, path, label, size and time of every image),
-`directories.json` (last change of each directory, to see whether the index is still valid) and, for every split, an
-Arrow file that `datasets` maps into memory. `datasets` itself reads all other folders (with metadata, archives, other
-depths, or split names in file names).
+The index lies in the Hugging Face assets cache: `index.json` (last change of each directory, to see whether the index
+is still valid) and, for every split, an Arrow file that `datasets` maps into memory. `datasets` itself reads all other
+folders (with metadata, archives, other depths, or split names in file names).
 """
 
 import hashlib
@@ -13,14 +12,11 @@ import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import datasets
 import pyarrow as pa
-import pyarrow.parquet as pq
 from datasets.data_files import NON_WORDS_CHARS, SPLIT_KEYWORDS
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from filelock import FileLock
@@ -31,10 +27,6 @@ from ..files.image_files import IMAGE_SUFFIXES
 from ..files.output import new_folder
 
 _THREADS = 16  # for listing directories, which mostly waits for the disk or the network
-_BATCH = 10_000  # rows per write to an Arrow file
-_INDEX_SCHEMA = pa.schema(
-    {"split": pa.string(), "path": pa.string(), "label": pa.int32(), "size": pa.int64(), "time": pa.int64()}
-)
 EXTENSIONS = frozenset({*ImageFolder.EXTENSIONS, *IMAGE_SUFFIXES})
 _FOREIGN = (*ImageFolder.METADATA_FILENAMES, ".zip")  # suffixes of files that `datasets` reads besides images
 _SPLITS = {
@@ -54,8 +46,6 @@ class _Listing(NamedTuple):
     changed: int  # nanoseconds
     directories: list[str]
     names: list[str]
-    sizes: list[int]
-    times: list[int]
 
 
 def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
@@ -69,71 +59,52 @@ def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
     _refuse_undecodable(str(folder))
     key = json.dumps([str(folder), sorted(EXTENSIONS)])
     place = cached_assets_path("hf_vit", "folders", hashlib.sha256(key.encode()).hexdigest()[:16])
+    index = place / "index"
     with FileLock(place / "lock"):
-        index = place / "index"
-        if not _holds(index, folder):
+        about = _read_index(index / "index.json", folder)
+        if about is None:
             try:
-                listings = _list_all(folder, place / "listing.jsonl")
-                _write_index(index, folder, listings)
+                about = _write_index(index, folder, _list_all(folder))
             except _Unsuitable:
                 return None
-            finally:
-                if index.exists():
-                    (place / "listing.jsonl").unlink(missing_ok=True)
-    about = json.loads((index / "directories.json").read_text(encoding="utf-8"))
     splits = {split: datasets.Dataset.from_file(str(index / f"{split}.arrow")) for split in about["splits"]}
-    for split, samples in splits.items():  # from the images' names, sizes and times, not from the index file
+    for split, samples in splits.items():  # from the images' names, not from the index file
         samples._fingerprint = f"{about['digest']}-{split}"
     return splits
 
 
-def _holds(index: Path, folder: Path) -> bool:
-    """Tell whether an index is valid: no directory has changed since it was made."""
+def _read_index(file: Path, folder: Path) -> dict[str, Any] | None:
+    """Read an index; None if a directory has changed since it was made."""
     try:
-        known = json.loads((index / "directories.json").read_text(encoding="utf-8"))["changed"]
+        about = json.loads(file.read_text(encoding="utf-8"))
+        with ThreadPoolExecutor(_THREADS) as pool:
+            changes = pool.map(lambda name: (folder / name).stat().st_mtime_ns, about["changed"])
+            return about if list(changes) == list(about["changed"].values()) else None
     except (OSError, ValueError, KeyError):
-        return False
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return all(pool.map(lambda item: _changed(folder / item[0]) == item[1], known.items()))
+        return None
 
 
-def _changed(directory: Path) -> int:
-    try:
-        return directory.stat().st_mtime_ns
-    except OSError:
-        return -1
-
-
-def _list_all(folder: Path, log: Path) -> list[_Listing]:
-    """List a folder level by level; directories in the log of a killed process are not listed again."""
-    done: dict[str, _Listing] = {}
-    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
-        with suppress(ValueError, TypeError):  # the last line may be incomplete
-            listing = _Listing(*json.loads(line))
-            done[listing.directory] = listing
+def _list_all(folder: Path) -> list[_Listing]:
+    """List a folder level by level."""
     found: list[_Listing] = []
-    with ThreadPoolExecutor(_THREADS) as pool, open(log, "a", buffering=1, encoding="utf-8") as lines:
-        bar = tqdm(desc=f"Listing {folder}", unit=" images", unit_scale=True, delay=1)
-        level = [""]
-        for depth in range(4):
-            if depth == 3 and level:
-                raise _Unsuitable
-            todo = [name for name in level if name not in done or _changed(folder / name) != done[name].changed]
-            for listing in pool.map(lambda name: _list(folder, name), todo):
-                done[listing.directory] = listing
-                lines.write(json.dumps(listing) + "\n")
+    level = [""]
+    with ThreadPoolExecutor(_THREADS) as pool, tqdm(desc=f"Listing {folder}", unit=" images", delay=1) as bar:
+        for _ in range(3):
+            listings = []
+            for listing in pool.map(lambda name: _list(folder, name), level):
+                listings.append(listing)
                 bar.update(len(listing.names))
-            listings = [done[name] for name in level]
             found += listings
             level = [f"{listing.directory}{name}/" for listing in listings for name in listing.directories]
-        bar.close()
+    if level:
+        raise _Unsuitable
     return found
 
 
 def _list(folder: Path, directory: str) -> _Listing:
     """List one directory, without hidden files and directories whose name begins with two underscores."""
-    changed = _changed(folder / directory)
-    directories, images = [], []
+    changed = (folder / directory).stat().st_mtime_ns
+    directories, names = [], []
     with os.scandir(folder / directory) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -144,12 +115,10 @@ def _list(folder: Path, directory: str) -> _Listing:
                 if not entry.name.startswith("__"):
                     directories.append(entry.name)
             elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
-                status = entry.stat()
-                images.append((entry.name, status.st_size, status.st_mtime_ns))
+                names.append(entry.name)
             elif entry.name.lower().endswith(_FOREIGN):
                 raise _Unsuitable
-    names, sizes, times = zip(*sorted(images), strict=True) if images else ((), (), ())
-    return _Listing(directory, changed, sorted(directories), list(names), list(sizes), list(times))
+    return _Listing(directory, changed, sorted(directories), sorted(names))
 
 
 def _refuse_undecodable(name: str) -> None:
@@ -169,7 +138,7 @@ def _splits_of(listings: list[_Listing]) -> dict[str, list[_Listing]]:
     classes = [listing for listing in listings if listing.names]
     paths = [listing.directory.split("/")[:-1] for listing in classes]  # [class] or [split, class]
     depths = {len(path) for path in paths}
-    found = [_find_splits("".join(path[:1])) for path in paths]
+    found = [find_splits("".join(path[:1])) for path in paths]
     if depths == {1} and not any(found):
         inner = [name for listing in classes for name in listing.names]
         splits = {"train": classes}
@@ -182,42 +151,37 @@ def _splits_of(listings: list[_Listing]) -> dict[str, list[_Listing]]:
             raise _Unsuitable
     else:
         raise _Unsuitable
-    if any(map(_find_splits, inner)) or any(len(part) < 2 for part in splits.values()):
+    if any(map(find_splits, inner)) or any(len(part) < 2 for part in splits.values()):
         raise _Unsuitable
     return splits
 
 
-def _find_splits(name: str) -> list[str]:
+def find_splits(name: str) -> list[str]:
+    """Return the splits that the name of a folder means, as in `datasets`."""
     return [split for split, pattern in _SPLITS.items() if pattern.search(name)]
 
 
-def _write_index(index: Path, folder: Path, listings: list[_Listing]) -> None:
-    """Write the index of a folder atomically; rows are sorted by path."""
+def _write_index(index: Path, folder: Path, listings: list[_Listing]) -> dict[str, Any]:
+    """Write the index of a folder atomically, and return the content of index.json; rows are sorted by path."""
     splits = _splits_of(listings)
     classes = sorted({_class_of(listing) for part in splits.values() for listing in part})
     schema = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=classes)}).arrow_schema
     numbers = {name: number for number, name in enumerate(classes)}
     digest = hashlib.sha256()
     shutil.rmtree(index, ignore_errors=True)
-    with new_folder(index) as draft:
-        with pq.ParquetWriter(draft / "index.parquet", _INDEX_SCHEMA) as writer:
-            for split, part in splits.items():
-                rows = (
-                    (f"{folder}/{listing.directory}{name}", numbers[_class_of(listing)], size, time)
-                    for listing in sorted(part, key=lambda listing: listing.directory)
-                    for name, size, time in zip(listing.names, listing.sizes, listing.times, strict=True)
-                )
-                with pa.OSFile(str(draft / f"{split}.arrow"), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
-                    while batch := list(islice(rows, _BATCH)):
-                        paths, labels, sizes, times = map(list, zip(*batch, strict=True))
-                        digest.update(repr((split, paths, labels, sizes, times)).encode())
-                        columns = [[split] * len(batch), paths, labels, sizes, times]
-                        writer.write_table(pa.table(columns, schema=_INDEX_SCHEMA))
-                        images = pa.array([{"bytes": None, "path": path} for path in paths], schema.field("image").type)
-                        stream.write_table(pa.table([images, pa.array(labels, pa.int64())], schema=schema))
+    with new_folder(index, marker=None) as draft:
+        for split, part in splits.items():
+            with pa.OSFile(str(draft / f"{split}.arrow"), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
+                for listing in sorted(part, key=lambda listing: listing.directory):
+                    paths = [f"{folder}/{listing.directory}{name}" for name in listing.names]
+                    labels = [numbers[_class_of(listing)]] * len(paths)
+                    digest.update(repr((split, paths, labels)).encode())
+                    images = pa.array([{"bytes": None, "path": path} for path in paths], schema.field("image").type)
+                    stream.write_table(pa.table([images, pa.array(labels, pa.int64())], schema=schema))
         changed = {listing.directory: listing.changed for listing in listings}
-        content = {"digest": digest.hexdigest()[:32], "splits": list(splits), "changed": changed}
-        (draft / "directories.json").write_text(json.dumps(content), encoding="utf-8")
+        about = {"digest": digest.hexdigest()[:32], "splits": list(splits), "changed": changed}
+        (draft / "index.json").write_text(json.dumps(about), encoding="utf-8")
+    return about
 
 
 def _class_of(listing: _Listing) -> str:

@@ -4,21 +4,23 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..catalog.class_names import imagenet_numbers
+from ..files.contents import in_words
 from ..files.reading import read_text, read_yaml
-from .splits import Split
 
-_SHOWN = 5  # number of names of a list in a message
+if TYPE_CHECKING:
+    from .splits import Split
+
 _LONGEST = 40  # number of characters of a name in a message
 _logger = logging.getLogger(__name__)
 
 
-def match_to_model(split: Split, config: Any, model: str, label_map: str | None = None) -> Split:
+def match_to_model(split: "Split", config: Any, model: str, label_map: str | None = None) -> "Split":
     """Renumber the labels of a split with a model's class numbers, by class name.
 
     Classes with equal names match, in any order; ImageNet's wnids match its class names. If the data or the model have
@@ -37,10 +39,10 @@ def match_to_model(split: Split, config: Any, model: str, label_map: str | None 
     theirs = names_of(config)
     given = {} if label_map is None else read_label_map(label_map)
     numbers = _match(split, theirs, ("the data", model), given, "match them with --label-map FILE")
-    return replace(split, numbers=numbers, num_labels=len(theirs))
+    return _renumber(split, numbers, len(theirs))
 
 
-def match_to_split(split: Split, other: Split, name: str, other_name: str) -> Split:
+def match_to_split(split: "Split", other: "Split", name: str, other_name: str) -> "Split":
     """Renumber the labels of `other` with the class numbers of `split`, by the rules of `match_to_model`.
 
     Args:
@@ -56,10 +58,17 @@ def match_to_split(split: Split, other: Split, name: str, other_name: str) -> Sp
         return replace(other, num_labels=split.num_labels)
     theirs = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
     numbers = _match(other, theirs, (other_name, name), {}, "give the classes the same names in both")
-    return replace(other, numbers=numbers, num_labels=split.num_labels)
+    return _renumber(other, numbers, split.num_labels)
 
 
-def state_classes(split: Split, num_labels: int | None, names_file: str | None) -> Split:
+def _renumber(split: "Split", numbers: list[int] | None, num_labels: int) -> "Split":
+    """Replace each class number n of a split by numbers[n]; None: they stay as they are."""
+    if numbers is not None and split.numbers is not None:
+        numbers = [numbers[number] for number in split.numbers]
+    return replace(split, numbers=split.numbers if numbers is None else numbers, num_labels=num_labels)
+
+
+def state_classes(split: "Split", num_labels: int | None, names_file: str | None) -> "Split":
     """Set the classes of a split to those that the user states.
 
     Args:
@@ -88,14 +97,14 @@ def state_classes(split: Split, num_labels: int | None, names_file: str | None) 
                 f"{names_file} ({len(names)}: {_listing(names)}): "
                 + (f"it lacks {_listing(missing)}" if missing else "their order differs")
             )
-        samples = split.samples.renumbered([names.index(name) for name in split.label_names or []])
-        return replace(split, samples=samples, label_names=names, num_labels=len(names))
+        numbers = [names.index(name) for name in split.label_names or []]
+        return replace(split, numbers=numbers, label_names=names, num_labels=len(names))
     if split.num_labels > count:
         raise ValueError(f"the data have {split.num_labels} classes, more than the {count} stated")
     return replace(split, label_names=names or split.label_names, num_labels=count)
 
 
-def refuse_unlabelled(split: Split, name: str) -> None:
+def refuse_unlabelled(split: "Split", name: str) -> None:
     """Raise ValueError if images of a split have no class number. The labels of shards are not read in advance.
 
     Args:
@@ -108,6 +117,18 @@ def refuse_unlabelled(split: Split, name: str) -> None:
         raise ValueError(
             f"{missing} of {len(labels)} images of {name} have no label (expected class numbers from 0 to "
             f"{split.num_labels - 1}): choose another split, or leave these images out"
+        )
+
+
+def refuse_one_class(split: "Split", name: str) -> None:
+    """Raise ValueError if all images have the same label. The labels of shards are not read in advance."""
+    if split.label_column is None or split.multi_label or split.is_sharded:
+        return
+    if len(labels := set(split.class_numbers().tolist())) == 1:
+        (number,) = labels
+        label = split.label_names[number] if split.label_names else f"class {number}"
+        raise ValueError(
+            f"all {len(split)} images of {name} have the label {_short(label)} (expected two classes or more)"
         )
 
 
@@ -129,7 +150,7 @@ def read_label_map(place: str) -> dict[str, str | int]:
 
 
 def _match(
-    split: Split, theirs: Sequence[str], who: tuple[str, str], given: dict[str, str | int], remedy: str
+    split: "Split", theirs: Sequence[str], who: tuple[str, str], given: dict[str, str | int], remedy: str
 ) -> list[int] | None:
     """Number among `theirs` of each class of the split; None if all numbers stay the same.
 
@@ -168,7 +189,7 @@ def _match(
     raise ValueError(
         f"the classes of {who[0]} ({len(ours)}: {_listing(ours)}) are not those of {who[1]} "
         f"({len(theirs)}: {_listing(theirs)}), which has no single class called {_listing(missing)}"
-        + (f"; near matches: {_join(pairs)}" if pairs else "")
+        + (f"; near matches: {in_words(pairs)}" if pairs else "")
         + f"; {remedy}"
     )
 
@@ -216,13 +237,7 @@ def _bare(name: str) -> str:
 
 
 def _listing(names: Sequence[str]) -> str:
-    return _join(map(_short, names))
-
-
-def _join(entries: Iterable[str]) -> str:
-    entries = list(entries)
-    more = [f"{len(entries) - _SHOWN} more"] if len(entries) > _SHOWN else []
-    return ", ".join([*entries[:_SHOWN], *more])
+    return in_words([_short(name) for name in names])
 
 
 def _short(name: str) -> str:

@@ -1,18 +1,27 @@
 """Data sets that decode and augment, and loaders of their batches; `samplers` has the order of the images."""
 
+import atexit
 import math
+import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, islice
+from multiprocessing import forkserver
+from pathlib import Path
+from queue import Full, Queue
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..models.image_reading import ImageReadingError, load_image, to_mode
+from ..models.image_reading import ImageReadingError, load_image, read_image, to_mode
 from .augmentation import Box, TrainTransform, sample_generator
 from .samplers import (
     BalancedSampler,
@@ -24,7 +33,9 @@ from .samplers import (
     consecutive_batches,
 )
 from .splits import Split
-from .workers import worker_options
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MOST_WORKERS = 16  # of "auto": each holds several batches in memory
 
 
 class TrainDataset(Dataset):
@@ -67,7 +78,7 @@ class TrainDataset(Dataset):
             ImageReadingError: the image cannot be read.
         """
         if not self.transform.reduced_decoding:
-            return {"image": self.transform(load_image(image, name=image["path"]), rng)}
+            return self.transform.sample(self.transform.read(image), rng)
         drawn: list[tuple[Box, int, int]] = []
 
         def reduce_to(height: int, width: int) -> tuple[int, int]:
@@ -79,7 +90,7 @@ class TrainDataset(Dataset):
 
         decoded = load_image(image, reduce_to, image["path"])
         box, height, width = drawn[0]
-        return {"image": self.transform(decoded, rng, box.scaled(decoded.height / height, decoded.width / width))}
+        return self.transform.sample(decoded, rng, box.scaled(decoded.height / height, decoded.width / width))
 
 
 class BlockDataset(TrainDataset):
@@ -137,11 +148,39 @@ class EvalDataset(Dataset):
         return self._pixels(Image.new("RGB" if self.channels == 3 else "L", (width, height)))
 
 
+def channel_statistics(split: Split, num_channels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation of each channel over a split's pixels in [0, 1].
+
+    Of more than 1,000 images, 1,000 at equal distances are read. Unreadable images are left out.
+    """
+    counts, sums, squares = 0, np.zeros(num_channels), np.zeros(num_channels)
+    for index in np.unique(np.linspace(0, len(split) - 1, min(len(split), 1000)).astype(int)):
+        image = split.image(split.samples[int(index)], int(index))
+        with suppress(ImageReadingError):
+            pixels = read_image(image, num_channels, name=image["path"]).double().flatten(1) / 255
+            counts += pixels.shape[1]
+            sums += pixels.sum(dim=1).numpy()
+            squares += pixels.square().sum(dim=1).numpy()
+    if not counts:
+        raise ValueError(f"none of the images can be read as {num_channels} channels")
+    mean = sums / counts
+    return mean, np.sqrt(np.maximum(squares / counts - mean**2, 1e-12))
+
+
 def collate_fn(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Stack samples into tensors: "image" (batch, height, width, channels) uint8, "label" and the other entries."""
+    """Stack samples into tensors: "image" (batch, height, width, channels) uint8, "label" and the other entries.
+
+    Images of different sizes are "pixels", which lie one after another; "first" is the index of an image's first one.
+    """
     if not samples:
         return {}
-    return {name: torch.from_numpy(np.stack([sample[name] for sample in samples])) for name in samples[0]}
+    names = [name for name in samples[0] if name != "pixels"]
+    batch = {name: torch.from_numpy(np.stack([sample[name] for sample in samples])) for name in names}
+    if "pixels" in samples[0]:
+        batch["pixels"] = torch.from_numpy(np.concatenate([sample["pixels"] for sample in samples]))
+        counts = batch["sizes"].prod(dim=1)
+        batch["first"] = counts.cumsum(0) - counts
+    return batch
 
 
 def train_loader(
@@ -150,55 +189,140 @@ def train_loader(
     seed: int,
     layout: BatchLayout,
     steps: range,
-    num_workers: int,
+    num_workers: int | str,
     class_sampling: str = "natural",
+    prefetch_factor: int = 4,
 ) -> Iterable[dict[str, torch.Tensor]]:
-    """Return the training batches of this process for the steps in `steps`, one per forward."""
+    """Return the training batches of this process for the steps in `steps`, one per forward.
+
+    Args:
+        num_workers: a number, or "auto"; see `count_workers`.
+        prefetch_factor: batches that each worker loads ahead.
+    """
     if split.is_sharded and split.samples.holds_blocks and class_sampling == "natural":
-        return BlockLoader(BlockDataset(split, transform, seed), layout, steps, num_workers)
+        return BlockLoader(BlockDataset(split, transform, seed), layout, steps, num_workers, prefetch_factor)
     dataset = TrainDataset(split, transform, seed, class_sampling)
-    return load_batches(dataset, StepBatchSampler(layout, steps), collate_fn, num_workers)
+    return load_batches(dataset, StepBatchSampler(layout, steps), collate_fn, num_workers, prefetch_factor)
 
 
 class BlockLoader:
-    """Training batches of shards: the parts of all workers joined, with samples in the order of their positions."""
+    """Training batches of shards: the parts of all workers joined, with samples in the order of their positions.
 
-    def __init__(self, dataset: BlockDataset, layout: BatchLayout, steps: range, num_workers: int):
-        self.parts = max(num_workers, 1)
+    With workers, a thread joins the parts and pins the batches, so that the training thread finds them ready.
+    """
+
+    def __init__(
+        self,
+        dataset: BlockDataset,
+        layout: BatchLayout,
+        steps: range,
+        num_workers: int | str,
+        prefetch_factor: int = 4,
+    ):
+        self.num_workers = count_workers(num_workers)
+        self.parts = max(self.num_workers, 1)
         batches = BlockBatchSampler(layout, dataset.split.samples.sampler(dataset.seed), steps, self.parts)
-        self.loader = load_batches(dataset, batches, collate_fn, num_workers, pin_memory=False)
+        self.loader = load_batches(dataset, batches, collate_fn, self.num_workers, prefetch_factor, pin_memory=False)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        parts = iter(self.loader)
-        for first in parts:
-            rest = (next(parts) for _ in range(self.parts - 1))
-            joined = [part for part in chain([first], rest) if part]
-            order = torch.cat([part.pop("position") for part in joined]).argsort()
-            batch = {name: torch.cat([part[name] for part in joined])[order] for name in joined[0]}
-            pins = torch.cuda.is_available()
-            yield {name: tensor.pin_memory() for name, tensor in batch.items()} if pins else batch
+        parts = iter(self.loader)  # here, because torch reports a dead worker to the thread that starts them
+        joined = (join_parts([first, *islice(parts, self.parts - 1)]) for first in parts)
+        return run_ahead(joined) if self.num_workers else joined
+
+
+def join_parts(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Join the parts of a batch, sorted by "position", in pinned memory if there is a GPU; each is copied once."""
+    parts = [part for part in parts if part]
+    places = torch.cat([part["position"] for part in parts]).argsort().argsort()
+    split_places = places.split([len(part["position"]) for part in parts])
+    pins = torch.cuda.is_available()
+    batch = {}
+    for name, tensor in parts[0].items():
+        columns = [part[name] for part in parts]
+        length = sum(map(len, columns))
+        batch[name] = torch.empty((length, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=pins)
+        if name == "pixels":  # stay where they are; "first" says where
+            torch.cat(columns, out=batch[name])
+            continue
+        if name == "first":
+            begins = accumulate((len(part["pixels"]) for part in parts), initial=0)
+            columns = [first + begin for first, begin in zip(columns, begins, strict=False)]
+        for column, chosen in zip(columns, split_places, strict=True):
+            batch[name].index_copy_(0, chosen, column)
+    del batch["position"]
+    return batch
+
+
+def run_ahead(batches: Iterator[Any], ahead: int = 2) -> Iterator[Any]:
+    """Yield the items of an iterator that a thread advances, at most `ahead` items early."""
+    ready: Queue[Any] = Queue(ahead)
+    is_over = threading.Event()
+
+    def put(item: Any) -> bool:
+        while not is_over.is_set():
+            with suppress(Full):
+                ready.put(item, timeout=0.5)
+                return True
+        return False
+
+    def advance() -> None:
+        torch.set_num_threads(1)  # of this thread: its copies leave the other cores to the training
+        try:
+            for batch in batches:
+                if not put((batch, None)):
+                    return
+            put((None, StopIteration()))
+        except BaseException as error:
+            put((None, error))
+
+    def stop() -> None:
+        is_over.set()
+        thread.join(timeout=5)
+
+    thread = threading.Thread(target=advance, name="batches", daemon=True)
+    thread.start()
+    atexit.register(stop)  # a thread inside torch must not outlive the interpreter
+    try:
+        while True:
+            batch, error = ready.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield batch
+    finally:
+        stop()
+        atexit.unregister(stop)
 
 
 def load_batches(
-    dataset: TrainDataset, batches: Any, collate_fn: Callable, num_workers: int, pin_memory: bool = True
+    dataset: TrainDataset,
+    batches: Any,
+    collate_fn: Callable,
+    num_workers: int | str,
+    prefetch_factor: int = 4,
+    pin_memory: bool = True,
 ) -> DataLoader:
     """Return a loader of training batches.
 
     Args:
         batches: batch sampler of positions.
-        pin_memory: pin the memory of batches if there is a GPU.
+        pin_memory: pin the memory of batches, in a thread, if there is a GPU.
     """
-    options = {**_worker_options(dataset.split, num_workers), **({"prefetch_factor": 4} if num_workers else {})}
+    options = _worker_options(dataset.split, count_workers(num_workers))
+    if options["num_workers"]:
+        options["prefetch_factor"] = prefetch_factor
     pins = pin_memory and torch.cuda.is_available()
     return DataLoader(dataset, batch_sampler=batches, collate_fn=collate_fn, pin_memory=pins, **options)
 
 
-def eval_loader(dataset: EvalDataset, batch_size: int, processes: int, rank: int, num_workers: int) -> DataLoader:
+def eval_loader(dataset: EvalDataset, batch_size: int, processes: int, rank: int, num_workers: int | str) -> DataLoader:
     """Return this process's loader; over all processes, every sample comes once.
 
     The processes may have different numbers and sizes of batches. Workers persist between evaluations, because starting
     them takes time.
     """
+    num_workers = count_workers(num_workers)
     options = {**_worker_options(dataset.split, num_workers), "persistent_workers": num_workers > 0}
     if dataset.split.is_sharded:
         batches = consecutive_batches(len(dataset), processes, rank, max(num_workers, 1), batch_size)
@@ -207,9 +331,65 @@ def eval_loader(dataset: EvalDataset, batch_size: int, processes: int, rank: int
     return DataLoader(mine, batch_size=batch_size, collate_fn=collate_fn, **options)
 
 
+def count_workers(num_workers: int | str) -> int:
+    """Return the number of data workers; "auto": this process's share of the processors, less one, from 1 to 16."""
+    if num_workers != "auto":
+        return int(num_workers)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return min(max(count_processors() // processes - 1, 1), _MOST_WORKERS)
+
+
+def count_processors() -> int:
+    """Number of processors that this process may use: by its affinity and by the quota of its container."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # cgroups 2 and 1
+        with suppress(OSError, ValueError):  # such as "max", without a quota
+            quota, period = map(int, " ".join((_CGROUP / file).read_text(encoding="ascii") for file in files).split())
+            if quota > 0:
+                count = min(count, max(quota // period, 1))
+    return count
+
+
+def leave_process_group(worker: int) -> None:
+    """Take a data worker out of its training process's group, so that signals to the group do not reach it."""
+    if hasattr(os, "setsid"):
+        os.setsid()
+
+
+def _in_group() -> bool:
+    return dist.is_initialized() and "forkserver" in multiprocessing.get_all_start_methods()
+
+
+def start_server(num_workers: int | str) -> None:
+    """Start the server of workers, if there will be one; its imports take seconds, on another core."""
+    if count_workers(num_workers) and _in_group():
+        forkserver.set_forkserver_preload(["__main__", f"{__package__}.worker_server"])
+        forkserver.ensure_running()
+
+
 def _worker_options(split: Split, num_workers: int) -> dict[str, Any]:
-    """Arguments of a DataLoader; workers are spawned where a thread of fsspec has connections, which a fork breaks."""
-    options = worker_options(num_workers)
-    if num_workers and split.is_sharded and split.samples.is_served_by_thread:
-        options.setdefault("multiprocessing_context", "spawn")
+    """Return the arguments of a DataLoader with workers, the processes that decode and augment.
+
+    A process group (gloo, NCCL) has threads. A worker forked beside them can wait forever for a lock that a thread
+    held. With a process group, workers are therefore forked from a server without threads, which has imported
+    everything once. Where a thread of fsspec has connections, which a fork breaks, they are spawned.
+    """
+    options: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": leave_process_group}
+    if num_workers and _in_group():
+        options |= {"multiprocessing_context": "forkserver", "worker_init_fn": _begin}
+    elif num_workers and split.is_sharded and split.samples.is_served_by_thread:
+        options["multiprocessing_context"] = "spawn"
     return options
+
+
+def _begin(worker: int) -> None:
+    """Leave the process group, and end with the training process; the server lives as long as its workers."""
+    leave_process_group(worker)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(0)

@@ -5,19 +5,16 @@ a sequence, with masks. Here a sequence has one image, as in SigLIP 2 NaFlex (ar
 patches as an image of the model's size. Images are bucketed by their number of patches to reduce padding.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..models.configuration_hf_vit import as_pair
 from ..models.image_reading import ImageReadingError, load_image, read_size
 from ..models.image_resizing import fit_grid
 from .augmentation import Box, TrainTransform, sample_generator, sample_inception_box
-from .loaders import TrainDataset, collate_fn, load_batches
-from .samplers import BatchLayout, BucketBatchSampler
+from .loaders import TrainDataset, collate_fn
 from .splits import Split
 
 _RATIOS = 0.75, 1.33  # range of a crop's aspect ratio divided by the image's
@@ -93,25 +90,3 @@ def collate_patches(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     counts = torch.tensor([len(sample["image"]) for sample in samples])
     batch["pixel_attention_mask"] = (torch.arange(batch["image"].shape[1]) < counts[:, None]).int()
     return batch
-
-
-def native_loader(
-    split: Split,
-    transform: TrainTransform,
-    processor: Any,
-    seed: int,
-    layout: BatchLayout,
-    steps: range,
-    num_workers: int,
-    class_sampling: str = "natural",
-    token_drop: float = 0.0,
-) -> Iterable[dict[str, torch.Tensor]]:
-    """Return the training batches of this process as patches, for the steps in `steps`, one per forward.
-
-    Args:
-        processor: the image processor of the evaluation; it sets patch size and number of patches.
-    """
-    patches = as_pair(processor.patch_size), processor.max_num_patches, token_drop
-    dataset = NativeDataset(split, transform, seed, class_sampling, *patches)
-    batches = BucketBatchSampler(layout, steps, dataset.count_patches, seed)
-    return load_batches(dataset, batches, collate_patches, num_workers)

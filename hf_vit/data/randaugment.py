@@ -11,22 +11,40 @@ from PIL and timm:
 
 Tested against outputs of that code in TensorFlow (tests/goldens/training/randaugment.npz). They are equal except in
 `Sharpness`, whose 3 x 3 mean in TensorFlow is rounded below an integer in 1 % of the places.
+
+What is random is drawn first (`draw_operations`), so that the pixels can be computed elsewhere: here on one PIL image,
+in `device_augmentation` on a batch. Both use the tables and coefficients of this file.
 """
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageChops, ImageDraw, ImageOps
-
-_Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
+from PIL import Image, ImageDraw, ImageOps
 
 _MAX_LEVEL = 10
 _CUTOUT_PIXELS = 40
 _TRANSLATE_PIXELS = 100
-_FILL = 128
+FILL = 128  # gray of pixels from outside of the image
 # `tf.image.rgb_to_grayscale`: these weights of levels in [0, 1], then times 255.5 and truncated
-_GRAY_WEIGHTS = tuple(weight * 255.5 / 255 for weight in (0.2989, 0.5870, 0.1140))
+GRAY_WEIGHTS = tuple(weight * 255.5 / 255 for weight in (0.2989, 0.5870, 0.1140))
+
+# The original's names, in the order of its random numbers
+NAMES = (
+    "AutoContrast Equalize Invert Rotate Posterize Solarize Color Contrast Brightness Sharpness ShearX ShearY "
+    "TranslateX TranslateY Cutout SolarizeAdd"
+).split()
+MOVES = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
+
+
+class Operation(NamedTuple):
+    """A random operation."""
+
+    number: int  # in NAMES
+    is_negative: bool = False  # of MOVES: the direction
+    x: int = 0  # of Cutout: the center
+    y: int = 0
 
 
 def randaugment(image: Image.Image, layers: int, magnitude: float, rng: np.random.Generator) -> Image.Image:
@@ -35,15 +53,62 @@ def randaugment(image: Image.Image, layers: int, magnitude: float, rng: np.rando
     Args:
         image: mode RGB or L.
     """
-    for _ in range(layers):
-        operation = _DRAWN[int(rng.integers(len(_DRAWN)))]
-        image = operation(image, magnitude / _MAX_LEVEL, rng)
+    for operation in draw_operations(layers, (image.height, image.width), rng):
+        image = apply(image, operation, level_of(magnitude))
     return image
 
 
-def _autocontrast(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Stretch each channel to 0..255."""
-    return image.point([value for channel in image.split() for value in _stretch(np.asarray(channel))])
+def level_of(magnitude: float) -> float:
+    """Return the strength as a share of the full range."""
+    return magnitude / _MAX_LEVEL
+
+
+def draw_operations(layers: int, size: tuple[int, int], rng: np.random.Generator) -> list[Operation]:
+    """Draw the operations of an image of this (height, width)."""
+    return [draw(int(rng.integers(len(NAMES))), size, rng) for _ in range(layers)]
+
+
+def draw(number: int, size: tuple[int, int], rng: np.random.Generator) -> Operation:
+    if NAMES[number] in MOVES:
+        return Operation(number, is_negative=rng.random() >= 0.5)
+    if NAMES[number] == "Cutout":
+        return Operation(number, x=int(rng.integers(size[1])), y=int(rng.integers(size[0])))
+    return Operation(number)
+
+
+def apply(image: Image.Image, operation: Operation, level: float) -> Image.Image:
+    """Apply an operation to an image of mode RGB or L."""
+    name = NAMES[operation.number]
+    if name in TABLES:
+        table = TABLES[name](level, image.width * image.height)
+        return image.point(table.tolist() * len(image.getbands()))
+    match name:
+        case "AutoContrast":
+            return image.point([value for channel in image.split() for value in _stretch(np.asarray(channel))])
+        case "Equalize":
+            return ImageOps.equalize(image)
+        case "Color":
+            if image.mode == "L":
+                return image
+            gray = image.convert("L", (*GRAY_WEIGHTS, -0.5))  # PIL adds 0.5 before it truncates
+            return Image.blend(gray.convert(image.mode), image, enhancement(level))
+        case "Sharpness":
+            return Image.blend(_smooth(image), image, enhancement(level))
+        case "Cutout":
+            return _cutout(image, cutout_padding(level), operation.x, operation.y)
+    (a, b, c), (d, e, f) = move(operation, level, (image.height, image.width))
+    x, y = np.arange(image.width, dtype=np.float32)[None], np.arange(image.height, dtype=np.float32)[:, None]
+    match name:
+        case "ShearX":
+            return _take_nearest(image, x + b * y, y)
+        case "ShearY":
+            return _take_nearest(image, x, d * x + y)
+        case "Rotate":
+            from_x, from_y = a * x + b * y, d * x + e * y  # (height, width)
+            from_x += c
+            from_y += f
+            return _take_nearest(image, from_x, from_y)
+    return _shift(image, int(c), int(f))
 
 
 def _stretch(levels: np.ndarray) -> list[int]:
@@ -52,43 +117,83 @@ def _stretch(levels: np.ndarray) -> list[int]:
     if high <= low:
         return list(range(256))
     scale = np.float32(255 / (high - low))
-    table = np.arange(256, dtype=np.float32) * scale - low * scale
-    return np.clip(table, 0, 255).astype(np.uint8).tolist()
+    return _as_levels(np.arange(256, dtype=np.float32) * scale - low * scale).tolist()
 
 
-def _posterize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+def _posterize(level: float, pixels: int) -> np.ndarray:
     """Keep the upper int(4 * level) bits, at most 8; for 0 bits, TensorFlow shifts by 7 instead of 8."""
     shift = min(max(8 - int(level * 4), 0), 7)
-    return _point(image, np.arange(256) >> shift << shift)
+    return np.arange(256) >> shift << shift
 
 
-def _solarize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+def _solarize(level: float, pixels: int) -> np.ndarray:
     """Invert values of int(256 * level) and more; as a uint8, a threshold of 256 or 512 wraps to 0."""
     threshold, values = int(level * 256) % 256, np.arange(256)
-    return _point(image, np.where(values < threshold, values, 255 - values))
+    return np.where(values < threshold, values, 255 - values)
 
 
-def _solarize_add(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+def _solarize_add(level: float, pixels: int) -> np.ndarray:
     values = np.arange(256)
-    return _point(image, np.where(values < 128, np.minimum(values + int(level * 110), 255), values))
+    return np.where(values < 128, np.minimum(values + int(level * 110), 255), values)
 
 
-def _enhance(plain: Image.Image, image: Image.Image, level: float) -> Image.Image:
-    return Image.blend(plain, image, level * 1.8 + 0.1)
-
-
-def _color(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Blend with the image in gray."""
-    if image.mode == "L":
-        return image
-    gray = image.convert("L", (*_GRAY_WEIGHTS, -0.5))  # PIL adds 0.5 before it truncates
-    return _enhance(gray.convert(image.mode), image, level)
-
-
-def _contrast(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+def _contrast(level: float, pixels: int) -> np.ndarray:
     """Blend with a gray that depends on the number of pixels, as in the original: 196 at 224 x 224."""
-    gray = min(image.width * image.height // 256, 255)
-    return _enhance(_plain(image, gray), image, level)
+    return _blend(min(pixels // 256, 255), level)
+
+
+def _blend(gray: int, level: float) -> np.ndarray:
+    """Blend each level with a gray, in the arithmetic of `Image.blend`."""
+    return _as_levels(gray + np.float32(enhancement(level)) * (np.arange(256, dtype=np.float32) - gray))
+
+
+def _as_levels(values: np.ndarray) -> np.ndarray:
+    return np.clip(values, 0, 255).astype(np.uint8)
+
+
+# Operations that map each level by a table of 256, whatever the image: (level, number of pixels) -> table
+TABLES: dict[str, Callable[[float, int], np.ndarray]] = {
+    "Invert": lambda level, pixels: np.arange(256)[::-1],
+    "Posterize": _posterize,
+    "Solarize": _solarize,
+    "Contrast": _contrast,
+    "Brightness": lambda level, pixels: _blend(0, level),
+    "SolarizeAdd": _solarize_add,
+}
+
+
+def enhancement(level: float) -> float:
+    """Weight of the image in Color, Contrast, Brightness and Sharpness; above 1 it is exaggerated."""
+    return level * 1.8 + 0.1
+
+
+def cutout_padding(level: float) -> int:
+    """Half the side of the square that Cutout covers."""
+    return int(level * _CUTOUT_PIXELS)
+
+
+def move(operation: Operation, level: float, size: tuple[int, int]) -> np.ndarray:
+    """Return the coefficients (2, 3) of one of MOVES, float32: a pixel at x, y comes from a x + b y + c, d x + e y + f.
+
+    Args:
+        size: (height, width) of the image.
+    """
+    name = NAMES[operation.number]
+    amount = -level if operation.is_negative else level
+    coefficients = np.eye(2, 3, dtype=np.float32)
+    if name == "Rotate":  # by up to 30 degrees, about the center
+        angle = np.float32(math.radians(30 * amount))
+        cos, sin = np.cos(angle), np.sin(angle)
+        bottom, right = (np.float32(side - 1) for side in size)
+        coefficients[0] = cos, -sin, (right - (cos * right - sin * bottom)) / 2
+        coefficients[1] = sin, cos, (bottom - (sin * right + cos * bottom)) / 2
+    elif name == "ShearX":
+        coefficients[0, 1] = 0.3 * amount
+    elif name == "ShearY":
+        coefficients[1, 0] = 0.3 * amount
+    else:
+        coefficients[int(name == "TranslateY"), 2] = math.floor(_TRANSLATE_PIXELS * amount + 0.5)
+    return coefficients
 
 
 def _smooth(image: Image.Image) -> Image.Image:
@@ -106,30 +211,6 @@ def _smooth(image: Image.Image) -> Image.Image:
     return Image.frombytes(image.mode, image.size, smooth.data)
 
 
-def _rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Rotate by 30 degrees times `level` in either direction, about the center."""
-    angle = np.float32(math.radians(_either_way(30 * level, rng)))
-    cos, sin = np.cos(angle), np.sin(angle)
-    right, bottom = np.float32(image.width - 1), np.float32(image.height - 1)
-    x, y = _pixel_centers(image)
-    from_x = cos * x - sin * y  # (height, width)
-    from_x += (right - (cos * right - sin * bottom)) / 2
-    from_y = sin * x + cos * y
-    from_y += (bottom - (sin * right + cos * bottom)) / 2
-    return _take_nearest(image, from_x, from_y)
-
-
-def _shear(image: Image.Image, amount: float, is_across: bool) -> Image.Image:
-    x, y = _pixel_centers(image)
-    factor = np.float32(amount)
-    return _take_nearest(image, x + factor * y, y) if is_across else _take_nearest(image, x, factor * x + y)
-
-
-def _pixel_centers(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
-    """Horizontal (1, width) and vertical (height, 1) coordinates."""
-    return np.arange(image.width, dtype=np.float32)[None], np.arange(image.height, dtype=np.float32)[:, None]
-
-
 def _take_nearest(image: Image.Image, from_x: np.ndarray, from_y: np.ndarray) -> Image.Image:
     """Take the pixels nearest to float32 coordinates, gray outside the image.
 
@@ -143,67 +224,24 @@ def _take_nearest(image: Image.Image, from_x: np.ndarray, from_y: np.ndarray) ->
     from_y += np.float32(0.5)
     outside = (from_x <= 0) | (from_x >= image.width) | ((from_y <= 0) | (from_y >= image.height))
     numbers = from_y.astype(np.int32) * image.width + from_x.astype(np.int32)
-    layout, pixel, gray = ("L", np.uint8, _FILL) if image.mode == "L" else ("RGBX", np.uint32, _FILL * 0x01010101)
+    layout, pixel, gray = ("L", np.uint8, FILL) if image.mode == "L" else ("RGBX", np.uint32, FILL * 0x01010101)
     taken = np.frombuffer(image.tobytes("raw", layout), pixel).take(numbers, mode="clip")
     taken[outside] = gray
     return Image.frombytes(image.mode, image.size, taken.data, "raw", layout)
 
 
-def _pixels(level: float, rng: np.random.Generator) -> int:
-    """Draw by how many pixels an image is translated."""
-    return math.floor(_either_way(_TRANSLATE_PIXELS * level, rng) + 0.5)
-
-
 def _shift(image: Image.Image, left: int, up: int) -> Image.Image:
     """Shift by whole pixels, with gray at the free border."""
-    shifted = _plain(image, _FILL)
+    shifted = Image.new(image.mode, image.size, (FILL,) * len(image.getbands()))
     shifted.paste(image, (-left, -up))
     return shifted
 
 
-def _cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Cover a square of 80 pixels times `level`, centered anywhere in the image."""
-    pad = int(level * _CUTOUT_PIXELS)
-    x, y = int(rng.integers(image.width)), int(rng.integers(image.height))
-    if not pad:
+def _cutout(image: Image.Image, padding: int, x: int, y: int) -> Image.Image:
+    """Cover a square about a pixel, which may lie across the border."""
+    if not padding:
         return image
     image = image.copy()
-    box = (max(x - pad, 0), max(y - pad, 0), x + pad - 1, y + pad - 1)
-    ImageDraw.Draw(image).rectangle(box, fill=(_FILL,) * len(image.getbands()))
+    box = (max(x - padding, 0), max(y - padding, 0), x + padding - 1, y + padding - 1)
+    ImageDraw.Draw(image).rectangle(box, fill=(FILL,) * len(image.getbands()))
     return image
-
-
-# The original's names, in the order of its random numbers
-OPERATIONS: dict[str, _Operation] = {
-    "AutoContrast": _autocontrast,
-    "Equalize": lambda image, level, rng: ImageOps.equalize(image),
-    "Invert": lambda image, level, rng: ImageChops.invert(image),
-    "Rotate": _rotate,
-    "Posterize": _posterize,
-    "Solarize": _solarize,
-    "Color": _color,
-    "Contrast": _contrast,
-    "Brightness": lambda image, level, rng: _enhance(_plain(image, 0), image, level),
-    "Sharpness": lambda image, level, rng: _enhance(_smooth(image), image, level),
-    "ShearX": lambda image, level, rng: _shear(image, _either_way(0.3 * level, rng), True),
-    "ShearY": lambda image, level, rng: _shear(image, _either_way(0.3 * level, rng), False),
-    "TranslateX": lambda image, level, rng: _shift(image, _pixels(level, rng), 0),
-    "TranslateY": lambda image, level, rng: _shift(image, 0, _pixels(level, rng)),
-    "Cutout": _cutout,
-    "SolarizeAdd": _solarize_add,
-}
-_DRAWN = tuple(OPERATIONS.values())
-
-
-def _either_way(amount: float, rng: np.random.Generator) -> float:
-    return amount if rng.random() < 0.5 else -amount
-
-
-def _plain(image: Image.Image, level: int) -> Image.Image:
-    """Image of the same size and mode with one level everywhere."""
-    return Image.new(image.mode, image.size, (level,) * len(image.getbands()))
-
-
-def _point(image: Image.Image, table: np.ndarray) -> Image.Image:
-    """Map each of the 256 levels by a table, in every channel."""
-    return image.point(table.astype(np.uint8).tolist() * len(image.getbands()))

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,9 +26,10 @@ from filelock import FileLock
 from huggingface_hub import cached_assets_path
 from tqdm import tqdm
 
+from ..files.download import filesystem_of
 from ..files.output import new_file, write_text
-from .columns import find_column, find_label_column, is_image
 from .folders import EXTENSIONS
+from .sources import find_column, find_label_column, is_image
 
 HEADER = 512  # bytes before the content of a tar's member
 _VERSION = 1
@@ -102,7 +102,7 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
                 if "://" not in place:
                     with suppress(OSError):
                         _write_index(Path(place), table)
-                        index = _from_table(place, files, stamps)
+                        index = _load(place, cached, files, stamps)
                         break
     if index is None:
         raise OSError(f"cannot write the index of {len(files)} shards to {beside} or {cached}")
@@ -116,21 +116,21 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
     return index
 
 
-def index_shards(files: Sequence[str], names: list[str] | None) -> ShardIndex:
-    """Write the index of tars beside them; it stays valid when all are moved together.
+def index_shards(files: Sequence[str], names: list[str] | None) -> int:
+    """Write the index of tars beside them, and return the number of images; it stays valid when all are moved together.
 
     Args:
         names: class names by number, if any.
     """
     place = Path(files[0]).with_name(_index_name(files, Columns()))
-    stamps = [[os.stat(file).st_size, None] for file in files]
-    table = _build(files, [_stamp(file) for file in files], Columns())
-    about = json.loads(table.schema.metadata[b"hf_vit"]) | {"stamps": stamps}
+    stamps = [_stamp(file) for file in files]
+    table = _build(files, stamps, Columns())
+    about = json.loads(table.schema.metadata[b"hf_vit"]) | {"stamps": [[size, None] for size, _ in stamps]}
     if names is not None:
         label = datasets.Features({about["label_column"]: datasets.ClassLabel(names=names)}).to_dict()
         about = about | {"features": about["features"] | label, "num_labels": len(names)}
     _write_index(place, table.replace_schema_metadata({"hf_vit": json.dumps(about)}))
-    return _from_table(str(place), files, stamps)
+    return table.num_rows
 
 
 def _write_index(place: Path, table: pa.Table) -> None:
@@ -163,7 +163,7 @@ def _stamp(file: str) -> list:
     if "://" not in file:
         status = os.stat(file)
         return [status.st_size, str(status.st_mtime_ns)]
-    filesystem, path = fsspec.core.url_to_fs(file)
+    filesystem, path = filesystem_of(file)
     about = filesystem.info(path)
     stamp = next((about[name] for name in _STAMPS if about.get(name)), None)
     return [about["size"], None if stamp is None else str(stamp)]
@@ -182,12 +182,8 @@ def _load(place: str, cached: str, files: Sequence[str], stamps: list) -> ShardI
     if about["version"] != _VERSION or about["files"] != list(map(_name, files)):
         return None
     pairs = zip(about["stamps"], stamps, strict=True)
-    is_valid = all(kept[0] == now[0] and kept[1] in (None, now[1]) for kept, now in pairs)
-    return _from_table(place, files, stamps) if is_valid else None
-
-
-def _from_table(place: str, files: Sequence[str], stamps: list) -> ShardIndex:
-    about = json.loads(map_table(place).schema.metadata[b"hf_vit"])
+    if not all(kept[0] == now[0] and kept[1] in (None, now[1]) for kept, now in pairs):
+        return None
     features = datasets.Features.from_dict(about["features"])
     names = (about[name] for name in ("image_column", "label_column", "num_labels"))
     return ShardIndex(place, list(files), stamps, np.array(about["ends"], np.int64), features, *names)
@@ -366,6 +362,6 @@ def open_file(name: str, block_size: int | None = None) -> Any:
     """Open a local or remote binary file; a remote one reads ahead in blocks of `block_size` bytes, if it is given."""
     if "://" not in name:
         return open(name, "rb")
-    filesystem, path = fsspec.core.url_to_fs(name)
+    filesystem, path = filesystem_of(name)
     options: dict[str, Any] = {"block_size": block_size} if block_size else {"cache_type": "none"}
     return filesystem.open(path, "rb", **options)

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from ..files.output import new_file, write_json
 from ..files.reading import read_json_object
 from ..models.image_reading import ImageReadingError, load_image, to_mode
+from ..settings.fields import check_bounds, setting
 from .fingerprint import describe_fingerprint, fingerprint_data
 from .samplers import ShuffledSampler
 from .shard_index import index_shards
@@ -30,29 +31,18 @@ _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Plan of the shards; it is saved beside them, so that a second run with the same plan continues the first.
+    """Plan of the shards; it is saved beside them, so that a second run with the same plan continues the first."""
 
-    Args:
-        source: data set, as for `sources.load_split`.
-        config: configuration of a Hub data set.
-        size: shorter side in pixels to which larger images are resized; None keeps the files unchanged.
-        quality: JPEG quality of resized images.
-        images: number of images per shard.
-    """
-
-    source: str
-    config: str | None = None
-    size: int | None = None
-    quality: int = 95
-    images: int = 10_000
+    source: str  # data set, as for `sources.load_split`
+    config: str | None = setting(None, "configuration of a Hub data set")
+    size: int | None = setting(
+        None, "shorter side in pixels to which larger images are resized; none: as they are", at_least=1
+    )
+    quality: int = setting(95, "JPEG quality of resized images", at_least=1, at_most=100)
+    images: int = setting(10_000, "number of images per shard", at_least=1)
 
     def __post_init__(self):
-        for name, low, high in (("size", 1, None), ("quality", 1, 100), ("images", 1, None)):
-            value = getattr(self, name)
-            if value is not None and not low <= value <= (high or value):
-                raise ValueError(
-                    f"{name} is {value}; it must be at least {low}" + (f" and at most {high}" if high else "")
-                )
+        check_bounds(self)
 
 
 def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int) -> dict[str, int]:
@@ -83,8 +73,7 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
         with tqdm(total=len(todo), desc=f"Writing {split_name}", unit=" shards") as bar:
             for _ in _run_all(todo, workers):
                 bar.update()
-        index = index_shards([file.as_posix() for file in files], split.label_names)
-        written[split_name] = len(index.units["rows"])
+        written[split_name] = index_shards([file.as_posix() for file in files], split.label_names)
         if missing := len(split) - written[split_name]:
             tqdm.write(f"{missing} of {len(split)} images of {split_name} cannot be read and were omitted")
     return written

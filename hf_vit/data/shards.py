@@ -5,7 +5,6 @@ position of each unit. Images in a local tar are read one by one. Everything els
 consecutive units and are held until their rows have been used. `samplers.BlockSampler` reads every block once.
 """
 
-import copy
 import os
 import tarfile
 from collections.abc import Iterable
@@ -14,11 +13,11 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..files.download import filesystem_of
 from .samplers import Block, BlockSampler, Draw
 from .shard_index import HEADER, ShardIndex, open_file
 
@@ -40,7 +39,6 @@ class ShardedDataset:
         self._length = len(index.units["rows"]) if index.is_tar else int(index.units["rows"].sum())
         self.holds_blocks = not (self.is_local and index.is_tar)
         self._divide(together)
-        self._numbers: list[int] | None = None
         self._held: dict[int, tuple[Any, dict[int, Future]]] = {}
         self._descriptors: dict[int, int] = {}
         self._footers: dict[int, Any] = {}
@@ -67,12 +65,6 @@ class ShardedDataset:
         self.block_lengths = np.diff(np.append(self._first_rows, rows))
         self.window = max(together // max(int(self.lanes * self.block_lengths.mean()), 1), 1)
 
-    def renumbered(self, numbers: list[int]) -> "ShardedDataset":
-        """Return the same rows, with class number c of the index replaced by numbers[c]."""
-        other = copy.copy(self)
-        other.__dict__ |= self.__getstate__() | {"_numbers": numbers}
-        return other
-
     def sampler(self, seed: int) -> BlockSampler:
         """Return the order of rows for training."""
         return BlockSampler(self.block_lengths, seed, self.lanes, self.window)
@@ -80,7 +72,7 @@ class ShardedDataset:
     @property
     def is_served_by_thread(self) -> bool:
         """Tell whether the file system of the shards has an event loop, like those of http and s3."""
-        return not self.is_local and fsspec.core.url_to_fs(self.index.files[0])[0].async_impl
+        return not self.is_local and filesystem_of(self.index.files[0])[0].async_impl
 
     def __len__(self) -> int:
         return self._length
@@ -182,15 +174,12 @@ class ShardedDataset:
             )
         sample: dict[str, Any] = {self.index.image_column: {"bytes": member[HEADER:], "path": None}}
         if self.index.label_column is not None:
-            sample[self.index.label_column] = self._number(int(self.index.units["label"][row]))
+            sample[self.index.label_column] = int(self.index.units["label"][row])
         return sample
 
     def _number(self, label: Any) -> Any:
-        """Return the class number of a label, which is a number of the index or a name."""
-        if isinstance(label, str):
-            label = self._names.get(label, -1)
-        is_number = isinstance(label, int) and label >= 0
-        return self._numbers[label] if self._numbers is not None and is_number else label
+        """Return the class number of a label, which is a number or a name of the index."""
+        return self._names.get(label, -1) if isinstance(label, str) else label
 
     @cached_property
     def _names(self) -> dict[str, int]:
@@ -222,7 +211,7 @@ class ShardedDataset:
 
 def read_range(name: str, begin: int, end: int) -> bytes:
     """Read bytes `begin` to `end` of a remote file, in one request."""
-    filesystem, path = fsspec.core.url_to_fs(name)
+    filesystem, path = filesystem_of(name)
     if filesystem.async_impl:
         return filesystem.cat_file(path, start=begin, end=end)
     with filesystem.open(path, "rb", cache_type="none") as file:

@@ -1,42 +1,43 @@
-"""Sources of data sets: a Hub name, a folder or files, IDX files, or scikit-learn's digits."""
+"""Sources of data sets (a Hub name, a folder or files, IDX files, scikit-learn's digits), and their columns."""
 
 import glob
 import gzip
-import logging
 import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
-import fsspec
 import numpy as np
 from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetGenerationError
 from datasets.naming import camelcase_to_snakecase
-from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from ..files.contents import in_words
-from ..files.image_files import IMAGE_SUFFIXES
+from ..files.download import filesystem_of
+from ..files.limits import HOW_TO_ALLOW, MAX_ARRAYS, allowed
 from ..files.messages import did_you_mean, shorten
-from .columns import is_image
+from ..models.utils import without_secrets
 from .folders import load_folder
+from .label_table import find_table, load_table
 
-logger = logging.getLogger(__name__)
-
+# Types of lists of labels.
+_LISTED = ("string", "large_string", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 _VALIDATION = re.compile(r"\b(val|valid|dev)\b")  # other names of this split
+_MAX_IDX_BYTES = 2**28  # unpacked; the images of MNIST have 47 MB
 
 
 def load_split(name: str, split: str, config: str | None = None, streaming: bool = False) -> Any:
     """Open one split of a data set: a `datasets.Dataset`, or the names of its shards when streaming.
 
     Args:
-        name: a Hub name, a folder of images / parquet / tars, a file, a glob, a folder of IDX files, "digits", or the
-            address of shards with a glob or a range in it, such as "s3://bucket/train-{0000..0146}.tar".
+        name: a Hub name, a folder of images (with a labels.csv if they may have several labels), of parquet or tar
+            files, or of IDX files, a file, a glob, "digits", or the address of shards with a glob or a range in it,
+            such as "s3://bucket/train-{0000..0146}.tar".
         split: a name, or a slice such as "train[:98%]" (not of shards). "val", "valid" and "dev" mean "validation" if
             the data set has no split of that name.
         config: configuration of a Hub data set.
@@ -57,11 +58,12 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
     try:
         if "://" in name:
             return _shards_of(_find_remote(name), name, split)
+        if (table := find_table(path)) is not None:
+            return slice_split(load_table(table), split)
         builder, files = _reader_of(name)
         if builder == "imagefolder":
             if (splits := load_folder(path)) is not None:
                 return slice_split(splits, split)
-            _warn_of_unlisted(path)
         elif streaming:
             files = files or datasets.load_dataset_builder(name, name=config).config.data_files
             return _shards_of(files or {}, name, split)
@@ -70,8 +72,7 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
             _check_paths(samples, path if path.is_dir() else path.parent if files else None)
         return samples
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise ValueError(f"cannot read split {split!r} of {name}: {reason}") from error
+        raise ValueError(f"cannot read split {split!r} of {without_secrets(name)}: {_reason(error, name)}") from error
 
 
 def _check_paths(samples: datasets.Dataset, folder: Path | None) -> None:
@@ -93,20 +94,6 @@ def _check_paths(samples: datasets.Dataset, folder: Path | None) -> None:
                 )
 
 
-def _warn_of_unlisted(folder: Path) -> None:
-    """Name the images that `datasets` does not list in a folder; it only lists suffixes that it knows."""
-    missing = sorted(
-        str(file)
-        for file in folder.rglob("*")
-        if file.suffix.lower() in IMAGE_SUFFIXES and file.suffix.lower() not in ImageFolder.EXTENSIONS
-    )
-    if missing:
-        logger.warning(
-            f"{len(missing)} images of {folder} are left out, because `datasets` does not list files of their formats: "
-            f"{in_words(missing)}. Convert them to JPEG, or arrange the folder as CLASS/IMAGE"
-        )
-
-
 def names_of_splits(name: str, config: str | None = None) -> list[str]:
     """Return the names of the splits of a data set that `load_split` can open.
 
@@ -121,14 +108,20 @@ def names_of_splits(name: str, config: str | None = None) -> list[str]:
     try:
         if "://" in name:
             return list(_find_remote(name))
+        if (table := find_table(path)) is not None:
+            return list(load_table(table))
         builder, files = _reader_of(name)
         if builder == "imagefolder" and (splits := load_folder(path)) is not None:
             return list(splits)
         builder = datasets.load_dataset_builder(path=builder, name=config, **_arguments(path, builder, files))
         return [str(split) for split in builder.config.data_files or builder.info.splits or ()]
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise ValueError(f"cannot read {name}: {reason}") from error
+        raise ValueError(f"cannot read {without_secrets(name)}: {_reason(error, name)}") from error
+
+
+def _reason(error: Exception, name: str) -> str:
+    """Return the message of an error, in which an address stands without its secrets."""
+    return " ".join(str(error.__cause__ or error).split()).replace(name, without_secrets(name))
 
 
 def _shards_of(files: Mapping[str, Sequence[str]], name: str, split: str) -> list[str]:
@@ -153,7 +146,7 @@ def _find_remote(name: str) -> dict[str, list[str]]:
         if not address.endswith((".tar", ".parquet")):
             address = f"{address.rstrip('/')}/**"
         if "*" in address:
-            filesystem, pattern = fsspec.core.url_to_fs(address)
+            filesystem, pattern = filesystem_of(address)
             names = [str(place) for place in filesystem.glob(pattern)]
             found += [filesystem.unstrip_protocol(place) for place in names if place.endswith((".tar", ".parquet"))]
         else:
@@ -167,6 +160,8 @@ def _expand(address: str) -> list[str]:
     if match is None:
         return [address]
     first, last = match.groups()
+    if int(last) - int(first) >= MAX_ARRAYS:
+        raise ValueError(f"{{{first}..{last}}} stands for more than {MAX_ARRAYS:,} shards")
     numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return [rest for number in numbers for rest in _expand(address.replace(match.group(), number, 1))]
 
@@ -292,11 +287,79 @@ def read_idx(file: Path) -> np.ndarray:
         ValueError: the file cannot be read, or is not a whole IDX file.
     """
     try:
-        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    except (OSError, EOFError) as error:
+        with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
+            content = stream.read(-1 if allowed("large") else _MAX_IDX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"cannot read {file}: {error}") from None
+    if len(content) > _MAX_IDX_BYTES and not allowed("large"):
+        raise ValueError(f"{file} has more than {_MAX_IDX_BYTES:,} bytes unpacked; at most that many {HOW_TO_ALLOW}")
     (magic,) = struct.unpack(">I", content[:4])
     shape = struct.unpack(f">{magic & 0xFF}I", content[4 : 4 + 4 * (magic & 0xFF)])
     if magic >> 8 != 8 or len(content) != 4 + 4 * len(shape) + int(np.prod(shape)):
         raise ValueError(f"{file} is not an IDX file of bytes, or is truncated")
     return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+
+
+def is_image(feature: Any) -> bool:
+    """Tell whether a column has images."""
+    return isinstance(feature, datasets.Image)
+
+
+def is_list_of(feature: Any, kind: type) -> bool:
+    """Tell whether a column has lists of `kind`."""
+    return isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, kind)
+
+
+def find_column(
+    features: Mapping[str, Any], name: str | None, fits: Callable[[Any], bool], what: str, option: str
+) -> str:
+    """Return the column called `name`; without a name, the only column that fits.
+
+    Args:
+        what: kind of the column, in the message.
+        option: command-line option that names the column, in the message.
+
+    Raises:
+        ValueError: there is no such column, or not exactly one fits; the message lists the columns.
+    """
+    if name is not None:
+        if name not in features:
+            raise ValueError(f"there is no column {name!r}; the columns are {', '.join(features)}")
+        return name
+    found = [column for column, feature in features.items() if fits(feature)]
+    if len(found) != 1:
+        columns = ", ".join(f"{column} ({_describe_feature(feature)})" for column, feature in features.items())
+        raise ValueError(
+            f"{len(found) or 'no'} columns of type {what}; choose with {option}; the columns are {columns}"
+        )
+    return found[0]
+
+
+def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
+    """Return the column called `name`.
+
+    By default that of class labels, else of lists of them, else of integers, else of lists of names or integers.
+    """
+    kinds: tuple[Callable[[Any], bool], ...] = (
+        lambda feature: isinstance(feature, datasets.ClassLabel),
+        lambda feature: is_list_of(feature, datasets.ClassLabel),
+        lambda feature: isinstance(feature, datasets.Value) and "int" in feature.dtype,
+        lambda feature: is_list_of(feature, datasets.Value) and feature.feature.dtype in _LISTED,
+    )
+    present = [kind for kind in kinds if any(map(kind, features.values()))]
+    if name is None and not present:
+        raise no_classes(features)
+    return find_column(features, name, present[0] if present else kinds[0], "class label", "--label-column")
+
+
+def no_classes(features: Mapping[str, Any]) -> ValueError:
+    """Return the error for images without labels."""
+    columns = ", ".join(f"{column} ({_describe_feature(feature)})" for column, feature in features.items())
+    return ValueError(
+        f"the images have no classes (columns: {columns}); make a folder of images for each of two classes or more "
+        "(FOLDER/CLASS/IMAGE), or name a column with --label-column"
+    )
+
+
+def _describe_feature(feature) -> str:
+    return feature.dtype if isinstance(feature, datasets.Value) else type(feature).__name__

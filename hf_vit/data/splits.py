@@ -10,10 +10,20 @@ import datasets
 import numpy as np
 
 from ..models.image_reading import ImageReadingError
-from .columns import find_column, find_label_column, is_image, is_list_of, no_classes
+from ..settings.fields import AUTO, DataSettings, TrainingSettings
+from .issues import clean
+from .labels import match_to_split, refuse_one_class, refuse_unlabelled, state_classes
 from .shard_index import Columns, open_index
 from .shards import ShardedDataset
-from .sources import names_of_splits
+from .sources import (
+    find_column,
+    find_label_column,
+    is_image,
+    is_list_of,
+    load_split,
+    names_of_splits,
+    no_classes,
+)
 
 SKIPPED_IMAGES = "skipped_images.txt"  # file of an output folder: a line for each unreadable image
 _MOST_LOGGED = 10  # unreadable images that are logged by name
@@ -136,6 +146,8 @@ def open_split(
         raise no_classes(samples.features)  # `datasets` reads a single folder of images so
     if getattr(samples.features[label_column], "dtype", None) in ("string", "large_string"):
         samples = samples.class_encode_column(label_column)
+    if is_list_of(samples.features[label_column], datasets.Value):
+        samples = _encode_lists(samples, label_column)
     names, multi_label = _classes_of(samples.features[label_column])
     num_labels = len(names) if names is not None else max(_read_labels(samples, label_column)) + 1
     return Split(samples, image_column, label_column, names, num_labels, multi_label)
@@ -148,10 +160,69 @@ def _classes_of(feature: Any) -> tuple[list[str] | None, bool]:
     return (list(class_label.names or []) if isinstance(class_label, datasets.ClassLabel) else None), multi_label
 
 
+def _encode_lists(samples: datasets.Dataset, column: str) -> datasets.Dataset:
+    """Turn lists of class names, or of class numbers, into lists of classes."""
+    lists = samples.select_columns([column]).with_format("arrow")[:][column].to_pylist()
+    found = sorted({label for labels in lists for label in labels or []})
+    if not found:
+        raise ValueError(f"the column {column} has no labels")
+    if isinstance(found[0], int):
+        names = [f"LABEL_{number}" for number in range(found[-1] + 1)]
+        encoded = [labels or [] for labels in lists]
+    else:
+        names, numbers = [str(name) for name in found], {name: number for number, name in enumerate(found)}
+        encoded = [[numbers[label] for label in labels or []] for labels in lists]
+    feature = datasets.List(datasets.ClassLabel(names=names))
+    return samples.remove_columns(column).add_column(column, encoded, feature=feature)  # pyright: ignore
+
+
 def _read_labels(samples: datasets.Dataset, column: str) -> list[int]:
     """Read a column of class numbers; -1 for no label."""
     labels = samples.select_columns([column]).with_format("arrow")[:][column]
     return labels.fill_null(-1).to_pylist()
+
+
+def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> Split:
+    """Open the split of the settings' data set that has this name."""
+    assert settings.dataset
+    samples = load_split(settings.dataset, name, settings.dataset_config, settings.streaming)
+    are_stated = settings.num_labels is not None or settings.label_names is not None
+    together = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
+    columns = settings.image_column, settings.label_column
+    split = open_split(samples, *columns, needs_labels, not are_stated, together)
+    if settings.exclude or settings.relabel:
+        split = clean(split, settings, name)
+    split.skipped_file = None if settings.output_dir is None else Path(settings.output_dir) / SKIPPED_IMAGES
+    return state_classes(split, settings.num_labels, settings.label_names) if are_stated else split
+
+
+def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[Split, Split | None]:
+    """The training split and the evaluation split, with labels that mean the same.
+
+    Where the evaluation split is "auto" and the data have such a split, the setting becomes its name; where the loss is
+    "auto", it becomes the one of the labels.
+
+    Raises:
+        ValueError: they do not, or images have no labels.
+    """
+    split = open_named(settings, settings.train_split, needs_labels)
+    refuse_unlabelled(split, settings.train_split)
+    if split.multi_label and settings.task == "single-label":
+        raise ValueError(f"task is single-label, but images of {settings.dataset} have several labels")
+    if needs_labels:
+        refuse_one_class(split, settings.train_split)
+    if settings.loss == AUTO:
+        settings.loss = "sigmoid" if split.multi_label or settings.task == "multi-label" else "softmax"
+    if settings.eval_split == AUTO:
+        names = str(settings.dataset), settings.dataset_config, settings.train_split
+        settings.eval_split = find_eval_split(*names)
+    if settings.eval_split is None:
+        return split, None
+    if settings.eval_split == AUTO:
+        return split_off_holdout(split)
+    eval_split = open_named(settings, settings.eval_split, needs_labels)
+    refuse_unlabelled(eval_split, settings.eval_split)
+    return split, match_to_split(split, eval_split, settings.train_split, settings.eval_split)
 
 
 def find_eval_split(dataset: str, config: str | None, train_split: str) -> str:

@@ -4,6 +4,8 @@ The checkpoint is a small ViT that `training/recipes/digits.yaml` trained on a r
 """
 
 import argparse
+import io
+from contextlib import redirect_stdout
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -11,12 +13,15 @@ import numpy as np
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
+import hf_vit
+
 from ..conversion import convert
 from ..data.sources import load_digits
 from ..files.progress import silence_progress_bars
 from ..loading import save_folder
 from .contact_sheet import draw_contact_sheet
-from .finetuning import IMAGE_SIZE, finetune_at_higher_resolution
+
+_IMAGE_SIZE = 24  # of the fine-tuning, at a higher resolution as in the paper: the embedded model was trained at 16
 
 
 def main() -> None:
@@ -28,34 +33,48 @@ def main() -> None:
     output = parser.parse_args().output
     silence_progress_bars()
 
-    folder = _convert_embedded_checkpoint(output / "digits")
+    folder = output / "digits"
+    with as_file(files("hf_vit.demo") / "digits.npz") as checkpoint:
+        converted, processor = convert(checkpoint, labels=[str(digit) for digit in range(10)])
+    save_folder(folder, converted, processor, overwrite=True)
+    print(f"converted digits.npz (original JAX layout, {converted.num_parameters():,} parameters) to {folder}")
+
+    model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=False).eval()
+    processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
     test = load_digits()["test"]
     images, labels = list(test["image"]), np.array(test["label"])
-    predictions = _classify(folder, images)
+    with torch.inference_mode():
+        predictions = model(**processor(images, return_tensors="pt")).logits.argmax(dim=-1).numpy()
     right = predictions == labels
     print(f"{right.sum()} of {len(labels)} held-out digits are right: accuracy {right.mean():.2%}")
     sheet = draw_contact_sheet(images, labels, predictions, output / "digits.png")
     print(f"contact sheet, wrong ones marked: {sheet}")
-    print("fine-tuning at a higher resolution, through `accelerate launch` ...")
-    before, after = finetune_at_higher_resolution(folder, output / "finetuned")
-    print(f"at {IMAGE_SIZE} x {IMAGE_SIZE} pixels: accuracy {before:.2%} before fine-tuning, {after:.2%} after")
-    print(f"learning curve: {output / 'finetuned' / 'after' / 'learning_curve.png'}")
 
-
-def _convert_embedded_checkpoint(folder: Path) -> Path:
-    with as_file(files("hf_vit.demo") / "digits.npz") as checkpoint:
-        model, processor = convert(checkpoint, labels=[str(digit) for digit in range(10)])
-    save_folder(folder, model, processor, overwrite=True)
-    print(f"converted digits.npz (original JAX layout, {model.num_parameters():,} parameters) to {folder}")
-    return folder
-
-
-def _classify(folder: Path, images: list) -> np.ndarray:
-    """Load a model with the Auto classes and return the predicted classes, (number of images,)."""
-    model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=False).eval()
-    processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
-    with torch.inference_mode():
-        return model(**processor(images, return_tensors="pt")).logits.argmax(dim=-1).numpy()
+    print("fine-tuning at a higher resolution ...")
+    finetuned = output / "finetuned"
+    with redirect_stdout(io.StringIO()):
+        before = hf_vit.evaluate(folder, "digits", output_dir=finetuned / "before", image_size=_IMAGE_SIZE)
+        after = hf_vit.finetune(
+            folder,
+            "digits",
+            finetuned / "after",
+            eval_split="test",
+            image_size=_IMAGE_SIZE,
+            epochs=10,
+            batch_size=64,
+            learning_rate=0.03,
+            warmup_steps=20,
+            crop_area=[0.7, 1.0],
+            flip=False,
+            num_workers=0,
+            report_to="none",
+            overwrite=True,
+        )
+    print(
+        f"at {_IMAGE_SIZE} x {_IMAGE_SIZE} pixels: accuracy {before['accuracy']:.2%} before fine-tuning, "
+        f"{after['accuracy']:.2%} after"
+    )
+    print(f"learning curve: {finetuned / 'after' / 'learning_curve.png'}")
 
 
 if __name__ == "__main__":

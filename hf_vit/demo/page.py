@@ -4,6 +4,9 @@ The page loads everything from this machine: it has no external fonts, scripts o
 """
 
 import io
+import os
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
@@ -19,7 +22,7 @@ from ..files.messages import USER_ERRORS, one_sentence
 from ..files.output import write_text
 from ..files.predictions import predictions_writer
 from .description import describe
-from .examples import MOST_EXAMPLES, copy_examples, draw_examples
+from .examples import CREDITS, MOST_EXAMPLES, PHOTOGRAPHS, copy_examples, write_digits
 from .looking import TOP_K, Demo
 
 MOST_PICTURES = 1000  # largest number of pictures of a folder
@@ -46,12 +49,14 @@ def serve(
 
     Args:
         folders: one model, or two to compare: folders or names on the Hub.
-        examples: a folder of images; by default built-in drawings.
+        examples: a folder of images; by default two photographs, or digits for a classifier of digits.
         host: address of the page; "0.0.0.0" is open to other machines; None: the value of GRADIO_SERVER_NAME.
         port: port of the page; by default GRADIO_SERVER_PORT, or the first free one from 7860.
         open_browser: open the page in a browser.
     """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the folder is deleted
     with tempfile.TemporaryDirectory(prefix="hf_vit_demo_") as scratch:
+        os.environ.setdefault("GRADIO_TEMP_DIR", f"{scratch}/gradio")  # gradio would keep all uploads
         page = build_page(folders, Path(scratch), examples)
         try:
             _, address, _ = page.launch(
@@ -91,13 +96,16 @@ def build_page(folders: Sequence[str | Path], scratch: Path, examples: str | Pat
     if len({demo.name for demo in demos}) < len(demos):
         for demo, folder in zip(demos, folders, strict=True):
             demo.name = str(folder)
-    pictures = copy_examples(Path(examples), scratch) if examples else draw_examples(scratch, demos[0].labels)
+    if examples is None and demos[0].labels and set(demos[0].labels) <= set("0123456789"):
+        pictures, credits = write_digits(scratch), ""
+    else:
+        pictures, credits = copy_examples(Path(examples or PHOTOGRAPHS), scratch), "" if examples else CREDITS
     title = " and ".join(demo.name for demo in demos)
     # The models serve one visitor at a time, because attention is recorded with hooks on their layers.
     with gradio.Blocks(title=title, analytics_enabled=False, delete_cache=(3600, 86400)) as page:
         gradio.HTML(f"<h1>{escape(title)}</h1>", padding=False, elem_classes="title flush")
         with gradio.Tab("One picture"):
-            _add_picture(demos, pictures)
+            _add_picture(demos, pictures, credits)
         with gradio.Tab("A folder of pictures"):
             _add_folder(demos, scratch)
         for demo, folder in zip(demos, folders, strict=True):
@@ -106,13 +114,14 @@ def build_page(folders: Sequence[str | Path], scratch: Path, examples: str | Pat
     return page.queue(default_concurrency_limit=1)
 
 
-def _add_picture(demos: list[Demo], examples: list[Path]) -> None:
+def _add_picture(demos: list[Demo], examples: list[Path], credits: str) -> None:
     """Add the tab for one picture: the picture on the left, and the models' answers side by side on the right."""
     names = [demo.name if len(demos) > 1 else "" for demo in demos]
     with gradio.Row():
         with gradio.Column(scale=1, min_width=300):
             picture = gradio.Image(type="filepath", label="Picture", sources=["upload", "clipboard"], height=320)
             gradio.Examples([[str(file)] for file in examples], picture, examples_per_page=MOST_EXAMPLES)
+            gradio.Markdown(credits, elem_classes="hint")
         with gradio.Column(scale=len(demos), min_width=300):
             with gradio.Row(equal_height=True):
                 classes = [_add_classes(name) for name in names]

@@ -32,7 +32,7 @@ from pathlib import Path
 """
 _INSTALL = """\
 if find_spec("hf_vit") is None:  # hf_vit is not on a package index yet; its wheel is beside this file
-    wheel = here / "{wheel}"
+    wheel = here / {wheel!r}
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True)
 """
 _README = """\
@@ -75,7 +75,7 @@ def write_space(folder: Path, models: Sequence[str], wheel: Path | None = None) 
     if folder.exists():
         raise FileExistsError(f"{folder} exists; name a new folder for the Space")
     needed = [f"hf_vit[demo]=={version('hf_vit')}"] if wheel is None else _requirements_of(wheel)
-    with new_folder(folder) as draft:
+    with new_folder(folder, marker=None) as draft:
         shown = [_copy_model(Path(model), draft) if Path(model).is_dir() else model for model in models]
         if wheel is not None:
             shutil.copyfile(wheel, draft / wheel.name)
@@ -97,7 +97,7 @@ def _copy_model(model: Path, space: Path) -> str:
 
 
 def _render_app(models: list[str], wheel: Path | None) -> str:
-    shown = ", ".join(f'here / "{model}"' if model.startswith("models/") else f'"{model}"' for model in models)
+    shown = ", ".join(f"here / {model!r}" if model.startswith("models/") else repr(model) for model in models)
     if wheel is None:
         return _APP.format(imports="from pathlib import Path\n", install="", models=shown)
     return _APP.format(imports=_IMPORTS, install=_INSTALL.format(wheel=wheel.name), models=shown)

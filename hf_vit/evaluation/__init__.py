@@ -1,1 +1,1 @@
-"""Protocols of evaluation; each module has a function `evaluate(settings, accelerator)` that returns metrics."""
+"""Protocols of evaluation, each a function of `(settings, accelerator)` that returns metrics, and what they share."""

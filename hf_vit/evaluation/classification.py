@@ -12,24 +12,21 @@ import datasets
 from accelerate import Accelerator
 from PIL.Image import Image
 
-from ..backends.choosing import use_backend
 from ..data.fingerprint import fingerprint_data
 from ..data.labels import match_to_model, names_of
-from ..data.loaders import EvalDataset
 from ..data.sources import names_of_splits
-from ..data.splits import Split, find_eval_split, split_off_holdout
+from ..data.splits import Split, find_eval_split, open_named, split_off_holdout
+from ..devices import describe_device
 from ..files.messages import shorten
 from ..files.reading import parse_yaml, read_json, read_json_object, read_yaml
-from ..loading import find_file, with_preset
-from ..models.configuration_hf_vision import MAX_LABELS, score_function
-from ..models.configuration_hf_vit import as_pair
-from ..training import models
-from ..training.launch import describe_device
-from ..training.patch_sizes import set_patch_size
-from ..training.recipes import dump
-from ..training.result_page import About, HeldOut, title_of, write_results
-from ..training.settings import AUTO, EvaluateSettings
-from .predictions import evaluation_batches, open_named, predict, score
+from ..loading import find_file, local_model
+from ..models.configuration_hf_vision import MAX_LABELS, score_function, thresholds_of
+from ..settings.fields import AUTO, EvaluateSettings
+from ..settings.reader import dump
+from .models import load_classifier
+from .multi_label_page import write_multi_label_results
+from .predictions import evaluation_batches, predict, score
+from .result_page import HeldOut, title_of, write_results
 
 _REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
 _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")  # numbered from 1, in the order of the ReaL labels
@@ -38,7 +35,7 @@ _RED_BORDER = 2  # pixels at each side of ObjectNet's images, which its authors'
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
     """Measure loss, top-1, top-5 and mean per-class accuracy; with `real_labels`, ReaL accuracy."""
-    model, processor = _load(settings, accelerator)
+    model, processor = load_classifier(settings, accelerator)
     split, name = open_default_split(settings)
     if accelerator.is_main_process:
         print(f"evaluating {settings.model} on {settings.dataset}, {name}: {len(split):,} images", file=sys.stderr)
@@ -50,9 +47,22 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
     if real is None and (unlabelled := int((predictions["label"] < 0).sum())):
         raise ValueError(f"{unlabelled} of {len(predictions['label'])} images have no label; choose another --split")
     if settings.output_dir and settings.protocol == "accuracy" and accelerator.is_main_process:
-        held_out = HeldOut(predictions, split, names_of(model.config), Path(str(settings.dataset)))
-        write_results(Path(settings.output_dir), held_out, _about(settings, accelerator, name, predictions, seconds))
-    return score(predictions, real)
+        folder, thresholds = Path(str(settings.dataset)), thresholds_of(model.config)
+        held_out = HeldOut(predictions, split, names_of(model.config), folder, thresholds)
+        images = len(predictions["label"]) + predictions["skipped"]
+        processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
+        facts = {
+            "model": str(settings.model),
+            "data set": str(settings.dataset),
+            "split": name,
+            "throughput": f"{seconds:,.1f} seconds, {images / seconds:,.1f} images a second, reading included",
+            "device": describe_device(accelerator.device) + processes,
+            "backend": settings.backend,
+        }
+        title = title_of(settings.model, settings.dataset)
+        write = write_results if held_out.is_single_label else write_multi_label_results
+        write(Path(settings.output_dir), held_out, title, facts, dump(settings))
+    return score(predictions, real, thresholds_of(model.config))
 
 
 def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
@@ -70,7 +80,7 @@ def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
     if settings.split is not None or "test" in (names_of_splits(*data) or ["test"]):
         name = settings.split or "test"
         return open_named(settings, name), name
-    file = find_file(str(settings.model), "card_data.json", {})
+    file = find_file(local_model(str(settings.model)), "card_data.json", {})
     record = {} if file is None else read_json_object(file)
     train_split = record.get("train_split") or settings.train_split
     is_trained_on = Path(str(record.get("dataset"))).resolve() == Path(data[0]).resolve()
@@ -86,23 +96,6 @@ def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
     name = record.get("eval_split") if is_trained_on else find_eval_split(*data, train_split)
     name = train_split if name in (None, AUTO) else name
     return open_named(settings, name), name
-
-
-def _about(
-    settings: EvaluateSettings, accelerator: Accelerator, split: str, predictions: dict[str, Any], seconds: float
-) -> About:
-    """Return the facts about an evaluation for its result page."""
-    images = len(predictions["label"]) + predictions["skipped"]
-    processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
-    facts = {
-        "model": str(settings.model),
-        "data set": str(settings.dataset),
-        "split": split,
-        "throughput": f"{seconds:,.1f} seconds, {images / seconds:,.1f} images a second, reading included",
-        "device": describe_device(accelerator.device) + processes,
-        "backend": settings.backend,
-    }
-    return About(title_of(settings.model, settings.dataset), facts, dump(settings))
 
 
 def evaluate_real(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
@@ -121,7 +114,7 @@ def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> 
     Raises:
         ValueError: the model does not have 1,000 classes, or no image has a class of ImageNet.
     """
-    model, processor = _load(settings, accelerator)
+    model, processor = load_classifier(settings, accelerator)
     if model.config.num_labels != 1000:
         raise ValueError(f"objectnet needs ImageNet's 1000 classes, but {settings.model} has {model.config.num_labels}")
     split = open_named(settings, settings.split or "train")
@@ -130,24 +123,11 @@ def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> 
     return _score_objectnet(predictions, accepted)
 
 
-def _load(settings: EvaluateSettings, accelerator: Accelerator) -> tuple[Any, Any]:
-    """Load a classifier onto its device, and its image processor."""
-    assert settings.model
-    model, processor = models.load_for_evaluation(settings.model, settings.image_size)
-    set_patch_size(model, settings.patch_size, settings.image_size)
-    if settings.compile:
-        model.compile()
-    processor = with_preset(processor, settings.preset, model.config)
-    model = use_backend(model, settings.backend, settings.eval_batch_size)
-    return accelerator.prepare_model(model, evaluation_mode=True), processor
-
-
 def _run(
     settings: EvaluateSettings, accelerator: Accelerator, model: Any, processor: Any, split: Split
 ) -> dict[str, Any]:
     """Compute the model's predictions for a split; see `predict`."""
-    samples = EvalDataset(split, processor, as_pair(model.config.image_size), model.config.num_channels)
-    loader, empty = evaluation_batches(samples, accelerator, settings.eval_batch_size, settings.num_workers)
+    loader, empty = evaluation_batches(settings, split, processor, model.config, accelerator)
     loss = "sigmoid" if score_function(model.config) == "sigmoid" else "softmax"
     return predict(accelerator, model, loader, empty, loss)
 

@@ -16,18 +16,14 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
-from ..backends.choosing import use_backend
 from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.labels import match_to_split, refuse_unlabelled
-from ..data.loaders import EvalDataset
-from ..data.splits import Split
+from ..data.splits import Split, open_named
 from ..files.output import new_file, write_text
-from ..loading import with_preset
-from ..models.configuration_hf_vit import as_pair
-from ..training import models
-from ..training.patch_sizes import set_patch_size
-from ..training.settings import EvaluateSettings
-from .predictions import collect, evaluation_batches, model_inputs, open_named
+from ..loading import local_model
+from ..settings.fields import EvaluateSettings
+from .models import load_encoder
+from .predictions import collect, evaluation_batches, model_inputs
 
 _PIECE = 8192  # images between two writes
 
@@ -56,16 +52,10 @@ class Extractor:
     def __init__(self, settings: EvaluateSettings, accelerator: Accelerator):
         assert settings.model
         self.settings, self.accelerator = settings, accelerator
-        model, processor = models.load_encoder(settings.model, settings.image_size)
-        set_patch_size(model, settings.patch_size, settings.image_size)
-        self.processor = with_preset(processor, settings.preset, model.config)
-        self.config = model.config
-        self.model_identity = fingerprint_model(settings.model) if settings.output_dir else {}
-        _check_choice(settings, model)
-        if settings.compile:
-            model.compile()
-        model = use_backend(model, settings.backend, settings.eval_batch_size)
-        self.model = accelerator.prepare_model(model, evaluation_mode=True)
+        self.model, self.processor = load_encoder(settings, accelerator)
+        self.config = self.model.config
+        self.model_identity = fingerprint_model(str(local_model(settings.model))) if settings.output_dir else {}
+        _check_choice(settings, self.config)
 
     def extract(self, split: Split, name: str, wanted: np.ndarray | None = None) -> Features:
         """Compute the features of a split, or load them if they are stored.
@@ -118,9 +108,7 @@ class Extractor:
     def compute(self, split: Split, numbers: np.ndarray) -> dict[str, torch.Tensor]:
         """Compute the features of the images with these indices; of unreadable images only the indices are returned."""
         part = replace(split, samples=split.samples.select(numbers))
-        samples = EvalDataset(part, self.processor, as_pair(self.config.image_size), self.config.num_channels)
-        batches = self.settings.eval_batch_size, self.settings.num_workers
-        loader, empty = evaluation_batches(samples, self.accelerator, *batches)
+        loader, empty = evaluation_batches(self.settings, part, self.processor, self.config, self.accelerator)
         columns = collect(self.accelerator, self.model, loader, empty, self._features_of)
         good = numbers[columns["index"]]
         if not np.isfinite(columns["features"]).all():
@@ -141,9 +129,8 @@ class Extractor:
         return {"features": chosen.float()}
 
 
-def _check_choice(settings: EvaluateSettings, model: Any) -> None:
+def _check_choice(settings: EvaluateSettings, config: Any) -> None:
     """Raise ValueError for features that the model does not have."""
-    config = model.config
     if settings.features != "pre_logits" and not hasattr(config, "num_hidden_layers"):
         raise ValueError(f"{settings.model} has no tokens; choose --features pre_logits")
     if settings.features == "class_token" and not getattr(config, "num_prefix_tokens", 1):
@@ -219,13 +206,3 @@ def open_train_and_test(settings: EvaluateSettings) -> tuple[Split, Split]:
     if train.label_names is None and test.label_names is None:
         train.num_labels = test.num_labels = max(train.num_labels, test.num_labels)
     return train, match_to_split(train, test, settings.train_split, settings.split or "test")
-
-
-def labels_of(split: Split) -> np.ndarray:
-    """Return (images,) class numbers, without reading the images."""
-    return np.asarray(split.samples.with_format("numpy")[split.label_column][:])
-
-
-def name_of_class(split: Split, number: int) -> str:
-    """Return the name of a class, or "class" and its number if it has none."""
-    return split.label_names[number] if split.label_names else f"class {number}"

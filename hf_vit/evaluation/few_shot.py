@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from ..data.splits import Split
-from ..training.settings import EvaluateSettings
-from .features import Extractor, labels_of, name_of_class, open_train_and_test
+from ..settings.fields import EvaluateSettings
+from .features import Extractor, open_train_and_test
 
 BIAS = 100.0  # a constant feature, so large that its weight is almost not regularized
 EPSILON = 1e-5  # added to a feature's standard deviation
@@ -73,8 +72,14 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
         ValueError: a class has fewer images than shots.
     """
     train, test = open_train_and_test(settings)
-    labels = labels_of(train)
-    _check_shots(train, labels, max(settings.shots))
+    labels = train.class_numbers("--protocol is few_shot")
+    counts = np.bincount(labels, minlength=train.num_labels)
+    if counts.min() < (shots := max(settings.shots)):
+        number = int(counts.argmin())
+        name = train.label_names[number] if train.label_names else f"class {number}"
+        raise ValueError(
+            f"{shots} shots need {shots} images of every class, but {name} has {counts.min()}; set --shots"
+        )
     draws = [draw(labels, train.num_labels, seed) for seed in range(settings.seeds)]
     needed = np.concatenate([numbers[: max(settings.shots)] for one_draw in draws for numbers in one_draw])
     extractor = Extractor(settings, accelerator)
@@ -88,21 +93,8 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
             solver = LeastSquares(values, classes, train.num_labels)
             for l2, its_accuracies in accuracies.items():
                 its_accuracies.append(solver.accuracy(unknown.values, unknown.labels, l2))
-        rows += [_summarize(shots, l2, its_accuracies) for l2, its_accuracies in accuracies.items()]
+        for l2, its_accuracies in accuracies.items():
+            mean, spread = statistics.mean(its_accuracies), [min(its_accuracies), max(its_accuracies)]
+            row = {"shots": shots, "l2_reg": l2, "accuracy": mean, "spread": spread}
+            rows.append({**row, "accuracy_of_seeds": its_accuracies})
     return {"few_shot": rows, "samples": len(unknown), "skipped": known.skipped + unknown.skipped}
-
-
-def _summarize(shots: int, l2: float, accuracies: list[float]) -> dict[str, Any]:
-    spread = [min(accuracies), max(accuracies)]
-    mean = statistics.mean(accuracies)
-    return {"shots": shots, "l2_reg": l2, "accuracy": mean, "spread": spread, "accuracy_of_seeds": accuracies}
-
-
-def _check_shots(split: Split, labels: np.ndarray, shots: int) -> None:
-    """Raise ValueError if a class has fewer images than shots."""
-    counts = np.bincount(labels, minlength=split.num_labels)
-    if counts.min() < shots:
-        name = name_of_class(split, int(counts.argmin()))
-        raise ValueError(
-            f"{shots} shots need {shots} images of every class, but {name} has {counts.min()}; set --shots"
-        )

@@ -7,10 +7,9 @@ import torch
 from accelerate import Accelerator
 from torch.nn import functional as F
 
-from ..training.settings import EvaluateSettings
+from ..settings.fields import EvaluateSettings
 from .features import Extractor, Features, open_train_and_test
-from .losses import cross_entropy, make_targets
-from .predictions import TOP_K, score
+from .predictions import TOP_K, cross_entropy, make_targets, score
 
 _TOLERANCE = 1e-6  # of the gradient's largest entry
 

@@ -1,13 +1,12 @@
 """k nearest neighbors by cosine similarity, with the weighted vote of DINO (arXiv 2104.14294)."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch.nn import functional as F
 
-from ..training.settings import EvaluateSettings
+from ..settings.fields import EvaluateSettings
 from .features import Extractor, open_train_and_test
 
 _QUERIES = 256  # compared with all training images at once
@@ -27,7 +26,8 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
     unknown = extractor.extract(test, settings.split or "test")
     keys, labels = F.normalize(known.values).to(accelerator.device), known.labels.to(accelerator.device)
     hits = {count: torch.zeros(2, dtype=torch.long) for count in settings.neighbors}
-    for queries, answers in _batches(F.normalize(unknown.values), unknown.labels):
+    batches = zip(F.normalize(unknown.values).split(_QUERIES), unknown.labels.split(_QUERIES), strict=True)
+    for queries, answers in batches:
         queries, answers = queries.to(accelerator.device), answers.to(accelerator.device)
         for count in settings.neighbors:
             votes = vote(queries, keys, labels, train.num_labels, count, settings.temperature)
@@ -38,10 +38,6 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
         for count, (top1, top5) in ((count, found.tolist()) for count, found in hits.items())
     ]
     return {"knn": rows, "samples": len(unknown), "skipped": known.skipped + unknown.skipped}
-
-
-def _batches(values: torch.Tensor, labels: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    yield from zip(values.split(_QUERIES), labels.split(_QUERIES), strict=True)
 
 
 def vote(

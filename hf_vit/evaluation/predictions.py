@@ -2,42 +2,26 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
+from itertools import islice
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from ..data.labels import state_classes
 from ..data.loaders import EvalDataset, eval_loader
-from ..data.sources import load_split
-from ..data.splits import SKIPPED_IMAGES, Split, open_split
-from ..training.settings import DataSettings, TrainingSettings
-from .losses import cross_entropy, make_targets
+from ..data.splits import Split
+from ..devices import on_cpu
+from ..models.configuration_hf_vit import as_pair
+from ..settings.fields import DataSettings
+from .multi_label import average_precision, score_labels
 
 Batch: TypeAlias = dict[str, torch.Tensor]
 TOP_K = 5
-PADDING = -1
+_ROWS = 2**14  # of a column that processes exchange at once
 _OF_PATCHES = ("pixel_attention_mask", "spatial_shapes", "kept_patches")
-
-
-def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> Split:
-    """Open the split of the settings' data set that has this name."""
-    assert settings.dataset
-    samples = load_split(settings.dataset, name, settings.dataset_config, settings.streaming)
-    are_stated = settings.num_labels is not None or settings.label_names is not None
-    together = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
-    columns = settings.image_column, settings.label_column
-    split = open_split(samples, *columns, needs_labels, not are_stated, together)
-    split.skipped_file = None if settings.output_dir is None else Path(settings.output_dir) / SKIPPED_IMAGES
-    return state_classes(split, settings.num_labels, settings.label_names) if are_stated else split
-
-
-def gather(accelerator: Accelerator, tensor: torch.Tensor) -> torch.Tensor:
-    """Gather the rows of all processes, without those that only pad the last batch."""
-    return cast(torch.Tensor, accelerator.gather_for_metrics(tensor))
 
 
 def padded(loader: Iterable[Batch], empty: Batch) -> Iterator[dict[str, torch.Tensor]]:
@@ -53,10 +37,16 @@ def padded(loader: Iterable[Batch], empty: Batch) -> Iterator[dict[str, torch.Te
 
 
 def evaluation_batches(
-    samples: EvalDataset, accelerator: Accelerator, batch_size: int, num_workers: int
+    settings: DataSettings, split: Split, processor: Any, config: Any, accelerator: Accelerator
 ) -> tuple[DataLoader, dict[str, torch.Tensor]]:
-    """Return the evaluation batches of this process, and one batch of padding."""
-    loader = eval_loader(samples, batch_size, accelerator.num_processes, accelerator.process_index, num_workers)
+    """Return the evaluation batches of this process, and one batch of padding.
+
+    Args:
+        config: the model's configuration.
+    """
+    samples = EvalDataset(split, processor, as_pair(config.image_size), config.num_channels)
+    processes, batch_size = (accelerator.num_processes, accelerator.process_index), settings.eval_batch_size
+    loader = eval_loader(samples, batch_size, *processes, settings.num_workers)
     empty = {name: torch.as_tensor(np.stack([value] * batch_size)) for name, value in samples.padding().items()}
     return loader, empty
 
@@ -77,7 +67,7 @@ def predict(
     Returns:
         On every process, for all samples with a readable image, in the order of the data set: "ranked" (number, 5)
         class numbers, best first, their "probabilities", "label", "loss" and "index"; and "skipped", the number of
-        unreadable images.
+        unreadable images. If images may have several labels, also "scores" (number, classes).
 
     Raises:
         ValueError: there are no samples, or no image can be read.
@@ -92,32 +82,40 @@ def predict(
 def collect(
     accelerator: Accelerator,
     model: torch.nn.Module,
-    loader: Iterable[Batch],
+    loader: Any,
     empty: Batch,
     compute: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
 ) -> dict[str, Any]:
     """Run `compute` on all samples of all processes; return its results in the form of `predict`.
 
     Args:
+        loader: batches, with a length.
         compute: batch -> named tensors, one row per sample; called under autocast, with `model` in evaluation mode.
 
     Raises:
         ValueError: there are no samples.
     """
-    was_training = model.training
+    was_training, device = model.training, accelerator.device
     model.eval()
+    lengths: Any = accelerator.gather(torch.tensor([len(loader)], device=device))
     rows: list[dict[str, torch.Tensor]] = []
-    for batch in padded(loader, empty):
-        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-        index = gather(accelerator, batch["index"])
-        if bool((index == PADDING).all()):
-            break
+    for batch in islice(padded(loader, empty), int(lengths.max())):
         with accelerator.autocast():
-            results = {**compute(batch), "label": batch["label"], "valid": batch["valid"]}
-        gathered = {name: gather(accelerator, values) for name, values in results.items()}
-        rows.append({name: tensor.cpu() for name, tensor in {**gathered, "index": index}.items()})
+            results = compute(to_device(batch, device))
+        if rows:  # only now, while the device computes this batch
+            rows[-1] = on_cpu(rows[-1])
+        rows.append({**results, **{name: batch[name] for name in ("label", "valid", "index")}})
     model.train(was_training)
-    return _tidy({name: torch.cat([row[name] for row in rows]).numpy() for name in rows[0]} if rows else {})
+    columns = {name: torch.cat([row[name].cpu() for row in rows]) for name in (rows[0] if rows else ())}
+    return _tidy({name: _gather(accelerator, column).numpy() for name, column in columns.items()})
+
+
+def _gather(accelerator: Accelerator, column: torch.Tensor) -> torch.Tensor:
+    """Gather a column (rows, ...) of all processes, on the CPU; all have the same number of rows."""
+    if accelerator.num_processes == 1:
+        return column
+    parts = (accelerator.gather(part.to(accelerator.device)) for part in column.split(_ROWS))
+    return torch.cat([cast(torch.Tensor, part).cpu() for part in parts])
 
 
 def _scores(model: torch.nn.Module, batch: dict[str, torch.Tensor], loss: str, sizes: dict) -> dict[str, torch.Tensor]:
@@ -126,12 +124,58 @@ def _scores(model: torch.nn.Module, batch: dict[str, torch.Tensor], loss: str, s
     targets = make_targets(batch["label"].clamp(min=0), logits.shape[1])
     ranked = logits.topk(min(TOP_K, logits.shape[1])).indices
     best = (logits.sigmoid() if loss == "sigmoid" else logits.softmax(dim=1)).gather(1, ranked)
-    return {"ranked": ranked, "probabilities": best, "loss": cross_entropy(logits, targets, loss)}
+    results = {"ranked": ranked, "probabilities": best, "loss": cross_entropy(logits, targets, loss)}
+    return results | ({"scores": logits.sigmoid()} if batch["label"].ndim == 2 else {})
 
 
-def model_inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def make_targets(
+    labels: torch.Tensor, num_labels: int, label_smoothing: float = 0.0, kind: str = "softmax"
+) -> torch.Tensor:
+    """Convert class numbers (batch,), or indicators of several labels (batch, num_labels), to float targets.
+
+    Smoothing mixes a softmax target with the uniform distribution, and moves each sigmoid target towards 1/2 (no
+    original smooths sigmoid targets). Tested against `optax.smooth_labels` (tests/goldens/training/losses.npz).
+
+    Returns:
+        (batch, num_labels)
+    """
+    targets = F.one_hot(labels, num_labels) if labels.ndim == 1 else labels
+    rest = 0.5 if kind == "sigmoid" else 1 / num_labels
+    return targets.float() * (1 - label_smoothing) + label_smoothing * rest
+
+
+def cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, kind: str = "softmax", weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the loss of each sample, in float32, as `softmax_xent` and `sigmoid_xent` of big_vision.
+
+    Args:
+        logits, targets: (batch, num_labels)
+        kind: "softmax", or "sigmoid": binary cross-entropies summed over the labels.
+        weights: (num_labels,), the weight of each label's term; None: all 1.
+
+    Returns:
+        (batch,)
+    """
+    logits = logits.float()
+    if kind == "sigmoid":
+        terms = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    else:
+        terms = -targets * F.log_softmax(logits, dim=-1)
+    return (terms if weights is None else terms * weights).sum(dim=-1)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Start to copy a batch to the device; what the CPU reads stays there."""
+    read = ("index", "spatial_shapes")
+    return {name: tensor if name in read else tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def model_inputs(batch: Batch) -> dict[str, Any]:
     """Return the arguments of a model's forward for a batch; for images as patches, also their grids and masks."""
-    patches = {name: batch[name] for name in _OF_PATCHES if name in batch}
+    patches: dict[str, Any] = {name: batch[name] for name in _OF_PATCHES if name in batch}
+    if "spatial_shapes" in patches:  # a list, as DistributedDataParallel moves all tensors to the device
+        patches["spatial_shapes"] = patches["spatial_shapes"].tolist()
     return {"pixel_values": batch["image"], **patches}
 
 
@@ -147,7 +191,9 @@ def _tidy(columns: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def score_classes(predictions: dict[str, Any], names: Sequence[str]) -> dict[str, float]:
-    """Return the accuracy of each class with images as "accuracy/NAME"; nothing if images may have several labels.
+    """Return the accuracy of each class with images as "accuracy/NAME".
+
+    If images may have several labels, it is the average precision, as "average_precision/NAME".
 
     Args:
         predictions: the result of `predict`.
@@ -155,12 +201,17 @@ def score_classes(predictions: dict[str, Any], names: Sequence[str]) -> dict[str
     """
     labels = predictions["label"]
     if labels.ndim == 2:
-        return {}
+        precisions = average_precision(predictions["scores"], labels)
+        return {f"average_precision/{name}": float(x) for name, x in zip(names, precisions, strict=True) if x == x}
     right = predictions["ranked"][:, 0] == labels
     return {f"accuracy/{names[n]}": float(right[labels == n].mean()) for n in np.unique(labels[labels >= 0])}
 
 
-def score(predictions: dict[str, Any], real_labels: list[list[int]] | None = None) -> dict[str, float | int]:
+def score(
+    predictions: dict[str, Any],
+    real_labels: list[list[int]] | None = None,
+    thresholds: Sequence[float] | None = None,
+) -> dict[str, float | int]:
     """Return the metrics of `predict`'s result; see `hf_vit.evaluation.metrics`.
 
     With `real_labels`, images may have no label of their own; then there are no metrics of such labels.
@@ -178,6 +229,7 @@ def score(predictions: dict[str, Any], real_labels: list[list[int]] | None = Non
         results["loss"] = float(predictions["loss"].mean())
         if labels.ndim == 2:  # several labels: the first prediction must be one of them
             results["accuracy"] = float(labels[np.arange(len(labels)), ranked[:, 0]].mean())
+            results |= score_labels(predictions["scores"], labels, thresholds)
         else:
             results |= TopKAccuracy().compute(predictions=ranked, references=labels) or {}
             results |= MeanPerClassAccuracy().compute(predictions=ranked, references=labels) or {}

@@ -7,24 +7,28 @@ They are read from the Hub, or from a folder per task, which holds either
 * the data set in any form that `sources.load_split` reads, from which 800 and 200 examples are drawn, always the same.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import datasets
 import numpy as np
 import yaml
 
-from ..data.columns import find_column, find_label_column, is_image
-from ..data.sources import load_split, slice_split
+from ..data.sources import find_column, find_label_column, is_image, load_split, slice_split
 from ..data.splits import Split
-from .vtab_targets import TARGETS
 
 TRAIN, VALIDATION = 800, 200  # examples
 _SEED = 0  # of the draw
 _LISTS = {"train": "train800.txt", "validation": "val200.txt", "test": "test.txt"}
+# Of google-research/task_adaptation, data/{clevr,dsprites,kitti,smallnorb}.py
+_CLEVR_DISTANCES = (8.0, 8.5, 9.0, 9.5, 10.0)  # units of the rendered scene, between 6 classes
+_KITTI_DISTANCES = (8.0, 20.0, 999.0)  # meters, between 4 classes; the last is "no vehicle"
+_KITTI_VEHICLES = ("Car", "Van", "Truck", 0, 1, 2)  # names of the annotation, or numbers of TensorFlow Datasets
+_NO_VEHICLE = 1000.0
 
 
 @dataclass
@@ -55,13 +59,14 @@ class TaskData:
 
 @dataclass
 class _TargetSplit(Split):
-    """Split whose labels are computed from a column by a function."""
+    """Split whose labels are computed from a column by a function of `TARGETS`, if it has one."""
 
-    target: Callable[[Any], int] = int
+    target: str | None = None  # a name, as data workers get no functions
 
     def label(self, sample: dict) -> int:
         """Return the class number of a row."""
-        return self.target(sample[self.label_column])
+        value = sample[self.label_column]
+        return int(value) if self.target is None else TARGETS[self.target].function(value)
 
     def class_numbers(self, purpose: str = "it") -> np.ndarray:
         """Return the class number of each image, (images,)."""
@@ -147,9 +152,8 @@ def _describe(task: Task, samples: datasets.Dataset) -> Split:
     samples = samples.rename_columns(present) if present else samples
     image_column = find_column(samples.features, None, is_image, "image", "a folder with one")
     samples = samples.cast_column(image_column, datasets.Image(decode=False))
-    target = TARGETS.get(task.target or "")
-    if target is not None and target.column in samples.features:
-        return _TargetSplit(samples, image_column, target.column, None, task.classes, target=target.function)
+    if task.target is not None and (column := TARGETS[task.target].column) in samples.features:
+        return _TargetSplit(samples, image_column, column, None, task.classes, target=task.target)
     named = task.label if task.label in samples.features else None
     return _TargetSplit(samples, image_column, find_label_column(samples.features, named), None, task.classes)
 
@@ -170,3 +174,40 @@ def _check_labels(task: Task, split: Split):
 def join(train: Split, validation: Split) -> Split:
     """Join the training and validation examples, the 1,000 for the final model."""
     return replace(train, samples=datasets.concatenate_datasets([train.samples, validation.samples]))
+
+
+def _records(objects: Any) -> list[dict[str, Any]]:
+    """Convert annotated objects to a list of records."""
+    if isinstance(objects, dict):
+        return [dict(zip(objects, values, strict=True)) for values in zip(*objects.values(), strict=True)]
+    return list(objects)
+
+
+def clevr_distance(objects: Any) -> int:
+    """Distance of the closest object from the camera (the third of `pixel_coords`), as classes 0 to 5."""
+    return bisect_left(_CLEVR_DISTANCES, min(entry["pixel_coords"][2] for entry in _records(objects)))
+
+
+def kitti_distance(objects: Any) -> int:
+    """Distance of the closest car, van or truck (the third of `location`): up to 8 m, 20 m, further, or none."""
+    vehicles = [entry["location"][2] for entry in _records(objects) if entry["type"] in _KITTI_VEHICLES]
+    return bisect_left(_KITTI_DISTANCES, min([*vehicles, _NO_VEHICLE]))
+
+
+class _Target(NamedTuple):
+    column: str  # of annotation
+    function: Callable[[Any], int]
+
+
+# Labels that are computed from the annotation of an image; `objects` is a list of records, or a record of lists
+TARGETS = {
+    "clevr_count": _Target("objects", lambda objects: len(_records(objects)) - 3),  # 3 to 10 objects
+    "clevr_distance": _Target("objects", clevr_distance),
+    "kitti_distance": _Target("objects", kitti_distance),
+    # 32 horizontal positions in 16 classes of two; 40 orientations in 16 of 2.5, that is three and two in turn
+    "dsprites_location": _Target("label_x_position", lambda position: position // 2),
+    "dsprites_orientation": _Target("label_orientation", lambda orientation: int(orientation // 2.5)),
+    # The info files have 18 azimuths 0, 2, 4 to 34, in units of 10 degrees, and elevations 0 to 8, of 30 to 70 degrees
+    "smallnorb_azimuth": _Target("azimuth", lambda azimuth: azimuth // 2),
+    "smallnorb_elevation": _Target("elevation", lambda elevation: elevation),
+}

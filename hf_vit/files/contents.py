@@ -1,63 +1,30 @@
-"""Known contents of the folders that this package writes; no other file in them is replaced, deleted or pushed.
+"""Ownership of folders: a marker lists what was written into a folder; nothing else in it is replaced or deleted.
 
-A folder counts as ours if it holds evidence: a config.json of one of our models, the recipe of a training run, a
-report, or the mark of an export. Other files of ours are recognised by their names.
+The marker is `.hf_vit`, or in a folder of a model its `manifest.json`, both as in `models.utils.manifest_text`.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from ..models.utils import MANIFEST, manifest_entry, manifest_text, read_manifest, read_text
 from .readme import is_ours_alone
 
-MARK = ".hf_vit"  # an empty file that marks our folders in the formats of other packages
+MARK = ".hf_vit"
 LOCK = ".lock"  # an empty file that a training run locks
-_WEIGHTS = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
-_DESCRIPTIONS = ("config.json", "preprocessor_config.json", "conversion.json")
-# Of a training run.
-_RESULTS = ("metrics.json", "card_data.json", "learning_curve.png", "confusion_matrix.png", "recipe.yaml")
-
-CODE = tuple(file.name for file in (Path(__file__).parents[1] / "models").glob("[a-z]*.py"))
-
-_QUANTIZED = ("program.xml", "program.bin", "quantization.json")
-
-_SAVED = (*_WEIGHTS, *_DESCRIPTIONS, *_QUANTIZED)
-# The only files of a folder that are pushed to the Hub.
-PUSHED = (*_SAVED, *_RESULTS, *CODE, "README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "*.onnx", "*.onnx.data")
-_RUN = (
-    *_RESULTS,
-    "train_batch.png",
-    *(f"best/{name}" for name in (*_SAVED, "card_data.json")),
-    *(f"checkpoints/step_????????/{name}" for name in ("*.safetensors", "state.json", "checksums.json")),
-    *(f"checkpoints/damaged/step_????????*/{name}" for name in ("*.safetensors", "state.json", "checksums.json")),
-    *(".????????.incomplete.*", "checkpoints/.????????.incomplete.*"),  # leftovers of a killed run
-    "training/*events.out.tfevents.*",  # TensorBoard files, written by accelerate
-    "training/*hparams.yml",
-    "profile/trace.json",
-    "skipped_images.txt",
-    LOCK,
+_HASHED = 2**20  # bytes; larger files are hashed only if they are newer than the marker
+# Of a training run, for its card.
+REPORTS = ("metrics.json", "card_data.json", "learning_curve.png", "confusion_matrix.png", "recipe.yaml")
+# The only files of a folder that are pushed to the Hub, besides code that its `auto_map` names.
+PUSHED = (
+    *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
+    *("config.json", "preprocessor_config.json", "conversion.json"),
+    *("program.xml", "program.bin", "quantization.json"),
+    *("modules.json", "sentence_bert_config.json", "1_Pooling/config.json"),  # of sentence-transformers
+    *REPORTS,
+    *("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "*.onnx", "*.onnx.data"),
 )
-_EVALUATION = (
-    *(f"{protocol}.json" for protocol in ("real", "objectnet", "few_shot", "linear_probe", "knn")),
-    *(f"features/*/{name}" for name in ("*.safetensors", "about.json")),
-)
-_CHECKPOINT = ("shard-?????-model-?????-of-?????.safetensors", "state.json", "checksums.json")
-_REPORT = (
-    *("report.html", "predictions.csv", "attention_distance.png", "position_similarity.png", "filters.png"),
-    *(f"[0-9][0-9]*-*.{kind}.png" for kind in ("rollout", "flow", "heads")),
-)
-_DEPLOYMENT = (
-    "model.onnx",
-    "model.onnx.data",
-    "model.xml",
-    "model.bin",
-    "labels.json",
-    "preprocessing.json",
-    "predict.py",
-)
-_KNOWN = (MARK, *CODE, *_SAVED, *_RUN, *_EVALUATION, *_CHECKPOINT, *_REPORT, *_DEPLOYMENT)
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -65,32 +32,38 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def refuse_foreign(folder: str | os.PathLike, linked: str = "") -> None:
+def mark_as_ours(folder: Path, marker: str = MARK) -> None:
+    """Write the marker of a folder: its files, with size and hash, except README.md, which people edit."""
+    names = [name for name in sorted(_names(folder)) if name not in ("README.md", LOCK, MARK, MANIFEST)]
+    names = [name for name in names if not (folder / name).is_symlink()]
+    (folder / marker).write_text(manifest_text({name: manifest_entry(folder / name) for name in names}), "utf-8")
+
+
+def refuse_foreign(folder: str | os.PathLike, known: tuple[str, ...] = (), linked: str = "") -> None:
     """Refuse a folder that holds anything that this package did not write; an empty folder is accepted.
 
     Args:
+        known: patterns of further names, which a program writes over time into a folder that it has marked.
         linked: name of a folder in it that may be a symbolic link to one elsewhere.
 
     Raises:
-        FileExistsError: it is no folder, or holds a foreign file; nothing was changed.
+        FileExistsError: it is no folder, or holds a foreign or changed file; nothing was changed.
     """
     folder = Path(folder)
     if folder.is_symlink() or not folder.is_dir():
         kind = "a symbolic link" if folder.is_symlink() else "a file"
         raise FileExistsError(f"cannot replace {folder}: it is {kind} (expected a folder); nothing was changed")
-    names = sorted(_names(folder))
-    if linked in names and (folder / linked).is_dir():
-        inside = (path.relative_to(folder).as_posix() for path in (folder / linked).rglob("*") if not path.is_dir())
-        names = sorted([*(name for name in names if name != linked), *inside])
-    if foreign := [name for name in names if _is_foreign(folder, name)]:
+    names = {name for name in _names(folder) if name != linked}
+    if (folder / linked).is_symlink() and (folder / linked).is_dir():
+        names |= {f"{linked}/{name}" for name in _names(folder / linked)}
+    markers = [name for name in (MARK, MANIFEST) if name in names and _is_marker(folder / name)]
+    ours = {name for marker in markers for name in _unchanged(folder, marker)}
+    ours |= {name for name in names if MARK in markers and matches(name, known)}
+    foreign = sorted(name for name in names if name not in (*ours, *markers, LOCK) and not _is_readme(folder / name))
+    if foreign:
         raise FileExistsError(
-            f"cannot replace {folder}: it holds {in_words(foreign)}, which hf_vit did not write; nothing was changed. "
-            "Move that away, or choose another folder"
-        )
-    if {*names} - {LOCK} and not _is_ours(folder, names):
-        raise FileExistsError(
-            f"cannot replace {folder}: nothing in it shows that hf_vit wrote {in_words(names)}; nothing was changed. "
-            "Delete the folder yourself, or choose another"
+            f"cannot replace {folder}: nothing shows that hf_vit wrote {in_words(foreign)} as it is now; nothing was "
+            "changed. Move that away, delete the folder yourself, or choose another"
         )
 
 
@@ -114,25 +87,26 @@ def _names(folder: Path) -> Iterator[str]:
             yield Path(place, name).relative_to(folder).as_posix()
 
 
-def _is_foreign(folder: Path, name: str) -> bool:
-    if (folder / name).is_symlink():
-        return True
-    return not (is_ours_alone(folder / name) if name == "README.md" else matches(name, _KNOWN))
-
-
-def _is_ours(folder: Path, names: list[str]) -> bool:
-    if MARK in names or "recipe.yaml" in names or {"state.json", "checksums.json"} <= set(names):
-        return True
-    if "report.html" in names:
-        return "hf_vit" in (folder / "report.html").read_text(encoding="utf-8", errors="replace")
-    return "config.json" in names and _is_config_of_ours(folder / "config.json")
-
-
-def _is_config_of_ours(file: Path) -> bool:
+def _is_marker(file: Path) -> bool:
     try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["model_type"]).startswith("hf_")
-    except (ValueError, TypeError, KeyError):
+        return not file.is_symlink() and read_manifest(read_text(file)) is not None
+    except ValueError:
         return False
+
+
+def _unchanged(folder: Path, marker: str) -> Iterator[str]:
+    """Yield the files that a marker lists and that are still as they were written."""
+    written = (folder / marker).stat().st_mtime_ns
+    for name, entry in (read_manifest(read_text(folder / marker)) or {}).items():
+        file = folder / name
+        if file.is_symlink() or not file.is_file() or (status := file.stat()).st_size != entry["size"]:
+            continue
+        if (status.st_size > _HASHED and status.st_mtime_ns <= written) or manifest_entry(file) == entry:
+            yield name
+
+
+def _is_readme(file: Path) -> bool:
+    return file.name == "README.md" and not file.is_symlink() and is_ours_alone(file)
 
 
 def in_words(names: list[str], most: int = 5) -> str:

@@ -1,22 +1,25 @@
-"""Sources of checkpoints: a local file or folder, or an address whose file is downloaded once into a cache."""
+"""Everything that comes from an address: a file downloaded once into a cache, and the shards of a data set."""
 
 import hashlib
 import json
 import logging
 import os
 import re
+import socket
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from urllib.parse import quote, unquote, urlsplit
+from typing import Any
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from filelock import FileLock
 from huggingface_hub import cached_assets_path, constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import httpx, tqdm
 
-from ..models.utils import AddressError, allowed, open_address
+from ..models.utils import AddressError, allowed, check_address, open_address, read_json_object, refuse_private
 from ..models.utils import sha256_of as sha256_of
+from ..models.utils import without_secrets as without_secrets
 from .limits import MAX_CHECKPOINT_BYTES
 
 _logger = logging.getLogger(__name__)
@@ -24,12 +27,26 @@ _logger = logging.getLogger(__name__)
 BUCKETS = "https://storage.googleapis.com"  # the public address of gs://
 MAX_FAILURES = 3  # consecutive failures without any progress
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a byte
+LEAST_SPEED, GRACE = 1024, 60.0  # bytes per second, from so many seconds on: a server must not hold us forever
 RETRY_WAIT = 1.0  # seconds before the second try; twice as long before the third
 TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}  # tried again (RFC 9110, 6585)
 
 
 class SourceError(OSError):
     """A checkpoint that cannot be found or downloaded; the message says why."""
+
+
+class UnavailableError(SourceError):
+    """A place that does not give a file now, though another place may have it.
+
+    Args:
+        message: the whole sentence.
+        reason: the end of a sentence that begins with the place, such as "answers 403".
+    """
+
+    def __init__(self, message: str, reason: str):
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -40,11 +57,14 @@ class Fetched:
         location: path or address, as the user gave it.
         path: the local file or folder.
         sha256: checksum of a downloaded file; None for others.
+        copy: name on the Hub of a copy in another format, taken because the location was unavailable; None for the
+            file itself.
     """
 
     location: str
     path: Path
     sha256: str | None = field(default=None, compare=False)
+    copy: str | None = None
 
 
 def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = None, progress: bool = True) -> Fetched:
@@ -75,10 +95,8 @@ def public_name(source: Fetched) -> str:
     >>> public_name(Fetched("https://me:secret@host/x.npz?signature=abc", Path("x.npz")))
     'https://host/x.npz'
     """
-    if source.location.lower().startswith("http"):  # in gs:// a question mark is part of the name
-        parts = urlsplit(source.location)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-    return source.path.name if os.path.exists(os.path.expanduser(source.location)) else source.location
+    is_local = os.path.exists(os.path.expanduser(source.location))
+    return source.path.name if is_local else without_secrets(source.location)
 
 
 def sha256_at(path: Path) -> str:
@@ -113,14 +131,14 @@ def _https_address(location: str) -> str:
         return f"{BUCKETS}/{quote(rest)}"
     if scheme in ("https", "http"):
         return location
-    raise SourceError(f"{location} begins with {scheme}:// (expected a path, https:// or gs://)")
+    raise SourceError(f"{location.rpartition('@')[2]} begins with {scheme}:// (expected a path, https:// or gs://)")
 
 
 def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) -> tuple[Path, str]:
     """Return (cached file, its sha256) of an address."""
     name = PurePosixPath(unquote(urlsplit(url).path)).name
     if name in ("", ".."):
-        raise SourceError(f"{url} names no file")
+        raise SourceError(f"{without_secrets(url)} names no file")
     assets_dir = Path(cache_dir) if cache_dir else None
     address_hash = hashlib.sha256(url.encode()).hexdigest()
     try:
@@ -132,18 +150,41 @@ def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) ->
     except SourceError:
         raise
     except (OSError, ValueError) as error:
-        raise SourceError(f"cannot cache {url}: {error}") from error
+        raise SourceError(f"cannot cache {without_secrets(url)}: {error}") from error
     return file, sha256
 
 
-@dataclass(frozen=True)
-class _Record:
-    """Record of a download, written when it begins, and again with the sha256 when it is complete."""
+def filesystem_of(address: str) -> tuple[Any, str]:
+    """Return the file system of fsspec for an address, such as that of a shard, and the path in it.
 
-    url: str
-    etag: str | None  # ETag, or else the date of change: the version that the first part belongs to
-    size: int | None  # bytes, if the server tells
-    sha256: str | None = None
+    Of http, every connection and redirect must lead to an encrypted and public address, as in `fetch`.
+
+    Raises:
+        AddressError: the address is not encrypted or not public, and `HF_VIT_ALLOW` does not allow it.
+    """
+    import fsspec  # not at the top, for quick commands
+
+    if not re.search(r"(^|::)https?:", address.lower()):
+        return fsspec.core.url_to_fs(address)
+    check_address(address)  # refuses also the chains of fsspec, such as simplecache::https://...
+    return fsspec.core.url_to_fs(address, get_client=_public_session)
+
+
+async def _public_session(**options: Any) -> Any:
+    import aiohttp
+
+    def open_socket(address: Any) -> socket.socket:
+        if not allowed("private"):
+            refuse_private("the data set", address[4][0])
+        return socket.socket(*address[:3])
+
+    async def check_redirect(session: Any, context: Any, redirect: Any) -> None:
+        check_address(urljoin(str(redirect.url), redirect.response.headers["Location"]))
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(check_redirect)
+    connector = aiohttp.TCPConnector(socket_factory=open_socket)
+    return aiohttp.ClientSession(connector=connector, trace_configs=[trace], **options)
 
 
 class _InterruptedError(Exception):
@@ -151,10 +192,17 @@ class _InterruptedError(Exception):
 
 
 class _Download:
-    """Download of one file from `url` to `file`, through `<file>.incomplete`."""
+    """Download of one file from `url` to `file`, through `<file>.incomplete`.
+
+    huggingface_hub's `http_get` does not check where redirects lead, nor that the rest is of the same version as the
+    first part.
+
+    The record beside the file has its url, etag (else the date of change: the version that the first part belongs to),
+    size if the server tells, and the sha256 once it is complete.
+    """
 
     def __init__(self, url: str, file: Path, progress: bool):
-        self.url = url
+        self.url, self.name = url, without_secrets(url)
         self.file = file
         self.partial = file.with_name(f"{file.name}.incomplete")
         self.record_file = file.with_name(f"{file.name}.json")
@@ -164,55 +212,62 @@ class _Download:
         """Return the sha256 of the cached file; None if it is missing or damaged."""
         if not self.file.exists():
             return None
-        record, sha256 = self._load(), sha256_of(self.file)
-        return sha256 if record and record.sha256 == sha256 else None
+        recorded, sha256 = self._load().get("sha256"), sha256_of(self.file)
+        return sha256 if recorded == sha256 else None
 
     def run(self) -> str:
         """Download the file, replacing a damaged one; return its sha256."""
         if self.file.exists():
-            _logger.warning(f"{self.file} is damaged: its sha256 has changed; downloading {self.url} again.")
-        record, sha256 = self._receive_all(), sha256_of(self.partial)
-        self._save(replace(record, sha256=sha256))
-        os.replace(self.partial, self.file)
-        return sha256
-
-    def _receive_all(self) -> _Record:
+            _logger.warning(f"{self.file} is damaged: its sha256 has changed; downloading {self.name} again.")
         failures, most_received = 0, self._received()
         while True:
             try:
-                return self._receive_rest()
+                self._receive_rest()
+                break
             except _InterruptedError as error:
                 received = self._received()
                 failures = 1 if received > most_received else failures + 1
                 most_received = max(most_received, received)
                 if failures == MAX_FAILURES:
-                    raise SourceError(
-                        f"cannot download {self.url}: {MAX_FAILURES} failures in a row ({error}); "
-                        f"the {received} bytes received are kept for the next try"
+                    raise UnavailableError(
+                        f"cannot download {self.name}: {MAX_FAILURES} failures in a row ({error}); "
+                        f"the {received} bytes received are kept for the next try",
+                        f"fails ({error})",
                     ) from error
                 time.sleep(RETRY_WAIT * 2 ** (failures - 1))
+        sha256 = sha256_of(self.partial)
+        self._save(self._load() | {"sha256": sha256})
+        os.replace(self.partial, self.file)
+        return sha256
 
-    def _receive_rest(self) -> _Record:
+    def _receive_rest(self) -> None:
         """Request the missing part once and append it."""
         record, start = self._load(), self._received()
-        if record and record.size == start:
-            return record
+        if record and record["size"] == start:
+            return
         headers = {"Accept-Encoding": "identity"}
-        if record and record.etag and start:
-            headers |= {"Range": f"bytes={start}-", "If-Range": record.etag}
+        if start and record.get("etag"):
+            headers |= {"Range": f"bytes={start}-", "If-Range": record["etag"]}
         try:
             with open_address(self.url, TIMEOUT, headers) as response:
                 self._check_status(response)
-                record, start = self._what_comes(response, record, start)
-                self._append(response, record, start)
-                return record
+                if response.status_code == 200:  # the whole file
+                    start = 0
+                    record = {"url": self.url, "etag": _version(response), "size": _content_length(response)}
+                    self._save(record | {"sha256": None})
+                elif _version(response) != record.get("etag") or not _begins_at(start, response):
+                    self.partial.unlink(missing_ok=True)
+                    raise _InterruptedError("the server sent another part than the missing one")
+                self._append(response, record["size"], start)
         except AddressError as error:
             raise SourceError(str(error)) from error
         except OfflineModeIsEnabled as error:
             state = f"is damaged in the cache ({self.file})" if self.file.exists() else "is not in the cache"
-            raise SourceError(f"{self.url} {state}, and HF_HUB_OFFLINE forbids downloading it") from error
+            message = f"{self.name} {state}, and HF_HUB_OFFLINE forbids downloading it"
+            raise UnavailableError(message, "is not in the cache") from error
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL) as error:
-            raise SourceError(f"cannot reach {self.url} ({error}); download it elsewhere and pass the file") from error
+            message = f"cannot reach {self.name} ({error}); download it elsewhere and pass the file"
+            raise UnavailableError(message, "cannot be reached") from error
         except httpx.RequestError as error:
             raise _InterruptedError(str(error) or type(error).__name__) from error
 
@@ -226,59 +281,57 @@ class _Download:
         if status in TRANSIENT_STATUS:
             raise _InterruptedError(f"HTTP {status} {response.reason_phrase}")
         meaning = {401: "is refused", 403: "is refused, or does not exist", 404: "does not exist"}.get(status, "fails")
-        raise SourceError(f"{self.url} {meaning}: the server answers HTTP {status} {response.reason_phrase}")
+        message = f"{self.name} {meaning}: the server answers HTTP {status} {response.reason_phrase}"
+        raise UnavailableError(message, f"answers {status}")
 
     def _check_size(self, size: int) -> None:
         if size > MAX_CHECKPOINT_BYTES and not allowed("large"):
             self.partial.unlink(missing_ok=True)
             limit = f"at most {MAX_CHECKPOINT_BYTES:,} are downloaded; set HF_VIT_ALLOW=large to download more"
-            raise SourceError(f"{self.url} has {size:,} bytes or more; {limit}")
+            raise SourceError(f"{self.name} has {size:,} bytes or more; {limit}")
 
-    def _what_comes(self, response: httpx.Response, record: _Record | None, start: int) -> tuple[_Record, int]:
-        """Return (record of the response, offset of its body); the offset is 0 if the server sends the whole file."""
-        if response.status_code == 200:
-            return _Record(self.url, _version(response), _content_length(response)), 0
-        is_next_part = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-        if record and is_next_part and _version(response) == record.etag:
-            return record, start
-        self.partial.unlink(missing_ok=True)
-        raise _InterruptedError("the server sent another part than the missing one")
-
-    def _append(self, response: httpx.Response, record: _Record, start: int) -> None:
+    def _append(self, response: httpx.Response, size: int | None, start: int) -> None:
+        off = None if self.progress else True  # None: off if stderr is no terminal
+        bar = tqdm(desc=self.file.name, total=size, initial=start, unit="B", unit_scale=True, disable=off)
+        end, received = time.monotonic() + GRACE, 0
         try:
-            with open(self.partial, "ab" if start else "wb") as file, self._progress_bar(record, start) as bar:
-                if start == 0:
-                    self._save(record)
+            with open(self.partial, "ab" if start else "wb") as file, bar:
                 for chunk in response.iter_raw():
-                    start += len(chunk)
-                    self._check_size(start)
+                    received += len(chunk)
+                    self._check_size(start + received)
                     file.write(chunk)
+                    if time.monotonic() > end + received / LEAST_SPEED:
+                        raise UnavailableError(f"{self.name} comes too slowly; a later try continues", "is too slow")
                     bar.update(len(chunk))
+        except SourceError:
+            raise
         except OSError as error:
             raise SourceError(
-                f"cannot write {self.partial} ({error.strerror}): {self._received()} of {record.size} bytes are kept; "
+                f"cannot write {self.partial} ({error.strerror}): {self._received()} of {size} bytes are kept; "
                 f"the next try continues from there"
             ) from error
-        if record.size not in (None, self._received()):
-            raise _InterruptedError(f"received only {self._received()} of {record.size} bytes")
-
-    def _progress_bar(self, record: _Record, start: int) -> tqdm:
-        off = None if self.progress else True  # None: off if stderr is no terminal
-        return tqdm(desc=self.file.name, total=record.size, initial=start, unit="B", unit_scale=True, disable=off)
+        if size not in (None, self._received()):
+            raise _InterruptedError(f"received only {self._received()} of {size} bytes")
 
     def _received(self) -> int:
         return self.partial.stat().st_size if self.partial.exists() else 0
 
-    def _load(self) -> _Record | None:
+    def _load(self) -> dict[str, Any]:
+        """Return the record; without one, the download begins again."""
         try:
-            return _Record(**json.loads(self.record_file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return None  # without a record, the download begins again
+            record = read_json_object(self.record_file)
+        except (OSError, ValueError):
+            return {}
+        return record if {"etag", "size"} <= record.keys() else {}
 
-    def _save(self, record: _Record) -> None:
+    def _save(self, record: dict[str, Any]) -> None:
         temporary = self.record_file.with_name(f"{self.record_file.name}.incomplete")
-        temporary.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         os.replace(temporary, self.record_file)
+
+
+def _begins_at(start: int, response: httpx.Response) -> bool:
+    return response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
 
 
 def _version(response: httpx.Response) -> str | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2", ".ppm", ".pgm"),
+    ".npy",  # arrays
     *(".heic", ".heif"),  # read with pillow-heif; without it they are named as unreadable
 )
 

@@ -1,11 +1,13 @@
 """Error messages for users: one sentence and an exit status instead of a traceback."""
 
+import io
 import os
 import re
 import reprlib
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import Any, TextIO
 
 from ..models.utils import did_you_mean as did_you_mean
 from .limits import MAX_MESSAGE
@@ -24,11 +26,27 @@ _EXTRAS = {  # imported package -> the extra that installs it
 _LAST_ERROR = re.compile(r"^[\w.]+: (.+)$", re.MULTILINE)
 
 
+class _PrintableOutput:
+    """Text stream that writes what is `printable`, also names that the stream's encoding lacks."""
+
+    def __init__(self, stream: TextIO):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(printable(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 @contextmanager
 def ends_in_one_sentence(program: str, *more: type[Exception]) -> Iterator[None]:
     """Print an error that the user can correct, or Ctrl+C, as one sentence on standard error, and exit.
 
-    Standard output that nobody reads any more (`hf-vit predict ... | head`) ends the program without a message.
+    Standard output that nobody reads any more (`hf-vit predict ... | head`) ends the program without a message. It gets
+    no control characters, which a terminal would obey.
 
     Args:
         program: beginning of the sentence.
@@ -38,8 +56,10 @@ def ends_in_one_sentence(program: str, *more: type[Exception]) -> Iterator[None]
         SystemExit: with status 2, 130 after Ctrl+C, or 141 if standard output was closed.
     """
     try:
+        output: Any = sys.stdout and _PrintableOutput(sys.stdout)
         try:
-            yield
+            with redirect_stdout(output):
+                yield
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # Python's own flush at the end would only warn
@@ -96,8 +116,16 @@ def one_sentence(error: BaseException) -> str:
         text = f"cannot use {error.filename}: {error.strerror}" if error.filename else error.strerror
     if "in DataLoader worker process" in text[:100] and (found := _LAST_ERROR.findall(text)):
         text = found[-1]  # the worker's error, without its traceback
-    text = " ".join(text[: 2 * MAX_MESSAGE].split()) or type(error).__name__
+    text = printable(" ".join(text[: 2 * MAX_MESSAGE].split())) or type(error).__name__
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ..."
+
+
+def printable(text: str) -> str:
+    r"""Write control characters as \x1b and the like; a terminal would obey those of a label or a file name."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def kind_of_content(beginning: bytes) -> str:
@@ -126,6 +154,15 @@ def with_dashes(text: str) -> str:
     """Write an option with dashes: `--image_size=384` -> `--image-size=384`; any other text is returned unchanged."""
     name, equals, value = text.partition("=")
     return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else text
+
+
+def describe_unknown(argument: str, known: Iterable[str]) -> str:
+    """Describe an argument of a command that is no option of the `known` ones, or one too many."""
+    if not argument.startswith("-"):
+        return f"there is one argument too many: {argument}"
+    is_file = os.path.lexists(argument)
+    hint = f"; write ./{argument} for the file" if is_file else did_you_mean(argument.split("=")[0], known)
+    return f"there is no option {argument}{hint}"
 
 
 def shorten(value: object) -> str:

@@ -1,7 +1,7 @@
 """Reader and writer of `.npz` files, one array at a time; nothing is unpickled.
 
-`np.load` does not suffice: it has no bfloat16, needs the data to tell a shape, and raises arbitrary exceptions for a
-damaged file.
+`np.load` shows no shape without reading the data, and raises any exception for a damaged file; so the zip archive is
+opened here, and its members are read and written by `numpy.lib.format`.
 """
 
 import io
@@ -10,7 +10,6 @@ import os
 import struct
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,14 +24,11 @@ from numpy.lib import format as npy_format
 from .limits import HOW_TO_ALLOW, MAX_ARRAYS, allowed, most_bytes
 from .output import new_file
 
-BLOCK_SIZE = 1 << 20  # bytes; small enough that the checksum finds them in the processor's cache
 _END_RECORD = struct.Struct("<4s6xH10x")  # end record of a zip archive: signature, number of members
+_LONGEST_HEADER = 2**16  # bytes; those that numpy writes have 64 or a few hundred
 _TOO_MANY_MEMBERS = 0xFFFF  # means that only the zip64 record holds the number
-_LOCAL_HEADER = struct.Struct("<26xHH")  # header of a zip member; its last fields are the lengths of name and extra
-_MAX_DEFLATE_RATIO = 1032  # maximum compression of deflate (zlib's technical notes)
 _MAX_ELEMENTS = 2**48  # above any checkpoint, below the overflow of NumPy's index arithmetic
 _MAX_DIMENSIONS = 32  # NumPy 1's limit
-_MAX_HEADER = 10_000  # bytes of a .npy header; NumPy has the same limit, but checks it after allocating
 BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16: the upper half of a float32 is stored as two raw bytes
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 _FLOATS = (np.float16, np.float32, np.float64, np.complex64, np.complex128)
@@ -51,15 +47,6 @@ class ArrayInfo:
     shape: tuple[int, ...]
     dtype: np.dtype
     nbytes: int
-
-
-@dataclass(frozen=True)
-class _Member:
-    """Place of an array in the zip archive, and layout of its data."""
-
-    zip_info: zipfile.ZipInfo
-    header_size: int  # size of the .npy header in bytes
-    fortran_order: bool
 
 
 def check_archive(archive: zipfile.ZipFile, size: int, path: str) -> None:
@@ -101,7 +88,7 @@ class NpzReader:
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         self.arrays: dict[str, ArrayInfo] = {}
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, zipfile.ZipInfo] = {}
         self._file = self._open_file()
         try:
             self._zip = self._open_zip()
@@ -133,12 +120,10 @@ class NpzReader:
         """
         if name not in self.arrays:
             raise NpzError(f"{self.path} holds no array {name!r}")
-        info, member = self.arrays[name], self._members[name]
-        stored = member.zip_info.compress_type == zipfile.ZIP_STORED
-        with self._naming(name):
-            buffer = np.empty(info.nbytes, np.uint8)  # torch's aligned buffers take twice the memory: glibc reuses few
-            (self._read_stored if stored else self._read_deflated)(member, buffer.data)
-            return as_tensor(buffer, info, member.fortran_order)
+        with self._naming(name), self._zip.open(self._members[name]) as stream:
+            array = npy_format.read_array(stream, allow_pickle=False)
+            stream.read(1)  # at the end of the data, zipfile compares the checksum
+            return _tensor_of(array)
 
     def _open_file(self) -> BufferedReader:
         if self.path.is_dir():
@@ -167,13 +152,13 @@ class NpzReader:
     def _add_array(self, name: str, zip_info: zipfile.ZipInfo) -> None:
         if name in self.arrays:
             raise ValueError("the file holds two arrays of this name")
-        _check_member(zip_info, _file_size(self._file))
         with self._zip.open(zip_info) as stream:
-            shape, fortran_order, dtype = _read_npy_header(stream)
-            header_size = stream.tell()
-        _check_array(shape, dtype, zip_info.file_size - header_size)
-        self.arrays[name] = ArrayInfo(name, shape, dtype, zip_info.file_size - header_size)
-        self._members[name] = _Member(zip_info, header_size, fortran_order)
+            beginning = io.BytesIO(stream.read(_LONGEST_HEADER))  # numpy would read any length that a file declares
+        shape, dtype = _read_npy_header(beginning)
+        nbytes = zip_info.file_size - beginning.tell()
+        _check_array(shape, dtype, nbytes)
+        self.arrays[name] = ArrayInfo(name, shape, dtype, nbytes)
+        self._members[name] = zip_info
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[None]:
@@ -183,27 +168,6 @@ class NpzReader:
         except Exception as error:
             reason = str(error) or type(error).__name__
             raise NpzError(f"{self.path}: cannot read the array {name!r}: {reason}") from error
-
-    def _read_stored(self, member: _Member, data: memoryview) -> None:
-        """Fill `data` directly from the file."""
-        self._file.seek(member.zip_info.header_offset)
-        name_length, extra_length = _LOCAL_HEADER.unpack(self._file.read(_LOCAL_HEADER.size))
-        self._file.seek(name_length + extra_length, os.SEEK_CUR)
-        checksum = zlib.crc32(self._file.read(member.header_size))
-        for block in _blocks(data):
-            if self._file.readinto(block) != len(block):
-                raise EOFError("the file ends within its data")
-            checksum = zlib.crc32(block, checksum)
-        if checksum != member.zip_info.CRC:
-            raise ValueError(f"its checksum is {checksum:08x} (expected {member.zip_info.CRC:08x})")
-
-    def _read_deflated(self, member: _Member, data: memoryview) -> None:
-        with self._zip.open(member.zip_info) as stream:
-            stream.read(member.header_size)
-            for block in _blocks(data):
-                if stream.readinto(block) != len(block):  # type: ignore[attr-defined]
-                    raise EOFError("its compressed data end too early")
-            stream.read(1)  # at the end of the data, zipfile compares the checksum
 
 
 def write_npz(path: str | os.PathLike, arrays: Iterable[tuple[str, torch.Tensor | np.ndarray]]) -> None:
@@ -249,11 +213,8 @@ def _write_zip(file: IO[bytes], path: Path, arrays: Iterable[tuple[str, torch.Te
 def _write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
     zip_info = zipfile.ZipInfo(f"{name}.npy")  # dated 1980-01-01, so that equal arrays make equal files
     zip_info.create_system = 3  # Unix on every system, for the same reason
-    header = {"descr": npy_format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
     with archive.open(zip_info, "w", force_zip64=True) as stream:
-        npy_format.write_array_header_1_0(stream, header)
-        for block in _blocks(array.reshape(-1).view(np.uint8).data):
-            stream.write(block)
+        npy_format.write_array(stream, array, allow_pickle=False)
 
 
 def _as_array(array: torch.Tensor | np.ndarray) -> np.ndarray:
@@ -266,43 +227,30 @@ def _as_array(array: torch.Tensor | np.ndarray) -> np.ndarray:
     return np.asarray(array, order="C")
 
 
-def as_tensor(buffer: np.ndarray, info: ArrayInfo, fortran_order: bool = False) -> torch.Tensor:
-    """Return the tensor whose stored bytes are in `buffer`, sharing its memory if the layout allows it."""
-    array = buffer.view(np.int16 if info.dtype == BFLOAT16 else info.dtype)
+def as_tensor(buffer: np.ndarray, info: ArrayInfo) -> torch.Tensor:
+    """Return the tensor whose stored bytes are in `buffer`, sharing its memory."""
+    return _tensor_of(buffer.view(info.dtype).reshape(info.shape))
+
+
+def _tensor_of(array: np.ndarray) -> torch.Tensor:
+    """Return an array as a contiguous tensor in native byte order, sharing its memory if the layout allows it."""
     if not array.dtype.isnative:
         array = array.byteswap(inplace=True).view(array.dtype.newbyteorder())
-    array = array.reshape(info.shape[::-1]).T if fortran_order else array.reshape(info.shape)
-    tensor = torch.from_numpy(array).contiguous()
-    return tensor.view(torch.bfloat16) if info.dtype == BFLOAT16 else tensor
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).contiguous().view(torch.bfloat16)
+    return torch.from_numpy(array).contiguous()
 
 
-def _check_member(zip_info: zipfile.ZipInfo, file_size: int) -> None:
-    """Refuse sizes that the file cannot hold, before memory is allocated for them."""
-    max_ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _MAX_DEFLATE_RATIO}.get(zip_info.compress_type)
-    if max_ratio is None or zip_info.flag_bits & 1:
-        raise ValueError("it is encrypted or compressed by another method than deflate")
-    if zip_info.header_offset + zip_info.compress_size > file_size:
-        raise ValueError(f"it ends after the end of the file, which has {file_size} bytes")
-    if zip_info.file_size > zip_info.compress_size * max_ratio:
-        raise ValueError(f"it declares {zip_info.file_size} bytes, but only {zip_info.compress_size} are stored")
-
-
-def _read_npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return (shape, True for Fortran order, dtype)."""
-    magic = stream.read(npy_format.MAGIC_LEN)
-    readers = {b"\1\0": npy_format.read_array_header_1_0, b"\2\0": npy_format.read_array_header_2_0}
-    prefix, version = magic[:-2], magic[-2:]
-    if prefix != npy_format.MAGIC_PREFIX or version not in readers:
-        raise ValueError(f"it begins with {magic!r} (expected a .npy array of version 1.0 or 2.0)")
+def _read_npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """Return (shape, dtype)."""
+    readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+    version = npy_format.read_magic(stream)
+    if version not in readers:
+        raise ValueError(f"it is a .npy array of version {version} (expected 1.0 or 2.0)")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about headers written by Python 2
-        try:
-            length = stream.read(2 if version == b"\1\0" else 4)
-            if (size := int.from_bytes(length, "little")) > _MAX_HEADER:
-                raise ValueError(f"its .npy header has {size:,} bytes; at most {_MAX_HEADER:,} are read")
-            return readers[version](io.BytesIO(length + stream.read(size)))
-        except SyntaxError as error:
-            raise ValueError("its .npy header is damaged") from error
+        shape, _, dtype = readers[version](stream)
+    return shape, dtype
 
 
 def _check_array(shape: tuple[int, ...], dtype: np.dtype, data_size: int) -> None:
@@ -310,9 +258,8 @@ def _check_array(shape: tuple[int, ...], dtype: np.dtype, data_size: int) -> Non
         raise ValueError("it has the dtype object: a pickle, which could run any code")
     if dtype.newbyteorder("=") not in SUPPORTED_DTYPES:
         raise ValueError(f"it has the unsupported dtype {dtype}")
-    if not all(type(side) is int for side in shape):  # True is an int to NumPy
-        raise ValueError(f"its header declares the shape {shape} (expected integers)")
-    if min(shape, default=0) < 0 or len(shape) > _MAX_DIMENSIONS or math.prod(d or 1 for d in shape) > _MAX_ELEMENTS:
+    sides = [side if type(side) is int else -1 for side in shape]  # True is an int to NumPy
+    if min(sides, default=0) < 0 or len(sides) > _MAX_DIMENSIONS or math.prod(d or 1 for d in sides) > _MAX_ELEMENTS:
         raise ValueError(f"its header declares the impossible shape {shape}")
     if math.prod(shape) * dtype.itemsize != data_size:
         raise ValueError(
@@ -326,11 +273,6 @@ def _stated_members(file: BufferedReader) -> int:
     file.seek(-min(_file_size(file), _END_RECORD.size + 2**16), os.SEEK_END)
     tail = file.read()
     return _END_RECORD.unpack_from(tail, tail.rindex(b"PK\5\6"))[1]
-
-
-def _blocks(data: memoryview) -> Iterator[memoryview]:
-    for start in range(0, len(data), BLOCK_SIZE):
-        yield data[start : start + BLOCK_SIZE]
 
 
 def _file_size(file: BufferedReader) -> int:

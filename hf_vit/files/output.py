@@ -1,22 +1,25 @@
 """Atomic writing of files and folders: they appear complete or not at all.
 
-They are written in a hidden workplace beside their destination, then renamed. The process holds a lock on its
-workplace. The next process that writes to the same destination deletes the workplace of a killed process, never that
-of a living one.
+They are written in a hidden temporary folder beside their destination, then renamed. The process holds a lock on its
+temporary folder. The next process that writes to the same destination deletes those of killed processes, never that of
+a living one.
 """
 
+import ctypes
 import errno
 import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from .contents import refuse_foreign
+from ..models.utils import MANIFEST
+from .contents import MARK, mark_as_ours, refuse_foreign
 
 try:
     import fcntl
@@ -24,6 +27,7 @@ except ImportError:  # Windows: leftovers of a killed process stay
     fcntl = None
 
 _REPLACED = "replaced"  # name of the old folder inside a workplace
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
 def refuse_existing(path: str | os.PathLike, overwrite: bool) -> None:
@@ -64,13 +68,16 @@ def new_file(path: str | os.PathLike, overwrite: bool = False, flush: bool = Fal
 
 
 @contextmanager
-def new_folder(path: str | os.PathLike, overwrite: bool = False, flush: bool = False) -> Iterator[Path]:
+def new_folder(
+    path: str | os.PathLike, overwrite: bool = False, flush: bool = False, marker: str | None = MARK
+) -> Iterator[Path]:
     """Yield a temporary folder; it replaces `path` when the block ends without error, otherwise it is deleted.
 
     Args:
         path: destination.
         overwrite: replace an existing folder of this package.
         flush: wait until the folder is on the disk, so that a power failure leaves no incomplete folder at `path`.
+        marker: name of the file that lists what was written, without which the folder is never replaced; None: no file.
 
     Raises:
         FileExistsError: `path` exists and may not be overwritten, or holds files that this package did not write.
@@ -82,6 +89,8 @@ def new_folder(path: str | os.PathLike, overwrite: bool = False, flush: bool = F
         folder = workplace / path.name
         folder.mkdir()
         yield folder
+        if marker is not None:
+            mark_as_ours(folder, marker)
         for entry in (*folder.rglob("*"), folder):
             _finish(entry, workplace, flush)
         _refuse_to_replace(path, overwrite)  # again: the old folder may have got new files meanwhile
@@ -94,8 +103,9 @@ def new_folder(path: str | os.PathLike, overwrite: bool = False, flush: bool = F
 def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
     """Yield a temporary folder whose files finally replace those of the same name in `folder`; other files stay.
 
-    The old config.json, without which nothing loads, is deleted first, and the new one is moved last. If the process is
-    killed at any moment, `folder` holds the old model, the new model or no loadable model, never a mixture that loads.
+    The old config.json, without which nothing loads, is deleted first; the new one is moved last, before the manifest.
+    If the process is killed at any moment, `folder` holds the old model, the new model or no loadable model, never a
+    mixture that loads.
 
     Raises:
         OSError: they cannot be written; `folder` is unchanged.
@@ -106,10 +116,13 @@ def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
         draft.mkdir()
         yield draft
         folder.mkdir(exist_ok=True)
+        mark_as_ours(draft, MANIFEST)
         for file in draft.iterdir():
             _finish(file, workplace, flush=False)
-        (folder / "config.json").unlink(missing_ok=True)
-        for file in sorted(draft.iterdir(), key=lambda file: file.name == "config.json"):
+        last = ("config.json", MANIFEST)
+        for name in last:
+            (folder / name).unlink(missing_ok=True)
+        for file in sorted(draft.iterdir(), key=lambda file: last.index(file.name) if file.name in last else -1):
             os.replace(file, folder / file.name)
 
 
@@ -189,14 +202,14 @@ def _lock(folder: Path) -> int | None:
 
 
 def _clear_leftovers(path: Path) -> None:
-    """Delete workplaces of dead processes that wrote to `path`; restore a folder that one of them had moved away."""
+    """Delete workplaces of dead processes that wrote to `path`, but none that holds the only copy of an old folder."""
     pattern = re.compile(r"\.[0-9a-f]{8}\.incomplete\." + re.escape(path.name))
     for leftover in filter(lambda entry: pattern.fullmatch(entry.name), path.parent.iterdir()):
         with suppress(OSError):  # its process is alive
-            if leftover.is_symlink() or (lock := _lock(leftover)) is None:
+            if leftover.is_symlink() or ((leftover / _REPLACED).is_dir() and not os.path.lexists(path)):
                 continue
-            if (leftover / _REPLACED).is_dir() and not os.path.lexists(path):
-                (leftover / _REPLACED).rename(path)
+            if (lock := _lock(leftover)) is None:
+                continue
             shutil.rmtree(leftover, ignore_errors=True)
             os.close(lock)
 
@@ -217,7 +230,12 @@ def _finish(entry: Path, workplace: Path, flush: bool) -> None:
 
 
 def _replace_folder(path: Path, folder: Path, replaced: Path) -> None:
-    """Move `path` to `replaced`, then `folder` to `path`; undo the first move after an error or interrupt."""
+    """Exchange `folder` with `path`, at once where the system can.
+
+    Elsewhere, `path` is moved to `replaced`, then `folder` to `path`; an error or interrupt undoes the first move.
+    """
+    if _exchange(folder, path):
+        return
     try:
         if path.exists():
             path.rename(replaced)
@@ -226,6 +244,15 @@ def _replace_folder(path: Path, folder: Path, replaced: Path) -> None:
         if replaced.exists() and not path.exists():
             replaced.rename(path)
         raise
+
+
+def _exchange(folder: Path, other: Path) -> bool:
+    """Exchange two folders in one step, so that no reader ever finds neither; False where that is not possible."""
+    if not sys.platform.startswith("linux"):
+        return False
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc 2.28, musl 1.2.4
+    places = (_AT_FDCWD, os.fsencode(folder), _AT_FDCWD, os.fsencode(other))
+    return renameat2 is not None and renameat2(*places, _RENAME_EXCHANGE) == 0
 
 
 def flush_to_disk(path: Path) -> None:

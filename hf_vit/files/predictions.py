@@ -3,11 +3,12 @@
 import csv
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 import torch
 
-from ..models.configuration_hf_vision import scores_of
+from ..models.configuration_hf_vision import scores_of, thresholds_of
+from .messages import printable
 
 
 class Prediction(NamedTuple):
@@ -17,18 +18,51 @@ class Prediction(NamedTuple):
     score: float  # probability, or the value of a regression; see `scores_of`
 
 
-def most_likely(logits: torch.Tensor, config: Any, top_k: int = 5) -> list[list[Prediction]]:
+def most_likely(
+    logits: torch.Tensor, config: Any, top_k: int = 5, lowest: list[float] | None = None
+) -> list[list[Prediction]]:
     """Return the `top_k` most likely classes of each image, most likely first.
 
     Args:
         logits: (batch, num_labels)
         config: configuration of the model: its class names, and its problem type.
+        lowest: instead of `top_k`, the score from which on each class is returned, of `lowest_scores`.
     """
-    scores, indices = scores_of(logits, config).topk(min(top_k, logits.shape[-1]))
+    count = logits.shape[-1] if lowest is not None else min(top_k, logits.shape[-1])
+    scores, indices = scores_of(logits, config).topk(count)
     return [
-        [Prediction(config.id2label[index], score) for index, score in zip(its_indices, its_scores, strict=True)]
+        [
+            Prediction(config.id2label[index], score)
+            for index, score in zip(its_indices, its_scores, strict=True)
+            if lowest is None or score >= lowest[index]
+        ]
         for its_indices, its_scores in zip(indices.tolist(), scores.tolist(), strict=True)
     ]
+
+
+def lowest_scores(
+    config: Any, threshold: float | Literal["auto"] | None = None, coverage: float | None = None
+) -> list[float] | None:
+    """Return the score from which on each class is predicted; None for the most likely classes.
+
+    Args:
+        threshold: the same for all classes; "auto": each class's own (`label_thresholds`).
+        coverage: share of images whose predicted set holds the right class, one that the model was calibrated for.
+
+    Raises:
+        ValueError: both are given, or the model is not calibrated for this coverage.
+    """
+    if threshold is not None and coverage is not None:
+        raise ValueError(f"threshold is {threshold} and coverage {coverage}: choose one")
+    if coverage is not None:
+        known = getattr(config, "coverage_thresholds", None) or {}
+        if (lowest := known.get(str(float(coverage)))) is None:
+            calibrated = f"it must be {', '.join(known)}" if known else "calibrate the model first (hf-vit calibrate)"
+            raise ValueError(f"coverage is {coverage}; {calibrated}")
+        return [lowest] * config.num_labels
+    if threshold is None:
+        return None
+    return thresholds_of(config) if threshold == "auto" else [float(threshold)] * config.num_labels
 
 
 def predictions_writer(kind: str, file: TextIO, in_percent: bool = True) -> Callable[[str, list[Any]], None]:
@@ -43,7 +77,7 @@ def predictions_writer(kind: str, file: TextIO, in_percent: bool = True) -> Call
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["image", "rank", "label", "score"])
         return lambda image, predictions: table.writerows(
-            [image, rank, entry.label, entry.score] for rank, entry in enumerate(predictions, start=1)
+            [as_cell(image), rank, as_cell(entry.label), entry.score] for rank, entry in enumerate(predictions, start=1)
         )
     if kind == "jsonl":
         return lambda image, predictions: print(
@@ -53,3 +87,9 @@ def predictions_writer(kind: str, file: TextIO, in_percent: bool = True) -> Call
     return lambda image, predictions: print(
         image, *(f"  {entry.score:{form}}  {entry.label}" for entry in predictions), sep="\n", file=file
     )
+
+
+def as_cell(text: str) -> str:
+    """Quote text that a spreadsheet would compute as a formula (owasp.org/www-community/attacks/CSV_Injection)."""
+    text = printable(text)  # also \r, which the csv module leaves unquoted
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text

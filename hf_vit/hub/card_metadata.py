@@ -1,7 +1,7 @@
 """Front matter of a card, and results in the formats of the Hub."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ def render_metadata(
     base_model = sources.training.get("base_model") or ""
     ours = ModelCardData(
         license=license or own.get("license") or sources.facts.get("license"),
-        library_name="transformers",
+        # The library whose snippet on the Hub works: transformers alone cannot read a folder of ours without its code.
+        library_name="transformers" if sources.is_of_transformers or "auto_map" in sources.config else "hf_vit",
         pipeline_tag="image-classification" if sources.classifies else "image-feature-extraction",
         tags=_union(own.get("tags"), ["hf_vit", "bit" if sources.is_bit else "vit", "vision", *tags]),
         datasets=_union(own.get("datasets"), filter(None, data_sets)) or None,
@@ -94,18 +95,22 @@ def _own_results(sources: Sources, name: str) -> list[EvalResult]:
     ]
 
 
-def eval_results_file(texts: Mapping[str, str], name: str) -> str | None:
-    """Return the text of `.eval_results/hf_vit.yaml` for the Hub; None without a result on a data set of the Hub."""
+def eval_results_file(texts: Mapping[str, str], name: str, task_of: Callable[[str], str | None]) -> str | None:
+    """Return the text of `.eval_results/hf_vit.yaml` for the Hub; None without a result on one of its benchmarks.
+
+    Args:
+        task_of: function of a data set's name that returns its task, or None if it is no benchmark.
+    """
     entries = [
         EvalResultEntry(
             dataset_id=result.dataset_type,
-            task_id="default",
+            task_id=task,
             value=result.metric_value,
             source_url=result.source_url,
             source_name=result.source_name,
             notes=result.metric_name,
         )
         for result in _eval_results(Sources(texts), name)
-        if HUB_NAME.fullmatch(result.dataset_type)
+        if HUB_NAME.fullmatch(result.dataset_type) and (task := task_of(result.dataset_type)) is not None
     ]
     return yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False) if entries else None

@@ -23,7 +23,7 @@ _FIGURES = {  # figures of a training run: their alternative texts
 # Settings of a training run that do not change its result, and those that stand elsewhere on the card.
 _NOT_LISTED = ("dataset", "model", "eval_batch_size", "eval_every", "keep_checkpoints", "log_every", "num_processes")
 _NOT_LISTED += ("num_workers", "overwrite", "print_config", "profile", "report_to", "resume", "save_every")
-_NOT_LISTED += ("stall_timeout",)
+_NOT_LISTED += ("stall_timeout", "prefetch_factor", "augment_on")
 _METRICS = {"samples": "images", "skipped": "images skipped"}  # display names of metrics
 _BOOKKEEPING = ("best", "best_step")  # about the best step; the card is about the last
 _FILTERS = {2: "bilinear", 3: "bicubic", "area": "area"}  # `resample`: its name
@@ -46,23 +46,27 @@ inputs = processor(load_image("{image}"), return_tensors="pt")
 print(model(**inputs).{output}.shape)  # ({shape})"""
 
 
-def render_sections(sources: Sources, name: str, licence: str | None, has_title: bool) -> str:
+def render_sections(sources: Sources, name: str, licence: str | None, has_title: bool, space: str | None) -> str:
     """Render our part of a card.
 
     Args:
         name: name of the repository or folder.
         licence: licence in the front matter.
         has_title: begin with a heading; False if the user's own text stands above.
+        space: name of a Space with the model's page.
     """
     return _template().render(
         has_title=has_title,
         title=name.split("/")[-1],
         summary=_summary(sources),
-        about=[sources.facts["trained"]] if "trained" in sources.facts else [],
+        about=[*([sources.facts["trained"]] if "trained" in sources.facts else []), *_try_it(space)],
         architecture=_architecture_of_bit(sources) if sources.is_bit else _architecture(sources),
         limits=_limits(sources),
         usage=_usage(sources, name),
         has_code="auto_map" in sources.config,
+        is_of_transformers=sources.is_of_transformers,
+        name=name,
+        cost=sources.cost,
         preprocessing=_preprocessing(sources),
         hyper_parameters=sources.facts.get("hyper_parameters") or _training_settings(sources),
         is_released=sources.released is not None,
@@ -82,6 +86,12 @@ def render_sections(sources: Sources, name: str, licence: str | None, has_title:
         licence=_licence_in_words(sources, licence),
         citations=_citations(sources),
     )
+
+
+def _try_it(space: str | None) -> list[str]:
+    if space is None:
+        return []
+    return [f"[Try it in your browser](https://huggingface.co/spaces/{space}): it computes there and uploads nothing."]
 
 
 @cache
@@ -214,6 +224,11 @@ def _limits(sources: Sources) -> list[str]:
 
 
 def _usage(sources: Sources, name: str) -> str:
+    text = _example(sources, name)
+    return text.replace("import hf_vit  # registers the model types\n", "") if sources.is_of_transformers else text
+
+
+def _example(sources: Sources, name: str) -> str:
     if sources.classifies:
         return _CLASSIFY.format(name=name, image=COCO_CATS)
     if (width := sources.config.get("projection_dim")) is not None:

@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..catalog import Released, find_released
+from ..conversion.source import build_config
+from ..conversion.transformers.names import (
+    is_of_transformers,
+    model_class_for,
+    translate_processor,
+    translate_settings,
+)
+from ..conversion.transformers.writing import describe_cost
 from ..files.reading import parse_json
+from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..registration import AUTO_MODELS
 
 
@@ -24,6 +33,14 @@ class Sources:
             _parse(texts.get(name, "{}"), name)
             for name in ("config.json", "preprocessor_config.json", "conversion.json", "card_data.json")
         )
+        self.cost = describe_cost(self.config)  # of the nearest preprocessing of transformers' own classes
+        self.is_of_transformers = is_of_transformers(self.config)
+        if self.is_of_transformers:
+            named = model_class_for(self.config).__name__
+            self.config = build_config(translate_settings(self.config)).to_dict() | {"architectures": [named]}
+            self.processor = (
+                HfViTImageProcessor(**translate_processor(self.processor)).to_dict() if self.processor else {}
+            )
         named = (self.config.get("architectures") or ["nothing"])[0]
         if named not in [model.__name__ for _, model in AUTO_MODELS]:
             raise ValueError(f"cannot write a card: config.json names {named} (expected a model of hf_vit)")

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..files.messages import shorten
-from ..files.reading import read_text
+from ..files.reading import parse_yaml, read_text
 from ..files.readme import BEGIN, END
 from ..models.utils import check_place
 from .card_metadata import metadata_yaml, render_metadata
@@ -19,6 +17,7 @@ from .card_sections import render_sections
 from .card_sources import Sources
 
 CARD_SOURCES = ("config.json", "preprocessor_config.json", "conversion.json", "card_data.json", "README.md")
+_SPACE_LINK = re.compile(r"\(https://huggingface\.co/spaces/([\w.-]+/[\w.-]+)\)")
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTALL)
 # Sentences of the card that transformers writes by default; it is not the user's own text.
 _NOBODYS_TEXT = ("This model card has been automatically generated.", "[More Information Needed]")
@@ -26,7 +25,14 @@ _NOBODYS_TEXT = ("This model card has been automatically generated.", "[More Inf
 _EMPTY_SECTION = re.compile(r"^#+ [^\n]*\n+more information needed[ \t]*(?:\n+|\Z)", re.IGNORECASE | re.MULTILINE)
 
 
-def render_card(texts: Mapping[str, str], name: str, *, license: str | None = None, tags: Sequence[str] = ()) -> str:
+def render_card(
+    texts: Mapping[str, str],
+    name: str,
+    *,
+    license: str | None = None,
+    tags: Sequence[str] = (),
+    space: str | None = None,
+) -> str:
     """Render the card of a folder.
 
     Args:
@@ -34,11 +40,14 @@ def render_card(texts: Mapping[str, str], name: str, *, license: str | None = No
         name: name of the repository or folder, for the title and the example.
         license: such as "apache-2.0"; None: that of the README, or of the known source.
         tags: more tags.
+        space: name of a Space with the model's page; None: that of the README, if any.
     """
     sources = Sources(texts)
+    if space is None and (link := _SPACE_LINK.search(sources.readme)):
+        space = link[1]
     own_metadata, before, after = split_readme(sources.readme)
     metadata = render_metadata(sources, name, own_metadata, license, tags)
-    sections = render_sections(sources, name, metadata.get("license"), has_title=not before)
+    sections = render_sections(sources, name, metadata.get("license"), has_title=not before, space=space)
     part = f"{BEGIN}\n{sections}{END}"
     return f"---\n{metadata_yaml(metadata)}---\n" + "\n\n".join(text for text in (before, part, after) if text) + "\n"
 
@@ -67,10 +76,7 @@ def split_readme(text: str) -> tuple[dict[str, Any], str, str]:
         ValueError: the front matter is not YAML, or its tags or data sets are not names.
     """
     match = _FRONT_MATTER.match(text)
-    try:
-        metadata = (yaml.safe_load(match[1]) if match else None) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"cannot read the front matter of README.md: {' '.join(str(error).split())}") from None
+    metadata = (parse_yaml(match[1], "the front matter of README.md") if match else None) or {}
     _check_metadata(metadata)
     body = text[match.end() :] if match else text
     if BEGIN in body and END in body:

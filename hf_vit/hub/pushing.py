@@ -1,6 +1,5 @@
 """Push to the Hub: weights, configuration, processor, card and results in one commit, or nothing."""
 
-import hashlib
 import json
 import logging
 import os
@@ -10,9 +9,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, get_token
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -24,20 +25,19 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import httpx
 
 from ..files.contents import MARK, PUSHED, in_words, matches
-from ..files.download import sha256_of
 from ..files.reading import parse_json
 from ..files.versions import versions_of
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
-from ..models.utils import MANIFEST, as_pair, check_place, manifest_text, read_manifest
+from ..models.utils import MANIFEST, as_pair, check_place, manifest_entry, manifest_text, read_manifest
 from .card_check import check_card
 from .card_metadata import eval_results_file
 from .cards import CARD_SOURCES, read_source, render_card
-from .remote_code import add_code
+from .remote_code import add_code, code_of
 
 _logger = logging.getLogger(__name__)
 
 _RESULTS, _OUR_RESULTS = ".eval_results/*.yaml", ".eval_results/hf_vit.yaml"
-_NOT_REPORTED = (MARK, MANIFEST, ".eval_results", ".gitattributes")  # not pushed, without a message
+_NOT_REPORTED = (MARK, MANIFEST, ".eval_results", "1_Pooling", ".gitattributes")  # not pushed, without a message
 _NOT_LISTED = ("README.md", ".eval_results/*")  # not in the manifest, since people edit them on the Hub
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 _PROCESSOR = "preprocessor_config.json"
@@ -90,6 +90,7 @@ class _CardRequest(NamedTuple):
     license: str | None
     tags: list[str]
     may_be_incomplete: bool
+    space: str | None = None
 
 
 class _Remote(NamedTuple):
@@ -110,6 +111,7 @@ def push(
     dry_run: bool = False,
     license: str | None = None,
     tags: list[str] | None = None,
+    space: str | None = None,
     allow_incomplete_card: bool = False,
     message: str = "Upload with hf_vit",
     token: str | bool | None = None,
@@ -132,6 +134,7 @@ def push(
         dry_run: only return what would be pushed.
         license: such as "apache-2.0"; needed once, if the README has none and the source is unknown.
         tags: more tags for the card.
+        space: owner/name of a Space with the model's page, which the card links; None: that of the repository's card.
         allow_incomplete_card: push even if `hf_vit.hub.card_check` finds problems, such as a missing licence.
         message: message of the commit.
         token: used instead of the token of `hf auth login` or HF_TOKEN; False for none.
@@ -149,7 +152,7 @@ def push(
     files, left_out = _files_of(Path(folder))
     if left_out:
         _logger.warning(f"Not pushed (not part of a model): {in_words(left_out)}.")
-    card = _CardRequest(license, tags or [], allow_incomplete_card)
+    card = _CardRequest(license, tags or [], allow_incomplete_card, space)
     pushed = _push_files(_with_code(files) if code else files, target, card, token=token, dry_run=dry_run)
     return pushed._replace(left_out=tuple(left_out))
 
@@ -164,8 +167,9 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; give one that save_pretrained, convert or training wrote")
     entries = sorted(folder.iterdir())
-    chosen = [entry for entry in entries if matches(entry.name, PUSHED)]
-    chosen += sorted(folder.glob(_RESULTS))
+    code = code_of(folder)
+    chosen = [entry for entry in entries if matches(entry.name, PUSHED) or entry in code]
+    chosen += [*sorted(folder.glob(_RESULTS)), *folder.glob("1_Pooling/config.json")]
     for entry in (*chosen, folder / ".eval_results"):
         if entry.is_symlink():
             raise ValueError(
@@ -200,7 +204,7 @@ def _push_files(
     packages = versions_of(("hf_vit", "torch", "transformers"))
     api = HfApi(library_name="hf_vit", library_version=packages.pop("hf_vit"), token=token, user_agent=packages)
 
-    listed = {name: _entry_of(content) for name, content in files.items() if not matches(name, _NOT_LISTED)}
+    listed = {name: manifest_entry(content) for name, content in files.items() if not matches(name, _NOT_LISTED)}
 
     def attempt() -> Pushed:
         full = target._replace(repo_id=_with_owner(api, target.repo_id))
@@ -275,9 +279,9 @@ def _plan(
     texts = {name: text for name in CARD_SOURCES if (text := _text(api, files, remote, target, name)) is not None}
     problems: list[str] = []
     if "config.json" in texts:
-        text = render_card(texts, target.repo_id, license=card.license, tags=card.tags)
+        text = render_card(texts, target.repo_id, license=card.license, tags=card.tags, space=card.space)
         files, problems = {**files, "README.md": text.encode()}, [*_size_problems(texts), *check_card(text)]
-        if (results := eval_results_file(texts, target.repo_id)) is not None:
+        if (results := eval_results_file(texts, target.repo_id, partial(_task_of, api))) is not None:
             files = {_OUR_RESULTS: results.encode(), **files}
     else:  # a processor was pushed before its model: no card yet
         files = {name: content for name, content in files.items() if name != "README.md"}
@@ -290,6 +294,15 @@ def _plan(
     operations += [CommitOperationDelete(name) for name in outdated]
     sizes = {name: len(data) if isinstance(data, bytes) else data.stat().st_size for name, data in files.items()}
     return Pushed(None, sizes, outdated, problems), operations
+
+
+def _task_of(api: HfApi, name: str) -> str | None:
+    """Return the first task of a benchmark, a data set on the Hub with an eval.yaml; None for any other data set."""
+    try:
+        tasks = yaml.safe_load(read_source(api.hf_hub_download(name, "eval.yaml", repo_type="dataset")))["tasks"]
+        return str(tasks[0]["id"])
+    except (HfHubHTTPError, OSError, yaml.YAMLError, TypeError, KeyError, IndexError):
+        return None
 
 
 def _size_problems(texts: dict[str, str]) -> list[str]:
@@ -307,18 +320,14 @@ def _size_problems(texts: dict[str, str]) -> list[str]:
     ]
 
 
-def _entry_of(content: Path | bytes) -> dict[str, Any]:
-    """Return the manifest's entry of a file."""
-    if isinstance(content, bytes):
-        return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    return {"size": content.stat().st_size, "sha256": sha256_of(content)}
-
-
 def _manifest(api: HfApi, listed: _Listed, remote: _Remote, target: _Target, outdated: list[str]) -> str | None:
     """Build the manifest after a push, with entries of unchanged files; None if another program's has this name."""
     earlier: _Listed = {}
     if (text := _text(api, {}, remote, target, MANIFEST)) is not None:
-        found = read_manifest(text)
+        try:
+            found = read_manifest(text)
+        except ValueError:  # damaged: replaced
+            found = {}
         if found is None:
             return None
         earlier = {name: entry for name, entry in found.items() if name in remote.names and name not in outdated}
@@ -368,7 +377,7 @@ def _with_retries(attempt: Callable[[], Pushed]) -> Pushed:
                 raise
             _logger.warning(f"The Hub answered {error.response.status_code}; trying again.")
         except (httpx.TransportError, ConnectionError) as error:
-            if isinstance(error, httpx.ConnectError | OfflineModeIsEnabled):
+            if isinstance(error, httpx.ConnectError | OfflineModeIsEnabled) or "xet-write-token" in str(error):
                 raise
             _logger.warning(f"The connection broke ({type(error).__name__}); trying again.")
         time.sleep(_RETRY_WAIT * 2**number)
@@ -387,6 +396,8 @@ def _failures_explained(api: HfApi, target: _Target) -> Iterator[None]:
     except OfflineModeIsEnabled as error:
         raise PushError(f"{target.repo_id}: HF_HUB_OFFLINE forbids pushing; unset it") from error
     except (httpx.TransportError, ConnectionError) as error:
+        if "xet-write-token" in str(error):
+            raise PushError(f"{target.repo_id}: {_no_xet(api)}") from error
         raise PushError(
             f"{target.repo_id}: the connection to {api.endpoint} failed ({error or type(error).__name__}); nothing was "
             "committed; run the same command again to upload the rest"
@@ -414,6 +425,8 @@ def _explain(api: HfApi, target: _Target, error: HfHubHTTPError) -> str:
     said = error.server_message or f"HTTP {status}"
     if status == 401 and get_token() is None and not isinstance(api.token, str):
         return _no_token(api)
+    if status == 404 and "xet-write-token" in str(error.response.url):
+        return _no_xet(api)
     if isinstance(error, RepositoryNotFoundError) or status == 404:
         return f"the repository does not exist, or this token cannot read it ({said})"
     if status in (402, 413, 507) or re.search(r"quota|storage.*limit", said, re.IGNORECASE):
@@ -424,6 +437,10 @@ def _explain(api: HfApi, target: _Target, error: HfHubHTTPError) -> str:
         412: "others are committing at the same time; nothing was committed; try again later",
     }.get(status, "the Hub failed; nothing was committed; run the same command again to continue")
     return f"{meaning} ({said})"
+
+
+def _no_xet(api: HfApi) -> str:
+    return f"{api.endpoint} has no Xet storage; set HF_HUB_DISABLE_XET=1 and run the same command again"
 
 
 def _no_token(api: HfApi) -> str:

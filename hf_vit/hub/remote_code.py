@@ -50,6 +50,18 @@ def add_code(folder: str | os.PathLike) -> list[str]:
     return [*changed, *(file.name for file in files)]
 
 
+def code_of(folder: Path) -> set[Path]:
+    """Return the code files of a folder that its `auto_map` names, and those that these import.
+
+    Other files with such names, `inference.py` for one, are the user's own.
+    """
+    named = [_read_json(folder / name).get("auto_map") for name in ("config.json", "preprocessor_config.json")]
+    references = [reference for entry in named if isinstance(entry, dict) for reference in entry.values()]
+    modules = {folder / f"{reference.partition('.')[0]}.py" for reference in references if isinstance(reference, str)}
+    entries = {file for file in modules if file.parent == folder and file.is_file()}
+    return entries | {Path(file) for entry in entries for file in get_relative_import_files(entry)}
+
+
 def _auto_map(model_type: str) -> dict[str, str]:
     """Return Auto class -> file and class, such as "modeling_hf_vit.HfViTModel", for a model type."""
     return {name: _reference(its_class) for name, its_class in _classes(model_type).items()}

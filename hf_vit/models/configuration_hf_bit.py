@@ -76,6 +76,10 @@ class HfBiTConfig(HfVisionConfig):
         pool_padding: padding of the max-pool after the root: "zero", or "lowest" (which never wins).
         spatial_mixing: "convolution", or "axial_attention" in place of every 3x3 convolution (AxialResNet; needs
             "bottleneck"). The relative positions of axial attention allow images of at most `image_size`.
+        label_thresholds: score from which on each class is predicted, for images with several labels; chosen on
+            held-out images; None: 0.5.
+        temperature: what the head's logits were divided by in a calibration (`hf_vit.calibrate`); the weights have it.
+        coverage_thresholds: coverage ("0.95") -> the probability from which on a class belongs to the predicted set.
 
     Raises:
         ValueError: the fields contradict each other, or an argument is unknown.
@@ -94,6 +98,9 @@ class HfBiTConfig(HfVisionConfig):
     padding: Literal["fixed", "same"] = "fixed"
     pool_padding: Literal["zero", "lowest"] = "zero"
     spatial_mixing: Literal["convolution", "axial_attention"] = "convolution"
+    label_thresholds: list[float] | None = None
+    temperature: float | None = None
+    coverage_thresholds: dict[str, float] | None = None
 
     def __post_init__(self, **kwargs):
         self.depths = list(self.depths)

@@ -82,6 +82,12 @@ def scores_of(logits: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
     return logits.softmax(dim=-1) if function == "softmax" else logits
 
 
+def thresholds_of(config: PreTrainedConfig) -> list[float]:
+    """Return the score from which on each class is predicted, by a classifier with several labels per image."""
+    stored, classes = getattr(config, "label_thresholds", None) or [], len(config.id2label or ())
+    return stored if len(stored) == classes else [0.5] * classes
+
+
 class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
     """Base of the configurations; a subclass is `@strict` and declares `num_channels` and `image_size`."""
 

@@ -102,6 +102,10 @@ class HfViTConfig(HfVisionConfig):
             not normalised.
         image_size_history: earlier image sizes of resampled position embeddings, the training size first; None if they
             were never resampled.
+        label_thresholds: score from which on each class is predicted, for images with several labels; chosen on
+            held-out images; None: 0.5.
+        temperature: what the head's logits were divided by in a calibration (`hf_vit.calibrate`); the weights have it.
+        coverage_thresholds: coverage ("0.95") -> the probability from which on a class belongs to the predicted set.
         patch_target: target of masked patch prediction: "mean_color" (3 bits per channel), "downsized" (the same for
             each cell of a 4 x 4 grid) or "pixels".
 
@@ -142,6 +146,9 @@ class HfViTConfig(HfVisionConfig):
     pool_patches_only: bool = False
     norm_after_pooling: bool = False
     image_size_history: list[Size] | None = None
+    label_thresholds: list[float] | None = None
+    temperature: float | None = None
+    coverage_thresholds: dict[str, float] | None = None
     patch_target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
     stored_patch_size: Size | None = None
     position_grid: Size | None = None

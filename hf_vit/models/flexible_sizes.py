@@ -1,31 +1,34 @@
 """Other patch sizes (FlexiViT), other image sizes, and images of different sizes in one batch (NaFlex)."""
 
 from copy import copy
-from functools import cache
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.utils.generic import maybe_autocast
 
 from .configuration_hf_vision import Size, as_pair, check_size
 from .configuration_hf_vit import HfViTConfig
-from .position_embeddings import Grid, PositionTables
+from .position_embeddings import Grid, PositionTables, constant
 from .pretrained import HfVisionPreTrainedModel
 
 
-@cache  # of NumPy arrays, so that tracing a model cannot put one of its own tensors into the cache
-def _kernel_matrix(old: int, new: int) -> np.ndarray:
-    """Compute pinv(R^T) of a bilinear resize R (half-pixel centers, no antialias): (new, old), in float64."""
-    centers = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
-    resize = (1 - np.abs(centers[:, None] - np.arange(old))).clip(min=0)  # (new, old), every row sums to 1
-    return np.linalg.pinv(resize.T)
-
-
+@constant
 @torch.compiler.assume_constant_result
-def _kernel_matrices(old: tuple[int, int], new: tuple[int, int]) -> list[torch.Tensor]:
-    return [torch.from_numpy(_kernel_matrix(*sizes)) for sizes in zip(old, new, strict=True)]
+def _kernel_matrices(old_size: tuple[int, int], new_size: tuple[int, int]) -> list[torch.Tensor]:
+    """Compute pinv(R^T) of a bilinear resize R (half-pixel centers, no antialias) of rows, and of columns.
+
+    Returns:
+        (new_height, old_height) and (new_width, old_width), float64.
+    """
+    matrices = []
+    for old, new in zip(old_size, new_size, strict=True):
+        centers = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
+        resize = (1 - np.abs(centers[:, None] - np.arange(old))).clip(min=0)  # (new, old), every row sums to 1
+        matrices.append(torch.from_numpy(np.linalg.pinv(resize.T)))
+    return matrices
 
 
 def resize_patch_kernel(kernel: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:
@@ -46,8 +49,8 @@ def resize_patch_kernel(kernel: torch.Tensor, patch_size: tuple[int, int]) -> to
     if old == tuple(patch_size):
         return kernel
     wide = kernel.to(torch.promote_types(kernel.dtype, torch.float32))
-    rows, columns = (matrix.to(wide) for matrix in _kernel_matrices(old, patch_size))
-    with torch.autocast(kernel.device.type, enabled=False):
+    rows, columns = _kernel_matrices(old, tuple(patch_size), like=wide)
+    with maybe_autocast(kernel.device.type, enabled=False):
         resized = F.linear(F.linear(wide, columns).transpose(2, 3), rows).transpose(2, 3)
     return resized.to(kernel.dtype)
 
@@ -139,14 +142,20 @@ def refuse_mixed_sizes(config: HfViTConfig) -> None:
         )
 
 
-def patch_mask(spatial_shapes: torch.Tensor, length: int) -> torch.Tensor:
-    """Return (batch, length), 1 for the patches that an image has; `spatial_shapes`: (batch, 2), rows and columns."""
-    places = torch.arange(length, device=spatial_shapes.device)
-    return (places < spatial_shapes.prod(dim=1, keepdim=True)).int()
+def patch_mask(spatial_shapes: Any, pixel_values: torch.Tensor) -> torch.Tensor:
+    """Return (batch, patches), 1 for the patches that an image has.
+
+    Args:
+        spatial_shapes: (batch, 2), rows and columns of patches of each image.
+        pixel_values: (batch, patches, values)
+    """
+    shapes = torch.as_tensor(spatial_shapes).to(pixel_values.device, non_blocking=True)
+    places = torch.arange(pixel_values.shape[1], device=shapes.device)
+    return (places < shapes.prod(dim=1, keepdim=True)).int()
 
 
 def embed_mixed_sizes(
-    embeddings: Any, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor, patch_size: tuple[int, int]
+    embeddings: Any, pixel_values: torch.Tensor, spatial_shapes: Any, patch_size: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Embed images of different sizes, given as patches, with positions for the grid of each.
 
@@ -171,7 +180,7 @@ def embed_mixed_sizes(
             f"pixel_values has {values} values per patch; patches of {height} x {width} pixels with "
             f"{config.num_channels} channels have {height * width * config.num_channels}"
         )
-    grids = [(rows, columns) for rows, columns in spatial_shapes.tolist()]
+    grids = [(rows, columns) for rows, columns in torch.as_tensor(spatial_shapes).tolist()]
     if max(rows * columns for rows, columns in grids) > length:
         raise ValueError(f"spatial_shapes has grids with more patches than the {length} of pixel_values: {grids}")
     dtype = embeddings.patch_embeddings.projection.weight.dtype
@@ -181,8 +190,7 @@ def embed_mixed_sizes(
     else:
         row = _stem_row(embeddings.stem, pixel_values, grids, patch_size, config.stride)
     patches = embeddings.patch_embeddings(row, patch_size).to(dtype)  # they are bfloat16 under autocast
-    is_padding = patch_mask(spatial_shapes.to(patches.device), length) == 0
-    patches = patches.masked_fill(is_padding.unsqueeze(-1), 0)
+    patches = patches.masked_fill(patch_mask(spatial_shapes, pixel_values).unsqueeze(-1) == 0, 0)
     if not config.adds_positions_to_input:
         return patches, None
     tables = {}

@@ -9,6 +9,9 @@ Levels are uint8 for a source of 8 bits, and float32 with 16 bits of precision f
 | uint16, Pillow's "I;16" and "I" | value / 257, so 65535 becomes 255 |
 | other integers | the value, which must be in [0, 255] |
 | floating point, Pillow's "F" | value * 255, which must come from [0, 1] |
+
+Images with other channels than color and alpha are arrays, `.npy` files, TIFF files with one page per channel, or
+{"channels": [image, ...]}, one image per channel.
 """
 
 import base64
@@ -27,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, ImageSequence
 from transformers.utils import logging
 
 from .utils import allowed, open_address
@@ -49,6 +52,7 @@ with suppress(ImportError):
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 _ORIENTATION = 0x0112  # the EXIF tag
+_NPY = b"\x93NUMPY"  # first bytes of an .npy file
 _HEIC = re.compile(rb"....ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)  # first bytes of a file
 _MAX_PIXELS = 2**27  # limit on the declared size; the largest photographs have some 100 million pixels
 _BLOCK = 2**20  # bytes that are read at once
@@ -88,7 +92,8 @@ def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
 
 def count_images(images: list[Any]) -> int:
     """Return the number of images in a list; a batch counts with all of its images."""
-    return sum(len(image) if getattr(image, "ndim", 0) == 4 else 1 for image in images)
+    batches = (getattr(image, "ndim", 0) == 4 and hasattr(image, "__len__") for image in images)
+    return sum(len(image) if is_batch else 1 for image, is_batch in zip(images, batches, strict=True))
 
 
 def _can_stack(images: list[Any]) -> bool:
@@ -121,7 +126,7 @@ def read_image(
 
     Args:
         image: a path, URL, `data:` URI, bytes, open file, {"bytes", "path"} of `datasets`, PIL image, NumPy array or
-            tensor; arrays may be a batch.
+            tensor; arrays may be a batch. Or {"channels": [image, ...]}, one image per channel.
         num_channels: number of channels of the result; None keeps the image's channels.
         background: red, green and blue behind transparent parts.
         input_data_format: "channels_first" or "channels_last", for arrays of ambiguous shape.
@@ -136,8 +141,16 @@ def read_image(
     Raises:
         ImageReadingError: it cannot be read, is not an image, or its channels cannot be converted to `num_channels`.
     """
-    if isinstance(image, np.ndarray | torch.Tensor):
+    if isinstance(image, dict) and "channels" in image:
+        parts = enumerate(image["channels"])
+        channels = [read_image(part, 1, keep_float=keep_float, name=f"channel {n} of {name}") for n, part in parts]
+        levels = _stack(channels, name)
+    elif isinstance(image, np.ndarray | torch.Tensor):
         levels = _levels_of_array(image, num_channels, input_data_format, keep_float, name)
+    elif _is_npy(image):
+        levels = _levels_of_array(_load_npy(image, name), num_channels, input_data_format, keep_float, name)
+    elif num_channels not in (None, 1, 3) and (pages := _pages_of_tiff(image, num_channels, name)):
+        levels = _stack([_levels_of_array(page, None, None, False, name) for page in pages], name)
     else:
         pixels = _pixels_of_pillow(load_image(image, reduce_to, name), name)
         levels = _levels_of_array(pixels, None, "channels_last", False, name)
@@ -307,7 +320,50 @@ def _pixels_of_pillow(image: Image.Image, name: str) -> np.ndarray:
             raise ImageReadingError(f"{name} has {values} (expected 16 bits: 0 to 65535)")
         return pixels.astype(np.uint16)
     mode = "RGBA" if "transparency" in image.info else _EIGHT_BIT_MODES.get(image.mode, "RGB")
-    return np.array(image if image.mode == mode else image.convert(mode))
+    try:
+        return np.array(image if image.mode == mode else image.convert(mode))
+    except TypeError as error:  # of Pillow, for a transparency that is no color
+        raise ImageReadingError(f"cannot read {name}: {error}") from error
+
+
+def _is_npy(image: Any) -> bool:
+    """Tell whether an image is the content of an .npy file, or the path of one."""
+    if isinstance(image, dict):
+        image = image.get("path") if image.get("bytes") is None else image["bytes"]
+    if isinstance(image, bytes):
+        return image.startswith(_NPY)
+    return isinstance(image, str | os.PathLike) and os.fspath(image).endswith(".npy")
+
+
+def _load_npy(image: Any, name: str) -> np.ndarray:
+    try:
+        with _open_source(image) as file:
+            return np.load(file, allow_pickle=False)
+    except Exception as error:  # a damaged file raises ValueError, EOFError, SyntaxError, ...
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ImageReadingError(f"cannot read {name}: {reason}") from error
+
+
+def _pages_of_tiff(image: Any, num_channels: int, name: str) -> list[np.ndarray]:
+    """Return the pixels of every page of a TIFF that has a page for each channel; of other images an empty list."""
+    with _opened(image, name) as file:
+        if file.format != "TIFF" or (count := getattr(file, "n_frames", 1)) == 1:
+            return []
+        if count != num_channels:
+            raise ValueError(f"it has {count} pages (expected one per channel, {num_channels})")
+        _check_pixels(file.width, file.height * num_channels)
+        pages = [_pixels_of_pillow(page, name) for page in ImageSequence.Iterator(file)]
+        if any(page.ndim != 2 for page in pages):
+            raise ValueError("its pages have several channels each (expected one)")
+        return pages
+
+
+def _stack(channels: list[torch.Tensor], name: str) -> torch.Tensor:
+    """Join images of one channel; their levels are uint8, or float32 if those of one of them are."""
+    shapes = {tuple(channel.shape) for channel in channels}
+    if len(shapes) != 1:
+        raise ImageReadingError(f"the channels of {name} have different sizes, {sorted(shapes)}")
+    return torch.cat(channels)  # of uint8 and float32: float32
 
 
 def _turn(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:

@@ -96,7 +96,7 @@ class HfViTEmbeddings(nn.Module):
         self,
         pixel_values: torch.Tensor,
         grid: Grid | None = None,
-        spatial_shapes: torch.Tensor | None = None,
+        spatial_shapes: torch.Tensor | list[list[int]] | None = None,
         patch_size: Size | None = None,
         bool_masked_pos: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -160,7 +160,7 @@ class HfViTEmbeddings(nn.Module):
         if not config.adds_positions_to_input:
             return None
         if config.position_embedding_type == "sincos2d":
-            return fixed_positions(grid, config.hidden_size, config.num_prefix_tokens, like)
+            return fixed_positions(grid, config.hidden_size, config.num_prefix_tokens, like=like)[0]
         if isinstance(self.position_embeddings, PositionTables):
             return self.position_embeddings(grid)
         if is_same_grid(grid, config.stored_grid):
@@ -522,12 +522,13 @@ class HfViTEncoder(HfViTPreTrainedModel):
             layer of `keep`.
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions", self.config.output_attentions)
-        if attention_mask is not None and kwargs["output_attentions"]:
-            attention_mask = attention_mask[:, None, None, :].bool()
-        elif attention_mask is not None:
-            attention_mask = create_bidirectional_mask(
-                config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
-            )
+        if attention_mask is not None:
+            if kwargs["output_attentions"] or self.config._attn_implementation in ("eager", "sdpa"):
+                attention_mask = attention_mask[:, None, None, :].bool()
+            else:  # in the form of the kernel; transformers reads the mask for this, which waits for the device
+                attention_mask = create_bidirectional_mask(
+                    config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
+                )
         positions = [None] * len(self.layers)  # added to the input of each layer, (tokens, hidden_size)
         if self.layer_position_embeddings is not None:
             positions = self.layer_position_embeddings(grid).expand(len(self.layers), -1, -1)
@@ -576,7 +577,7 @@ class HfViTModel(HfViTEncoder):
         attention_mask: torch.Tensor | None = None,
         *,
         pixel_attention_mask: torch.Tensor | None = None,
-        spatial_shapes: torch.Tensor | None = None,
+        spatial_shapes: torch.Tensor | list[list[int]] | None = None,
         kept_patches: torch.Tensor | None = None,
         patch_size: Size | None = None,
         only_pooled: bool = False,
@@ -592,7 +593,8 @@ class HfViTModel(HfViTEncoder):
                 position embeddings are resampled in any case.
             attention_mask: (batch, tokens), 1 for real tokens; None if there is no padding.
             pixel_attention_mask: (batch, patches), 1 for real patches; None: derived from `spatial_shapes`.
-            spatial_shapes: (batch, 2), rows and columns of patches of each image.
+            spatial_shapes: (batch, 2), rows and columns of patches of each image; a list or a tensor of the CPU saves
+                a wait for the device.
             kept_patches: (batch, kept), indices of the patches that the layers get, -1 for padding; None: all.
             patch_size: patch size of this forward, for a flexible model, an int or (height, width); None: the
                 configuration's.
@@ -611,7 +613,7 @@ class HfViTModel(HfViTEncoder):
             grid = self.grid_of(pixel_values, patch_size)
             self.note_image_size(pixel_values, interpolate_pos_encoding)
         elif pixel_attention_mask is None:
-            pixel_attention_mask = patch_mask(spatial_shapes, pixel_values.shape[1])
+            pixel_attention_mask = patch_mask(spatial_shapes, pixel_values)
         hidden_states = self.embeddings(pixel_values, grid, spatial_shapes, patch_size, bool_masked_pos)
         if kept_patches is not None:
             hidden_states, pixel_attention_mask = keep_patches(hidden_states, kept_patches, self.config)

@@ -107,6 +107,10 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         """Draw the mask token."""
         init.normal_(self.mask_token, std=self.config.initializer_range)
 
+    def set_num_channels(self, num_channels: int) -> None:
+        """Raise ValueError: the model predicts pixels of its own channels."""
+        raise ValueError(f"cannot set num_channels {num_channels}: {type(self).__name__} predicts pixels")
+
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
     def forward(

@@ -4,8 +4,9 @@ The learned tables are those of Table 8 of arXiv 2010.11929 (section D.4). A mod
 table that is shared or added at the input. `position_interpolation` of the configuration names the resampling.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig
+from .pretrained import is_recorded
 from .utils import is_same_grid
 
 Grid = tuple[int, int]  # (rows, columns) of patches
@@ -30,21 +32,31 @@ def sincos2d(grid: Grid, hidden_size: int, temperature: float = 10_000.0) -> tor
     return torch.cat([column.sin(), column.cos(), row.sin(), row.cos()], dim=1).unsqueeze(0)
 
 
-def fixed_positions(grid: Grid, hidden_size: int, num_prefix_tokens: int, like: torch.Tensor) -> torch.Tensor:
-    """Return `sincos2d` with zeros for the prefix tokens, in the dtype and on the device of a tensor."""
-    key = grid, hidden_size, num_prefix_tokens, like.dtype, like.device
-    is_recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
-    if is_recorded or type(like) not in (torch.Tensor, nn.Parameter):  # a symbolic tensor must not get into the cache
-        return _fixed_positions.__wrapped__(*key)
-    return _fixed_positions(*key)
+def constant(compute: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+    """Keep the tensors that a function makes of sizes, on each device, so that no forward waits for their transfer.
+
+    The new function takes another argument, `like`: the results have the dtype and the device of this tensor. While
+    torch records the computation, for torch.compile or an export, nothing is kept.
+    """
+
+    @lru_cache(maxsize=64)
+    @torch.inference_mode(False)
+    def kept(device: torch.device, dtype: torch.dtype, *arguments: Any) -> list[torch.Tensor]:
+        return [tensor.to(device, dtype) for tensor in compute(*arguments)]
+
+    @wraps(compute)
+    def computed(*arguments: Any, like: torch.Tensor) -> list[torch.Tensor]:
+        if is_recorded() or type(like) not in (torch.Tensor, nn.Parameter):  # a symbolic tensor must not be kept
+            return [tensor.to(like) for tensor in compute(*arguments)]
+        return kept(like.device, like.dtype, *arguments)
+
+    return computed
 
 
-@lru_cache(maxsize=16)
-@torch.inference_mode(False)
-def _fixed_positions(
-    grid: Grid, hidden_size: int, num_prefix_tokens: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    return F.pad(sincos2d(grid, hidden_size).to(device, dtype), (0, 0, num_prefix_tokens, 0))
+@constant
+def fixed_positions(grid: Grid, hidden_size: int, num_prefix_tokens: int) -> list[torch.Tensor]:
+    """Return one table, `sincos2d` after zeros for the prefix tokens: (1, tokens, hidden_size)."""
+    return [F.pad(sincos2d(grid, hidden_size), (0, 0, num_prefix_tokens, 0))]
 
 
 def resize_position_embeddings(
@@ -74,9 +86,7 @@ def resize_position_embeddings(
     prefix, patches = position_embeddings.split([num_prefix_tokens, old_grid[0] * old_grid[1]], dim=1)
     patches = patches.to(torch.promote_types(dtype, torch.float32)).unflatten(1, old_grid)
     if method in ("jax", "jax_exact"):
-        rows, columns = (
-            _linear_weights(old, new, method).to(patches) for old, new in zip(old_grid, new_grid, strict=True)
-        )
+        rows, columns = _linear_weights(tuple(old_grid), tuple(new_grid), method, like=patches)
         patches = torch.einsum("rh,cw,bhwd->brcd", rows, columns, patches)
     else:
         patches = patches.permute(0, 3, 1, 2)  # (tables, hidden_size, old_rows, old_columns)
@@ -142,19 +152,23 @@ def _places_of_distances(grid: Grid, reach: Sequence[int], device: torch.device)
     return places.flatten(), counts.flatten()
 
 
-def _linear_weights(old: int, new: int, method: str = "jax") -> torch.Tensor:
-    """Compute the matrix of linear interpolation with aligned corners, in float64.
+@constant
+def _linear_weights(old_grid: Grid, new_grid: Grid, method: str) -> list[torch.Tensor]:
+    """Compute the matrices of linear interpolation with aligned corners, of rows and of columns, in float64.
 
     Coordinates are computed as in scipy. For some sizes, such as 28 to 14, rounding puts the last one beyond the last
     point, and scipy writes zero there. "jax_exact" does the same.
 
     Returns:
-        (new, old); every row sums to 1 (or to 0, see above).
+        (new_rows, old_rows) and (new_columns, old_columns); every row sums to 1 (or to 0, see above).
     """
-    coordinates = torch.arange(new, dtype=torch.float64) * ((old - 1) / torch.sym_max(new - 1, 1))
-    distances = coordinates[:, None] - torch.arange(old, dtype=torch.float64)
-    weights = (1 - distances.abs()).clamp(min=0)
-    return weights * (coordinates <= old - 1)[:, None] if method == "jax_exact" else weights
+    matrices = []
+    for old, new in zip(old_grid, new_grid, strict=True):
+        coordinates = torch.arange(new, dtype=torch.float64) * ((old - 1) / torch.sym_max(new - 1, 1))
+        distances = coordinates[:, None] - torch.arange(old, dtype=torch.float64)
+        weights = (1 - distances.abs()).clamp(min=0)
+        matrices.append(weights * (coordinates <= old - 1)[:, None] if method == "jax_exact" else weights)
+    return matrices
 
 
 class PositionTables(nn.Module):

@@ -32,9 +32,9 @@ _TRUNCATED_STD = 0.87962566103423978
 
 
 def _sizes_of(settings: Any, config_class: Any) -> dict[str, Any]:
-    """Return the image size, and the patch size if there is one, of a configuration or a config.json."""
+    """Return what `from_pretrained` adapts: image size, number of channels and, if there is one, patch size."""
     found = settings if isinstance(settings, dict) else vars(settings)
-    fields = [field for field in ("image_size", "patch_size") if hasattr(config_class, field)]
+    fields = [field for field in ("image_size", "patch_size", "num_channels") if hasattr(config_class, field)]
     return {field: found.get(field, getattr(config_class, field)) for field in fields}
 
 
@@ -83,8 +83,9 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
         """Load a model, without any random weights.
 
         `image_size=` resamples the position embeddings once, at load; `patch_size=` also resizes the kernel of the
-        patch embedding. A flexible model keeps both as stored. A head that is missing, or has another number of
-        labels, is reinitialized to zeros, with a warning. `verify=True` hashes all files again, see
+        patch embedding. A flexible model keeps both as stored. `num_channels=` adapts the first convolution, see
+        `set_num_channels`. A head that is missing, or has another number of labels, is reinitialized to zeros, with a
+        warning. `verify=True` hashes all files again, see
         `hf_vit.models.utils.check_files`.
 
         Models of other libraries are converted: by `hf_vit.load`, or `hf-vit convert`.
@@ -154,14 +155,26 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
     def _take_sizes(self, sizes: dict[str, Any], stored: dict[str, Any]) -> None:
         """Set the requested sizes, where they differ from the stored ones."""
         changed = [field for field, size in sizes.items() if as_pair(size) != as_pair(stored[field])]
+        if "num_channels" in changed:
+            self.set_num_channels(sizes["num_channels"])
+        sizes = {field: sizes[field] for field in ("image_size", "patch_size") if field in sizes}
         if "patch_size" in changed:
             self.set_patch_size(**sizes)
-        elif changed:
+        elif "image_size" in changed:
             self.set_image_size(sizes["image_size"])  # warns that the image processor keeps its size
 
     @staticmethod
     def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load the weights, as in transformers; refuse first a model that is much larger than its files."""
+        """Load the weights, as in transformers; refuse first a model that is much larger than its files.
+
+        And refuse files of a folder's index that are elsewhere.
+        """
+        name = model.config.name_or_path
+        inside = os.path.abspath(name) + os.sep
+        for file in checkpoint_files or [] if os.path.isdir(name) else []:
+            is_adapter = (Path(file).parent / "adapter_config.json").is_file()  # of `load_adapter`, in its own folder
+            if not is_adapter and not os.path.abspath(file).startswith(inside):
+                raise ValueError(f"the index of the weights of {name} names a file outside of it: {Path(file).name}")
         described = sum(parameter.numel() for parameter in model.parameters())
         stored = 2 * sum(os.path.getsize(file) for file in checkpoint_files or [])  # at least 4 bits for a parameter
         if checkpoint_files and described > stored + _MORE_PARAMETERS and not allowed("large"):
@@ -258,6 +271,29 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
             ValueError: the model has no patches.
         """
         raise ValueError(f"cannot set patch_size {patch_size}: {type(self).__name__} has no patches")
+
+    @torch.no_grad()
+    def set_num_channels(self, num_channels: int) -> None:
+        """Set another number of image channels; the kernel of the first convolution is adapted, as timm does.
+
+        One channel takes the sum of the kernels of all channels. More channels repeat the kernels in their order,
+        multiplied by old / new number of channels.
+
+        Raises:
+            ValueError: the number is invalid, or the model predicts pixels.
+        """
+        before, after = self.config.num_channels, copy.copy(self.config)
+        after.num_channels = num_channels
+        after.validate_architecture()
+        convolution = next(module for module in self.modules() if isinstance(module, nn.Conv2d))
+        kernel = convolution.weight
+        if num_channels == 1:
+            adapted = kernel.sum(dim=1, keepdim=True)
+        else:
+            repeats = math.ceil(num_channels / before)
+            adapted = kernel.repeat(1, repeats, 1, 1)[:, :num_channels] * (before / num_channels)
+        convolution.weight = nn.Parameter(adapted, kernel.requires_grad)
+        convolution.in_channels = self.config.num_channels = num_channels
 
     def check_images(self, pixel_values: torch.Tensor) -> None:
         """Raise ValueError unless images are (batch, num_channels, height, width)."""

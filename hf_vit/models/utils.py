@@ -24,6 +24,7 @@ HUB_NAME = re.compile(r"[\w.-]*\w/\w[\w.-]*")  # owner/name, but not ./name
 MANIFEST = "manifest.json"
 MAX_TEXT_BYTES = 2**26  # of a JSON or text file; a config.json with 21,843 named classes has 2 MB
 MAX_DEPTH = 32  # nesting of lists and objects in JSON and YAML
+_MAX_BRACKETS = 2**20  # in JSON; an empty list takes 30 times the memory of its two characters
 _FORMAT = "hf_vit manifest, version 1"  # other programs have files of this name too
 _SMALL = 2**20  # bytes; larger files are hashed only when they have changed
 _MAX_REDIRECTS = 5
@@ -144,6 +145,8 @@ def parse_json(text: str, name: str) -> Any:
     Raises:
         ValueError: it is too deep or not JSON.
     """
+    if text.count("[") + text.count("{") > _MAX_BRACKETS:
+        raise ValueError(f"cannot read {name}: it has more than {_MAX_BRACKETS:,} lists and objects")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -234,7 +237,7 @@ def find_file(name: str | os.PathLike, file: str, where: Mapping[str, Any], need
     )
 
 
-# The manifest that a push adds: size and sha256 of the files.
+# The manifest of a folder of a model, or of a push: size and sha256 of the files.
 
 
 def manifest_text(files: dict[str, dict[str, Any]]) -> str:
@@ -246,17 +249,30 @@ def manifest_text(files: dict[str, dict[str, Any]]) -> str:
     return json.dumps({"format": _FORMAT, "files": dict(sorted(files.items()))}, indent=2) + "\n"
 
 
+def manifest_entry(content: Path | bytes) -> dict[str, Any]:
+    """Return the entry of a file, or of its content, in a manifest."""
+    if isinstance(content, bytes):
+        return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {"size": content.stat().st_size, "sha256": sha256_of(content)}
+
+
 def read_manifest(text: str) -> dict[str, dict[str, Any]] | None:
-    """Read the files that a manifest lists, as in `manifest_text`; None if the text is another kind of file."""
+    """Read the files that a manifest lists, as in `manifest_text`; None if it is a JSON file of another program.
+
+    Raises:
+        ValueError: it is damaged. A damaged manifest must not look like another program's, or nothing would be checked.
+    """
+    content = parse_json(text, MANIFEST)
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        if "hf_vit" in text or "sha256" in text:
+            raise ValueError(f"{MANIFEST} is damaged, or of a later version of hf_vit (expected {_FORMAT!r})")
+        return None
     try:
-        content = json.loads(text)
-        if content["format"] != _FORMAT:
-            return None
         return {
             str(name): {"size": int(of["size"]), "sha256": str(of["sha256"])} for name, of in content["files"].items()
         }
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{MANIFEST} is damaged: {error!r}") from None
 
 
 def check_pushed(name: str | os.PathLike, where: Mapping[str, Any], thorough: bool = False) -> None:
@@ -277,8 +293,17 @@ def check_pushed(name: str | os.PathLike, where: Mapping[str, Any], thorough: bo
 def drop_manifest(folder: str | os.PathLike) -> None:
     """Delete the manifest of a folder whose files are about to change."""
     file = Path(folder) / MANIFEST
-    if file.is_file() and read_manifest(file.read_text(encoding="utf-8", errors="replace")) is not None:
+    if file.is_file() and is_our_manifest(file):
         file.unlink()
+
+
+def is_our_manifest(file: Path) -> bool:
+    """Tell whether a manifest.json is ours; also if it is damaged, but still names us."""
+    text = file.read_bytes()[:MAX_TEXT_BYTES].decode(errors="replace")
+    try:
+        return read_manifest(text) is not None
+    except ValueError:
+        return "hf_vit manifest" in text
 
 
 class OutdatesManifest:
@@ -300,7 +325,7 @@ class OutdatesManifest:
             repo_id, token = commit.repo_url.repo_id, kwargs.get("token")
             revision = commit.pr_revision or kwargs.get("revision")
             manifest = find_file(repo_id, MANIFEST, {"revision": revision, "token": token})
-            if manifest is not None and read_manifest(read_text(manifest)) is not None:
+            if manifest is not None and is_our_manifest(Path(manifest)):
                 message = f"Delete the {MANIFEST} of an earlier push"
                 HfApi(token=token).delete_file(MANIFEST, repo_id, revision=revision, commit_message=message)
             return commit
@@ -322,7 +347,10 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
     Raises:
         ValueError: a file is not the one that was pushed, or the manifest is too large.
     """
-    listed = read_manifest(read_text(manifest))
+    try:
+        listed = read_manifest(read_text(manifest))
+    except ValueError as error:
+        raise ValueError(f"cannot check the files beside {manifest}: {error}; repeat the download") from None
     if listed is None:
         return []
     record: Path | None = None
@@ -346,7 +374,7 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
         is_known = status.st_size > _SMALL and known.get(name) == state and not thorough
         if status.st_size != expected["size"] or not (is_known or sha256_of(file) == expected["sha256"]):
             raise ValueError(
-                f"{file} is not the file that was pushed ({status.st_size} bytes, expected {expected['size']}, and "
+                f"{file} is not the file that was written ({status.st_size} bytes, expected {expected['size']}, and "
                 f"sha256 {expected['sha256'][:16]}...); download it again with force_download=True, or delete "
                 f"{MANIFEST} beside it if you changed it yourself"
             )
@@ -393,27 +421,27 @@ def open_address(url: str, timeout: float, headers: Mapping[str, str]) -> Iterat
                 yield response
                 return
             url = str(response.next_request.url)
-    raise AddressError(f"cannot follow the redirect to {_bare(url)}: there are more than {_MAX_REDIRECTS} redirects")
+    raise AddressError(f"cannot follow more than {_MAX_REDIRECTS} redirects, here to {without_secrets(url)}")
 
 
 def check_address(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme == "http" and not allowed("http"):
-        raise AddressError(f"{_bare(url)} is not encrypted: use https://, or set HF_VIT_ALLOW=http")
+        raise AddressError(f"{without_secrets(url)} is not encrypted: use https://, or set HF_VIT_ALLOW=http")
     if parts.scheme not in ("http", "https"):
-        raise AddressError(f"{_bare(url)} begins with {parts.scheme[:20]}: (expected https://)")
+        raise AddressError(f"{without_secrets(url)} begins with {parts.scheme[:20]}: (expected https://)")
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
     if not host:
-        raise AddressError(f"{_bare(url)} names no host")
+        raise AddressError(f"{without_secrets(url)} names no host")
     try:
         found = [] if allowed("private") else socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return  # a proxy may know the name; the connection is checked later
     for *_, address in found:
-        _refuse_private(url, str(address[0]))
+        refuse_private(url, str(address[0]))
 
 
 def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
@@ -424,16 +452,16 @@ def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
     if (proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(parts.hostname or ""):
         return
     try:
-        _refuse_private(url, about["return_value"].get_extra_info("server_addr")[0])
+        refuse_private(url, about["return_value"].get_extra_info("server_addr")[0])
     except AddressError:
         about["return_value"].close()
         raise
 
 
-def _refuse_private(url: str, address: str) -> None:
+def refuse_private(url: str, address: str) -> None:
     if not _is_public(ip_address(address)):
         raise AddressError(
-            f"{_bare(url)} leads to {address}, which is not public; set HF_VIT_ALLOW=private to allow it"
+            f"{without_secrets(url)} leads to {address}, which is not public; set HF_VIT_ALLOW=private to allow it"
         )
 
 
@@ -447,8 +475,13 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
     return address.is_global and not address.is_multicast
 
 
-def _bare(url: str) -> str:
-    """Return an address for messages: without user names, keys and signatures, at most 200 characters."""
+def without_secrets(url: str) -> str:
+    """Return an address for messages: without user names, keys and signatures, at most 200 characters.
+
+    Anything that is not an address is returned as it is; in gs:// a question mark is part of the name.
+    """
+    if not url.lower().startswith(("http://", "https://")):
+        return url
     parts = urlsplit(url)
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
     return bare if len(bare) <= 200 else f"{bare[:200]}..."

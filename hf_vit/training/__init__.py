@@ -1,1 +1,1 @@
-"""Training and evaluation on Accelerate: settings, data, optimisers and schedules, the loop, checkpoints, metrics."""
+"""Training on Accelerate: models, objectives, optimisers and schedules, the loop, checkpoints and reports."""

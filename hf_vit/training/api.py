@@ -1,26 +1,33 @@
 """`hf_vit.finetune` and `hf_vit.pretrain`: training runs from Python, by the path of the scripts."""
 
-import io
+import atexit
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
 
-from ..files.messages import ends_in_one_sentence
+from ..auditing.audit import run_audit
+from ..data.splits import open_splits
+from ..devices import keep_freed_memory, start_accelerator
+from ..files.messages import USER_ERRORS, ends_in_one_sentence
 from ..files.progress import silence_progress_bars
-from .build import open_splits
+from ..loading import check_for_transformers, rewrite_for_transformers
+from ..settings.fields import AUTO, AuditSettings, DataSettings, FinetuneSettings, PretrainSettings
+from ..settings.recipes import build_settings
 from .console import announce, conclude
-from .launch import keep_freed_memory, start_accelerator
 from .models import build_for_pretraining, load_for_finetuning
 from .preemption import Preempted
-from .recipes import build_settings
-from .settings import FinetuneSettings, PretrainSettings
 from .trainer import Trainer, TrainingStopped
 
 Place = str | os.PathLike[str]
+_MOST_MEASURED = 64  # images on which the nearest preprocessing of transformers is measured
+_SPOKEN_FOR = 10  # seconds in which a launcher ends the others after the main process failed
 
 
 def finetune(
@@ -49,7 +56,8 @@ def finetune(
         >>> metrics["accuracy"]
     """
     own = {"model": str(model), "dataset": str(dataset), "output_dir": str(output_dir)}
-    return run_finetuning(build_settings(FinetuneSettings, {**settings, **own}, recipe))
+    command = _call("finetune", *own.values(), recipe=recipe, **settings)
+    return run_finetuning(build_settings(FinetuneSettings, {**settings, **own}, recipe), command)
 
 
 def pretrain(dataset: Place, output_dir: Place, recipe: Place | None = None, **settings: Any) -> dict[str, Any]:
@@ -69,34 +77,61 @@ def pretrain(dataset: Place, output_dir: Place, recipe: Place | None = None, **s
         >>> metrics = hf_vit.pretrain("digits", "out", recipe="digits", steps=20, warmup_steps=2)
     """
     own = {"dataset": str(dataset), "output_dir": str(output_dir)}
-    return run_pretraining(build_settings(PretrainSettings, {**settings, **own}, recipe))
+    command = _call("pretrain", *own.values(), recipe=recipe, **settings)
+    return run_pretraining(build_settings(PretrainSettings, {**settings, **own}, recipe), command)
 
 
-def run_finetuning(settings: FinetuneSettings) -> dict[str, Any]:
-    """Fine-tune a model; return the metrics, which are also saved in `output_dir`."""
+def _call(function: str, *places: str, recipe: Place | None, **settings: Any) -> str:
+    """Return the Python call of a run, for its model card."""
+    named = {"recipe": recipe, **settings} if recipe else settings
+    texts = {name: repr(os.fspath(x) if isinstance(x, os.PathLike) else x) for name, x in named.items()}
+    return f"hf_vit.{function}({', '.join([*map(repr, places), *(f'{name}={x}' for name, x in texts.items())])})"
+
+
+def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
+    """Fine-tune a model; return the metrics, which are also saved in `output_dir`; the model card shows `command`."""
     accelerator = start_accelerator(settings)  # processes, device and precision of `accelerate launch`
     split, eval_split = open_splits(settings)  # with the same class numbers in both
     model, processor = load_for_finetuning(settings, split)  # stored weights and a new head of zeros
-    return _fit(Trainer(settings, accelerator, model, processor, split, eval_split))
+    if settings.save_for == "transformers":
+        check_for_transformers(model)
+    metrics = _fit(Trainer(settings, accelerator, model, processor, split, eval_split, command))
+    if settings.audit:
+        output = Path(str(settings.output_dir))
+        shared = {field.name: getattr(settings, field.name) for field in fields(DataSettings)}
+        own = {"model": settings.model, "output_dir": str(output / "audit"), "overwrite": True}
+        splits = [name for name in (settings.train_split, settings.eval_split) if name not in (None, AUTO)]
+        run_audit(AuditSettings(**shared | own, splits=splits), accelerator, output / "report.html")
+    if settings.save_for == "transformers" and accelerator.is_main_process:
+        shown = eval_split or split
+        rows = range(0 if shown.is_sharded else min(len(shown), _MOST_MEASURED))
+        images = [shown.image(shown.samples[row], row) for row in rows]
+        for folder in (Path(str(settings.output_dir)), Path(str(settings.output_dir), "best")):
+            if (folder / "config.json").is_file():
+                print(f"{folder}: {rewrite_for_transformers(folder, images)}")
+    accelerator.wait_for_everyone()
+    return metrics
 
 
-def run_pretraining(settings: PretrainSettings) -> dict[str, Any]:
-    """Train a model; return the metrics, which are also saved in `output_dir`."""
+def run_pretraining(settings: PretrainSettings, command: str) -> dict[str, Any]:
+    """Train a model; return the metrics, which are also saved in `output_dir`; the model card shows `command`."""
     accelerator = start_accelerator(settings)
     split, eval_split = open_splits(settings, needs_labels=settings.objective == "supervised")
     model, processor = build_for_pretraining(settings, split)  # `variant` and `config`, with random weights
-    return _fit(Trainer(settings, accelerator, model, processor, split, eval_split))
+    return _fit(Trainer(settings, accelerator, model, processor, split, eval_split, command))
 
 
 def _fit(trainer: Trainer) -> dict[str, Any]:
     announce(trainer)
     metrics = trainer.fit()
     conclude(trainer, metrics)
-    trainer.accelerator.end_training()
+    for tracker in trainer.accelerator.trackers:
+        tracker.finish()
+    atexit.register(trainer.accelerator.state.destroy_process_group)  # not now: the program may train again
     return metrics
 
 
-def run_script(main: Callable[[list[str] | None], dict[str, Any]], argv: list[str] | None = None) -> None:
+def run_script(main: Callable[[list[str] | None], Any], argv: list[str] | None = None) -> None:
     """Run a script of `training/`, with one sentence for each error.
 
     The exit status is 2 for an error of the user, 130 after Ctrl-C, and 75 for a run that saved and ended after SIGTERM
@@ -105,11 +140,13 @@ def run_script(main: Callable[[list[str] | None], dict[str, Any]], argv: list[st
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     keep_freed_memory()
     silence_progress_bars()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # class names that the terminal lacks end no run
     with ends_in_one_sentence("error", TrainingStopped):
         try:
             main(argv)
+        except (*USER_ERRORS, TrainingStopped):
+            if int(os.environ.get("RANK") or 0):
+                time.sleep(_SPOKEN_FOR)  # the main process has mostly the same error; let it alone print it
+            raise
         except Preempted as preempted:
             processes = PartialState()
             if processes.is_main_process:

@@ -1,6 +1,7 @@
 """Build the parts of a run from its settings: data sets and batches, objective, optimizer."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -9,68 +10,67 @@ from accelerate.utils import DistributedType
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..data.augmentation import TrainTransform
+from ..data.augmentation import ArrayTransform, TrainTransform
+from ..data.device_augmentation import CutTransform
 from ..data.fingerprint import fingerprint_data, fingerprint_model
-from ..data.labels import distinguish, match_to_split, names_of, refuse_unlabelled
-from ..data.loaders import train_loader
-from ..data.native_resolution import native_loader
-from ..data.samplers import BatchLayout
-from ..data.splits import Split, find_eval_split, split_off_holdout
-from ..evaluation.predictions import TOP_K, open_named
+from ..data.labels import distinguish, names_of
+from ..data.loaders import load_batches, train_loader
+from ..data.native_resolution import NativeDataset, collate_patches
+from ..data.samplers import BatchLayout, BucketBatchSampler
+from ..data.splits import Split
+from ..devices import is_sharded, is_xla, make_states, mark_step, shard_by_layers
+from ..evaluation.predictions import TOP_K
 from ..files.messages import did_you_mean
+from ..loading import local_model
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.flexible_sizes import refuse_mixed_sizes
-from .launch import is_sharded, is_xla, make_states, shard_by_layers
-from .losses import balanced_weights
-from .objectives import Classification, MaskedPatches, Normalizer, Objective
+from ..settings.fields import AUTO, PretrainSettings, TrainingSettings
+from ..settings.reader import SettingsError
+from .objectives import Classification, MaskedPatches, Normalizer, Objective, balanced_weights
 from .optimization import build_optimizer
-from .patch_sizes import compile_model
-from .recipes import SettingsError
-from .settings import AUTO, PretrainSettings, TrainingSettings
+
+_GRAPHS = 8  # of torch.compile per patch size: its default for a function
+_STEPS_TO_COMPILE = 1_000  # a shorter run does not save the minutes that compilation takes
 
 
-def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[Split, Split | None]:
-    """The training split and the evaluation split, with labels that mean the same.
-
-    Where the evaluation split is "auto" and the data have such a split, the setting becomes its name; where the loss is
-    "auto", it becomes the one of the labels.
-
-    Raises:
-        ValueError: they do not, or images have no labels.
-    """
-    split = open_named(settings, settings.train_split, needs_labels)
-    refuse_unlabelled(split, settings.train_split)
-    if settings.loss == AUTO:
-        settings.loss = "sigmoid" if split.multi_label else "softmax"
-    if settings.eval_split == AUTO:
-        names = str(settings.dataset), settings.dataset_config, settings.train_split
-        settings.eval_split = find_eval_split(*names)
-    if settings.eval_split is None:
-        return split, None
-    if settings.eval_split == AUTO:
-        return split_off_holdout(split)
-    eval_split = open_named(settings, settings.eval_split, needs_labels)
-    refuse_unlabelled(eval_split, settings.eval_split)
-    return split, match_to_split(split, eval_split, settings.train_split, settings.eval_split)
-
-
-def prepare(settings: TrainingSettings, accelerator: Accelerator, model: PreTrainedModel) -> tuple[nn.Module, Any]:
+def prepare(
+    settings: TrainingSettings, accelerator: Accelerator, model: PreTrainedModel, num_steps: int
+) -> tuple[nn.Module, Any]:
     """Compile and shard the model as the settings and the launch say, and build its optimizer.
 
-    Random numbers and learning rates do not come from Accelerate: they are functions of the step.
+    Where the setting compile is "auto", it becomes true or false. Random numbers and learning rates do not come from
+    Accelerate: they are functions of the step.
     """
+    if settings.compile == AUTO:
+        is_able = accelerator.device.type == "cuda" and not is_sharded(accelerator) and find_spec("triton") is not None
+        has_one_size = settings.preset != "native"
+        settings.compile = is_able and has_one_size and num_steps >= _STEPS_TO_COMPILE
     if settings.compile and is_xla(accelerator):
         raise SettingsError("compile is true, but XLA always compiles: set compile to false")
     if settings.optimizer == "muon" and accelerator.distributed_type == DistributedType.DEEPSPEED:
         raise SettingsError("optimizer is muon, but DeepSpeed flattens the matrices that it needs: use adamw")
     if settings.compile:
-        compile_model(model, {*settings.patch_sizes, *settings.eval_patch_sizes})
+        compile_model(model, {*settings.patch_sizes, *settings.eval_patch_sizes}, settings.compile_mode)
     shard_by_layers(accelerator, model)
+    if not is_sharded(accelerator):
+        model.to(accelerator.device)  # some devices replace the parameters, which the optimizer must not miss
     fused = accelerator.device.type in ("cpu", "cuda") and not is_sharded(accelerator)  # some kernels take no DTensors
     optimizer = build_optimizer(settings, model, fused)
     prepared, optimizer = accelerator.prepare(model, optimizer)  # in one call: sharding replaces the parameters in both
-    make_states(accelerator, optimizer.optimizer)
+    if is_xla(accelerator):
+        make_states(optimizer.optimizer)  # so that the first step has the same graph as the others
+        mark_step(accelerator)
     return prepared, optimizer
+
+
+def compile_model(model: Any, patch_sizes: Collection[int], mode: str = "default") -> None:
+    """Compile the forward; each patch size has its own graphs (training, evaluation, a last batch).
+
+    By default torch.compile stops after 8 graphs of a function, with a warning. Here the limit is 8 per patch size.
+    """
+    model.compile(mode=mode)
+    config = torch.compiler.config
+    config.recompile_limit = max(config.recompile_limit, _GRAPHS * len(patch_sizes))
 
 
 def build_objective(
@@ -95,33 +95,64 @@ def count_steps(settings: TrainingSettings, split: Split) -> int:
     return max(round(settings.epochs * len(split) / settings.batch_size), 1)
 
 
-def train_transform(settings: TrainingSettings, processor: Any, config: Any) -> TrainTransform:
-    """Return the training augmentation for a model's image size and number of channels."""
+def augments_on_device(settings: TrainingSettings, device: torch.device) -> bool:
+    """Tell whether the pixels of the augmentation are computed on the device."""
+    if settings.augment_on == "device" and device.type == "xla":
+        raise SettingsError("augment_on is device, which XLA would compile for every batch: set augment_on to cpu")
+    if settings.augment_on == AUTO:
+        return device.type not in ("cpu", "xla", "mps") and settings.preset != "native"
+    return settings.augment_on == "device"
+
+
+def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_device: bool = False) -> TrainTransform:
+    """Return the training augmentation for a model's image size and number of channels.
+
+    Args:
+        on_device: it only cuts; `DeviceAugmentation` does the rest.
+    """
     low, high = settings.crop_area
-    return TrainTransform(
-        as_pair(config.image_size),
-        settings.crop,
-        (low, high),
-        None if settings.resize is None else as_pair(settings.resize),
-        settings.flip,
-        settings.randaugment_layers,
-        settings.randaugment_magnitude,
-        settings.antialias,
-        mode={1: "L", 3: "RGB"}[config.num_channels],
-        background=tuple(getattr(processor, "background", TrainTransform.background)),  # transformers' have none
+    common: dict[str, Any] = {
+        "size": as_pair(config.image_size),
+        "crop": settings.crop,
+        "crop_area": (low, high),
+        "resize": None if settings.resize is None else as_pair(settings.resize),
+        "flip": settings.flip,
+        "antialias": settings.antialias,
+        "background": tuple(getattr(processor, "background", TrainTransform.background)),  # transformers' have none
+    }
+    if (channels := config.num_channels) not in (1, 3):
+        wrong = [name for name in ("randaugment_layers", "reduced_decoding") if getattr(settings, name)]
+        wrong += ["preset"] if settings.preset == "native" else []
+        wrong += ["augment_on"] if settings.augment_on == "device" else []
+        if wrong:
+            value = getattr(settings, wrong[0])
+            raise ValueError(f"{wrong[0]} is {value}, but the images have {channels} channels (expected 1 or 3)")
+        return ArrayTransform(**common, num_channels=channels)
+    return (CutTransform if on_device else TrainTransform)(
+        **common,
+        randaugment_layers=settings.randaugment_layers,
+        randaugment_magnitude=settings.randaugment_magnitude,
+        mode="L" if channels == 1 else "RGB",
         reduced_decoding=settings.reduced_decoding,
     )
 
 
 def training_batches(
-    settings: TrainingSettings, split: Split, processor: Any, config: Any, shares: BatchLayout, steps: range
+    settings: TrainingSettings,
+    split: Split,
+    processor: Any,
+    transform: TrainTransform,
+    layout: BatchLayout,
+    steps: range,
 ) -> Iterable[dict[str, torch.Tensor]]:
     """Return the training batches of this process for the steps in `steps`, one per forward."""
-    transform = train_transform(settings, processor, config)
     if settings.preset == "native":
-        where = settings.seed, shares, steps, settings.num_workers, settings.class_sampling
-        return native_loader(split, transform, processor, *where, settings.token_drop)
-    return train_loader(split, transform, settings.seed, shares, steps, settings.num_workers, settings.class_sampling)
+        patches = as_pair(processor.patch_size), processor.max_num_patches, settings.token_drop
+        dataset = NativeDataset(split, transform, settings.seed, settings.class_sampling, *patches)
+        batches = BucketBatchSampler(layout, steps, dataset.count_patches, settings.seed)
+        return load_batches(dataset, batches, collate_patches, settings.num_workers, settings.prefetch_factor)
+    where = settings.seed, layout, steps, settings.num_workers, settings.class_sampling
+    return train_loader(split, transform, *where, settings.prefetch_factor)
 
 
 def check_evaluation(settings: TrainingSettings, split: Split | None, config: Any) -> None:
@@ -135,7 +166,8 @@ def check_evaluation(settings: TrainingSettings, split: Split | None, config: An
     if isinstance(settings, PretrainSettings) and settings.objective == "masked_patch_prediction":
         known = ["loss", "patch_accuracy"]
     elif split.multi_label:
-        known = ["loss", "accuracy"]
+        known = ["loss", "accuracy", "mean_average_precision", "micro_f1", "macro_f1"]
+        known += [f"average_precision/{one}" for one in distinguish(names_of(config))]
     else:
         top5 = ["top5_accuracy"] if config.num_labels >= TOP_K else []
         known = ["loss", "accuracy", *top5, "mean_per_class_accuracy"]
@@ -173,6 +205,6 @@ def fingerprint_run(settings: TrainingSettings, split: Split) -> dict[str, Any]:
     """Return the fingerprint of a run's data and initial model, without versions; a resumed run must have the same."""
     fingerprint = {"data": fingerprint_data(split)}
     if (model := getattr(settings, "model", None)) is not None:
-        of_model = fingerprint_model(str(model))
+        of_model = fingerprint_model(str(local_model(model)))
         fingerprint["model"] = {name: value for name, value in of_model.items() if name != "code"}
     return fingerprint

@@ -15,7 +15,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,14 +34,15 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future as WriteFuture
 
 from ..data.fingerprint import describe_fingerprint
-from ..files.contents import LOCK, refuse_foreign
+from ..devices import cpu_group, is_xla, make_states, on_cpu
+from ..files.contents import LOCK, MARK, PUSHED, refuse_foreign
 from ..files.download import sha256_of
 from ..files.output import flush_to_disk
-from .launch import cpu_group, is_xla, on_cpu
+from ..models.utils import MANIFEST
+from ..settings.fields import TrainingSettings
+from ..settings.reader import SettingsError
 from .objectives import MaskedPatches
-from .recipes import SettingsError
-from .schedules import build_schedule
-from .settings import TrainingSettings
+from .optimization import build_schedule
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -53,6 +54,21 @@ except ImportError:  # Windows: two runs in one folder are not noticed
 
 FORMAT = 2  # version of the format; version 1 had one file of whole tensors for each group
 _FILE_BYTES = 2**30  # size of one file; writing needs as much memory again
+
+_STEP_FILES = ("*.safetensors", "state.json", "checksums.json")
+_MODEL_FILES = tuple(name for name in PUSHED if not name.startswith(("README", "LICENSE", "*")))
+_RUN_FILES = (  # what runs and evaluations write into the folder of a run; --overwrite deletes nothing else
+    *_MODEL_FILES,
+    *(f"best/{name}" for name in (*_MODEL_FILES, MANIFEST)),
+    *(f"checkpoints/{place}/{name}" for place in ("step_????????", "damaged/step_????????*") for name in _STEP_FILES),
+    *(".????????.incomplete.*", "checkpoints/.????????.incomplete.*"),  # leftovers of a killed run
+    *("training/*events.out.tfevents.*", "training/*hparams.yml"),  # TensorBoard files, written by accelerate
+    *("train_batch.png", "profile/trace.json", "skipped_images.txt"),
+    *("report.html", "predictions.csv", "attention_distance.png", "position_similarity.png", "filters.png"),
+    *(f"[0-9][0-9]*-*.{kind}.png" for kind in ("rollout", "flow", "heads")),
+    *(f"{protocol}.json" for protocol in ("real", "objectnet", "few_shot", "linear_probe", "knn")),
+    *("features/*/*.safetensors", "features/*/about.json"),
+)
 
 Tensors = dict[str, torch.Tensor]
 
@@ -206,9 +222,13 @@ def _copy_share(tensors: Tensors) -> dict[str, Any]:
     for name, tensor in tensors.items():
         owner = loads.index(min(loads))
         if isinstance(tensor, DTensor) or owner == _rank():
-            share[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            share[name] = tensor.detach().to(  # pinned and not awaited, if it comes from a GPU
+                "cpu", copy=True, non_blocking=True, memory_format=torch.contiguous_format
+            )
         if not isinstance(tensor, DTensor):
             loads[owner] += tensor.nbytes
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
     return share
 
 
@@ -293,13 +313,12 @@ def restore(
     if missing := set(state.get("tensors", ())) - saved.keys():
         raise ValueError(f"cannot resume from {path}: {len(missing)} of its tensors are missing: {sorted(missing)}")
     optimizer.state.clear()
+    make_states(optimizer)
     tensors = run_tensors(model, optimizer, average)
-    for name in sorted(saved):  # the reader lists files in the order of the directory
-        group, _, rest = name.partition("/")
-        if group == "optimizer":
-            parameter, _, key = rest.rpartition("/")
-            tensors[name] = _empty_state(optimizer, model.get_parameter(parameter), saved[name])
-            optimizer.state[model.get_parameter(parameter)][key] = tensors[name]
+    for name in tensors.keys() - saved.keys():  # of parameters that had no gradient yet
+        if name.startswith("optimizer/"):
+            parameter, _, key = name.removeprefix("optimizer/").rpartition("/")
+            del tensors[name], optimizer.state[model.get_parameter(parameter)][key]
     differing = tensors.keys() ^ saved.keys()
     differing |= {name for name in tensors.keys() & saved.keys() if tensors[name].shape != saved[name].size}
     if differing:
@@ -313,25 +332,11 @@ def restore(
             tensor.copy_(read[name])
 
 
-def _empty_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, saved: Any) -> torch.Tensor:
-    """Return an empty tensor for a saved tensor of the optimiser's state, with its dtype.
-
-    It has the device and sharding of the parameter. A step count is on the CPU unless the optimiser updates it on the
-    device.
-    """
-    dtype = saved.properties.dtype
-    if saved.size == parameter.shape:
-        return torch.empty_like(parameter, dtype=dtype)
-    group = next(group for group in optimizer.param_groups if any(parameter is own for own in group["params"]))
-    on_device = group.get("fused") or group.get("capturable")
-    return torch.empty(saved.size, dtype=dtype, device=parameter.device if on_device else "cpu")
-
-
 # Settings that a resumed run may change, because they do not affect the weights.
 FREE_ON_RESUME = frozenset(
     "print_config resume overwrite output_dir num_workers num_processes log_every eval_every save_every "
     "keep_checkpoints report_to eval_batch_size per_device_batch_size find_batch_size profile stall_timeout "
-    "early_stopping".split()
+    "early_stopping prefetch_factor augment_on".split()
 )
 
 
@@ -385,8 +390,6 @@ def resume(trainer: "Trainer") -> None:
         return
     saved = read_state(path)
     _refuse_differences(saved, trainer)
-    if "identity" not in saved:
-        accelerator.print(f"{path} does not record its training data: they are assumed to be the same.")
     restore(path, *_holders(trainer))
     if scaler is not None and saved["scaler"]:
         scaler.load_state_dict(saved["scaler"])
@@ -418,17 +421,6 @@ def _newest(checkpoints: Checkpoints, accelerator: Accelerator) -> Path | None:
     return name and Path(name)
 
 
-def with_new_defaults(saved: dict[str, Any], settings_class: type[TrainingSettings]) -> dict[str, Any]:
-    """Add to saved settings the defaults of settings that did not exist yet.
-
-    Before there was token_drop, the preset native was one of the evaluation alone.
-    """
-    defaults = settings_class()
-    if saved.get("preset") == "native" and "token_drop" not in saved:
-        saved = {**saved, "preset": "native in the evaluation only"}
-    return {**{name: value for name, value in asdict(defaults).items() if name not in FREE_ON_RESUME}, **saved}
-
-
 def saved_per_device(checkpoints: Checkpoints) -> int | None:
     """Return the images per forward of the run with these checkpoints; None without checkpoints."""
     for path in reversed(checkpoints.paths()):
@@ -439,59 +431,47 @@ def saved_per_device(checkpoints: Checkpoints) -> int | None:
 
 def _refuse_differences(saved: dict[str, Any], trainer: "Trainer") -> None:
     """Raise ValueError if anything that affects the result differs from the checkpoint."""
-    current, free = _state_of(trainer), {*FREE_ON_RESUME, "steps", "epochs"}
-    before = with_new_defaults(saved["settings"], type(trainer.settings))
+    current = _state_of(trainer)
+    before, now = (_parts_that_matter(state, trainer) for state in (saved, current))
     differences = [
-        f"{name} was {before.get(name)} and is {value}"
-        for name, value in current["settings"].items()
-        if name not in free and before.get(name) != value
+        f"{name} was {before.get(name)} and is {value}" for name, value in now.items() if before.get(name) != value
     ]
-    if (precision := saved.get("precision", current["precision"])) != current["precision"]:
-        differences.append(f"the mixed precision was {precision} and is {current['precision']}")
-    shares = saved["shares"], current["shares"]
-    differences += [
-        f"{name} was {shares[0][name]} and is {shares[1][name]}"
-        for name in _shares_that_matter(trainer)
-        if shares[0][name] != shares[1][name]
-    ]
-    differences += _differing_length(saved, trainer)
+    steps, done = (saved["num_steps"], trainer.num_steps), saved["step"]
+    length = f"the number of steps was {steps[0]} and is {steps[1]}"
+    if steps[1] < done:
+        differences.append(f"{length}, but {done} are already done")
+    elif steps[1] != steps[0]:
+        earlier = build_schedule(trainer.settings, steps[0])
+        if any(earlier(step) != trainer.schedule(step) for step in range(done)):
+            reason = "which changes the learning rates of steps already taken (except with --decay-steps)"
+            differences.append(f"{length}, {reason}")
     if differences:
         raise ValueError(f"cannot resume with other settings: {'; '.join(differences)}")
     changed = [
         f"the {what} was {describe_fingerprint(identity)} and is {describe_fingerprint(current['identity'][what])}"
-        for what, identity in saved.get("identity", {}).items()
+        for what, identity in saved["identity"].items()
         if identity != current["identity"].get(what)
     ]
     if changed:
         raise ValueError(f"cannot resume with other data or another model: {'; '.join(changed)}")
 
 
-def _shares_that_matter(trainer: "Trainer") -> list[str]:
-    """Parts of the division of a step that affect its result.
+def _parts_that_matter(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]:
+    """Return the parts of a state.json that affect the weights, but for the number of steps.
 
     Random numbers may be drawn, and images mixed, by micro-batch; images of shards are then distributed over processes
     one by one.
     """
     settings, config = trainer.settings, trainer.config
+    values = asdict(type(settings)()) | state["settings"]  # a setting of a newer version must have its default
+    parts = {name: value for name, value in values.items() if name not in {*FREE_ON_RESUME, "steps", "epochs"}}
+    parts["the mixed precision"] = state["precision"]
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate")
     draws = any(getattr(config, name, 0) for name in rates) or isinstance(trainer.objective, MaskedPatches)
-    if not (draws or settings.mixup_alpha or settings.cutmix_alpha):
-        return []
-    return ["per_device_batch_size", *(["processes"] if settings.streaming else [])]
-
-
-def _differing_length(saved: dict[str, Any], trainer: "Trainer") -> list[str]:
-    """Difference in the number of steps, if it changes the learning rates of the steps already taken."""
-    before, now, done = saved["num_steps"], trainer.num_steps, saved["step"]
-    if now == before:
-        return []
-    sentence = f"the number of steps was {before} and is {now}"
-    if now < done:
-        return [f"{sentence}, but {done} are already done"]
-    earlier = build_schedule(trainer.settings, before)
-    if all(earlier(step) == trainer.schedule(step) for step in range(done)):
-        return []
-    return [f"{sentence}, which changes the learning rates of steps already taken (except with --decay-steps)"]
+    if draws or settings.mixup_alpha or settings.cutmix_alpha:
+        names = ("per_device_batch_size", "processes") if settings.streaming else ("per_device_batch_size",)
+        parts |= {name: state["shares"][name] for name in names}
+    return parts
 
 
 @contextmanager
@@ -502,60 +482,48 @@ def claimed_output(output: Path, settings: TrainingSettings, accelerator: Accele
         SettingsError: another process trains into it; or it is not empty, and neither `resume` nor `overwrite` is set.
         FileExistsError: `overwrite` is set, but the folder has files that no run wrote.
     """
-    lock = _claim(output, settings) if accelerator.is_main_process else None
-    try:
+    with _locked(output) if accelerator.is_main_process else nullcontext():
+        if accelerator.is_main_process and not settings.resume:
+            _empty(output, settings.overwrite)
         accelerator.wait_for_everyone()
         yield
-    finally:
-        if lock is not None:
-            _release(output, lock)
 
 
-def _claim(output: Path, settings: TrainingSettings) -> int | None:
-    """Lock the folder and empty it if `overwrite` is set; return the file descriptor of the lock."""
-    if output.is_file():
-        raise SettingsError(f"--output-dir is {output}, a file (expected a folder)")
-    output.mkdir(parents=True, exist_ok=True)
-    lock = _lock(output)
-    try:
-        found = [] if settings.resume else [entry for entry in output.iterdir() if entry.name != LOCK]
-        if found and not settings.overwrite:
-            raise SettingsError(f"{output} is not empty: continue it with --resume, or delete it with --overwrite")
-        if found:  # the output folder and that of the checkpoints may be links, e.g. to a larger disk; they stay links
-            refuse_foreign(output.resolve(), linked="checkpoints")
-        for entry in found:
-            folder = output / "checkpoints"
-            for unneeded in folder.iterdir() if entry == folder and folder.is_symlink() else [entry]:
-                shutil.rmtree(unneeded) if unneeded.is_dir() else unneeded.unlink()
-    except BaseException:
-        if lock is not None:
-            _release(output, lock)
-        raise
-    return lock
-
-
-def _lock(output: Path) -> int | None:
-    """Lock the folder until this process ends; None where the system or the disk has no locks.
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Create and lock the folder until this process ends, where the system and the disk have locks.
 
     The lock is one of `lockf`, which data workers do not inherit: the run can be resumed as soon as it has died.
     """
+    if output.is_file():
+        raise SettingsError(f"--output-dir is {output}, a file (expected a folder)")
+    output.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
-        return None
-    descriptor = os.open(output / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        os.close(descriptor)
-        raise SettingsError(
-            f"another process trains into {output}: wait until it ends, or choose another --output-dir"
-        ) from None
-    except OSError:
-        os.close(descriptor)
-        (output / LOCK).unlink(missing_ok=True)
-        return None
-    return descriptor
+        yield
+        return
+    with open(output / LOCK, "wb") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise SettingsError(
+                f"another process trains into {output}: wait until it ends, or choose another --output-dir"
+            ) from None
+        except OSError:  # a disk without locks
+            pass
+        try:
+            yield
+        finally:
+            (output / LOCK).unlink(missing_ok=True)
 
 
-def _release(output: Path, lock: int) -> None:
-    (output / LOCK).unlink(missing_ok=True)
-    os.close(lock)
+def _empty(output: Path, overwrite: bool) -> None:
+    """Delete an earlier run, if `overwrite` is set; the folder and that of its checkpoints may be links, and stay."""
+    found = [entry for entry in output.iterdir() if entry.name not in (LOCK, MARK)]
+    if found and not overwrite:
+        raise SettingsError(f"{output} is not empty: continue it with --resume, or delete it with --overwrite")
+    if found:
+        refuse_foreign(output.resolve(), _RUN_FILES, linked="checkpoints")
+    checkpoints = output / "checkpoints"
+    for entry in found:
+        for unneeded in entry.iterdir() if entry == checkpoints and entry.is_symlink() else [entry]:
+            shutil.rmtree(unneeded) if unneeded.is_dir() else unneeded.unlink()

@@ -1,30 +1,51 @@
-"""Everything that a run prints: its plan, its progress (also to experiment trackers), and its results."""
+"""Everything that a run prints: its plan, its progress and speed (also to experiment trackers), and its results."""
 
 import logging
 import math
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch.profiler import ProfilerActivity
 from tqdm import tqdm
 
+from ..data.device_augmentation import CutTransform
 from ..data.labels import distinguish, names_of
+from ..data.loaders import count_processors, count_workers
 from ..data.splits import Split
+from ..devices import describe_device
+from ..files.contents import in_words
+from ..files.output import new_file
 from ..loading import find_better
 from ..models.configuration_hf_vit import as_pair
-from .launch import describe_device
-from .settings import AUTO, TrainingSettings
-from .speed import Profiler, Speed
+from ..settings.fields import AUTO, TrainingSettings
+from .reports import describe_best
 
 if TYPE_CHECKING:
     from .trainer import Trainer
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 logger = logging.getLogger(__name__)
 _BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
 _LOGGED_CLASSES = 20  # with more classes, trackers get no metrics per class
+_SLOW_DATA = 0.1  # share of the time that waits for data
 _LISTED = 4  # number of class names to list
+_WARM_UP = 5  # largest number of steps before a trace
+_FORWARDS_PER_STEP = 3  # a forward, and a backward of twice its cost
+_BEFORE_WARNING = 5.0  # seconds to measure before data are called slow
+# Peak in 1e12 dense bfloat16 operations a second (NVIDIA's data sheets); the first key in torch's device name counts
+_PEAKS = {
+    **{"B200": 2250, "H200": 989, "GH200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312},
+    **{"L40S": 362, "L40": 181, "L4": 121, "A40": 150, "A10": 125, "RTX A6000": 155, "RTX 4090": 165, "RTX 3090": 71},
+}
 
 
 class Console:
@@ -34,8 +55,11 @@ class Console:
         self.trainer, self.accelerator, self.settings = trainer, trainer.accelerator, trainer.settings
         self.tracking = bool(self.accelerator.log_with)
         self.started, self.start_step = time.perf_counter(), trainer.state.step
-        self.speed = Speed(trainer)
+        self.images_at_peak = _images_at_peak(trainer)
+        self.is_first, self.measured, self.waited = True, 0.0, 0.0  # seconds, but for those in which workers start
+        self.restart()
         self.shown: dict[str, float] = {}  # newest value of each name
+        self.warned_of_data = False
         is_main = self.accelerator.is_main_process
         self.bar = tqdm(
             total=trainer.num_steps,
@@ -45,35 +69,55 @@ class Console:
             dynamic_ncols=True,
             mininterval=0.2 if sys.stderr.isatty() else 30,  # rarely in a log file
         )
-        steps = self.settings.profile if is_main else None
-        left = trainer.num_steps - self.start_step
-        self.profiler = Profiler(steps, left, trainer.output / "profile", self.accelerator.print)
-        if self.tracking:
-            self._safely(self.accelerator.init_trackers, "training", config=_loggable(self.settings))
+        is_traced = is_main and self.settings.profile and trainer.state.step < trainer.num_steps
+        self.profiler = start_profiler(trainer, self.settings.profile or 0) if is_traced else None
+        if self.tracking:  # TensorBoard accepts these types only
+            config = {k: v if isinstance(v, int | float | str) else str(v) for k, v in vars(self.settings).items()}
+            self._safely(self.accelerator.init_trackers, "training", config=config)
 
     def __enter__(self) -> "Console":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.profiler.stop()
+        if self.profiler is not None:
+            self.profiler.stop()
         self.bar.close()
 
     def advance(self) -> None:
         """Record the end of an optimizer step."""
         self.bar.update()
-        self.profiler.step()
+        if self.profiler is not None:
+            self.profiler.step()
 
     def log(self, values: dict[str, float]) -> None:
         """Record values at the current step."""
         step = self.trainer.state.step
         self.trainer.state.history.append({"step": step, **values})
-        measured = self.speed.close() if step > self.speed.step else {}  # an evaluation has no speed of its own
+        measured = self._measure() if step > self.step else {}  # an evaluation has no speed of its own
         self._show(values | measured)
+        self._warn_of_slow_data()
         if self.tracking:
             seconds = time.perf_counter() - self.started
             left = (self.trainer.num_steps - step) * seconds / max(step - self.start_step, 1)
             self._safely(self.accelerator.log, {**values, **measured, "seconds_left": left}, step=step)
-        self.speed.begin()
+        self.restart()
+
+    def restart(self) -> None:
+        """Start a new measurement of the speed."""
+        self.step, self.since = self.trainer.state.step, time.perf_counter()
+        self.waited_before = self.trainer.progress.waited
+
+    def _measure(self) -> dict[str, float]:
+        """Return the speed since `restart`: images a second, wait for data as a share of the time, memory in GiB."""
+        trainer, seconds = self.trainer, time.perf_counter() - self.since
+        waited = trainer.progress.waited - self.waited_before
+        images = (trainer.state.step - self.step) * trainer.layout.batch_size / seconds
+        if not self.is_first:
+            self.measured, self.waited = self.measured + seconds, self.waited + waited
+        self.is_first = False
+        peak = {"share_of_peak": images / self.images_at_peak} if self.images_at_peak else {}
+        memory = memory_in_use(self.accelerator.device)
+        return {"images_per_second": images, "data_wait": waited / seconds, **peak, **memory}
 
     def log_evaluation(self, metrics: dict[str, float]) -> None:
         """Record the metrics of an evaluation; those of more than 20 classes are only in metrics.json."""
@@ -92,6 +136,20 @@ class Console:
             others = self.shown.keys() - {"accuracy", "loss", "images_per_second"}
             texts += [f"{name}={self.shown[name]:.4g}" for name in sorted(others) if "/" not in name]
         self.bar.set_postfix_str(", ".join(texts), refresh=sys.stderr.isatty())
+
+    def _warn_of_slow_data(self) -> None:
+        """Say once how much of the time waits for data, and what helps."""
+        share = self.waited / self.measured if self.measured > _BEFORE_WARNING else 0.0
+        if share <= _SLOW_DATA or self.warned_of_data or not self.accelerator.is_main_process:
+            return
+        self.warned_of_data = True
+        workers = count_workers(self.settings.num_workers)
+        enough = math.ceil(max(workers, 1) / (1 - min(share, 0.99)))
+        logger.warning(
+            f"{share:.0%} of the time waits for images: {workers} data workers decode and augment fewer than are "
+            f"trained on; about --num-workers {enough} would keep up ({count_processors()} processors here). Images "
+            "are cheaper with --reduced-decoding (large JPEGs) and with --augment-on device (on a GPU)."
+        )
 
     def print_early_stop(self) -> None:
         """Say why the run ends before its last step."""
@@ -115,18 +173,6 @@ class Console:
             logger.warning(f"The tracker failed ({error}); training continues without it.")
 
 
-def _loggable(settings: TrainingSettings) -> dict[str, int | float | str | bool]:
-    """Convert settings to the types that TensorBoard accepts."""
-    return {k: v if isinstance(v, int | float | str) else str(v) for k, v in vars(settings).items()}
-
-
-def describe_best(best: dict[str, Any]) -> str:
-    """Describe the result of `Trainer.best_evaluation`: "91.20% after step 300"; any other metric has its name."""
-    name, value = best["best_metric"], best["best"]
-    shown = f"{value:.2%}" if name == "accuracy" else f"{name} {value:.4g}"
-    return f"{shown} after step {best['best_step']:,}"
-
-
 def announce(trainer: "Trainer") -> None:
     """Print the plan of a run: model, data, length, device and output folder."""
     for name, text in _plan(trainer):
@@ -144,30 +190,22 @@ def _plan(trainer: "Trainer") -> Iterator[tuple[str, str]]:
         size = f"at most {math.prod(config.grid_size)} patches an image, aspect ratios kept"
     share = "" if trained == total else f" ({trained:,} trainable)"
     yield "model", f"{getattr(settings, 'model', None) or 'random weights'}: {total:,} parameters{share}, {size}"
-    yield "train", f"{settings.dataset}, {settings.train_split}: {_describe(split)}"
+    classes = "" if split.label_column is None else f" of {split.num_labels:,} classes"
+    classes += f" ({in_words(split.label_names, _LISTED)})" if classes and split.label_names else ""
+    yield "train", f"{settings.dataset}, {settings.train_split}: {len(split):,} images{classes}"
     yield "evaluate", _describe_evaluation(settings, trainer.eval_split)
     if unseen := _unseen_classes(trainer):
-        yield "warning", f"no image to train on has a class of the evaluation: {_list(unseen)}"
+        yield "warning", f"no image to train on has a class of the evaluation: {in_words(unseen, _LISTED)}"
     steps = trainer.num_steps
     epochs = steps * settings.batch_size / max(len(split), 1)
     yield "length", f"{steps:,} optimiser steps of {settings.batch_size:,} images ({epochs:.3g} epochs)"
     processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
     precision = {"no": "float32"}.get(accelerator.mixed_precision, f"{accelerator.mixed_precision} autocast")
     yield "device", f"{describe_device(accelerator.device)}, {precision}{processes}"
+    on_device = isinstance(trainer.transform, CutTransform)
+    where = "on the device" if on_device else "in the workers"
+    yield "data", f"{count_workers(settings.num_workers)} data workers, augmentation {where}"
     yield "result", str(settings.output_dir)
-
-
-def _describe(split: Split) -> str:
-    """Summary of a split: `244 images of 2 classes (ants, bees)`."""
-    images = f"{len(split):,} images"
-    if split.label_column is None:
-        return images
-    listed = f" ({_list(split.label_names)})" if split.label_names else ""
-    return f"{images} of {split.num_labels:,} classes{listed}"
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
 
 
 def _unseen_classes(trainer: "Trainer") -> list[str]:
@@ -200,3 +238,61 @@ def conclude(trainer: "Trainer", metrics: dict[str, Any]) -> None:
     model = find_better(str(output)) or output
     use = f"predict {model} IMAGE" if has_classes else f"finetune --model {model} --dataset FOLDER"
     say(f"saved in {output}; try: hf-vit {use}, or hf-vit push {model} NAME")
+
+
+def peak_of(device: str) -> float | None:
+    """Return a GPU's peak in dense bfloat16 operations a second, by its name; None if unknown."""
+    found = [peak for name, peak in _PEAKS.items() if re.search(rf"\b{name}\b", device)]
+    return found[0] * 1e12 if found else None
+
+
+def _images_at_peak(trainer: "Trainer") -> float | None:
+    """Images a second at the peak of the GPUs; None if the peak or the number of products is unknown."""
+    accelerator, settings = trainer.accelerator, trainer.settings
+    varies = settings.preset == "native" or settings.patch_sizes  # the number of patches
+    is_partial = not all(parameter.requires_grad for parameter in trainer.parameters.values())  # the backward pass
+    if varies or is_partial or accelerator.device.type != "cuda" or accelerator.mixed_precision not in ("bf16", "fp16"):
+        return None
+    peak = peak_of(torch.cuda.get_device_name(accelerator.device))
+    if peak is None:
+        return None
+    from ..analysis.compute import FLOPS_PER_MULTIPLY_ADD, count_compute
+
+    flops = _FORWARDS_PER_STEP * FLOPS_PER_MULTIPLY_ADD * count_compute(trainer.config).logits_multiply_adds
+    return peak * accelerator.num_processes / flops
+
+
+def memory_in_use(device: torch.device) -> dict[str, float]:
+    """Return the peak memory so far in GiB: of the GPU if there is one, else of this process."""
+    if device.type == "cuda":
+        return {"memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
+    if resource is None:
+        return {}
+    unit = 1 if sys.platform == "darwin" else 2**10  # of ru_maxrss
+    return {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
+
+
+def start_profiler(trainer: "Trainer", steps: int) -> torch.profiler.profile:
+    """Start to trace the next steps of a run, after a few that compile, allocate and fill the loader.
+
+    Args:
+        steps: number of steps, at most those that are left.
+    """
+    left = trainer.num_steps - trainer.state.step
+    steps = min(steps, left)
+
+    def write(profile: torch.profiler.profile) -> None:
+        file = trainer.output / "profile" / "trace.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(file, overwrite=True) as draft:
+            profile.export_chrome_trace(str(draft))
+        print(f"The trace is {file}: open it in https://ui.perfetto.dev or chrome://tracing.")
+
+    profiler = torch.profiler.profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])],
+        schedule=torch.profiler.schedule(wait=0, warmup=min(_WARM_UP, left - steps), active=steps, repeat=1),
+        on_trace_ready=write,
+        record_shapes=True,
+    )
+    profiler.start()
+    return profiler

@@ -1,32 +1,28 @@
 """Models to train, with their image processors: loaded with a new head, or built from a configuration."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModel,
     AutoModelForImageClassification,
     AutoModelForMaskedImageModeling,
     PreTrainedModel,
 )
 
+from ..data.loaders import channel_statistics
 from ..data.splits import Split
-from ..loading import find_adapter, load, with_resizing_of
+from ..evaluation.models import load_pretrained, read_config, refuse_other_models, refuse_random_weights
+from ..loading import local_model, with_channels, with_resizing_of
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vision import HfVisionConfig, check_attention
-from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair
-from ..models.image_processing_hf_vit import HfViTImageProcessor, sync_processor_size
-from ..models.modeling_hf_vit import HfViTModel
+from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
+from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfViTHead
-from ..models.utils import absence_explained, check_place
+from ..settings.fields import FinetuneSettings, PretrainSettings, TrainingSettings
 from ..variants import config_of_variant
 from .optimization import freeze_parameters
-from .patch_sizes import prepare_patch_sizes
-from .settings import FinetuneSettings, PretrainSettings, TrainingSettings
 
 _DROPOUT_FIELDS = {
     "dropout": "hidden_dropout_prob",
@@ -45,50 +41,24 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
         ValueError: weights other than the head's are missing.
     """
     assert settings.model
-    config = _config_of(settings.model)
+    name = str(local_model(settings.model))
+    config = read_config(name)
     for field, rate in _dropout_fields(settings, type(config)).items():
         setattr(config, field, rate)
-    model, processor, info = _load(AutoModelForImageClassification, settings.model, settings.image_size, config=config)
-    _refuse_random_weights(info, settings.model)
+    model, processor, info = load_pretrained(AutoModelForImageClassification, name, settings.image_size, config=config)
+    refuse_random_weights(info, name)
+    if settings.num_channels is not None:
+        processor = with_channels(model, processor, settings.num_channels)
     _replace_head(model, split, settings.keep_pre_logits)
     _name_labels(model.config, split, settings.loss)
     processor = with_resizing_of(processor, settings.preset, model.config)
+    measure_channels(processor, split)
     if settings.lora_rank:
         model = _add_adapters(model, settings)
     frozen = freeze_parameters(model, settings.freeze + ([r"^(?!classifier)"] if settings.linear_probe else []))
     if settings.lora_rank and {name for name, _ in model.named_parameters() if ".lora_" in name} <= set(frozen):
         raise ValueError(f"freeze {settings.freeze} freezes the adapters of lora_rank ({settings.lora_rank})")
     return model, processor
-
-
-def _config_of(name: str) -> Any:
-    check_place(name)
-    with absence_explained(name):
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    check_attention(config._attn_implementation)
-    return config
-
-
-def _load(
-    auto_class: Any, name: str, image_size: Size | None, **settings: Any
-) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
-    """Load a model, its image processor at the model's size, and the loading info of `from_pretrained`."""
-    if find_adapter(name) is not None:
-        adapted, processor = load(name, image_size)
-        model: Any = adapted if auto_class is AutoModelForImageClassification else adapted.base_model
-        return model, processor, {"missing_keys": [], "mismatched_keys": []}
-    config = settings.get("config") or _config_of(name)
-    if auto_class is AutoModelForImageClassification and type(config) not in auto_class._model_mapping:
-        raise ValueError(f"{name} has a model of type {config.model_type}, which cannot classify images")
-    is_ours = auto_class is HfViTModel or isinstance(config, HfVisionConfig)
-    size = {} if image_size is None or is_ours else {"image_size": image_size}
-    pair: Any = auto_class.from_pretrained(name, output_loading_info=True, trust_remote_code=False, **size, **settings)
-    model, info = pair
-    if image_size is not None and is_ours:
-        model.set_image_size(image_size, processor_follows=True)
-    processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
-    sync_processor_size(model, processor, name, asked=image_size is not None)
-    return model, processor, info
 
 
 def _dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str, float]:
@@ -104,13 +74,6 @@ def _dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str,
         option = f"--{wrong[0].replace('_', '-')}"
         raise ValueError(f"{option} is {getattr(settings, wrong[0])}, but a BiT ResNet has no dropout")
     return {}
-
-
-def _refuse_random_weights(info: dict[str, Any], name: str) -> None:
-    """Raise ValueError if weights other than the head's are missing or have another shape."""
-    wrong = [str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]) if "classifier" not in str(key)]
-    if wrong:
-        raise ValueError(f"{name} has weights that are missing or have another shape: {', '.join(wrong)}")
 
 
 def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = False) -> None:
@@ -131,6 +94,7 @@ def _name_labels(config: Any, split: Split, loss: str) -> None:
     names = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
     config.id2label = dict(enumerate(names))
     config.label2id = {name: number for number, name in config.id2label.items()}
+    config.label_thresholds = config.temperature = config.coverage_thresholds = None  # of an earlier head
     config.problem_type = "multi_label_classification" if loss == "sigmoid" else "single_label_classification"
 
 
@@ -151,7 +115,18 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
         _name_labels(config, split, settings.loss)
         model = AutoModelForImageClassification.from_config(config)
     freeze_parameters(model, settings.freeze)
-    return model, _new_processor(config, settings.preset)
+    height, width = as_pair(config.image_size)
+    processor = HfViTImageProcessor(size={"height": height, "width": width}, num_channels=config.num_channels)
+    processor = with_resizing_of(processor, settings.preset, config)
+    measure_channels(processor, split)
+    return model, processor
+
+
+def measure_channels(processor: Any, split: Split) -> None:
+    """Set mean and standard deviation of images that are neither gray nor in color to those of the training images."""
+    if processor.num_channels not in (1, 3):
+        mean, std = channel_statistics(split, processor.num_channels)
+        processor.update(image_mean=mean.tolist(), image_std=std.tolist())
 
 
 def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
@@ -178,37 +153,6 @@ def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
     return config
 
 
-def _new_processor(config: HfViTConfig | HfBiTConfig, preset: str | None = None) -> HfViTImageProcessor:
-    height, width = as_pair(config.image_size)
-    processor = HfViTImageProcessor(size={"height": height, "width": width}, num_channels=config.num_channels)
-    return with_resizing_of(processor, preset, config)
-
-
-def load_for_evaluation(name: str, image_size: Size | None = None) -> tuple[PreTrainedModel, Any]:
-    """Load a trained classifier and its image processor.
-
-    Raises:
-        ValueError: weights are missing, e.g. those of the head.
-    """
-    model, processor, info = _load(AutoModelForImageClassification, name, image_size)
-    if info["missing_keys"]:
-        raise ValueError(f"{name} is not a trained classifier: it lacks {', '.join(map(str, info['missing_keys']))}")
-    return model, processor
-
-
-def load_encoder(name: str, image_size: Size | None = None) -> tuple[PreTrainedModel, Any]:
-    """Load a model without its head, and its image processor.
-
-    Raises:
-        ValueError: weights are missing.
-    """
-    is_adapter = find_adapter(name) is not None
-    theirs = not is_adapter and _config_of(name).model_type in ("vit", "vit_mae")  # AutoModel would drop their pooler
-    model, processor, info = _load(HfViTModel if theirs else AutoModel, name, image_size)
-    _refuse_random_weights(info, name)
-    return model, processor
-
-
 def prepare_for_training(model: Any, settings: TrainingSettings) -> None:
     """Set what the settings say of a model's training: head bias, patch sizes, gradient checkpointing.
 
@@ -220,6 +164,23 @@ def prepare_for_training(model: Any, settings: TrainingSettings) -> None:
     if settings.gradient_checkpointing:
         newer = getattr(model, "activation_checkpointing_enable", None)
         (newer or model.gradient_checkpointing_enable)()
+
+
+def prepare_patch_sizes(model: Any, patch_sizes: Sequence[int]) -> None:
+    """Make a model flexible for several patch sizes, with FlexiViT's resampling of position embeddings.
+
+    Raises:
+        ValueError: the model has no patches, or a size does not divide its image size.
+    """
+    if not patch_sizes:
+        return
+    config, plain = model.config, model.get_base_model() if hasattr(model, "get_base_model") else model
+    refuse_other_models(plain, list(patch_sizes))
+    if not config.is_flexible:
+        plain.make_flexible()
+        config.position_interpolation = "bilinear"
+    for patch_size in patch_sizes:
+        config.grid_of(*as_pair(config.image_size), patch_size)
 
 
 def set_head_bias(model: PreTrainedModel, settings: TrainingSettings) -> None:

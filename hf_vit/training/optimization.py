@@ -1,15 +1,23 @@
-"""Optimisers of the original recipes, and their groups of parameters with learning rate and decay."""
+"""Optimisers and learning rate schedules of the original recipes, and groups of parameters with their decay."""
 
+# pyright: reportPrivateImportUsage=false
+# torch's own optimizers use torch._foreach_*: one call for many tensors; there are no public names.
+
+import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from .settings import TrainingSettings
+from ..settings.fields import TrainingSettings
 
 _State = dict[str, Any]  # state of a parameter, or settings of a group
+_Tensors = list[torch.Tensor]
+Schedule = Callable[[int], float]
 
 _IN_A_LAYER = r"(?:^|\.)layers?\.(\d+)\."
 _KERNELS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -161,8 +169,73 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
 
 
+def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
+    """Return the learning rate as a function of the optimiser step: 0, 1, ..., num_steps - 1.
+
+    It is a decay that starts when the warm-up ends, times a linear warm-up from 0, times a linear cool-down to 0. It
+    follows `create_learning_rate_schedule` of google-research/vision_transformer (vit_jax/utils.py) and of big_vision
+    (utils.py), and `get_lr` of big_transfer (bit_hyperrule.py). vit_jax's linear decay ends at 1e-5 and its cosine at
+    0; here both end at `final_learning_rate`.
+
+    Tested against values of those functions (tests/goldens/training/schedules.npz), and wsd against transformers.
+
+    Args:
+        num_steps: the step at which the decay ends, unless `decay_steps` sets another.
+
+    Raises:
+        ValueError: the warm-up fills the run, or leaves no room for the decay.
+    """
+    if settings.warmup_steps < 1:  # a share; rounded down, because the first step of a warm-up has the rate 0
+        settings = replace(settings, warmup_steps=int(settings.warmup_steps * num_steps))
+    warmup_steps, cooldown_steps, is_wsd = settings.warmup_steps, settings.cooldown_steps, settings.schedule == "wsd"
+    if warmup_steps >= num_steps:
+        raise ValueError(
+            f"--warmup-steps ({warmup_steps}) must be less than the {num_steps} steps of the run (0.1: a tenth)"
+        )
+    if settings.decay_steps and settings.decay_steps[0] <= warmup_steps and settings.schedule != "staircase":
+        raise ValueError(f"--decay-steps ({settings.decay_steps[0]}) must be above --warmup-steps ({warmup_steps})")
+    if is_wsd and warmup_steps + cooldown_steps > num_steps:
+        raise ValueError(
+            f"--warmup-steps ({warmup_steps}) and --cooldown-steps ({cooldown_steps}) are more than the {num_steps} "
+            "steps of the run"
+        )
+
+    def learning_rate(step: int) -> float:
+        warmup = min(1.0, step / warmup_steps) if warmup_steps else 1.0
+        cooldown = min(1.0, (num_steps - step) / cooldown_steps) if cooldown_steps and not is_wsd else 1.0
+        return _decayed(settings, step, num_steps) * warmup * cooldown
+
+    return learning_rate
+
+
+def _decayed(settings: TrainingSettings, step: int, num_steps: int) -> float:
+    """Learning rate at a step, without warm-up and cool-down."""
+    rate, final = settings.learning_rate, settings.final_learning_rate
+    if settings.schedule == "constant":
+        return rate
+    if settings.schedule == "rsqrt":  # inverse square root of the steps since the warm-up, in units of `timescale`
+        steps = max(step - settings.warmup_steps, 0) + settings.timescale_shift
+        return rate / math.sqrt(1 + steps / settings.timescale)
+    if settings.schedule == "staircase":  # a lower share after each of `decay_steps`; by default a tenth, 0.01, ...
+        stair = sum(step > decay for decay in settings.decay_steps)
+        factors = settings.decay_factors or [0.1**number for number in range(1, stair + 1)]
+        return rate * (factors[stair - 1] if stair else 1.0)
+    end = settings.decay_steps[0] if settings.decay_steps else num_steps
+    progress = min(max((step - settings.warmup_steps) / (end - settings.warmup_steps), 0.0), 1.0)
+    if settings.schedule == "wsd":  # 1 - sqrt over the last fifth (Hägele et al., arXiv 2405.18392, section 4)
+        length = settings.cooldown_steps or max(num_steps // 5, 1)
+        share = 1.0 - math.sqrt(max(step - num_steps + length, 0) / length)
+    elif settings.schedule == "cosine":
+        share = 0.5 * (1.0 + math.cos(math.pi * progress))
+    elif settings.schedule == "polynomial":
+        share = (1.0 - progress) ** settings.decay_power
+    else:
+        share = 1.0 - progress
+    return final + (rate - final) * share
+
+
 class _CompactOptimizer(torch.optim.Optimizer):
-    """Optimiser with its first moment in bfloat16, as in optax with `accumulator_dtype` or `mu_dtype`.
+    """Optimizer with its first moment in bfloat16, as in optax with `accumulator_dtype` or `mu_dtype`.
 
     optax rounds the decay too: 0.9 becomes 0.8984375. It computes in float32 and rounds the stored moment; the step
     uses the moment before rounding.
@@ -170,28 +243,58 @@ class _CompactOptimizer(torch.optim.Optimizer):
     Tested against outputs of optax under `jax.jit` (tests/goldens/training/optimizers.npz).
     """
 
+    moment: str  # name of the first moment in the state
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has two overloads
         """Take one step; `closure` (part of torch's interface) is called first if given."""
         loss = closure() if closure else None
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, self.state[parameter], group)
+            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for part in _in_parts(trained):
+                states = [self.state[parameter] or self._new_state(parameter) for parameter in part]
+                moments = _local(state[self.moment] for state in states)
+                parameters, gradients = _local(part), _local(parameter.grad for parameter in part)
+                wide = [torch.empty_like(parameter) for parameter in parameters]
+                torch._foreach_copy_(wide, moments)
+                self._update(parameters, gradients, wide, states, group)
+                torch._foreach_copy_(moments, wide)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state; torch casts it to the parameters' dtype, so the first moment is cast back to bfloat16."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
-            for name in _COMPACT_STATES & state.keys():
-                state[name] = state[name].bfloat16()
+            if self.moment in state:
+                state[self.moment] = state[self.moment].bfloat16()
 
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, state: _State, group: _State) -> None:
+    def _new_state(self, parameter: torch.Tensor) -> _State:
+        self.state[parameter][self.moment] = torch.zeros_like(parameter, dtype=torch.bfloat16)
+        return self.state[parameter]
+
+    def _update(
+        self, parameters: _Tensors, gradients: _Tensors, moments: _Tensors, states: list[_State], group: _State
+    ) -> None:
+        """Change the parameters and their first moments, which are float32 here."""
         raise NotImplementedError
 
 
-_COMPACT_STATES = {"momentum_buffer", "exp_avg"}
+def _in_parts(parameters: list[torch.Tensor], values: int = 2**25) -> Iterator[list[torch.Tensor]]:
+    """Split parameters into parts of about so many values, which bounds the memory of a part's temporary tensors."""
+    part, size = [], 0
+    for parameter in parameters:
+        if part and size + parameter.numel() > values:
+            yield part
+            part, size = [], 0
+        part.append(parameter)
+        size += parameter.numel()
+    if part:
+        yield part
+
+
+def _local(tensors: Iterable[Any]) -> _Tensors:
+    """Return the shards of this process; parameters, gradients and states are sharded alike."""
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
 def _to_bfloat16(number: float) -> float:
@@ -201,16 +304,17 @@ def _to_bfloat16(number: float) -> float:
 class CompactSGD(_CompactOptimizer):
     """SGD with bfloat16 momentum, as in the original's fine-tuning (`optax.sgd(accumulator_dtype="bfloat16")`)."""
 
+    moment = "momentum_buffer"
+
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.9):
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, state: _State, group: _State) -> None:
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
-        velocity = state["momentum_buffer"].to(parameter.dtype).mul_(_to_bfloat16(group["momentum"]))
-        velocity.add_(gradient)
-        state["momentum_buffer"].copy_(velocity)
-        parameter.sub_(velocity, alpha=group["lr"])
+    def _update(
+        self, parameters: _Tensors, gradients: _Tensors, moments: _Tensors, states: list[_State], group: _State
+    ) -> None:
+        torch._foreach_mul_(moments, _to_bfloat16(group["momentum"]))
+        torch._foreach_add_(moments, gradients)
+        torch._foreach_sub_(parameters, moments, alpha=group["lr"])
 
 
 class CompactAdamW(_CompactOptimizer):
@@ -218,6 +322,8 @@ class CompactAdamW(_CompactOptimizer):
 
     Only the decay is rounded: the weight of a new gradient (1 - beta1) and the bias correction use the exact beta1.
     """
+
+    moment = "exp_avg"
 
     def __init__(
         self,
@@ -229,19 +335,28 @@ class CompactAdamW(_CompactOptimizer):
     ):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, state: _State, group: _State) -> None:
-        if not state:
-            state["step"] = torch.zeros(())
-            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        state["step"] = state["step"].cpu() + 1  # a restored one may be on the device, where reading it is slow
-        count, (beta1, beta2) = int(state["step"]), group["betas"]
-        mean = state["exp_avg"].to(parameter.dtype).mul_(_to_bfloat16(beta1)).add_(gradient, alpha=1 - beta1)
-        state["exp_avg"].copy_(mean)
-        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        deviation = (state["exp_avg_sq"] / (1 - beta2**count)).sqrt_().add_(group["eps"])
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.addcdiv_(mean, deviation, value=-group["lr"] / (1 - beta1**count))
+    def _new_state(self, parameter: torch.Tensor) -> _State:
+        self.state[parameter].update(step=torch.zeros(()), exp_avg_sq=torch.zeros_like(parameter))
+        return super()._new_state(parameter)
+
+    def _update(
+        self, parameters: _Tensors, gradients: _Tensors, moments: _Tensors, states: list[_State], group: _State
+    ) -> None:
+        learning_rate, (beta1, beta2) = group["lr"], group["betas"]
+        steps = [state["step"] for state in states]  # on the CPU, where reading them is fast
+        torch._foreach_add_(steps, 1)
+        counts = [int(step) for step in steps]
+        squares = _local(state["exp_avg_sq"] for state in states)
+        torch._foreach_mul_(moments, _to_bfloat16(beta1))
+        torch._foreach_add_(moments, gradients, alpha=1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
+        deviations = torch._foreach_div(squares, [1 - beta2**count for count in counts])
+        torch._foreach_sqrt_(deviations)
+        torch._foreach_add_(deviations, group["eps"])
+        torch._foreach_mul_(parameters, 1 - learning_rate * group["weight_decay"])
+        rates = [-learning_rate / (1 - beta1**count) for count in counts]
+        torch._foreach_addcdiv_(parameters, moments, deviations, rates)
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -301,7 +416,7 @@ class MovingAverage:
     def update(self, parameters: dict[str, torch.Tensor]):
         """Move the average towards the parameters by a share of 1 - decay."""
         latest = [parameters[name].detach() for name in self.parameters]
-        torch._foreach_lerp_(list(self.parameters.values()), latest, 1 - self.decay)  # pyright: ignore
+        torch._foreach_lerp_(list(self.parameters.values()), latest, 1 - self.decay)
 
     @torch.no_grad()
     def swap(self, parameters: dict[str, torch.Tensor]):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .launch import cpu_group
+from ..devices import cpu_group
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 PREEMPTED = getattr(os, "EX_TEMPFAIL", 75)  # exit status "temporary failure": the same command can continue

@@ -13,10 +13,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -48,8 +49,11 @@ class Progress:
 class WatchedBatches:
     """Batches of a loader; `progress` records when they come."""
 
-    def __init__(self, batches: Iterable[dict], progress: Progress):
+    def __init__(self, batches: Any, progress: Progress):
         self.batches, self.progress = batches, progress
+
+    def __len__(self) -> int:
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[dict]:
         progress, batches = self.progress, iter(self.batches)
@@ -95,21 +99,18 @@ class _Watcher(threading.Thread):
 
     def __init__(self, progress: Progress, rank: int, processes: int, timeout: float):
         super().__init__(name="stalls", daemon=True)
-        self.progress, self.rank, self.processes, self.timeout = progress, rank, processes, timeout
+        self.progress, self.rank, self.timeout = progress, rank, timeout
         self.interval = min(timeout / 4, 5.0)
         self.over = threading.Event()
-        self.name_of_host = socket.gethostname()
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self.keys = [f"hf_vit/stalls/{attempt}/{number}" for number in range(processes)]  # in the store
         if processes > 1:
             address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             self.store = dist.TCPStore(*address, is_master=False, timeout=_ANSWER)  # pyright: ignore - it is documented
-        self.attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self.signs, self.warned = 0, -1
+        self.published, self.warned = 0, -1
 
     def run(self) -> None:
         while not self.over.wait(self.interval):
-            if self.processes == 1:
-                self._look_alone()
-                continue
             try:
                 self._publish()
                 if self._is_stalled:
@@ -122,67 +123,55 @@ class _Watcher(threading.Thread):
     def _is_stalled(self) -> bool:
         return time.monotonic() - self.progress.since > self.timeout
 
-    def _look_alone(self) -> None:
-        """Name the readers of a single process if they are stalled; anything else may take its time."""
-        if self._is_stalled and self.progress.is_reading:
-            workers = ", ".join(str(worker.pid) for worker in multiprocessing.active_children())
-            reader = f"the data workers (processes {workers})" if workers else "the reader of the images"
-            self._end(f"no batch comes from {reader} at step {self.progress.step}")
+    @property
+    def _where(self) -> str:
+        return f"step {self.progress.step} ({self.progress.phase})"
 
     def _publish(self) -> None:
-        """Publish that this process is alive, and its progress."""
-        self.signs += 1
-        progress = self.progress
-        sign = [self.signs, progress.passed, progress.step, progress.phase, self.name_of_host, os.getpid()]
-        self.store.set(self._key(self.rank), json.dumps(sign))
+        """Publish an entry: a number that a process counts up while it is alive, its progress, and where it is."""
+        if len(self.keys) > 1:
+            self.published += 1
+            where = f"(process {os.getpid()} on {socket.gethostname()}) at {self._where}"
+            self.store.set(self.keys[self.rank], json.dumps([self.published, self.progress.passed, where]))
 
-    def _key(self, rank: int) -> str:
-        return f"hf_vit/stalls/{self.attempt}/{rank}"
+    def _read(self) -> list[Any]:
+        """Return the last entry of each process."""
+        return [
+            json.loads(self.store.get(key)) if self.store.check([key]) else [0, 0, "before the first step"]
+            for key in self.keys
+        ]
 
     def _look(self) -> None:
-        """Find the missing processes; if all are alive with equal progress, do nothing."""
-        before = self._signs()
+        """Find the missing processes; if all are alive with equal progress, do nothing.
+
+        Of a single process the readers can be missing; anything else may take its time.
+        """
+        if len(self.keys) == 1:
+            if self.progress.is_reading:
+                workers = ", ".join(str(worker.pid) for worker in multiprocessing.active_children())
+                reader = f"the data workers (processes {workers})" if workers else "the reader of the images"
+                self._end(f"no batch comes from {reader} at step {self.progress.step}")
+            return
+        before = self._read()
         if self.over.wait(3 * self.interval) or not self._is_stalled:
             return
         self._publish()
-        after = self._signs()
-        silent = {rank: sign for rank, sign in after.items() if rank != self.rank and sign[0] == before[rank][0]}
-        behind = {rank: sign for rank, sign in after.items() if sign[1] < self.progress.passed}
-        where = f"the others wait at step {self.progress.step} ({self.progress.phase})"
-        if silent:
-            self._end(f"{_in_words(silent)}: stopped or dead, and {where}")
-        if behind:
-            self._end(f"{_in_words(behind)}: alive, but {where}")
+        after, ranks = self._read(), range(len(self.keys))
+        silent = [rank for rank in ranks if rank != self.rank and after[rank][0] == before[rank][0]]
+        behind = [rank for rank in ranks if after[rank][1] < self.progress.passed]
+        for missing, state in ((silent, "stopped or dead, and"), (behind, "alive, but")):
+            if missing:
+                named = ", ".join(f"rank {rank} {after[rank][2]}" for rank in missing[:_NAMED])
+                more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+                self._end(f"{named}{more}: {state} the others wait at {self._where}")
         if self.warned != self.progress.passed:
             self.warned = self.progress.passed
-            print(f"no process has moved for {self.timeout:g} s; all are at step {self.progress.step} "
-                  f"({self.progress.phase})", file=sys.stderr, flush=True)  # fmt: skip
+            self._say(f"no process has moved for {self.timeout:g} s; all are at {self._where}")
 
-    def _signs(self) -> dict[int, list]:
-        """Return the last entry of each process; without an entry, it is before the first step."""
-        signs = {}
-        for rank in range(self.processes):
-            try:
-                signs[rank] = json.loads(self.store.get(self._key(rank)))
-            except dist.DistStoreError:
-                signs[rank] = [0, 0, 0, "before the first step", "?", "?"]
-        return signs
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     def _end(self, why: str) -> None:
-        print(
-            f"error: no progress for {self.timeout:g} s (--stall-timeout): {why}. Continue from the newest checkpoint "
-            "with --resume",
-            file=sys.stderr,
-            flush=True,
-        )
+        advice = "Continue from the newest checkpoint with --resume"
+        self._say(f"error: no progress for {self.timeout:g} s (--stall-timeout): {why}. {advice}")
         os._exit(FAILED)  # the main thread waits in a collective, where no exception reaches it
-
-
-def _in_words(signs: dict[int, list]) -> str:
-    """Describe the missing ranks and their last progress."""
-    named = [
-        f"rank {rank} (process {process} on {host}) at step {step} ({phase})"
-        for rank, (_, _, step, phase, host, process) in list(signs.items())[:_NAMED]
-    ]
-    more = f" and {len(signs) - _NAMED} more" if len(signs) > _NAMED else ""
-    return ", ".join(named) + more

@@ -7,7 +7,7 @@ random numbers of a step depend on nothing else. So a resumed run computes what 
 import math
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,40 +20,38 @@ from accelerate.utils.memory import release_memory, should_reduce_batch_size
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from ..data.device_augmentation import CutTransform, DeviceAugmentation
 from ..data.labels import distinguish, names_of
-from ..data.loaders import EvalDataset
 from ..data.samplers import BatchLayout
 from ..data.splits import Split
-from ..evaluation.predictions import evaluation_batches, predict, score, score_classes
+from ..devices import mark_step, sharded_parameters
+from ..evaluation.multi_label import choose_thresholds
+from ..evaluation.predictions import evaluation_batches, predict, score, score_classes, to_device
+from ..files.contents import mark_as_ours
 from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_text
-from ..models.configuration_hf_vit import as_pair
+from ..settings.fields import TrainingSettings
+from ..settings.reader import dump
 from . import checkpoint
 from .build import (
+    augments_on_device,
     build_objective,
     check_evaluation,
     check_native,
     count_steps,
     fingerprint_run,
     prepare,
+    train_transform,
     training_batches,
 )
 from .checkpoint import Checkpoints, claimed_output, saved_per_device
 from .console import Console
-from .figures import describe_target, join_patches, write_batch
-from .launch import mark_step, sharded_parameters
 from .models import prepare_for_training, save_plain
-from .objectives import MaskedPatches
-from .optimization import MovingAverage, set_learning_rate
-from .patch_sizes import draw_sizes, over_patch_sizes
+from .objectives import MaskedPatches, draw_sizes
+from .optimization import MovingAverage, build_schedule, set_learning_rate
 from .preemption import PREEMPTED, Preempted, Preemption
-from .recipes import dump
-from .result_page import card_data, write_run_reports
-from .schedules import build_schedule
-from .settings import TrainingSettings
+from .reports import card_data, draw_batch, write_run_reports
 from .stalls import Progress, WatchedBatches, named_when_missing
-
-_DRAWN = 36  # images of train_batch.png
 
 
 class TrainingStopped(RuntimeError):
@@ -66,6 +64,8 @@ class TrainState:
 
     step: int = 0  # optimizer steps done
     best: float = -math.inf  # quality of the best evaluation, see `Trainer.quality_of`
+    best_step: int | None = None  # its step
+    no_better: int = 0  # evaluations since then
     skipped: int = 0  # unreadable images on all processes
     history: list[dict[str, float]] = field(default_factory=list)  # logged values, each entry with its "step"
 
@@ -77,6 +77,7 @@ class Trainer:
         model: a model of `hf_vit.training.models`; it is changed.
         processor: the image processor of the evaluation, which is saved with the model.
         split, eval_split: the images to train and to evaluate on.
+        command: what the user called, for the model card.
 
     Raises:
         ValueError: the settings do not fit model, data or device.
@@ -90,21 +91,26 @@ class Trainer:
         processor: Any,
         split: Split,
         eval_split: Split | None = None,
+        command: str | None = None,
     ):
         check_native(settings, accelerator, model, processor, split)
         check_evaluation(settings, eval_split, model.config)
         self.settings, self.accelerator, self.processor = settings, accelerator, processor
-        self.split, self.eval_split, self.config = split, eval_split, model.config
+        self.split, self.eval_split, self.config, self.command = split, eval_split, model.config, command
         self.output = Path(str(settings.output_dir))
         self.checkpoints = Checkpoints(self.output / "checkpoints", settings.keep_checkpoints)
         self.state = TrainState()
         self.num_steps = count_steps(settings, split)
         self.schedule = build_schedule(settings, self.num_steps)
         self.objective = build_objective(settings, processor, model.config, split, accelerator.device)
+        device = accelerator.device
+        self.transform = train_transform(settings, processor, model.config, augments_on_device(settings, device))
+        cuts = isinstance(self.transform, CutTransform)
+        self.augmentation = DeviceAugmentation(self.transform, device) if cuts else None
         prepare_for_training(model, settings)
         self.layout = self._share_batch(model)
         accelerator.gradient_accumulation_steps = self.layout.accumulation
-        self.model, self.optimizer = prepare(settings, accelerator, model)
+        self.model, self.optimizer = prepare(settings, accelerator, model, self.num_steps)
         self.average = None if settings.ema_decay is None else MovingAverage(self.parameters, settings.ema_decay)
         self.preemption = Preemption(accelerator.num_processes, accelerator.is_main_process)
         self.progress = Progress()
@@ -128,7 +134,7 @@ class Trainer:
             claimed_output(self.output, settings, self.accelerator),
         ):
             self.start()  # continues from a checkpoint with --resume
-            with self.console, self.preemption, self.explained_end():
+            with self.console, self.preemption, self.explained_end(), closing(self.batches):
                 for step in range(state.step, state.step if self.is_stale else self.num_steps):
                     self.preemption.begin_step()
                     self.train_step(step)  # forward, backward, clipping, optimizer, average
@@ -144,7 +150,7 @@ class Trainer:
                     if saves or stops:
                         self.save()
                     if evaluates or saves:
-                        self.console.speed.begin()
+                        self.console.restart()
                     if state.step < self.num_steps and received is not None:
                         self.end_early(received)
                     if state.step < self.num_steps and stops:
@@ -163,15 +169,15 @@ class Trainer:
             checkpoint.resume(self)
         self.phase = "starting"
         steps = range(self.state.step, self.num_steps)
-        loader = training_batches(settings, self.split, self.processor, self.config, self.layout, steps)
-        self.batches = iter(WatchedBatches(loader, self.progress))
+        loader = training_batches(settings, self.split, self.processor, self.transform, self.layout, steps)
+        self.batches: Any = iter(WatchedBatches(loader, self.progress))  # a generator, which `fit` closes
         if self.eval_split is not None:
-            shape = as_pair(self.config.image_size), self.config.num_channels
-            samples = EvalDataset(self.eval_split, self.processor, *shape)
-            batches = settings.eval_batch_size, settings.num_workers
-            loader, self.padding = evaluation_batches(samples, self.accelerator, *batches)
+            what = self.eval_split, self.processor, self.config
+            loader, self.padding = evaluation_batches(settings, *what, self.accelerator)
             self.eval_loader = WatchedBatches(loader, self.progress)
         if self.accelerator.is_main_process:
+            if not settings.resume:
+                mark_as_ours(self.output)
             write_text(self.output / "recipe.yaml", dump(settings))
         self.console = Console(self)
         self.model.train()
@@ -188,7 +194,7 @@ class Trainer:
         for forward in range(self.layout.accumulation):
             batch = self.next_batch()
             if step == forward == 0 and accelerator.is_main_process:
-                self.draw_batch(batch)
+                draw_batch(self, batch)
             # Torch is seeded for each micro-batch; the generator, for mixing, is the same for the whole batch
             words = np.random.SeedSequence((settings.seed, step, self.layout.micro_batch(forward))).generate_state(1)
             set_seed(int(words[0]))
@@ -227,23 +233,11 @@ class Trainer:
                 "--resume"
             ) from error
         self.phase = "training"
-        return {name: tensor.to(self.accelerator.device, non_blocking=True) for name, tensor in batch.items()}
+        return self._to_device(batch)
 
-    def draw_batch(self, batch: dict[str, torch.Tensor]) -> None:
-        """Draw the first images of a batch, as the model sees them, with their labels: train_batch.png."""
-        rng = np.random.default_rng((self.settings.seed, self.state.step))  # as for its step
-        pixels, targets = self.objective.prepare(batch, rng)
-        pixels, captions = self.objective.normalizer.inverse(pixels[:_DRAWN]).cpu(), [""] * _DRAWN
-        if targets is not None:
-            names = distinguish(names_of(self.config))
-            captions = [describe_target(target, names) for target in targets[:_DRAWN].cpu().numpy()]
-        if "spatial_shapes" in batch:
-            kept, size = batch.get("kept_patches", [None] * _DRAWN), as_pair(self.processor.patch_size)
-            rows = zip(pixels.numpy(), batch["spatial_shapes"].tolist(), kept, strict=False)
-            images = [join_patches(patches, grid, size, chosen) for patches, grid, chosen in rows]
-        else:
-            images = list(pixels.permute(0, 2, 3, 1).numpy())
-        write_batch(images, captions[: len(images)], self.output / "train_batch.png")
+    def _to_device(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        batch = batch if self.augmentation is None else self.augmentation(batch)
+        return to_device(batch, self.accelerator.device)
 
     def mean_metrics(self) -> dict[str, float]:
         """Means over the steps since the last call, on all processes.
@@ -263,7 +257,10 @@ class Trainer:
         return {"loss": loss / samples, "accuracy": correct / samples, "gradient_norm": norm}
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics of the current model on the evaluation split; none without one."""
+        """Metrics of the current model on the evaluation split; none without one.
+
+        With several patch sizes they are the means over these, with `accuracy_at_patch_8` etc.
+        """
         self.phase = "evaluating"
         if self.eval_split is None:
             return {}
@@ -274,17 +271,27 @@ class Trainer:
         def measure(**sizes: int) -> dict[str, float]:
             batches = self.eval_loader, self.padding
             self.predictions = predict(self.accelerator, self.model, *batches, self.settings.loss, **sizes)
+            if self.split.multi_label:
+                thresholds = choose_thresholds(self.predictions["scores"], self.predictions["label"])
+                self.config.label_thresholds = thresholds.tolist()
             return score(self.predictions) | score_classes(self.predictions, names)
 
-        return over_patch_sizes(self.settings.eval_patch_sizes or self.settings.patch_sizes, measure)
+        sizes = self.settings.eval_patch_sizes or self.settings.patch_sizes
+        if not sizes:
+            return measure()
+        at = {size: measure(patch_size=size) for size in sizes}
+        means = {name: float(np.mean([one[name] for one in at.values()])) for name in at[sizes[0]]}
+        means |= {name: at[sizes[0]][name] for name in ("samples", "skipped")}
+        return means | {f"accuracy_at_patch_{size}": one["accuracy"] for size, one in at.items()}
 
     def keep_best(self, metrics: dict[str, float]) -> None:
         """Log an evaluation, and save the model to best/ if it is better than all before."""
         if metrics:
             self.console.log_evaluation(metrics)
-            quality = self.quality_of(metrics)
-            if quality > self.state.best:
-                self.state.best = quality
+            quality, state = self.quality_of(metrics), self.state
+            state.no_better += 1
+            if quality > state.best:
+                state.best, state.best_step, state.no_better = quality, state.step, 0
                 self.save_model(self.output / "best", with_facts=True)
         self.model.train()
 
@@ -343,8 +350,11 @@ class Trainer:
     @property
     def best_metric(self) -> str:
         """Name of the metric that chooses the best model."""
-        name = self.settings.best_metric
-        return name if name != "auto" else "loss" if isinstance(self.objective, MaskedPatches) else "accuracy"
+        if self.settings.best_metric != "auto":
+            return self.settings.best_metric
+        if isinstance(self.objective, MaskedPatches):
+            return "loss"
+        return "mean_average_precision" if self.split.multi_label else "accuracy"
 
     def quality_of(self, metrics: dict[str, float]) -> float:
         """Return the quality of an evaluation by `best_metric`; higher is better.
@@ -357,29 +367,18 @@ class Trainer:
             raise TrainingStopped(f"--best-metric is {name}, but an evaluation has {', '.join(metrics)}")
         return -metrics[name] if name == "loss" else metrics[name]
 
-    def evaluations(self) -> dict[int, float]:
-        """Step -> quality of the evaluations so far."""
-        return {
-            int(entry["step"]): self.quality_of({name.removeprefix("eval_"): value for name, value in entry.items()})
-            for entry in self.state.history
-            if "eval_loss" in entry
-        }
-
     @property
     def is_stale(self) -> bool:
         """Tell whether the last `early_stopping` evaluations were no better than an earlier one."""
-        patience, qualities = self.settings.early_stopping, list(self.evaluations().values())
-        if patience is None or not qualities:
-            return False
-        return len(qualities) > qualities.index(max(qualities)) + patience
+        patience = self.settings.early_stopping
+        return patience is not None and self.state.no_better >= patience
 
     def best_evaluation(self) -> dict[str, Any]:
         """Return "best", the value of the "best_metric", and the "best_step"; None without an evaluation."""
-        evaluations, best = self.evaluations(), self.state.best
-        if not evaluations or not math.isfinite(best):
+        if self.state.best_step is None:
             return {"best": None, "best_metric": None, "best_step": None}
-        value, step = -best if self.best_metric == "loss" else best, max(evaluations, key=evaluations.__getitem__)
-        return {"best": value, "best_metric": self.best_metric, "best_step": step}
+        best = -self.state.best if self.best_metric == "loss" else self.state.best
+        return {"best": best, "best_metric": self.best_metric, "best_step": self.state.best_step}
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -458,8 +457,8 @@ class Trainer:
         """
         settings, device = self.settings, self.accelerator.device
         alone = replace(settings, num_workers=0)
-        loader = training_batches(alone, self.split, self.processor, self.config, layout, range(1))
-        batch = {name: tensor.to(device) for name, tensor in next(iter(loader)).items()}
+        loader = training_batches(alone, self.split, self.processor, self.transform, layout, range(1))
+        batch = self._to_device(next(iter(loader)))
         sizes = {"patch_size": min(settings.patch_sizes)} if settings.patch_sizes else {}
         model.to(device).train()
         try:

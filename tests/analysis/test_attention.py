@@ -194,7 +194,7 @@ def test_images_of_another_size_than_the_models():
     assert analysis.attention_distance(model, [pixel_values, images(model)]).shape == (3, 2)
     with pytest.raises(ValueError, match="images of several sizes"):
         analysis.attention_rollout(model, [pixel_values, images(model)])
-    with pytest.raises(ValueError, match="image height 13 is not a multiple of 4"):
+    with pytest.raises(ValueError, match="13"):
         analysis.attention_rollout(model, torch.randn(2, 3, 13, 24))
 
 
@@ -206,7 +206,7 @@ def test_native_images_of_one_shape():
     expected = analysis.attention_rollout(model, pixel_values)
     np.testing.assert_array_equal(analysis.attention_rollout(model, native), expected)
     native["spatial_shapes"] = torch.tensor([[5, 6], [6, 5]])
-    with pytest.raises(ValueError, match="images of 5 x 6, 6 x 5 patches have no common grid"):
+    with pytest.raises(ValueError, match="5 x 6"):
         analysis.attention_rollout(model, native)
 
 
@@ -255,9 +255,9 @@ def test_bad_input_is_refused():
     ):
         with pytest.raises(ValueError, match=sentence):
             analysis.attention_distance(model, pixel_values)
-    with pytest.raises(ValueError, match="batch_size is 0"):
+    with pytest.raises(ValueError, match="batch_size"):
         analysis.attention_rollout(model, images(model), batch_size=0)
-    with pytest.raises(ValueError, match=r"query is \(5, 0\), but the image has 5 x 6 patches"):
+    with pytest.raises(ValueError, match=r"\(5, 0\)"):
         analysis.attention_maps(model, images(model), query=(5, 0))
     with pytest.raises(ValueError, match="Linear has no layers with attention"):
         analysis.attention_distance(torch.nn.Linear(1, 1), images(model))
@@ -267,5 +267,5 @@ def test_bad_input_is_refused():
 def test_weights_that_are_nan_are_named(function):
     model = tiny()
     model.vit.layers[1].mlp.fc1.weight.data[:2, 3] = torch.nan
-    with pytest.raises(ValueError, match=r"vit.layers.1.mlp.fc1.weight has 2 of 308 values that are NaN or infinite"):
+    with pytest.raises(ValueError, match=r"vit.layers.1.mlp.fc1.weight"):
         function(model, images(model))

@@ -12,7 +12,7 @@ from ..tiny_models import images, save_tiny, tiny, tiny_bit
 
 @torch.no_grad()
 def test_load_returns_the_model_of_a_backend(tmp_path):
-    folder = save_tiny(tmp_path / "model")
+    folder = save_tiny(tmp_path / "model", num_hidden_layers=1)
     plain, _ = hf_vit.load(folder)
     classes = {"eager": type(plain), "openvino": OpenVINOModel, "onnxruntime": ONNXRuntimeModel}
     for backend, model_class in classes.items():

@@ -107,7 +107,7 @@ def test_the_cache_can_be_disabled(monkeypatch, tmp_path):
     assert cached("a", make, load) == "x"
     assert not cache_folder().exists()
     monkeypatch.setenv("HF_VIT_PROGRAM_CACHE", "much")
-    with pytest.raises(ValueError, match=r"HF_VIT_PROGRAM_CACHE is 'much' \(expected GiB"):
+    with pytest.raises(ValueError, match="HF_VIT_PROGRAM_CACHE"):
         cached("a", make, load)
     monkeypatch.delenv("HF_VIT_PROGRAM_CACHE")
     monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path))

@@ -208,7 +208,7 @@ def test_programs_are_cached_by_what_they_compute(monkeypatch, tmp_path):
     monkeypatch.setattr(program_model, "make_openvino", lambda *arguments: (made.append(1), make(*arguments)))
 
     def logits_of(change=None, **fields):
-        model = tiny(**fields)
+        model = tiny(num_hidden_layers=1, **fields)
         if change is not None:
             change(model)
         return OpenVINOModel(model)(images(model)).logits, model(images(model)).logits

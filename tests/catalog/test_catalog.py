@@ -99,7 +99,7 @@ def test_explain_describes_a_file():
     assert explain("ViT-B_16").count("gs://") == 4  # four buckets have a file of that name
     assert explain("gs://vit_models/sam/ViT-B_16.npz").count("gs://") == 1
     assert "224 x 224" in explain(LIGHT.split("--")[0])
-    with pytest.raises(ValueError, match=r"'ViT-G_14': it is no released file, no architecture \(expected Ti/16, S/32"):
+    with pytest.raises(ValueError, match="'ViT-G_14'"):
         explain("ViT-G_14")
 
 
@@ -123,9 +123,9 @@ def test_the_built_in_list_is_searched_without_an_index():
     assert {find_released(location).family for location, _ in search("B/16", limit=99)} == set(
         released_facts()["families"]
     ) - {"big_vision", "bit_s", "bit_m", "bit_m+imagenet2012", "bit_distilled", "bit_teachers"}
-    with pytest.raises(ValueError, match=r"'B/17': unknown architecture \(expected Ti/16"):
+    with pytest.raises(ValueError, match="'B/17'"):
         search("B/17")
-    with pytest.raises(ValueError, match=r"fine-tuned on 'pets': unknown data set \(expected imagenet2012, cifar100"):
+    with pytest.raises(ValueError, match="'pets'"):
         search("B/16", "pets")
 
 
@@ -177,7 +177,7 @@ def test_families_are_listed(capsys):
     assert "siglip2_so400m16_naflex.npz" in capsys.readouterr().out
     assert main(["catalog", "bit_vtab"]) == 0
     assert "gs://bit_models/vtab/BiT-M-{variant}-run[0-2]-[task].npz" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"'siglip3': unknown family \(expected imagenet21k"):
+    with pytest.raises(ValueError, match="'siglip3'"):
         files_of("siglip3")
 
 
@@ -224,7 +224,7 @@ def index(tmp_path):
 def test_search_in_an_index(index):
     found = search("B/16", "oxford_iiit_pet", 384, index)
     assert ["30ep" in found[0].location, "strong2" in found[1].location, "light1" in found[2].location] == [True] * 3
-    assert found[1].about == "oxford_iiit_pet: validation 0.9349, test 0.9300"
+    assert all(fact in found[1].about for fact in ("oxford_iiit_pet", "0.9349", "0.9300"))
     assert len(search("B/16", "oxford_iiit_pet", index=index)) == 6
     pretrained = search("B/16", index=index)
     assert len(pretrained) == 3
@@ -241,14 +241,14 @@ def test_best_augreg_chooses_as_the_original_code(index, tmp_path):
     )
     assert address_of(f"augreg:{LIGHT}.npz") == f"{AUGREG}/{LIGHT}.npz"
     assert address_of("weights.npz") == "weights.npz"
-    with pytest.raises(ValueError, match=r"AugReg has no 'H/14' \(expected Ti/16, S/32"):
+    with pytest.raises(ValueError, match="'H/14'"):
         best_augreg("H/14")
-    with pytest.raises(ValueError, match="'ViT-B_16' is not the name of an AugReg file"):
+    with pytest.raises(ValueError, match="'ViT-B_16'"):
         convert("augreg:ViT-B_16")
-    with pytest.raises(ValueError, match="has no S/16 pre-trained on i21k"):
+    with pytest.raises(ValueError, match="S/16"):
         best_augreg("S/16", index)
     (tmp_path / "other.csv").write_text("name,ds\nB/16,i21k\n")
-    with pytest.raises(ValueError, match=r"it lacks the columns final_val, adapt_ds.* \(expected AugReg's index.csv\)"):
+    with pytest.raises(ValueError, match="final_val"):
         best_augreg("B/16", tmp_path / "other.csv")
 
 
@@ -258,7 +258,7 @@ def test_a_chosen_file_is_downloaded_from_its_bucket(monkeypatch):
         raise OSError(location)
 
     monkeypatch.setattr("hf_vit.conversion.converting.fetch_any", refuse)
-    with pytest.raises(OSError, match="gs://vit_models/augreg/Ti_16-i21k-300ep"):
+    with pytest.raises(OSError, match="vit_models"):
         convert("augreg:best:Ti/16")
 
 

@@ -16,12 +16,9 @@ import torch
 
 from hf_vit.catalog import families
 from hf_vit.conversion import ConversionError, convert
-from hf_vit.conversion.building import build_config, check_required, empty_model, shapes_of
 from hf_vit.conversion.checkpoint import Checkpoint
-from hf_vit.conversion.inferred import values_of
-from hf_vit.conversion.rules import check_names, check_shapes
+from hf_vit.conversion.recognition import recognise
 from hf_vit.conversion.source import Request
-from hf_vit.conversion.sources import recognise
 
 from ..paths import MORE, PEERS, ROOT
 from .test_bit import as_big_transfer
@@ -155,16 +152,9 @@ def test_every_family_is_here():
 
 def model_of(shapes: dict[str, tuple[int, ...]]):
     """Convert a file without its values: all checks of a conversion except that of values."""
-    checkpoint, request = file_of(shapes), Request(None, None, {})
+    checkpoint, request = file_of(shapes), Request(None, None, {}, without_weights=True)
     source, naming = recognise(checkpoint, request)
-    shapes = shapes_of(checkpoint, naming.arrays)
-    check_required(shapes, source.required, source.optional, "x")
-    has_head = source.head[0] in naming.arrays
-    config = build_config(values_of(source.infer(shapes, checkpoint, request)))
-    rules = source.rules(config, has_head)
-    check_names(rules, naming.arrays, "x")
-    model = empty_model(config, has_head)
-    check_shapes(shapes, model.state_dict(), rules, "x")
+    model, _, _ = source.read(checkpoint, naming, request)
     return model
 
 
@@ -221,10 +211,10 @@ def test_a_full_size_resnet_is_recognised_as_its_variant(tree, layout):
 
 
 def test_models_of_keras_are_refused_with_an_alternative(tmp_path):
-    with pytest.raises(ConversionError, match=r"R50x1\.h5 is a Keras model in HDF5.*convert BiT-M-R50x1\.npz"):
+    with pytest.raises(ConversionError, match=r"BiT-M-R50x1\.npz"):
         convert(MORE / "BiT-M-R50x1.h5")
     for folder in ("BiT-M-R50x1-run0-svhn/tfhub", "BiT-M-R50x1-run0-svhn.tfhub"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "saved_model.pb").touch()
-        with pytest.raises(ConversionError, match=r"a SavedModel of TensorFlow.*convert BiT-M-R50x1-run0-svhn\.npz"):
+        with pytest.raises(ConversionError, match=r"BiT-M-R50x1-run0-svhn\.npz"):
             convert(tmp_path / folder)

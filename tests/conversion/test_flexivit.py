@@ -134,12 +134,12 @@ def test_the_prefix_is_restored_beside_the_source(tmp_path):
 def test_the_patch_size_must_be_stated_unless_the_name_determines_it(tmp_path):
     run = RUNS["flexi_32_7@p16_240"]
     source = MORE / run["checkpoint"]
-    with pytest.raises(ConversionError, match=r"32 x 32 kernel, 7 x 7 positions.*patch_size=16"):
+    with pytest.raises(ConversionError, match="patch_size"):
         convert(source)
     run_of_it = tmp_path / "big_vision" / "flexivit" / "a_run"
     run_of_it.mkdir(parents=True)
     (run_of_it / "checkpoint.npz").write_bytes((MORE / "flexi_gap.npz").read_bytes())
-    with pytest.raises(ConversionError, match=r"8 x 8 kernel, 4 x 4 positions.*patch_size=16"):
+    with pytest.raises(ConversionError, match="patch_size"):
         convert(run_of_it / "checkpoint.npz")
     (tmp_path / "flexivit_s_i1k.npz").write_bytes(source.read_bytes())
     model, processor = convert(tmp_path / "flexivit_s_i1k.npz")
@@ -156,7 +156,7 @@ def test_a_folder_keeps_the_stored_buffers(tmp_path, patch_size, image_size):
     assert straight.device.type == "meta"  # streamed: nothing has to be resized
     model = load_model(tmp_path / "folder")
     export_jax(model, tmp_path / "back.npz")
-    with pytest.raises(ConversionError, match="vit_jax has no kernel of another size than the patches"):
+    with pytest.raises(ConversionError, match="vit_jax"):
         export_jax(model, tmp_path / "other.npz", dialect="vit_jax")
     assert_same_file(tmp_path / "back.npz", source)
     images = torch.randn(1, 3, *np.broadcast_to(image_size, 2).tolist())

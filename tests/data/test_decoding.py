@@ -18,12 +18,11 @@ from hf_vit.data.fingerprint import fingerprint_data
 from hf_vit.data.loaders import EvalDataset, TrainDataset
 from hf_vit.data.native_resolution import NativeDataset
 from hf_vit.data.sources import load_split
-from hf_vit.data.splits import SKIPPED_IMAGES, Split, open_split
-from hf_vit.evaluation.predictions import open_named
+from hf_vit.data.splits import SKIPPED_IMAGES, Split, open_named, open_split
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_reading import ImageReadingError, read_size
+from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings
 from hf_vit.training.build import train_transform
-from hf_vit.training.settings import EvaluateSettings, FinetuneSettings
 
 HEIGHT, WIDTH = 8, 12
 RNG = np.random.default_rng(3)
@@ -228,5 +227,5 @@ def test_unreadable_images_are_listed_once_in_the_output_folder(tmp_path, caplog
 
 
 def test_a_folder_without_a_readable_image_says_why():
-    with pytest.raises(ValueError, match=r"2 images .* bad\.jpg"):
+    with pytest.raises(ValueError, match=r"bad\.jpg"):
         TrainDataset(split_of(b"", b"", paths=["bad.jpg", "bad.jpg"]), UNCHANGED, 0)[0]

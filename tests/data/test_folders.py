@@ -6,9 +6,7 @@ import shutil
 from pathlib import Path
 
 import datasets
-import pyarrow.parquet as pq
 import pytest
-from huggingface_hub import cached_assets_path
 
 from hf_vit.data import folders
 from hf_vit.data.folders import load_folder
@@ -66,20 +64,9 @@ def test_the_splits_are_those_of_datasets(layout, tmp_path):
         assert rows_of(ours) == rows_of(expected)
 
 
-def index_of(root: Path) -> Path:
-    key = json.dumps([str(root), sorted(folders.EXTENSIONS)])
-    name = folders.hashlib.sha256(key.encode()).hexdigest()[:16]
-    return cached_assets_path("hf_vit", "folders", name) / "index"
-
-
 def test_an_index_is_made_once_and_again_when_a_file_is_added(tmp_path, monkeypatch):
     root = make(tmp_path / "images", SPLITS["splits"])
     before = load_folder(root)
-    table = pq.read_table(index_of(root) / "index.parquet")
-    assert table.column_names == ["split", "path", "label", "size", "time"]
-    assert {row["path"]: row["size"] for row in table.to_pylist()} == {
-        str(root / name): (root / name).stat().st_size for name in SPLITS["splits"]
-    }
     with monkeypatch.context() as patch:
         patch.setattr(folders, "_list", None)  # of files
         again = load_folder(root)
@@ -92,38 +79,3 @@ def test_an_index_is_made_once_and_again_when_a_file_is_added(tmp_path, monkeypa
     assert len(load_folder(root)["train"]) == 5
     os.remove(root / "train/a/9.png")
     assert load_folder(root)["train"]._fingerprint == before["train"]._fingerprint
-
-
-def test_killed_listing_is_continued(tmp_path, monkeypatch):
-    root = make(tmp_path / "images", SPLITS["splits"])
-    listed, real = [], folders._list
-
-    def list_some(folder, directory):
-        if len(listed) == 4:
-            raise KeyboardInterrupt
-        listed.append(directory)
-        return real(folder, directory)
-
-    monkeypatch.setattr(folders, "_list", list_some)
-    monkeypatch.setattr(folders, "_THREADS", 1)
-    with pytest.raises(KeyboardInterrupt):
-        load_folder(root)
-    log = index_of(root).parent / "listing.jsonl"
-    assert len(log.read_text().splitlines()) == len(listed) == 4
-    with open(log, "a") as lines:
-        lines.write(json.dumps(["test2017/a/", 3])[:9])  # cut short
-    monkeypatch.setattr(folders, "_list", real)
-    with monkeypatch.context() as patch:
-        patch.setattr(folders, "_list", lambda folder, name: listed.append(name) or real(folder, name))
-        assert [len(load_folder(root)[split]) for split in ("train", "test")] == [4, 2]
-    assert sorted(listed) == [
-        "",
-        "test2017/",
-        "test2017/a/",
-        "test2017/b/",
-        "train/",
-        "train/a/",
-        "train/b c/",
-        "train/b/",
-    ]
-    assert not log.exists()

@@ -1,10 +1,16 @@
 """Names of data sets: a misspelled folder, and the Hub out of reach."""
 
+import gzip
+import http.server
+import struct
+import threading
+
 import datasets
 import pytest
 from huggingface_hub import HfApi
 
 from hf_vit.data import sources
+from hf_vit.data.shards import read_range
 
 
 @pytest.fixture
@@ -44,3 +50,59 @@ def test_a_data_set_in_the_cache_needs_no_network(out_of_reach, tmp_path):
 def test_a_name_that_the_hub_lacks(hub):
     with pytest.raises(ValueError, match="no/such"):
         sources.load_split("no/such", "train")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://example.com/a.tar",
+        "https://127.0.0.1:9/a-{0..1}.tar",
+        "https://me:hidden@[::1]/a*.tar?signature=hidden",
+        "simplecache::https://192.168.0.1/a.tar",
+    ],
+)
+def test_addresses_that_are_not_encrypted_or_not_public_are_refused(address):
+    with pytest.raises(ValueError, match=r"HF_VIT_ALLOW|expected https") as refusal:
+        read_range(sources.load_split(address, "train")[0], 0, 1)
+    assert "hidden" not in str(refusal.value)
+
+
+def test_redirects_of_shards_are_checked(monkeypatch):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(302)
+            self.send_header("Location", "ftp://127.0.0.1/b.tar")
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    asked: list[str] = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}/a.tar"
+        monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
+        with pytest.raises(ValueError, match="ftp:"):
+            read_range(address, 0, 1)
+        monkeypatch.setattr("hf_vit.files.download.check_address", lambda url: None)  # which saw a public machine
+        monkeypatch.setenv("HF_VIT_ALLOW", "http")
+        with pytest.raises(ValueError, match=r"127\.0\.0\.1"):
+            read_range(f"{address}?another", 0, 1)
+        server.shutdown()
+    assert asked == ["/a.tar"]
+
+
+def test_a_range_of_very_many_shards_is_refused():
+    with pytest.raises(ValueError, match="20000000"):
+        sources.load_split("https://example.com/x-{0..20000000}.tar", "train")
+
+
+def test_a_small_idx_file_that_unpacks_to_gigabytes_is_refused(tmp_path):
+    file = tmp_path / "train-images-idx3-ubyte.gz"
+    with gzip.open(file, "wb", 1) as stream:
+        stream.write(struct.pack(">4I", 0x803, 300, 1024, 1024))
+        for _ in range(300):
+            stream.write(bytes(2**20))
+    with pytest.raises(ValueError, match=file.name):
+        sources.read_idx(file)

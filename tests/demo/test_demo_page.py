@@ -1,5 +1,6 @@
 """The page of `hf-vit demo`: its computations, and the page in a headless browser."""
 
+import ast
 import csv
 import io
 import os
@@ -19,8 +20,9 @@ from PIL import Image
 import hf_vit
 from hf_vit.conversion import convert
 from hf_vit.demo.description import describe
-from hf_vit.demo.examples import copy_examples, draw_examples
+from hf_vit.demo.examples import CREDITS, PHOTOGRAPHS, copy_examples, write_digits
 from hf_vit.demo.looking import Demo, highlight
+from hf_vit.demo.space import write_space
 from hf_vit.loading import save_folder
 from hf_vit.prediction import classify, predict
 
@@ -110,7 +112,7 @@ def test_models_without_attention_are_refused(tmp_path):
         Demo(folder)
     resnet = hf_vit.HfBiTForImageClassification(hf_vit.HfBiTConfig(embedding_size=32, depths=[1], image_size=20))
     save_folder(tmp_path / "resnet", resnet, hf_vit.HfViTImageProcessor(size=20))
-    with pytest.raises(ValueError, match="holds a ResNet, which has no attention to show"):
+    with pytest.raises(ValueError, match="ResNet"):
         Demo(tmp_path / "resnet")
 
 
@@ -127,13 +129,23 @@ def test_description_has_the_cards_facts_without_markup(tmp_path):
     assert "<dt>classes</dt><dd>11</dd>" in describe(folder, "name", model)
 
 
-def test_the_drawn_digits_are_recognised_by_the_embedded_model(tmp_path):
+def test_the_digits_are_recognised_by_the_embedded_model(tmp_path):
     """Judged by scikit-learn's labels, read off the first held-out digits."""
     with as_file(files("hf_vit.demo") / "digits.npz") as checkpoint:
         model, processor = convert(checkpoint, labels=[str(digit) for digit in range(10)])
-    examples = draw_examples(tmp_path, [str(digit) for digit in range(10)])
+    examples = write_digits(tmp_path)
     found = [entry[0].label for entry in classify(model.eval(), processor, [str(file) for file in examples])]
     assert found == ["0", "8", "8", "9", "8", "3"]
+
+
+def test_the_photographs_have_credits(tmp_path):
+    """Each is small, and named with its license in the file beside it and on the page."""
+    license = (PHOTOGRAPHS / "LICENSE.txt").read_text(encoding="utf-8")
+    for file in copy_examples(PHOTOGRAPHS, tmp_path):
+        assert file.stat().st_size < 40_000
+        (address,) = re.findall(rf"{file.name[3:]} .*(https://\S+)", license)
+        assert address in CREDITS
+    assert "https://creativecommons.org/licenses/by/2.0/" in license + CREDITS
 
 
 def test_examples_of_a_folder(tmp_path, picture):
@@ -149,6 +161,16 @@ def test_examples_of_a_folder(tmp_path, picture):
     shutil.copyfile(picture, tmp_path / "none" / "a.png")
     with pytest.raises(ValueError, match=r"none of the images in .*none can be read and shown"):
         copy_examples(tmp_path / "none", tmp_path / "examples")
+
+
+@pytest.mark.parametrize("name", ['x"; print(1); "y', "x'+print(1)+'", "x\nprint(1)", "x\\", "{print(1)}"])
+def test_a_folders_name_is_no_code_of_a_space(tmp_path, name):
+    folder = saved(tmp_path / name)
+    write_space(tmp_path / "space", [str(folder), name])
+    tree = ast.parse((tmp_path / "space" / "app.py").read_text(encoding="utf-8"))
+    assert {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)} == {"Path", "serve"}
+    constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert {f"models/{name}", name} <= constants
 
 
 @pytest.fixture

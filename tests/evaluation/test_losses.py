@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.evaluation.losses import cross_entropy, make_targets
+from hf_vit.evaluation.predictions import cross_entropy, make_targets
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,8 @@ def test_real_labels_follow_the_index():
 
 def test_several_labels_count_the_first_prediction():
     labels = np.array([[0, 1], [0, 0], [1, 0], [1, 1], [1, 0]])
-    assert score(_tidy(columns(label=labels)))["accuracy"] == pytest.approx(2 / 3)
+    scores = np.full((5, 2), 0.3)
+    assert score(_tidy(columns(label=labels, scores=scores)))["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_empty_evaluation_split_is_an_error():

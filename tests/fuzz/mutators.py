@@ -171,8 +171,11 @@ def _odd_collection(random: Random) -> Any:
     ))  # fmt: skip
 
 
+_STEPS = ("replace", "replace", "replace", "remove", "rename", "add", "copy", "exchange", "number", "type", "nest")
+
+
 def mutate_tree(tree: Any, random: Random, others: list[Any]) -> tuple[Any, str]:
-    """One to three mutations of a value of JSON or YAML: its values, names and members."""
+    """One to three mutations of a value of JSON or YAML: its values, names, members, types and depth."""
     tree, steps = copy.deepcopy(tree), []
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         places = list(_places(tree))
@@ -181,7 +184,7 @@ def mutate_tree(tree: Any, random: Random, others: list[Any]) -> tuple[Any, str]
             steps.append("root")
             continue
         container, key = random.choice(places)
-        step = random.choice(("replace", "replace", "replace", "remove", "rename", "add", "copy", "exchange", "number"))
+        step = random.choice(_STEPS)
         _change(container, key, step, random, places, list(_places(random.choice(others))) or places)
         steps.append(f"{step} {str(key)[:40]!r}")
     return tree, ", ".join(steps)
@@ -209,6 +212,11 @@ def _change(container: Any, key: Any, step: str, random: Random, places: list, f
             )
         else:
             container.insert(key, odd_value(random))
+    elif step == "type":
+        container[key] = random.choice(_in_other_types(container[key]))
+    elif step == "nest":
+        for _ in range(random.choice((1, 1, 2, 20, 60))):
+            container[key] = random.choice(([container[key]], {"a": container[key]}))
     elif step == "number" and isinstance(container[key], int | float):
         value = container[key]
         more = (
@@ -223,6 +231,18 @@ def _change(container: Any, key: Any, step: str, random: Random, places: list, f
     else:
         other, name = random.choice(foreign if step == "copy" else places)
         container[key] = copy.deepcopy(other[name]) if other is not container[key] else None
+
+
+def _in_other_types(value: Any) -> list[Any]:
+    """The same content as text, as a list, as an object, as a number."""
+    others: list[Any] = [str(value)[:1_000], [value], {"value": value}]
+    if isinstance(value, dict):
+        others += [list(value), list(value.values()), [[name, member] for name, member in value.items()]]
+    elif isinstance(value, list):
+        others += [{str(number): member for number, member in enumerate(value)}, value[0] if value else None]
+    elif isinstance(value, int | float):
+        others += [bool(value), float(value) if abs(value) < 1e300 else 0.0]
+    return others
 
 
 def write_json(tree: Any, random: Random) -> bytes:

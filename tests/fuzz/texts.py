@@ -24,10 +24,10 @@ from hf_vit.evaluation.classification import read_objectnet_classes, read_real_l
 from hf_vit.files.reading import parse_yaml
 from hf_vit.loading import load_processor, save_folder
 from hf_vit.prediction import predict
+from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings, PretrainSettings
+from hf_vit.settings.options import parse_settings
+from hf_vit.settings.reader import build, dump
 from hf_vit.training.models import build_config
-from hf_vit.training.options import parse_settings
-from hf_vit.training.recipes import build, dump
-from hf_vit.training.settings import EvaluateSettings, FinetuneSettings, PretrainSettings
 
 from ..paths import PEERS, RECIPES
 from ..tiny_models import save_tiny, tiny_bit

@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import flax
-import flax.training.checkpoints  # looks for TensorFlow, before there is a stand-in
+import flax.training.checkpoints  # noqa: F401 - looks for TensorFlow, before there is a stand-in
 import jax
 import jax.numpy as jnp
 import ml_collections

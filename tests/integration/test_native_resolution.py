@@ -84,7 +84,7 @@ def test_a_batch_equals_its_single_images():
 def test_without_a_resize_the_patches_must_divide_the_image():
     processor = HfViTImageProcessor("native", do_resize=False, patch_size=16, max_num_patches=6)
     assert processor(np.zeros((32, 48, 3)), return_tensors="pt").spatial_shapes.tolist() == [[2, 3]]
-    with pytest.raises(ValueError, match=r"cannot cut an image of \(32, 50\) pixels into patches of \(16, 16\)"):
+    with pytest.raises(ValueError, match=r"\(32, 50\)"):
         processor(np.zeros((32, 50, 3)))
-    with pytest.raises(ValueError, match=r"an image has 9 patches \(expected at most max_num_patches, 6"):
+    with pytest.raises(ValueError, match="max_num_patches"):
         processor(np.zeros((48, 48, 3)))

@@ -32,7 +32,6 @@ def photographs(shared, tmp_path_factory):
     return [str(found[row["file_name"]]) for row in rows], [int(row["label"]) for row in rows]
 
 
-@pytest.mark.slow
 def test_classifies_photographs_through_pipeline(folder, photographs):
     """Independent code with the original's resize and GELU: top-1 81.7 % and top-5 96.2 % of 104 images."""
     paths, labels = photographs

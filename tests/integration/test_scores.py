@@ -88,6 +88,9 @@ def test_the_demo(folder, picture, expected):
     assert batch.outputs[0] == close(expected)
 
 
+@pytest.mark.parametrize(
+    "folder", [KINDS["multi-label"], KINDS["regression"]], ids=["multi-label", "regression"], indirect=True
+)
 def test_the_report(folder, picture, expected, tmp_path):
     model, processor = hf_vit.load(folder)
     assert inspect(model, processor, [picture], tmp_path / "report", title="tiny") == []

@@ -235,12 +235,12 @@ def test_relative_positions_and_a_mask(attention):
 def test_unsupported_combinations_are_refused():
     model = tiny(**VARIANTS["relative"], hidden_size=16)
     model.set_attn_implementation("flex_attention")
-    with pytest.raises(ValueError, match="cannot use flex_attention attention, which takes no bias; set eager or sdpa"):
+    with pytest.raises(ValueError, match="flex_attention"):
         model(images(model))
     axial = tiny(**VARIANTS["axial"])
     mask = torch.ones(2, ROWS * COLUMNS)
     mask[0, 25:] = 0
-    with pytest.raises(ValueError, match="axial attention cannot use attention_mask"):
+    with pytest.raises(ValueError, match="attention_mask"):
         axial(images(axial), attention_mask=mask)
     for fields, message in (
         (VARIANTS["axial"], "attention_axes 'axial'"),

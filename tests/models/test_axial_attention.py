@@ -101,7 +101,7 @@ def test_smaller_images_use_the_positions_in_the_middle_and_larger_ones_are_refu
     small.load_state_dict({**state, "positions": state["positions"][:, 4:-4]})
     feature_map = torch.randn(2, 16, 3, 5)
     torch.testing.assert_close(large(feature_map), small(feature_map))
-    with pytest.raises(ValueError, match=r"3 x 5: axial .* 4; build the model with a larger image_size"):
+    with pytest.raises(ValueError, match="3 x 5"):
         AxialAttention(16, 4, False, 1e-5)(feature_map)
 
 
@@ -114,10 +114,10 @@ def test_a_saved_model_loads_and_exports_refuse_it(tmp_path):
     with pytest.raises(ValueError, match="positions of axial attention"):
         again.set_image_size(512)
     for export in (export_jax, export_timm, export_transformers):
-        with pytest.raises(ConversionError, match="no ResNet with axial attention"):
+        with pytest.raises(ConversionError, match="ResNet"):
             export(model, tmp_path / export.__name__)
 
 
 def test_axial_attention_needs_post_activation_units():
-    with pytest.raises(Exception, match="axial attention needs units of type 'bottleneck'"):
+    with pytest.raises(Exception, match="'bottleneck'"):
         HfBiTConfig(spatial_mixing="axial_attention")

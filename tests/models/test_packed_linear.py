@@ -290,7 +290,7 @@ print((memory() - before) / plain)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("kind", ["packed", "plain"])
+@pytest.mark.parametrize("kind", ["packed", pytest.param("plain", marks=pytest.mark.slow)])
 def test_a_frozen_model_takes_the_memory_of_a_plain_one(kind):
     """In a process of its own, which gives freed memory back at once; 110 MiB of weights."""
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "100000"}

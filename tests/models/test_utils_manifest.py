@@ -19,7 +19,7 @@ def pushed(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     monkeypatch.setattr(module, "_SMALL", 10_000)
     entries = {}
-    for file in folder.iterdir():
+    for file in folder.glob("[!.]*"):
         content = file.read_bytes()
         entries[file.name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (folder / MANIFEST).write_text(manifest_text({**entries, "not_downloaded.bin": {"size": 1, "sha256": "0"}}))
@@ -50,7 +50,7 @@ def test_weights_with_a_flipped_bit_are_refused(kind, before, pushed):
     if before == "loaded before":
         load_as(kind, pushed)
     flip(pushed / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model\.safetensors is not"):
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
         load_as(kind, pushed)
 
 
@@ -59,7 +59,7 @@ def test_another_configuration_is_refused(name, pushed):
     text = (pushed / name).read_text()
     (pushed / name).write_text(text.replace("0", "1", 1))
     assert (pushed / name).read_text() != text
-    with pytest.raises(ValueError, match=f"{name} is not the file that was pushed"):
+    with pytest.raises(ValueError, match=f"{name} is not the file that was"):
         load(pushed)
 
 
@@ -87,7 +87,7 @@ def test_changed_bits_with_an_unchanged_time_stamp_are_found_by_verify(pushed):
     flip(pushed / "model.safetensors")
     os.utime(pushed / "model.safetensors", ns=(status.st_atime_ns, status.st_mtime_ns))
     load(pushed)
-    with pytest.raises(ValueError, match="is not the file that was pushed"):
+    with pytest.raises(ValueError, match="is not the file that was"):
         load(pushed, verify=True)
 
 
@@ -97,8 +97,10 @@ def test_saving_again_removes_our_manifest_and_keeps_foreign_files(pushed):
     assert not (pushed / MANIFEST).exists()
     for text in ('{"name": "my web page"}', "[]", "{", "[" * 100_000):
         (pushed / MANIFEST).write_text(text)
-        load(pushed)[0].save_pretrained(pushed)
+        model.save_pretrained(pushed)
         assert (pushed / MANIFEST).read_text() == text
+    (pushed / MANIFEST).write_text('{"name": "my web page"}')
+    load(pushed)
 
 
 @pytest.mark.parametrize("part", ["model", "config", "processor"])
@@ -122,20 +124,35 @@ def test_an_invalid_manifest_is_not_read():
     assert read_manifest(text) == {"a": {"size": 3, "sha256": "b"}}
     broken = json.loads(text)
     for files in (None, [], {"a": None}, {"a": {"size": "x", "sha256": "b"}}, {"a": {"size": 3}}):
-        assert read_manifest(json.dumps({**broken, "files": files})) is None
+        with pytest.raises(ValueError, match=MANIFEST):
+            read_manifest(json.dumps({**broken, "files": files}))
+    assert read_manifest('{"name": "a page", "files": []}') is None  # another program's
+
+
+def test_a_damaged_manifest_does_not_switch_its_check_off(pushed):
+    text = (pushed / MANIFEST).read_text()
+    for damaged in (
+        text[: len(text) // 2],
+        "",
+        text.replace("version 1", "version 7"),
+        text.replace('"format"', '"f"'),
+    ):
+        (pushed / MANIFEST).write_text(damaged)
+        with pytest.raises(ValueError, match=MANIFEST):
+            load(pushed)
 
 
 def test_hf_vit_verify(pushed, capsys):
     assert main(["verify", str(pushed)]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("3 files are unchanged since the push: config.json, model.safetensors, ")
+    assert told.startswith("3 files are unchanged: config.json, model.safetensors, ")
     assert told.endswith("not here: not_downloaded.bin\n")
     flip(pushed / "model.safetensors")
     assert main(["verify", str(pushed)]) == 2
     assert capsys.readouterr().err.startswith(f"hf-vit verify: {pushed / 'model.safetensors'} is not the file that was")
     (pushed / MANIFEST).unlink()
     assert main(["verify", str(pushed)]) == 2
-    assert "it has no manifest.json" in capsys.readouterr().err
+    assert "manifest.json" in capsys.readouterr().err
 
 
 def test_without_a_writable_cache_files_are_hashed_every_time(pushed, hashed, monkeypatch, tmp_path):

@@ -125,7 +125,3 @@ def main(folder: Path):
     disturbed(folder / "disturbed")
     compare(folder / "disturbed", folder / "on_1")
     print("the same weights", flush=True)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -4,8 +4,6 @@ Each optimiser continues exactly from a checkpoint, and takes the steps that it 
 """
 
 import errno
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,10 +16,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
+from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import checkpoint
 from hf_vit.training.checkpoint import Checkpoints
 from hf_vit.training.optimization import MovingAverage, build_optimizer
-from hf_vit.training.settings import FinetuneSettings
 from tests.tiny_models import TINY
 
 OPTIMIZERS = [("sgd", "float32"), ("sgd", "bfloat16"), ("adamw", "float32"), ("adamw", "bfloat16")]
@@ -137,8 +135,3 @@ def main(folder: Path):
     print("the same weights", flush=True)
     dist.barrier()
     dist.destroy_process_group()
-    os._exit(0)  # gloo's threads can outlive the group, and then end the interpreter's own ending with SIGABRT
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

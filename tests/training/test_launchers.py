@@ -22,7 +22,8 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from hf_vit import HfViTForMaskedPatchPrediction
 from hf_vit.scripts.pretrain import pretrain
 
-from ..launching import DIGITS, LIMIT, MODEL, arguments, environment, through, weights
+from ..forked import LIMIT
+from ..launching import DIGITS, MODEL, arguments, environment, through, weights
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,11 @@ from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification
+from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training.optimization import (
     MovingAverage,
     build_optimizer,
+    build_schedule,
     freeze_parameters,
     kernel_names,
     layer_of,
@@ -20,8 +22,6 @@ from hf_vit.training.optimization import (
     set_learning_rate,
     torch_weight_decay,
 )
-from hf_vit.training.schedules import build_schedule
-from hf_vit.training.settings import FinetuneSettings
 
 from ..tiny_models import TINY
 
@@ -82,7 +82,7 @@ def test_freezing(model):
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     assert freeze_parameters(model, ["encoder"]) == frozen
-    with pytest.raises(ValueError, match="'nothing_like_it' matches no parameter"):
+    with pytest.raises(ValueError, match="nothing_like_it"):
         freeze_parameters(model, ["nothing_like_it"])
     with pytest.raises(ValueError, match="leaves no parameter"):
         freeze_parameters(model, [""])
@@ -164,7 +164,7 @@ def test_muon_follows_its_paper_for_hidden_matrices_only(model):
             torch.testing.assert_close(parameter, copy)
     optimizer.load_state_dict(optimizer.state_dict())  # as Accelerate does
     optimizer.step()
-    with pytest.raises(ValueError, match="optimizer is muon, but no matrix of a hidden layer trains"):
+    with pytest.raises(ValueError, match="muon"):
         build_optimizer(settings, torch.nn.Linear(3, 5))
 
 

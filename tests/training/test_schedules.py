@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import get_wsd_schedule
 
-from hf_vit.training.schedules import build_schedule
-from hf_vit.training.settings import FinetuneSettings
+from hf_vit.settings.fields import FinetuneSettings
+from hf_vit.training.optimization import build_schedule
 
 # Names that the settings have in big_vision -> ours
 BIG_VISION = {
@@ -106,7 +106,7 @@ def test_constant_schedule():
 
 
 def test_a_warm_up_that_fills_the_run_is_refused():
-    with pytest.raises(ValueError, match=r"--warmup-steps \(9\) must be less than the 9 steps"):
+    with pytest.raises(ValueError, match="--warmup-steps"):
         build_schedule(FinetuneSettings(warmup_steps=9), 9)
 
 

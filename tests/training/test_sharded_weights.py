@@ -3,29 +3,20 @@
 Judged by the same optimisers on one device, which test_optimization.py holds to optax.
 """
 
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
 from safetensors.torch import load_file
 
+from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import checkpoint
 from hf_vit.training.optimization import MovingAverage
-from hf_vit.training.settings import FinetuneSettings
 
-from ..launching import environment
+from ..launching import finish, start
 from .sharded_run import OPTIMIZERS, build, compare, gathered
-
-pytestmark = pytest.mark.slow
 
 
 def test_sharded_optimizers_step_as_on_one_device_and_continue_exactly(tmp_path):
     """On the two processes, and on one that reads what both wrote."""
-    script = Path(__file__).with_name("sharded_run.py")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run([*launcher, str(script), str(tmp_path)], env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    code = f"from pathlib import Path\nfrom tests.training.sharded_run import main\nmain(Path({str(tmp_path)!r}))"
+    done = finish(start(code, 2))
     assert done.stdout.count("the same weights") == 2
     for optimizer, momentum_dtype in OPTIMIZERS:
         settings = FinetuneSettings(optimizer=optimizer, momentum_dtype=momentum_dtype)

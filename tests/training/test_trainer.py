@@ -1,17 +1,26 @@
-"""Runs from Python, and the picture of the first batch."""
+"""Runs from Python, the picture of the first batch, and what a step asks of its device."""
+
+import json
+from collections import Counter
+from itertools import chain, repeat
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_vit
-import hf_vit.evaluation
-import hf_vit.training
+import hf_vit.evaluation  # noqa: F401
+import hf_vit.training  # noqa: F401
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.training import trainer
-from hf_vit.training.recipes import SettingsError
+from hf_vit.scripts.pretrain import pretrain
+from hf_vit.settings.reader import SettingsError
+from hf_vit.training import reports, trainer
+from hf_vit.training.trainer import Trainer, TrainingStopped
 
-from ..launching import MODEL
+from ..launching import DIGITS, MODEL, arguments
 from ..tiny_models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
@@ -49,6 +58,9 @@ def test_functions_run_one_after_another(flags, tiny, tmp_path):
     found = list(hf_vit.predict(output, files, top_k=2, batch_size=3))
     assert [{one.label for one in image} for image in found] == [{"blue", "red"}] * 8
     assert hf_vit.embed(hf_vit.load(output), files).shape == (8, 14)
+    command = json.loads((output / "card_data.json").read_text())["command"]  # of the model card
+    called = eval(command, {"hf_vit": SimpleNamespace(finetune=lambda *places, **settings: (places, settings))})
+    assert called == ((str(tiny), str(flags), str(output)), own)
 
 
 @pytest.mark.parametrize("wrong", [{"learning_rat": 0.1}, {"learning_rate": "high"}, {"steps": 1, "epochs": 2}])
@@ -66,8 +78,8 @@ def test_the_first_batch_is_drawn_as_the_model_sees_it(flags, tiny, tmp_path, mo
     model.save_pretrained(tmp_path / "model")
     HfViTImageProcessor(**{**processor.to_dict(), **own}).save_pretrained(tmp_path / "model")
     drawn = []
-    original = trainer.write_batch
-    monkeypatch.setattr(trainer, "write_batch", lambda *given: (drawn.append(given), original(*given)))
+    original = reports.write_batch
+    monkeypatch.setattr(reports, "write_batch", lambda *given: (drawn.append(given), original(*given)))
     hf_vit.finetune(tmp_path / "model", flags, tmp_path / "out", eval_split=None, **EVERY_RUN, **changes)
     with Image.open(tmp_path / "out" / "train_batch.png") as sheet:
         assert sheet.size[0] > 200
@@ -83,3 +95,129 @@ def test_the_first_batch_is_drawn_as_the_model_sees_it(flags, tiny, tmp_path, mo
             gray = (image == 128).all(axis=-1).mean()  # dropped patches
             assert gray == pytest.approx(0.2 if changes else 0, abs=0.02)
             assert set(np.unique(image)) <= {0, 255, 128}
+
+
+def test_a_run_records_whether_it_is_compiled(tmp_path):
+    hf_vit.pretrain("digits", tmp_path / "out", config=MODEL, eval_split=None, **EVERY_RUN)
+    assert yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())["compile"] is False  # auto, on a CPU
+
+
+class LastStepError(Exception):
+    """End of a run whose result does not matter."""
+
+
+def train_steps(output, monkeypatch, around_step=None, **settings):
+    """Take three training steps on digits; a checkpoint or an evaluation is never due."""
+    train_step = trainer.Trainer.train_step
+
+    def take(self, step):
+        around_step(self, step, train_step) if around_step else train_step(self, step)
+        if step == 2:
+            raise LastStepError
+
+    monkeypatch.setattr(trainer.Trainer, "train_step", take)
+    monkeypatch.setattr(trainer, "draw_batch", lambda *_: None)  # reads the first batch, once in a run
+    rare = dict.fromkeys(("log_every", "eval_every", "save_every"), 1000)
+    own = {**EVERY_RUN, "steps": 5, "ema_decay": 0.9, "schedule": "constant", **rare, **settings}
+    with pytest.raises(LastStepError):
+        hf_vit.pretrain("digits", output, **own)
+
+
+KINDS = {
+    "supervised": {"optimizer": "adamw", "momentum_dtype": "bfloat16", "mixup_alpha": 0.2, "cutmix_alpha": 0.2},
+    "sigmoid": {"loss": "sigmoid", "dropout": 0.1, "drop_path": 0.1, "class_weights": "balanced"},
+    "accumulated": {"per_device_batch_size": 2, "momentum_dtype": "bfloat16", "randaugment_layers": 2},
+    "muon": {"optimizer": "muon", "gradient_checkpointing": True},
+    "masked": {"objective": "masked_patch_prediction"},
+    "flexible": {"patch_sizes": [2, 4]},
+    "native": {"preset": "native", "token_drop": 0.3},
+    "relative": {"config": {**MODEL, "position_embedding_type": "relative"}},
+    "sincos2d": {"config": {**MODEL, "position_embedding_type": "sincos2d", "hidden_size": 16}},
+    "hybrid": {"config": None, "variant": "R26+S/32", "image_size": 64},
+    "bit": {"config": None, "variant": "R50x1", "image_size": 64},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_reads_nothing_from_its_device(tmp_path, monkeypatch, kind):
+    """A tensor of the device "meta" has no values, so that reading one is an error."""
+    monkeypatch.delenv("ACCELERATE_USE_CPU")
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "meta")
+    settings = {"config": MODEL, **KINDS[kind]}
+    train_steps(tmp_path / "out", monkeypatch, **{name: value for name, value in settings.items() if value})
+
+
+class Launches(TorchDispatchMode):
+    """Count operations that compute: no views, no allocations, no reads on the CPU."""
+
+    free = frozenset({"detach", "alias", "empty_like", "_unsafe_view", "_local_scalar_dense", "lift_fresh"})
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "aten" and not func.is_view and func.overloadpacket.__name__ not in self.free:
+            self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.slow
+def test_operations_of_an_optimizer_step(tmp_path, monkeypatch):
+    """With averages and compact AdamW; 2,916 operations if each parameter is updated by itself."""
+    counts = []
+
+    def around_step(self, step, train_step):
+        with Launches() as launches:
+            train_step(self, step)
+        counts.append(launches.counts.total())
+
+    settings = {"optimizer": "adamw", "momentum_dtype": "bfloat16", "weight_decay": 0.1, "variant": "B/16"}
+    train_steps(tmp_path / "out", monkeypatch, around_step, **settings, image_size=32)
+    assert counts[1] == counts[2] < 1000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"eval_split": "none", "best_metric": "loss"},
+            "best_metric",
+        ),
+        ({"best_metric": "acuracy"}, "best_metric"),
+        ({"best_metric": "accuracy/ten"}, "best_metric"),
+    ],
+)
+def test_settings_that_no_evaluation_serves_are_refused_before_the_first_step(tmp_path, changes, message):
+    """The same folder is then free for another try."""
+    settings = {**DIGITS, "num_workers": 0, "steps": 2, "warmup_steps": 0, "output_dir": tmp_path / "out", **changes}
+    with pytest.raises(ValueError, match=message):
+        pretrain(arguments(**settings))
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
+
+
+def test_a_run_without_evaluation_has_no_best(tmp_path, capsys):
+    """metrics.json is JSON as other programs read it, too."""
+    settings = {**DIGITS, "num_workers": 0, "steps": 1, "warmup_steps": 0, "eval_split": "none"}
+    assert pretrain(arguments(**settings, output_dir=tmp_path / "out"))["best"] is None
+    json.loads((tmp_path / "out" / "metrics.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_early_stopping(tmp_path, capsys, monkeypatch):
+    """The metrics are invented; the second evaluation is the best."""
+    losses = chain([3.0, 1.0, 2.0, 2.5, 2.2], repeat(0.5))
+    made_up = lambda trainer: {"loss": next(losses), "accuracy": 0.5, "samples": 9}  # noqa: E731
+    monkeypatch.setattr(Trainer, "evaluate", made_up)
+    settings = {**DIGITS, "steps": 12, "warmup_steps": 0, "eval_every": 2, "save_every": 50, "num_workers": 0}
+    settings |= {"best_metric": "loss", "early_stopping": 3, "output_dir": tmp_path / "out"}
+    metrics = pretrain(arguments(**settings))
+    assert (metrics["best_step"], metrics["best"], metrics["best_metric"]) == (4, 1.0, "loss")
+    ended = "training ends at step 10 of 12: 3 evaluations in a row were no better than that of step 4\n"
+    said = capsys.readouterr().out
+    assert ended in said
+    assert "50.00" in said
+    again = pretrain(arguments(**settings, resume="true"))  # nothing more to do, and 0.5 is what the model has
+    assert again["best_step"] == 4
+    settings |= {"best_metric": "accuracy/3", "overwrite": "true"}
+    with pytest.raises(TrainingStopped, match="accuracy/3"):
+        pretrain(arguments(**settings))

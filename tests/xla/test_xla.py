@@ -1,4 +1,4 @@
-"""Training on XLA's CPU device: what a TPU would be given, without one. `make test-xla` runs it, `make test` skips it.
+"""Training on XLA's CPU device: what a TPU would be given, without one. `make test-xla` runs it, others skip it.
 
 One device alone: on several, each thread compiles its graph, which on the CPU numbers the reductions of each anew, so
 that the threads wait for each other until XLA ends the process.
@@ -18,7 +18,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ..launching import DIGITS, LIMIT, arguments, environment, launch, weights
+from ..forked import LIMIT
+from ..launching import DIGITS, arguments, command, environment, weights
 from ..paths import ROOT
 
 pytestmark = [
@@ -53,7 +54,7 @@ def pretrain_on_xla(output: Path, variables: dict[str, str] | None = None, **set
 def launch_on_cpu(output: Path, monkeypatch, **settings) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("USE_TORCH_XLA", "false")
-        launch("pretrain", output_dir=output, **settings)
+        subprocess.run(command("pretrain", output_dir=output, **settings), env=environment(), check=True)
 
 
 def compiled_after_step_3(counts: dict) -> int:

@@ -4,12 +4,10 @@ from typing import Any
 
 from ...models.configuration_hf_vision import wrong_types_refused
 from ...models.configuration_hf_vit import HfViTConfig
-from ..building import StoredArray
 from ..checkpoint import Checkpoint
-from ..inferred import Fields, Inferred, all_because, length_of
-from ..jax.table import dense, norm
-from ..rules import Block, Rule, as_is, channels_first, table
-from ..source import Naming, Request, Shapes, Source
+from ..jax.tables import dense, norm
+from ..source import Fields, Inferred, Naming, Request, Shapes, Source, StoredArray, length_of, with_reason
+from ..tables import Block, Rule, as_is, channels_first, table
 from .names import translate_settings
 from .source import preprocessing_of
 
@@ -35,8 +33,7 @@ class FlaxTransformers(Source):
     """Models of modeling_flax_vit.py (transformers 4.44); the prefix `vit/` is present in classifiers only."""
 
     head = ("classifier/kernel", "classifier/bias")
-    required = {_KERNEL: 4}  # noqa: RUF012
-    optional = {_POOLER: 2, "classifier/kernel": 2}  # noqa: RUF012
+    axes = {_POOLER: 2, "classifier/kernel": 2}  # noqa: RUF012
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         if checkpoint.settings.get("model_type") != "vit" or not {_KERNEL, f"vit/{_KERNEL}"} & set(checkpoint.shapes):
@@ -46,7 +43,7 @@ class FlaxTransformers(Source):
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
         with wrong_types_refused(f"the config.json of {checkpoint.path.parent}"):
-            fields = all_because(translate_settings(checkpoint.settings), "stated in config.json")
+            fields = with_reason(translate_settings(checkpoint.settings), "stated in config.json")
         fields["representation_size"] = length_of(_POOLER, shapes, 1)
         if "classifier/kernel" in shapes:
             fields["num_labels"] = length_of("classifier/kernel", shapes, 1)

@@ -1,4 +1,4 @@
-"""transformers' own `vit`, `vit_mae`, `vit-hybrid` and `bit`: their settings and names in ours."""
+"""transformers' own `vit`, `vit_mae`, `vit-hybrid`, `bit` and `siglip_vision_model`: settings and names in ours."""
 
 import re
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 
+from ...files.messages import shorten
 from ...models.image_processing_hf_vit import HfViTImageProcessor
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ...models.modeling_hf_vit import (
@@ -16,7 +17,7 @@ from ...models.modeling_hf_vit import (
     HfViTModel,
 )
 from ...models.pretrained import HfVisionPreTrainedModel
-from ..numbers import IMAGENET, TIMM_NUMBERS
+from ..tables import IMAGENET, TIMM_NUMBERS
 
 # Settings of transformers' ViTs that have the same name here, with its defaults (transformers 5.23, ViTConfig). `vit`
 # and `vit_mae` are models of transformers 5, `vit-hybrid` of transformers 4.
@@ -41,12 +42,23 @@ BIT_SETTINGS: dict[str, Any] = {  # BitConfig
     "depths": [3, 4, 6, 3],
     "layer_type": "preactivation",
 }
+SIGLIP_SETTINGS: dict[str, Any] = {  # SiglipVisionConfig
+    **{name: value for name, value in VIT_SETTINGS.items() if "prob" not in name},
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+del SIGLIP_SETTINGS["initializer_range"], SIGLIP_SETTINGS["qkv_bias"]
 _SETTINGS = {
     "vit": VIT_SETTINGS,
     "vit_mae": VIT_SETTINGS,
     "vit-hybrid": {**VIT_SETTINGS, "patch_size": 1},  # transformers 4.57, ViTHybridConfig
     "bit": BIT_SETTINGS,
+    "siglip_vision_model": SIGLIP_SETTINGS,
 }
+SURPLUS = "hf_vit"  # field of config.json and preprocessor_config.json that transformers keeps and ignores
+# AutoModel gives every ViT a pooler, with random weights if there are none. One with the identity as its weight and
+# this activation returns the class token.
+NO_POOLER = {"pooler_act": "linear"}
 # Settings of BiT of which only transformers' default is supported.
 _FIXED_SETTINGS: dict[str, Any] = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32, "drop_path_rate": 0.0}
 _HIDDEN_SIZES = [256, 512, 1024, 2048]
@@ -61,6 +73,7 @@ _MODELS: dict[str, tuple[type[HfVisionPreTrainedModel], type[HfVisionPreTrainedM
     "vit_mae": (HfViTModel, HfViTForImageClassification),
     "vit-hybrid": (HfViTHybridModel, HfViTHybridForImageClassification),
     "bit": (HfBiTModel, HfBiTForImageClassification),
+    "siglip_vision_model": (HfViTModel, HfViTForImageClassification),
 }
 _HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification", "BitForImageClassification")
 
@@ -82,6 +95,20 @@ _BIT_NAMES = {
     r"encoder\.stages\.": r"resnet.stages.",
     r"classifier\.1\.": r"classifier.",
 }
+_SIGLIP_NAMES = {
+    r"^vision_model\.": "",
+    r"^embeddings\.patch_embedding\.": "embeddings.patch_embeddings.projection.",
+    r"^embeddings\.position_embedding\.weight": "embeddings.position_embeddings",
+    r"^encoder\.layers\.": "layers.",
+    r"\.layer_norm1\.": ".layernorm_before.",
+    r"\.layer_norm2\.": ".layernorm_after.",
+    r"\.self_attn\.out_proj\.": ".attention.o_proj.",
+    r"\.self_attn\.": ".attention.",
+    r"^post_layernorm\.": "layernorm.",
+    r"^head\.attention\.out_proj\.": "pooler.map.o_proj.",
+    r"^head\.attention\.in_proj_": "pooler.map.qkv_proj.",  # q, k and v are one array
+    r"^head\.": "pooler.map.",
+}
 
 # Preprocessing of folders without any: from the preprocessor_config.json of the published google/vit-*,
 # facebook/vit-mae-* and google/vit-hybrid-*; for bit from timm's evaluation of the same weights.
@@ -90,7 +117,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "vit_mae": {"preset": "transformers", **IMAGENET},
     "vit-hybrid": {"preset": "timm", "crop_pct": 1.0},
     "bit": {"preset": "timm", "resample": 2, "crop_pct": 1.0},  # bilinear
+    "siglip_vision_model": {"preset": "transformers", "resample": 3},
 }
+_NAMES = {"bit": _BIT_NAMES, "siglip_vision_model": _SIGLIP_NAMES}  # others: _VIT_NAMES
 
 
 def is_of_transformers(settings: Mapping[str, Any]) -> bool:
@@ -104,9 +133,9 @@ def model_class_for(settings: Mapping[str, Any]) -> type[HfVisionPreTrainedModel
     return _MODELS[settings["model_type"]][has_head]
 
 
-def our_name(name: str, settings: Mapping[str, Any]) -> str:
+def our_name(name: str, model_type: str) -> str:
     """Return our name of a parameter."""
-    for pattern, ours in (_BIT_NAMES if settings["model_type"] == "bit" else _VIT_NAMES).items():
+    for pattern, ours in _NAMES.get(model_type, _VIT_NAMES).items():
         name = re.sub(pattern, ours, name)
     return name
 
@@ -121,16 +150,33 @@ def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
     ours = {name: value for name, value in settings.items() if name in general and name != "architectures"}
     shared = _SETTINGS[settings["model_type"]]
     ours |= {name: settings.get(name, default) for name, default in shared.items()}
+    surplus = surplus_of(settings).get("config", {})
     if settings["model_type"] == "bit":
-        return {**ours, **_translate_bit(settings, ours), **BIT_NUMBERS}
+        return {**ours, **_translate_bit(settings, ours), **BIT_NUMBERS, **surplus}
     ours |= {"pooling": "cls", "position_interpolation": "bicubic_aliased"}
+    if settings["model_type"] == "siglip_vision_model":
+        if not settings.get("vision_use_head", True):
+            raise ValueError("cannot read this SigLIP tower: it has no attention pooling (vision_use_head)")
+        ours |= {"pooling": "map", "attention_probs_dropout_prob": settings.get("attention_dropout", 0.0)}
     if settings.get("architectures") == ["ViTModel"]:
-        if settings.get("pooler_act", "tanh") != "tanh":
+        if settings.get("pooler_act", "tanh") not in ("tanh", NO_POOLER["pooler_act"]):
             raise ValueError(f"cannot read this ViT: pooler_act is {settings['pooler_act']!r} (expected 'tanh')")
         ours["representation_size"] = settings.get("pooler_output_size") or ours["hidden_size"]
     if settings["model_type"] == "vit-hybrid":
         ours |= _translate_stem(settings.get("backbone_config") or {})
-    return ours
+    return {**ours, **surplus}
+
+
+def surplus_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a folder written by hf_vit states beyond transformers' own settings; empty for any other folder.
+
+    In a config.json: fields of our configuration ("config"), the "source" of the weights, and what the nearest
+    preprocessing costs ("preprocessing"). In a preprocessor_config.json: all settings of our image processor.
+    """
+    surplus = settings.get(SURPLUS) or {}
+    if not isinstance(surplus, dict) or not isinstance(surplus.get("config", {}), dict):
+        raise ValueError(f"its field {SURPLUS} is {shorten(surplus)} (expected an object)")
+    return surplus
 
 
 def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
@@ -171,8 +217,37 @@ def _translate_bit(settings: dict[str, Any], ours: dict[str, Any]) -> dict[str, 
     return {"padding": known[padding]}
 
 
+def nearest_processor(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the preprocessor_config.json of transformers' image processor that is nearest to ours.
+
+    It is a ViTImageProcessor, which squashes images; or, where ours crops, a BitImageProcessor, because
+    ViTImageProcessor has no crop before transformers 5. Both resize with Pillow's filters, with antialiasing, and
+    round to integers.
+
+    Args:
+        settings: settings of an `HfViTImageProcessor`.
+    """
+    crops = settings["do_center_crop"]
+    return {
+        "image_processor_type": "BitImageProcessor" if crops else "ViTImageProcessor",
+        "do_resize": settings["do_resize"],
+        "size": settings["size"],
+        "resample": settings["resample"] if isinstance(settings["resample"], int) else 2,  # area is near to bilinear
+        **({"do_center_crop": True, "crop_size": settings["crop_size"]} if crops else {}),
+        "do_rescale": settings["do_rescale"],
+        "rescale_factor": settings["rescale_factor"],
+        "do_normalize": settings["do_normalize"],
+        "image_mean": settings["image_mean"],
+        "image_std": settings["image_std"],
+        "do_convert_rgb": settings["do_convert_rgb"] and settings["num_channels"] in (None, 3),
+    }
+
+
 def translate_processor(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Translate a preprocessor_config.json of transformers' own models into arguments of `HfViTImageProcessor`."""
+    own = surplus_of(stored)
+    if own and all(stored.get(name) == value for name, value in nearest_processor(own).items()):
+        return own  # else somebody has changed transformers' settings since
     if "Hybrid" in str(stored.get("image_processor_type") or stored.get("feature_extractor_type")):
         # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
         stored = {"resample": 3, "do_center_crop": True, "crop_size": 224, **stored}

@@ -1,4 +1,4 @@
-"""Source of folders with transformers' own `vit`, `vit_mae`, `vit-hybrid` or `bit`.
+"""Source of folders with transformers' own `vit`, `vit_mae`, `vit-hybrid`, `bit` or `siglip_vision_model`.
 
 The tables are in `names`.
 """
@@ -9,30 +9,37 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from ...files.contents import MARK
 from ...files.output import new_folder
 from ...files.reading import read_json_object
 from ...models.configuration_hf_bit import HfBiTConfig
 from ...models.configuration_hf_vision import wrong_types_refused
-from ...models.configuration_hf_vit import HfViTHybridConfig
+from ...models.configuration_hf_vit import HfViTHybridConfig, as_pair
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
-from ..building import (
+from ...models.utils import check_pushed
+from ..checkpoint import Checkpoint
+from ..source import (
     UNKNOWN_IMAGE_SIZE,
+    Fields,
+    Inferred,
+    Model,
+    Naming,
+    Request,
+    Source,
+    Writing,
     build_config,
     has_head,
     other_numbers,
     projection,
     variants_of_the_paper,
+    with_reason,
 )
-from ..checkpoint import Checkpoint
-from ..inferred import Fields, Inferred, all_because
-from ..rules import ConversionError, check_values
-from ..source import Model, Naming, Request, Source, Writing
+from ..tables import ConversionError, check_values
 from ..torch_files import read_shards
 from .names import (
     BIT_NUMBERS,
+    NO_POOLER,
     PRESETS,
     VIT_SETTINGS,
     is_of_transformers,
@@ -41,7 +48,7 @@ from .names import (
     translate_processor,
     translate_settings,
 )
-from .writing import their_model, their_processor
+from .writing import save_for_transformers
 
 logger = logging.get_logger(__name__)
 
@@ -70,7 +77,13 @@ class Transformers(Source):
         try:
             with wrong_types_refused(f"the config.json of {folder}"):
                 fields, model_class = translate_settings(settings), model_class_for(settings)
-            weights = {our_name(name, settings): array for name, array in read_shards(checkpoint.path).items()}
+            check_pushed(folder, {})
+            model_type = settings["model_type"]
+            weights = {our_name(name, model_type): array for name, array in read_shards(checkpoint.path).items()}
+            if model_type == "siglip_vision_model":
+                _split_siglip(weights)
+            if settings.get("pooler_act") == NO_POOLER["pooler_act"]:
+                _drop_identity(weights)
             if not any("pooler.dense." in name for name in weights):  # the config.json does not tell
                 fields.pop("representation_size", None)
             if _rebuilds_whole_patches(settings) and "decoder.0.weight" in weights:
@@ -95,7 +108,7 @@ class Transformers(Source):
         arrays = {} if model.device.type == "meta" else model.state_dict()
         if problems := [text for name, array in arrays.items() for text in check_values(name, array)]:
             raise ConversionError(f"cannot convert {folder}: {'; '.join(problems)}")
-        found = all_because(fields, "stated in config.json")
+        found = with_reason(fields, "stated in config.json")
         if settings["model_type"] == "bit":
             found = {"image_size": UNKNOWN_IMAGE_SIZE, **found}
         record = {
@@ -111,7 +124,7 @@ class Transformers(Source):
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         return preprocessing_of(checkpoint)
 
-    def lacks(self, model: Model, dialect: str) -> list[str]:
+    def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
         if isinstance(config, HfBiTConfig):
             has_padding = config.padding == "same" or config.layer_type == "preactivation"
@@ -120,6 +133,9 @@ class Transformers(Source):
         lacking = variants_of_the_paper(config) + projection(config)
         if isinstance(config, HfViTHybridConfig):
             lacking.append("ViT behind a ResNet")
+        if config.pooling == "map" and not config.use_cls_token and not has_head(model):
+            lacking += [f"{field} {getattr(config, field)} in a SigLIP tower" for field in _not_of_siglip(config)]
+            return lacking
         if config.pooling != "cls" or not config.use_cls_token or config.norm_after_pooling:
             lacking.append(f"pooling {config.pooling!r}, or ViT without a class token")
         if config.position_embedding_type in ("sincos2d", "none"):
@@ -135,12 +151,8 @@ class Transformers(Source):
         return lacking
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        theirs = their_model(model)
         with new_folder(path, options.overwrite) as folder:
-            theirs.save_pretrained(folder)
-            (folder / MARK).touch()
-            if options.processor is not None:
-                their_processor(model.config, options.processor).save_pretrained(folder)
+            save_for_transformers(model, options.processor, folder, options.images)
         return {}
 
 
@@ -156,6 +168,33 @@ def preprocessing_of(checkpoint: Checkpoint) -> Inferred:
         "models of this type. If the weights were trained with other values, set them on the processor."
     )
     return Inferred(preset, "there is no preprocessor_config.json; that of the published models", is_assumed=True)
+
+
+def _not_of_siglip(config: Any) -> list[str]:
+    """List the fields in which a tower with attention pooling differs from SiglipVisionModel."""
+    expected = {"position_embedding_type": "learned", "norm_after_pooling": False, "representation_size": None}
+    expected |= {"qkv_bias": True, "hidden_dropout_prob": 0}
+    different = [field for field, value in expected.items() if getattr(config, field) != value]
+    return [
+        *different,
+        *(field for field in ("image_size", "patch_size") if len({*as_pair(getattr(config, field))}) > 1),
+    ]
+
+
+def _split_siglip(weights: dict[str, torch.Tensor]) -> None:
+    """Bring the two arrays of a SigLIP tower that have another shape into ours."""
+    positions = "embeddings.position_embeddings"
+    weights[positions] = weights[positions][None]  # (1, patches, hidden_size)
+    for kind in ("weight", "bias"):
+        arrays = weights.pop(f"pooler.map.qkv_proj.{kind}").chunk(3)
+        weights |= {f"pooler.map.{name}_proj.{kind}": array for name, array in zip("qkv", arrays, strict=True)}
+
+
+def _drop_identity(weights: dict[str, torch.Tensor]) -> None:
+    """Drop a pooler that returns the class token, see `NO_POOLER`."""
+    weight, bias = weights.pop("pooler.dense.weight"), weights.pop("pooler.dense.bias")
+    if bias.any() or not torch.equal(weight, torch.eye(*weight.shape, dtype=weight.dtype)):
+        raise ValueError(f"cannot read this ViT: pooler_act is {NO_POOLER['pooler_act']!r} (expected 'tanh')")
 
 
 def _rebuilds_whole_patches(settings: dict[str, Any]) -> bool:

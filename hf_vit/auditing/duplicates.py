@@ -1,0 +1,153 @@
+"""Near duplicates: images that show the same picture after re-encoding, resizing, mirroring or cropping.
+
+Candidates are the nearest neighbors of an image by the model's features, and by small pictures of the images and of
+their mirror images. A candidate is decided by its pixels: one image is registered in the other (a window of it, perhaps
+mirrored), and the two must then correlate.
+"""
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+SIDE = 64  # pixels of the gray pictures that are compared
+_COARSE = 12  # pixels of those that find the window
+_SMALLEST = 8  # of these, the smallest side of a window: two thirds of the image
+_PLAUSIBLE = 0.85  # correlation in the coarse window above which a pair is registered
+_NEIGHBORS, _SIMILAR = 10, 3  # candidates of an image by its features, and by each of the two pictures
+_STEPS = 12  # of the registration
+_SAMPLE, _FEWEST = 400, 100  # pairs that show how well different images of this data set correlate
+_USUAL, _LOWEST, _HIGHEST = 0.95, 0.9, 0.995  # correlation from which two images are duplicates
+_RELATED = 0.5  # cosine of the features of duplicates, at least
+_PAIRS_AT_ONCE = 256
+_ROWS_AT_ONCE = 1024
+
+
+def find_near_duplicates(features: torch.Tensor, pictures: torch.Tensor) -> dict[tuple[int, int], float]:
+    """Return pairs of rows that show the same picture, the smaller row first, with their correlations.
+
+    The correlation from which they count depends on the data: four deviations above that of different images, as
+    handwritten digits resemble each other more than photographs.
+
+    Args:
+        features: (images, features)
+        pictures: (images, SIDE, SIDE) gray levels
+    """
+    pairs = find_candidates(features, pictures)
+    scores = torch.cat([_compare(pictures, part) for part in pairs.split(_PAIRS_AT_ONCE)])
+    threshold = _USUAL
+    if len(pairs) >= _FEWEST:
+        chosen = torch.from_numpy(np.random.default_rng(0).permutation(len(pairs))[:_SAMPLE])
+        usual = torch.cat([_compare(pictures, part, -1) for part in pairs[chosen].split(_PAIRS_AT_ONCE)]).clamp(
+            max=0.999
+        )
+        z = usual.atanh()  # Fisher's transformation
+        deviation = 1.4826 * (z - z.median()).abs().median()
+        threshold = float((z.median() + 4 * deviation).tanh().clamp(_LOWEST, _HIGHEST))
+    cosines = F.cosine_similarity(features[pairs[:, 0]], features[pairs[:, 1]])
+    found = ((scores >= threshold) & (cosines >= _RELATED)).nonzero().flatten()
+    return {
+        (first, second): float(scores[row]) for row, (first, second) in zip(found, pairs[found].tolist(), strict=True)
+    }
+
+
+def find_candidates(features: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
+    """Return pairs of rows that may be duplicates: (pairs, 2), the smaller row first.
+
+    Args:
+        features: (images, features)
+        pictures: (images, SIDE, SIDE) gray levels
+    """
+    small = F.adaptive_avg_pool2d(pictures[:, None].float(), 16).squeeze(1)
+    vectors, pixels = F.normalize(features.float(), dim=1), _standardize(small).flatten(1)
+    mirrored = _standardize(small.flip(2)).flatten(1)
+    pairs = []
+    for keys, queries, count in (
+        (vectors, vectors, _NEIGHBORS),
+        (pixels, pixels, _SIMILAR),
+        (pixels, mirrored, _SIMILAR),
+    ):
+        for start in range(0, len(keys), _ROWS_AT_ONCE):
+            part = queries[start : start + _ROWS_AT_ONCE]
+            similarity = part @ keys.T
+            rows = torch.arange(start, start + len(part))
+            similarity[torch.arange(len(part)), rows] = -torch.inf
+            nearest = similarity.topk(min(count, len(keys) - 1), dim=1).indices
+            pairs.append(torch.stack([rows[:, None].expand_as(nearest), nearest], dim=2).flatten(0, 1))
+    return torch.cat(pairs).sort(dim=1).values.unique(dim=0)
+
+
+def _compare(pictures: torch.Tensor, pairs: torch.Tensor, plausible: float = _PLAUSIBLE) -> torch.Tensor:
+    """Return the correlation of each pair: after registration where it is plausible, else of the coarse windows."""
+    first, second = pictures[pairs[:, 0]].float(), pictures[pairs[:, 1]].float()
+    whole, part = torch.cat([first, second]), torch.cat([second, first])  # either may be the cropped one
+    scores, mirror, window = _find_window(whole, part)
+    chosen = (scores >= plausible).nonzero().flatten()
+    if len(chosen):
+        part = torch.where(mirror[:, None, None], part.flip(2), part)
+        scores[chosen] = _register(whole[chosen], part[chosen], window[chosen])
+    return torch.maximum(*scores.chunk(2))
+
+
+def _find_window(whole: torch.Tensor, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Find `part`, or its mirror image, as a window of `whole`, on small copies.
+
+    Args:
+        whole, part: (pairs, SIDE, SIDE)
+
+    Returns:
+        (pairs,) correlations; (pairs,) whether it is mirrored; (pairs, 4) scale and center of the window along x and y.
+    """
+    pairs = len(whole)
+    small = F.adaptive_avg_pool2d(whole[:, None], _COARSE).squeeze(1)
+    best, mirror = torch.full((pairs,), -torch.inf), torch.zeros(pairs, dtype=torch.bool)
+    window = torch.zeros(pairs, 4)
+    sizes = range(_SMALLEST, _COARSE + 1)
+    for height, width in ((height, width) for height in sizes for width in sizes):
+        template = _standardize(F.interpolate(part[:, None], (height, width), mode="area").squeeze(1))
+        mean, square = (F.avg_pool2d(values[:, None], (height, width), 1) for values in (small, small.square()))
+        deviation = (square - mean.square()).clamp(min=1e-2).sqrt().squeeze(1) * (height * width) ** 0.5
+        for flipped in (False, True):
+            kernel = template.flip(2) if flipped else template
+            scores = F.conv2d(small[None], kernel[:, None], groups=pairs).squeeze(0) / deviation
+            values, places = scores.flatten(1).max(dim=1)
+            top, left = places // scores.shape[2], places % scores.shape[2]
+            center = torch.stack([2 * left + width, 2 * top + height], dim=1) / _COARSE - 1
+            scale = torch.tensor([width, height]).expand(pairs, 2) / _COARSE
+            better = values > best
+            best = torch.where(better, values, best)
+            mirror = torch.where(better, flipped, mirror)
+            window = torch.where(better[:, None], torch.cat([scale, center], dim=1), window)
+    return best, mirror, window
+
+
+def _register(whole: torch.Tensor, part: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
+    """Move the windows by Gauss-Newton steps to where they correlate most with `part`; return that, (pairs,)."""
+    axis = (torch.arange(SIDE) + 0.5) / SIDE * 2 - 1
+    across, along = axis.repeat(SIDE), axis.repeat_interleave(SIDE)  # x and y of each pixel
+    target = _standardize(part).flatten(1)
+    slopes = (torch.gradient(whole, spacing=2 / SIDE, dim=dim)[0] for dim in (2, 1))
+    source = torch.stack([whole, *slopes], dim=1)
+    best = torch.full((len(whole),), -1.0)
+    for _ in range(_STEPS):
+        x, y = window[:, :1] * axis + window[:, 2:3], window[:, 1:2] * axis + window[:, 3:]  # (pairs, SIDE)
+        grid = torch.stack(torch.broadcast_tensors(x[:, None], y[:, :, None]), dim=3)
+        sampled = F.grid_sample(source, grid, padding_mode="border", align_corners=False).flatten(2)
+        levels, slope_x, slope_y = sampled.unbind(dim=1)
+        levels = levels - levels.mean(dim=1, keepdim=True)
+        norm = levels.norm(dim=1, keepdim=True).clamp(min=1e-6)
+        correlation = (levels / norm * target).sum(dim=1)
+        best = torch.maximum(best, correlation)
+        jacobian = torch.stack([slope_x * across, slope_y * along, slope_x, slope_y], dim=2)  # (pairs, pixels, 4)
+        jacobian = (jacobian - jacobian.mean(dim=1, keepdim=True)) / norm[:, :, None]
+        residual = target * correlation[:, None].clamp(min=0.1) - levels / norm
+        normal = jacobian.mT @ jacobian + 1e-3 * torch.eye(4)
+        step = torch.linalg.solve(normal, jacobian.mT @ residual[:, :, None]).squeeze(2)
+        window = window + step.clamp(-0.1, 0.1)
+        window[:, :2] = window[:, :2].clamp(0.5, 1.1)
+    return best
+
+
+def _standardize(pictures: torch.Tensor) -> torch.Tensor:
+    """Subtract each picture's mean and divide by its norm: (images, height, width)"""
+    centered = pictures - pictures.mean(dim=(1, 2), keepdim=True)
+    return centered / centered.flatten(1).norm(dim=1)[:, None, None].clamp(min=1e-6)

@@ -1,0 +1,338 @@
+"""A classifier as an ONNX program for images of any height and width: the resize is inside.
+
+| name | shape | content |
+| --- | --- | --- |
+| pixel_values | (batch, channels, height, width), uint8 or float32 | levels from 0 to 255 |
+| logits | (batch, classes) | as from the image processor and the model |
+| attention | (batch, rows, columns) | attention rollout over the patches; not for a BiT |
+
+`image_resizing` computes its weights in NumPy, for a size that is known. Here the size is a tensor and the weights are
+part of the program. Products and sums have the same order, so that the levels are the same ones.
+"""
+
+import copy
+import os
+from typing import Any
+
+import PIL
+import torch
+from torch import nn
+from torch.export import Dim
+
+from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
+from ..models.image_resizing import AREA, BICUBIC, BILINEAR
+from ..models.pretrained import HfVisionPreTrainedModel
+from .programs import quiet, write_onnx
+from .tables import ConversionError
+
+Length = Any  # of an axis: an int, or a torch.SymInt of torch.export
+Taps = tuple[torch.Tensor, torch.Tensor]  # indices of values and their weights, (taps, outputs) each
+_PILLOW_BITS = 22  # bits of a weight in Pillow's fixed-point arithmetic
+ANY_SIZE = "any"
+
+
+def export_any_size_onnx(
+    model: HfVisionPreTrainedModel,
+    path: str | os.PathLike,
+    processor: HfViTImageProcessor | None,
+    overwrite: bool = False,
+) -> None:
+    """Write a classifier as this program, for levels in uint8; other arguments and errors as in `export_onnx`."""
+    write_onnx(path, overwrite, lambda: make_any_size_onnx(model, processor))
+
+
+def make_any_size_onnx(
+    model: HfVisionPreTrainedModel, processor: HfViTImageProcessor | None, dtype: torch.dtype = torch.uint8
+) -> Any:
+    """Make the `torch.onnx.ONNXProgram` that this module describes; its `save` writes a file.
+
+    Args:
+        model: a classifier, on the CPU.
+        processor: its image processor.
+        dtype: of the levels: uint8, or float32, which `transformers.js` needs.
+
+    Raises:
+        ConversionError: the model or the preprocessing is not supported.
+    """
+    if (problem := _unsupported(model, processor)) or processor is None:
+        raise ConversionError(f"cannot export a program for images of any size: {problem}")
+    assert processor is not None  # which `_unsupported` refuses
+    module = AnySizeClassifier(model, processor).eval()
+    example = torch.zeros(2, model.config.num_channels, 37, 53, dtype=dtype)
+    return to_onnx(module, example, ["logits", "attention"][: 1 + module.has_attention])
+
+
+def to_onnx(module: nn.Module, example: torch.Tensor, output_names: list[str]) -> Any:
+    """Export a module for any batch size, height and width; none is 1 in `example`, which would make it a constant."""
+    with torch.no_grad(), quiet():
+        program: Any = torch.onnx.export(
+            module,
+            (example,),
+            dynamo=True,
+            dynamic_shapes={"pixel_values": {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}},
+            input_names=["pixel_values"],
+            output_names=output_names,
+            verbose=False,
+        )
+    program.model.graph.metadata_props.clear()
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # names of source files, several times the size of a small program
+    return program
+
+
+def _unsupported(model: Any, processor: Any) -> str | None:
+    """Return why a model cannot be exported; None if it can."""
+    if not isinstance(processor, HfViTImageProcessor):
+        return f"the image processor is {type(processor).__name__} (expected HfViTImageProcessor)"
+    if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
+        return f"{type(model).__name__} does not classify images (expected a classifier that pools)"
+    settings = processor.settings()
+    size, crop = settings["size"], settings["crop_size"] if settings["do_center_crop"] else {}
+    short, resample, channels = size.get("shortest_edge"), settings["resample"], model.config.num_channels
+    problems = {
+        'preset="native" makes patches, not an image': settings["preset"] == "native",
+        "do_resize=False leaves images of any size": not settings["do_resize"],
+        f"the image processor makes {settings['num_channels']} channels (expected {channels})": channels
+        != settings["num_channels"],
+        f"resample={resample} (expected {BILINEAR}, {BICUBIC} or {AREA!r})": resample not in (BILINEAR, BICUBIC, AREA),
+        f"a crop to {crop} of images resized to {size} pads": any(crop[axis] > size.get(axis, short) for axis in crop),
+        f"size={size} without a crop gives images of any size": not crop and short is not None,
+    }
+    return next((problem for problem, is_one in problems.items() if is_one), None)
+
+
+class TensorImageProcessor(nn.Module):
+    """An image processor as a module: levels (batch, channels, any height, any width) -> pixel values."""
+
+    scale: torch.Tensor
+    offset: torch.Tensor
+
+    def __init__(self, processor: HfViTImageProcessor):
+        super().__init__()
+        self.settings = settings = processor.settings()
+        mean, std = (settings["image_mean"], settings["image_std"]) if settings["do_normalize"] else (0, 1)
+        scale, offset = scale_and_offset(settings["rescale_factor"] if settings["do_rescale"] else 1, mean, std, "cpu")
+        self.register_buffer("scale", scale)
+        self.register_buffer("offset", offset)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return resize(pixel_values, self.settings) * self.scale + self.offset
+
+
+class AnySizeClassifier(nn.Module):
+    """An image processor and a classifier as one module: levels -> logits, attention rollout."""
+
+    def __init__(self, model: Any, processor: HfViTImageProcessor):
+        super().__init__()
+        self.processor, self.model = TensorImageProcessor(processor), copy.deepcopy(model).float()
+        self.has_attention = hasattr(model, "vit")
+        if self.has_attention:
+            self.model.set_attn_implementation("eager")
+
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pixel_values = self.processor(pixel_values)
+        if not self.has_attention:
+            return (self.model(pixel_values).logits,)
+        outputs = self.model.vit(pixel_values, output_attentions=True)
+        shares = attention_rollout(self.model.vit, outputs)
+        grid = self.model.config.grid_of(*pixel_values.shape[-2:])
+        return self.model.classifier(outputs.pooler_output), shares.unflatten(1, grid)
+
+
+def attention_rollout(encoder: Any, outputs: Any) -> torch.Tensor:
+    """Return the share of each patch in the head's input, (batch, patches); see `analysis.attention_rollout`."""
+    tokens = outputs.last_hidden_state.shape[1]
+    shares = pooling_weights(encoder, outputs.last_hidden_state)[:, None]  # (batch, 1, tokens)
+    for attentions in reversed(outputs.attentions):
+        mixing = attentions.mean(dim=1) + torch.eye(tokens)  # the identity stands for the residual connection
+        shares = shares @ (mixing / mixing.sum(dim=-1, keepdim=True))
+    patches = shares[:, 0, encoder.config.num_prefix_tokens :]
+    return patches / patches.sum(dim=1, keepdim=True)
+
+
+def pooling_weights(encoder: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    """(batch, tokens, hidden_size) -> (batch, tokens): the share of each token in the head's input, of sum 1"""
+    pooler, weights = encoder.pooler, torch.zeros_like(hidden_states[..., 0])
+    if pooler.pooling == "cls":
+        weights[:, 0] = 1
+    elif pooler.map is None:
+        weights[:, pooler.first_token :] = 1 / (weights.shape[1] - pooler.first_token)
+    else:
+        pool = pooler.map
+        query = pool.split_heads(pool.q_proj(pool.probe))  # (1, heads, 1, head_dim)
+        key = pool.split_heads(pool.k_proj(hidden_states[:, pooler.first_token :]))
+        scores = (query @ key.transpose(2, 3))[:, :, 0] * key.shape[-1] ** -0.5
+        weights[:, pooler.first_token :] = scores.softmax(dim=-1).mean(dim=1)
+    return weights
+
+
+# The resizes. Each computes only the part inside the crop; `_Axis` says which.
+
+
+class _Axis:
+    """Height or width of the resize.
+
+    Attributes:
+        old: pixels of the image.
+        new: pixels of the whole resized image, a number or an int64 tensor.
+        least: a number that is at most `new`, for the number of taps.
+        start, length: the part inside the crop.
+    """
+
+    def __init__(self, name: str, old: Length, short: Length, settings: dict[str, Any]):
+        side = settings["size"].get("shortest_edge")
+        rounded = settings["resize_output"] == "rounded"  # torchvision's rules, else big_vision's
+        self.old = old
+        self.new = self.least = settings["size"][name] if side is None else side * old // short
+        if side is not None and not rounded:
+            ratio = side / _number(short, torch.float32)
+            self.new = (_number(old, torch.float32) * ratio).round().long()
+        self.start, self.length = 0, settings["size"].get(name)
+        if settings["do_center_crop"]:
+            self.length = settings["crop_size"][name]
+            removed = self.new - self.length
+            odd_half = removed // 2 % 2 if rounded else 0  # half to even, or down
+            self.start = removed // 2 + removed % 2 * odd_half
+
+    def positions(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the numbers of the pixels inside the crop, (length,)."""
+        return (torch.arange(self.length) + self.start).to(dtype)
+
+    def numbers(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the old and the new length as tensors."""
+        return _number(self.old, dtype), _number(self.new, dtype)
+
+
+def _number(length: Length, dtype: torch.dtype) -> torch.Tensor:
+    """Return a length as a tensor; `torch.tensor(length)` would fix it in the program."""
+    return length.to(dtype) if isinstance(length, torch.Tensor) else torch.full((), length, dtype=dtype)
+
+
+def resize(levels: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
+    """Resize and crop as the image processor: (batch, channels, any height, any width) -> the model's size."""
+    old_height, old_width = levels.shape[-2:]
+    short = torch.sym_min(old_height, old_width)
+    down, across = (_Axis(name, old, short, settings) for name, old in (("height", old_height), ("width", old_width)))
+    if settings["resize_output"] == "rounded":
+        return _resize_like_pillow(levels, down, across, settings["resample"])
+    if settings["resample"] == AREA:
+        rows, columns = _area_taps(down), _area_taps(across)
+        (old, new), (old_across, new_across) = down.numbers(torch.float32), across.numbers(torch.float32)
+        resized = _sum_rows(_sum_columns(levels, columns), rows) * (1 / ((old / new) * (old_across / new_across)))
+    elif settings["antialias"]:
+        rows, columns = (_filter_taps(axis, settings["resample"]) for axis in (down, across))
+        rows, columns = ((indices, weights.float()) for indices, weights in (rows, columns))
+        resized = _sum_rows(_sum_columns(levels, columns), rows)
+    else:
+        resized = _resize_bilinear(levels, down, across)
+    return resized.to(torch.uint8).float() if settings["resize_output"] == "truncated" else resized
+
+
+def _resize_bilinear(levels: torch.Tensor, down: _Axis, across: _Axis) -> torch.Tensor:
+    """TensorFlow's bilinear resize without antialiasing; it blends left with right, then top with bottom."""
+    above, below, down_weight = _bilinear_taps(down)
+    left, right, across_weight = _bilinear_taps(across)
+    rows = levels.index_select(-2, torch.cat([above, below])).float()
+    first, second = rows.index_select(-1, left), rows.index_select(-1, right)
+    rows = first + (second - first) * across_weight
+    first, second = rows.split(down.length, dim=-2)
+    return first + (second - first) * down_weight[:, None]
+
+
+def _resize_like_pillow(levels: torch.Tensor, down: _Axis, across: _Axis, resample: int) -> torch.Tensor:
+    """`PIL.Image.resize` of uint8 in its fixed-point arithmetic, in the order of the installed version's passes."""
+    rows, columns = (_pillow_taps(axis, resample) for axis in (down, across))
+
+    def rows_first(levels: torch.Tensor) -> torch.Tensor:
+        return _to_levels(_sum_columns(_to_levels(_sum_rows(levels, rows)), columns)).contiguous()
+
+    def columns_first(levels: torch.Tensor) -> torch.Tensor:
+        return _to_levels(_sum_rows(_to_levels(_sum_columns(levels, columns)), rows))
+
+    if levels.is_floating_point():
+        levels = levels.round().to(torch.uint8)
+    if int(PIL.__version__.partition(".")[0]) >= 13:
+        tall = 2 * (across.old - across.new) < down.old - down.new
+    else:
+        tall = down.old > 100 * across.old
+    resized = torch.cond(tall & (down.new < down.old), rows_first, columns_first, (levels,))
+    return resized.float()
+
+
+def _to_levels(sums: torch.Tensor) -> torch.Tensor:
+    """Round Pillow's fixed-point format to levels, with halves up; float64 holds the sums exactly."""
+    return (sums.double() / 2**_PILLOW_BITS + 0.5).floor().clamp(0, 255).to(torch.uint8)
+
+
+# Weights along an axis
+
+
+def _bilinear_taps(axis: _Axis) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return two neighbors and the weight of the second, (length,) each."""
+    old, new = axis.numbers(torch.float32)
+    position = (axis.positions(torch.float32) + 0.5) * (old / new) - 0.5
+    below = position.floor()
+    return below.clamp(min=0).long(), torch.minimum(position.ceil(), old - 1).long(), position - below
+
+
+def _area_taps(axis: _Axis) -> Taps:
+    """Return the covered fraction of each pixel."""
+    old, new = axis.numbers(torch.float32)
+    scale = old / new
+    start, end = ((axis.positions(torch.float32) + shift) * scale for shift in (0, 1))
+    left = start.floor() + torch.arange(axis.old // axis.least + 2)[:, None]
+    covered = torch.minimum(left + 1, end) - torch.maximum(left, start)
+    covered = torch.where((left < start) & (left + 1 > end), scale, covered)
+    return torch.minimum(left, old - 1).long(), torch.where(left < end.ceil(), covered, 0.0)
+
+
+def _filter_taps(axis: _Axis, resample: int) -> Taps:
+    """Return the weights of a filter that widens with the ratio of a reduction, in float64 as Pillow."""
+    radius, kernel = (1, _triangle) if resample == BILINEAR else (2, _cubic)
+    old, new = axis.numbers(torch.float64)
+    widening = (old / new).clamp(min=1)
+    center = (axis.positions(torch.float64) + 0.5) * (old / new)
+    first = (center - radius * widening + 0.5).floor().clamp(min=0)
+    last = torch.minimum((center + radius * widening + 0.5).floor(), old)
+    taps = 2 * radius * torch.sym_max(axis.old, axis.least) // axis.least + 2
+    pixels = first + torch.arange(taps)[:, None]
+    weights = torch.where(pixels < last, kernel((pixels - center + 0.5).abs() * (1 / widening)), 0.0)
+    return torch.minimum(pixels, old - 1).long(), weights * (1 / weights.sum(dim=0))
+
+
+def _pillow_taps(axis: _Axis, resample: int) -> Taps:
+    """Return the weights of Pillow's filter in its fixed-point format, rounded with halves away from zero."""
+    numbers, weights = _filter_taps(axis, resample)
+    scaled = weights * 2**_PILLOW_BITS
+    return numbers, (scaled.sign() * (scaled.abs() + 0.5).floor()).int()
+
+
+def _triangle(distance: torch.Tensor) -> torch.Tensor:
+    return (1 - distance).clamp(min=0)
+
+
+def _cubic(distance: torch.Tensor) -> torch.Tensor:
+    """Keys' cubic convolution with a = -1/2."""
+    inner = (1.5 * distance - 2.5) * distance * distance + 1
+    outer = (((distance - 5) * distance + 8) * distance - 4) * -0.5
+    return torch.where(distance < 1, inner, torch.where(distance < 2, outer, 0.0))
+
+
+def _sum_columns(levels: torch.Tensor, taps: Taps) -> torch.Tensor:
+    return _sum_rows(levels.transpose(-1, -2), taps).transpose(-1, -2)
+
+
+def _sum_rows(levels: torch.Tensor, taps: Taps) -> torch.Tensor:
+    """(batch, channels, old, width) -> (batch, channels, length, width), in the weights' dtype
+
+    A loop over the taps instead of one sum: a sum of floats depends on its order, and memory holds one tap at a time.
+    """
+    from torch._higher_order_ops.scan import scan
+
+    def add(sums: torch.Tensor, tap: Taps) -> tuple[torch.Tensor, torch.Tensor]:
+        indices, weights = tap
+        return sums + levels.index_select(-2, indices).to(weights.dtype) * weights[:, None], weights.new_zeros(())
+
+    batch, channels, _, width = levels.shape
+    zeros = torch.zeros(batch, channels, taps[0].shape[1], width, dtype=taps[1].dtype)
+    return scan(add, zeros, taps)[0]

@@ -1,0 +1,65 @@
+"""List of all sources, and the one that a checkpoint is of. A new source needs a file and a line here."""
+
+import re
+from collections.abc import Collection
+
+from .checkpoint import Checkpoint
+from .jax.bit import JaxBiT
+from .jax.vit import Jax
+from .source import Naming, Request, Source
+from .tables import ConversionError
+from .timm import Timm, TimmBit
+from .torchvision import Torchvision
+from .transformers.flax import FlaxTransformers
+from .transformers.source import Transformers
+
+SOURCES: tuple[Source, ...] = (
+    Jax(),
+    *map(JaxBiT, ("big_transfer", "bit_paper", "bit")),
+    Transformers(),
+    FlaxTransformers(),
+    Timm(),
+    TimmBit(),
+    Torchvision(),
+)
+
+_ROOT = r"^(?:params/|opt/target/)?"  # prefix before a signature
+# (name of an array that only this kind of model has, or that a kind listed above also has; kind of model)
+_MODELS = (
+    (r"MixerBlock_\d+/", "an MLP-Mixer, which has no attention"),
+    (r"embedding_[^/]+/kernel$", "UViM's first stage, a VQ-VAE"),
+    (r"EmbedLabels/", "a GIVT, which generates images"),
+    (r"(?:cnn_encoder|cnn_decoder|decoder_stem)/", "a VAE of GIVT"),
+    (r"EmbedPatches/", "UViM's second stage, an encoder with a decoder"),
+    (r"(?:decoder/EncDecBlock|encoder/embedding/kernel$)", "a CapPa captioner, an encoder with a decoder of text"),
+    (r"couplings/", "a Jet, a normalising flow"),
+    (r"Embed(?:Image|Text)/", "a JetFormer, which generates images and text"),
+    (r"_vq_vae\.", "the VQ-VAE of PaliGemma's segmentation"),
+    (r"(?:batch_stats/|bn_init/|init_bn/|(?:Bottleneck)?ResNetBlock_\d+/)", "a ResNet with batch normalisation"),
+)
+# The same, for files without an image tower.
+_TEXTS = (
+    (r"(?:txt/|Embed_0/|Encoder_0/|BertEncoder_0/)", "a text tower without an image tower"),
+    (r"(?:llm/|embedder/)", "a language model without an image tower"),
+)
+
+
+def recognise(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]:
+    """Find the source of a checkpoint from its content, and the naming of its arrays.
+
+    Raises:
+        ConversionError: no source matches, or it is an unsupported architecture of the original repositories.
+    """
+    what = _find(_MODELS, checkpoint.shapes)
+    for source in SOURCES if what is None else ():
+        if (naming := source.naming(checkpoint, request)) is not None:
+            return source, naming
+    if what is None and any(re.search("embeddings[./]patch_embeddings", name) for name in checkpoint.shapes):
+        what = "the names of transformers (give the folder that also holds its config.json)"
+    what = what or _find(_TEXTS, checkpoint.shapes)
+    what = what or f"an unknown architecture (arrays such as {', '.join(sorted(checkpoint.shapes)[:3])})"
+    raise ConversionError(f"{checkpoint.path.name} holds {what}; hf_vit converts ViT, its hybrids and BiT")
+
+
+def _find(signatures: tuple[tuple[str, str], ...], names: Collection[str]) -> str | None:
+    return next((what for sign, what in signatures if any(re.match(_ROOT + sign, name) for name in names)), None)

@@ -1,0 +1,185 @@
+"""Rule tables: one row per parameter, with their name, our name and the layout; every array must be used."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..models.configuration_hf_vision import MAX_STAGES
+
+
+class ConversionError(ValueError):
+    """A checkpoint that cannot be converted; the message says why."""
+
+
+class Layout(NamedTuple):
+    """Conversion of an array's axes, in both directions."""
+
+    to_ours: Callable[[torch.Tensor], torch.Tensor]
+    to_theirs: Callable[[torch.Tensor], torch.Tensor]
+
+
+class Rule(NamedTuple):
+    """One array: its name in their file, its name in our state dict, and its layout."""
+
+    theirs: str
+    ours: str
+    layout: Layout
+
+
+# (prefix of their names, prefix of our names, rules)
+Block = tuple[str, str, Iterable[Rule]]
+
+as_is = Layout(lambda array: array, lambda parameter: parameter)
+transpose = Layout(lambda kernel: kernel.transpose(0, 1), lambda weight: weight.T)  # (in, out) -> (out, in)
+channels_first = Layout(  # (rows, columns, in, out) -> (out, in, rows, columns)
+    lambda kernel: kernel.permute(3, 2, 0, 1), lambda weight: weight.permute(2, 3, 1, 0)
+)
+flatten = Layout(lambda array: array.flatten(), lambda parameter: parameter[None, None, None])  # (1, 1, 1, n) -> (n,)
+
+
+def split_heads(heads: int) -> Layout:
+    """Make the layout (hidden, heads, head_dim) -> (heads * head_dim, hidden)."""
+    return Layout(lambda kernel: kernel.flatten(1).transpose(0, 1), lambda weight: weight.T.unflatten(1, (heads, -1)))
+
+
+def merge_heads(heads: int) -> Layout:
+    """Make the layout (heads, head_dim, hidden) -> (hidden, heads * head_dim)."""
+    return Layout(
+        lambda kernel: kernel.flatten(0, 1).transpose(0, 1), lambda weight: weight.T.unflatten(0, (heads, -1))
+    )
+
+
+def flatten_heads(heads: int) -> Layout:
+    """Make the layout (heads, head_dim) -> (heads * head_dim,)."""
+    return Layout(lambda array: array.flatten(), lambda bias: bias.unflatten(0, (heads, -1)))
+
+
+def part(index: int, of: int) -> Layout:
+    """Make the layout of one part of a fused array, such as q | k | v: equal parts of its first axis.
+
+    In the other direction, `to_theirs` joins the parts.
+    """
+    return Layout(lambda array: array.tensor_split(of)[index], lambda parameter: parameter)
+
+
+def weight_and_bias(theirs: str, ours: str, layout: Layout = as_is) -> tuple[Rule, Rule]:
+    """Make the rules of a PyTorch module's two parameters."""
+    return Rule(f"{theirs}.weight", f"{ours}.weight", layout), Rule(f"{theirs}.bias", f"{ours}.bias", layout)
+
+
+def table(blocks: Iterable[Block]) -> list[Rule]:
+    """Return the rules of all blocks, with full names."""
+    return [
+        Rule(theirs + rule.theirs, ours + rule.ours, rule.layout) for theirs, ours, rules in blocks for rule in rules
+    ]
+
+
+def resnet_units(
+    depths: Sequence[int], name: str, first: int, ours: str, unit: Iterable[Rule], projection: Iterable[Rule]
+) -> Iterator[Block]:
+    """Yield a block for every residual unit of a ResNet.
+
+    Args:
+        depths: units per stage.
+        name: format of their names, with the numbers of stage and unit.
+        first: their first number.
+        ours: prefix of our ResNet's names.
+        unit, projection: rules of every unit, and additional rules of the first unit of each stage.
+    """
+    for stage, depth in enumerate(depths):
+        for index in range(depth):
+            rules = (*unit, *projection) if index == 0 else unit
+            yield name.format(stage + first, index + first), f"{ours}stages.{stage}.layers.{index}.", rules
+
+
+def count_units(names: Iterable[str], pattern: str, first: int) -> list[int]:
+    """Count the units of each stage; an empty stage counts 1, so that its arrays are reported as missing.
+
+    Args:
+        names: names of arrays.
+        pattern: regular expression of the beginning of their names; its groups are the numbers of stage and unit.
+        first: their first number.
+
+    Raises:
+        ConversionError: there are too many stages.
+    """
+    depths: dict[int, int] = {}
+    for match in filter(None, (re.match(pattern, name) for name in names)):
+        stage, unit = int(match[1]) - first, int(match[2]) - first
+        depths[stage] = max(depths.get(stage, 0), unit + 1)
+    if max(depths, default=0) >= MAX_STAGES:
+        raise ConversionError(f"an array is of stage {max(depths) + first} of a ResNet (expected at most {MAX_STAGES})")
+    return [depths.get(stage, 1) for stage in range(max(depths, default=-1) + 1)]
+
+
+def check_names(rules: Iterable[Rule], names: Iterable[str], file: str) -> None:
+    """Check that every rule has its array and every array its rule.
+
+    Args:
+        rules: the rules.
+        names: names of the arrays.
+        file: name of the file, for messages.
+
+    Raises:
+        ConversionError: arrays are missing or unknown; the message lists all of them.
+    """
+    wanted, found = {rule.theirs for rule in rules}, set(names)
+    problems = [f"missing: {', '.join(sorted(wanted - found))}"] if wanted - found else []
+    problems += [f"unknown: {', '.join(sorted(found - wanted))}"] if found - wanted else []
+    if problems:
+        raise ConversionError(f"cannot convert {file}: its arrays do not match its architecture; {'; '.join(problems)}")
+
+
+def check_shapes(
+    shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, torch.Tensor], rules: Iterable[Rule], file: str
+) -> None:
+    """Check that every array has the shape of our parameter after its layout is applied.
+
+    Args:
+        shapes: shapes of their arrays.
+        expected: our parameters.
+        rules: the rules.
+        file: name of the file, for messages.
+
+    Raises:
+        ConversionError: shapes differ; the message lists all such arrays.
+    """
+    problems = []
+    for theirs, ours, layout in rules:
+        wanted = tuple(expected[ours].shape)
+        try:
+            became = tuple(layout.to_ours(torch.empty(shapes[theirs], device="meta")).shape)
+        except (IndexError, RuntimeError):  # too few axes
+            became = None
+        if became != wanted:
+            problems.append(f"{theirs} {tuple(shapes[theirs])} does not fit {ours} {wanted}")
+    if problems:
+        raise ConversionError(f"cannot convert {file}: arrays have the wrong shape: {'; '.join(problems)}")
+
+
+def check_values(name: str, array: torch.Tensor) -> Iterator[str]:
+    """Yield the faults of an array's values; costs one sum for a correct array."""
+    if not array.is_floating_point():
+        yield f"{name} has dtype {array.dtype} (expected floating point)"
+    elif not torch.isfinite(array.sum()) and (count := int((~torch.isfinite(array)).sum())):
+        yield f"{name} has {count} values that are NaN or infinite"
+
+
+def to_theirs(parameters: Mapping[str, torch.Tensor], rules: Iterable[Rule]) -> dict[str, torch.Tensor]:
+    """Apply a table to our parameters; rows with the same name in their file are parts of one array."""
+    arrays: dict[str, torch.Tensor] = {}
+    for theirs, ours, layout in rules:
+        array = layout.to_theirs(parameters[ours])
+        arrays[theirs] = torch.cat([arrays[theirs], array]) if theirs in arrays else array.contiguous()
+    return arrays
+
+
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+# Numbers of timm's ResNets (GroupNormAct, StdConv2dSame) and, after them, of transformers' BiT (modeling_bit.py).
+TIMM_NUMBERS: dict[str, Any] = {
+    "group_norm_eps": 1e-5,
+    "weight_standardization_eps": 1e-8,
+    "weight_standardization_form": "variance",
+}

@@ -1,0 +1,445 @@
+"""timm's ViTs, hybrids and BiT, read and written; DeiT, MAE and DINO have timm's names and are read too.
+
+Names are those of timm 1.0 (timm/models/vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py);
+`pre_logits.fc` is from timm before 0.6. A folder of timm holds weights, and a config.json with the architecture and
+the settings of the evaluation.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from ..files.output import new_file, new_folder, write_json
+from ..models.configuration_hf_bit import DEPTHS, HfBiTConfig
+from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair, stem_stride
+from ..models.image_resizing import BICUBIC, BILINEAR
+from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
+from ..models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+from .checkpoint import Checkpoint
+from .source import (
+    UNKNOWN_IMAGE_SIZE,
+    Fields,
+    Grid,
+    Inferred,
+    Model,
+    Naming,
+    Request,
+    Shapes,
+    TorchSource,
+    Writing,
+    by,
+    has_array,
+    has_head,
+    image_size_of,
+    length_of,
+    one_or_pair,
+    other_numbers,
+    projection,
+    variants_of_the_paper,
+    with_class_row,
+    with_reason,
+)
+from .tables import (
+    IMAGENET,
+    TIMM_NUMBERS,
+    Block,
+    ConversionError,
+    Layout,
+    Rule,
+    as_is,
+    count_units,
+    part,
+    resnet_units,
+    table,
+    to_theirs,
+    weight_and_bias,
+)
+
+_RESAMPLING = {"bilinear": BILINEAR, "bicubic": BICUBIC}
+
+
+def preprocessing_of(pretrained_cfg: dict[str, Any]) -> Inferred:
+    """Return the evaluation settings of a config.json, as arguments of `HfViTImageProcessor`; else timm's defaults."""
+    found = {
+        "crop_pct": pretrained_cfg.get("crop_pct"),
+        "image_mean": pretrained_cfg.get("mean"),
+        "image_std": pretrained_cfg.get("std"),
+        "resample": _RESAMPLING.get(pretrained_cfg.get("interpolation", "")),
+    }
+    stated = {name: value for name, value in found.items() if value is not None}
+    missing = ", ".join(name for name in found if name not in stated)
+    reason = f"no config.json states {missing}; timm's default" if missing else "stated in config.json"
+    return Inferred({"preset": "timm"} | stated, reason, is_assumed=bool(missing))
+
+
+def _write(
+    model: Model,
+    rules: list[Rule],
+    path: Path,
+    overwrite: bool,
+    architecture: str,
+    arguments: dict[str, Any],
+    evaluation: dict[str, Any],
+) -> dict[str, Any]:
+    """Write the weights to a .safetensors file, or to a folder with a config.json.
+
+    Args:
+        architecture: timm's name of the architecture.
+        arguments: arguments of `timm.create_model`, which are returned.
+        evaluation: settings of the evaluation below 384 pixels.
+    """
+    arrays = to_theirs(model.state_dict(), rules)
+    if path.suffix == ".safetensors":
+        with new_file(path, overwrite) as file:
+            save_file(arrays, file, metadata={"format": "pt"})
+        return arguments
+    config: Any = model.config
+    (height, width), num_classes = as_pair(config.image_size), arguments["num_classes"]
+    names = [config.id2label[index] for index in range(num_classes)]
+    has_names = any(name != f"LABEL_{index}" for index, name in enumerate(names))
+    described = {
+        "architecture": architecture,
+        "num_classes": num_classes,
+        **({"label_names": names} if has_names else {}),
+        "num_features": config.hidden_size,
+        "pretrained_cfg": {
+            "input_size": [config.num_channels, height, width],
+            **evaluation,
+            **({"crop_pct": 1.0} if max(height, width) >= 384 else {}),
+            "mean": [0.5] * config.num_channels,
+            "std": [0.5] * config.num_channels,
+            "num_classes": num_classes,
+        },
+        **({"global_pool": arguments["global_pool"]} if "global_pool" in arguments else {}),
+        "model_args": arguments,
+    }
+    with new_folder(path, overwrite) as folder:
+        save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+        write_json(folder / "config.json", described)
+    return arguments
+
+
+POSITIONS = "pos_embed"
+UNIT_NAME = "stages.{}.blocks.{}."  # name of a ResNet's unit
+
+
+def _fused(theirs: str, ours: str, projections: tuple[str, ...], bias: bool = True) -> Iterator[Rule]:
+    for index, name in enumerate(projections):
+        rules = weight_and_bias(theirs, f"{ours}{name}", part(index, len(projections)))
+        yield from rules if bias else rules[:1]
+
+
+def _encoder_block(qkv_bias: bool) -> tuple[Rule, ...]:
+    return (
+        *weight_and_bias("norm1", "layernorm_before"),
+        *_fused("attn.qkv", "attention.", ("q_proj", "k_proj", "v_proj"), qkv_bias),
+        *weight_and_bias("attn.proj", "attention.o_proj"),
+        *weight_and_bias("norm2", "layernorm_after"),
+        *weight_and_bias("mlp.fc1", "mlp.fc1"),
+        *weight_and_bias("mlp.fc2", "mlp.fc2"),
+    )
+
+
+_MAP_HEAD = (
+    Rule("latent", "probe", as_is),
+    *weight_and_bias("q", "q_proj"),
+    *_fused("kv", "", ("k_proj", "v_proj")),
+    *weight_and_bias("proj", "o_proj"),
+    *weight_and_bias("norm", "layernorm"),
+    *weight_and_bias("mlp.fc1", "mlp.fc1"),
+    *weight_and_bias("mlp.fc2", "mlp.fc2"),
+)
+_RESNET_ROOT = (Rule("conv.weight", "convolution.weight", as_is), *weight_and_bias("norm", "norm"))
+RESNET_UNIT = tuple(
+    rule
+    for number in (1, 2, 3)
+    for rule in (
+        Rule(f"conv{number}.weight", f"conv{number}.weight", as_is),
+        *weight_and_bias(f"norm{number}", f"norm{number}"),
+    )
+)
+RESNET_PROJECTION = (
+    Rule("downsample.conv.weight", "downsample.conv.weight", as_is),
+    *weight_and_bias("downsample.norm", "downsample.norm"),
+)
+
+
+def _vit_rules(config: HfViTConfig, has_head: bool) -> list[Rule]:
+    """Return the rules of all arrays of a classifier or a bare encoder, with timm's names."""
+    base = "vit." if has_head else ""
+    blocks: list[Block] = []
+    if isinstance(config, HfViTHybridConfig):
+        theirs, ours, depths = "patch_embed.backbone.", f"{base}embeddings.stem.", config.stem_depths
+        blocks.append((f"{theirs}stem." if depths else theirs, ours, _RESNET_ROOT))
+        blocks += resnet_units(depths, theirs + UNIT_NAME, 0, ours, RESNET_UNIT, RESNET_PROJECTION)
+    blocks.append(("", f"{base}embeddings.", _embeddings(config)))
+    for index in range(config.num_hidden_layers):
+        blocks.append((f"blocks.{index}.", f"{base}layers.{index}.", _encoder_block(config.qkv_bias)))
+    blocks.append(("", base, weight_and_bias("fc_norm" if config.norm_after_pooling else "norm", "layernorm")))
+    if config.pooling == "map":
+        blocks.append(("attn_pool.", f"{base}pooler.map.", _MAP_HEAD))
+    if config.representation_size is not None:
+        blocks.append(("", base, weight_and_bias("pre_logits.fc", "pooler.dense")))
+    return table([*blocks, ("", "", weight_and_bias("head", "classifier") if has_head else ())])
+
+
+def _embeddings(config: HfViTConfig) -> list[Rule]:
+    rules = list(weight_and_bias("patch_embed.proj", "patch_embeddings.projection"))
+    if config.use_cls_token:
+        rules.append(Rule("cls_token", "cls_token", as_is))
+    if config.position_embedding_type == "learned":
+        rules.append(Rule(POSITIONS, "position_embeddings", as_is))
+    return rules
+
+
+_FC1 = "blocks.0.mlp.fc1.weight"
+_RESNET_ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
+# the evaluations of DeiT, MAE and DINO: resize 256, centre crop 224
+_FACEBOOK = {"preset": "timm", "resample": BICUBIC, "crop_pct": 224 / 256, **IMAGENET}
+# timm's names of activations and poolings -> ours.
+_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "quick_gelu": "quick_gelu"}
+_POOLINGS = {"token": "cls", "avg": "mean", "map": "map", "": "none"}
+# Stem depths -> timm's architecture; every other size is an argument.
+_HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+
+
+class Timm(TorchSource):
+    """timm's models: queries, keys and values are one array, so the weights do not show the number of heads."""
+
+    name = "timm"
+    marker = "patch_embed.proj.weight"
+    # heads of self-supervision and the decoder of MAE
+    beside = r"^(mask_token$|decoder_|decoder\.|head\.(mlp|last_layer)\.)"
+    head = ("head.weight", "head.bias")
+    axes = {  # noqa: RUF012
+        **{marker: 4, _FC1: 2, POSITIONS: 3, "pre_logits.fc.weight": 2, "head.weight": 2},
+        **dict.fromkeys(_RESNET_ROOTS, 4),
+    }
+    format = "timm"
+    models = (HfViTModel, HfViTForImageClassification)
+
+    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+        naming = super().naming(checkpoint, request)
+        if naming is None:
+            return None
+        arrays = with_class_row(checkpoint, naming.arrays, "cls_token", POSITIONS, request.position_grid)
+        return naming._replace(arrays=arrays)
+
+    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
+        hidden_size, map_channels, patch_rows, patch_columns = shapes[self.marker]
+        has_cls = "cls_token" in shapes
+        stem = _stem(shapes)
+        stride = stem_stride(stem["stem_depths"].value) if stem else 1
+        last_block = max((int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")), default=0)
+        kernel = f"{self.marker} is {by(shapes[self.marker])}"
+        class_token = has_array("cls_token", shapes)
+        fields: Fields = {
+            "patch_size": Inferred(one_or_pair(patch_rows, patch_columns), kernel),
+            "num_channels": Inferred(map_channels, kernel),
+            "hidden_size": Inferred(hidden_size, kernel),
+            "num_hidden_layers": Inferred(last_block + 1, f"the last block is blocks.{last_block}"),
+            "intermediate_size": Inferred(shapes[_FC1][0], f"{_FC1} is {by(shapes[_FC1])}"),
+            **with_reason({"hidden_act": "gelu", "layer_norm_eps": 1e-6}, "no array shows it; timm's default", True),
+            "qkv_bias": has_array("blocks.0.attn.qkv.bias", shapes),
+            "pooling": _pooling(shapes),
+            "use_cls_token": class_token,
+            "pool_patches_only": Inferred(has_cls, f"{class_token.reason}; timm pools without the class token"),
+            "norm_after_pooling": has_array("fc_norm.weight", shapes),
+            "representation_size": length_of("pre_logits.fc.weight", shapes, 0),
+            "position_interpolation": Inferred("bicubic", "as in timm"),
+            **stem,
+        }
+        if "head.weight" in shapes:
+            fields["num_labels"] = length_of("head.weight", shapes, 0)
+        if POSITIONS not in shapes:
+            fields["position_embedding_type"] = Inferred("none", "there is no table of positions")
+        num_patches = shapes[POSITIONS][1] - has_cls if POSITIONS in shapes else None
+        pixels = patch_rows * stride, patch_columns * stride
+        return {**fields, "image_size": image_size_of(num_patches, pixels, grid, file, has_cls)}
+
+    def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
+        arguments = settings.get("model_args") or {}
+        fields: dict[str, Any] = {}
+        if "act_layer" in arguments:
+            fields["hidden_act"] = _ACTIVATIONS.get(arguments["act_layer"], arguments["act_layer"])
+        if "num_heads" in arguments:
+            fields["num_attention_heads"] = arguments["num_heads"]
+        if "global_pool" in settings:
+            if settings["global_pool"] not in _POOLINGS:
+                known = ", ".join(_POOLINGS)
+                raise ConversionError(f"cannot convert global_pool={settings['global_pool']!r} (expected {known})")
+            fields["pooling"] = _POOLINGS[settings["global_pool"]]
+        return fields
+
+    def rules(self, config: HfViTConfig, has_head: bool) -> list[Rule]:
+        return _vit_rules(config, has_head)
+
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
+        """Return the preprocessing; DeiT, MAE and DINO are recognised by the key that holds the weights."""
+        if checkpoint.container in ("model", "teacher", "student"):
+            reason = f"the weights are under {checkpoint.container!r}, as in DeiT, MAE and DINO"
+            return Inferred(_FACEBOOK, reason, is_assumed=True)
+        return preprocessing_of(checkpoint.settings.get("pretrained_cfg") or checkpoint.settings)
+
+    def unsupported(self, model: Model, dialect: str) -> list[str]:
+        config: Any = model.config
+        lacking = variants_of_the_paper(config) + projection(config)
+        if config.representation_size is not None:
+            lacking.append("pre-logits layer (representation_size)")
+        if config.position_embedding_type == "sincos2d":
+            lacking.append("position embeddings of type sincos2d")
+        if config.hidden_act not in _ACTIVATIONS.values():
+            lacking.append(f"activation {config.hidden_act}")
+        if config.pooling in ("mean", "map") and config.use_cls_token and not config.pool_patches_only:
+            lacking.append("pooling that includes the class token")
+        if config.pooling == "cls" and config.norm_after_pooling:
+            lacking.append("LayerNorm of the class token only")
+        if isinstance(config, HfViTHybridConfig) and tuple(config.stem_depths) not in _HYBRIDS:
+            lacking.append(f"ResNet of depths {list(config.stem_depths)}")
+        return lacking
+
+    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
+        config: Any = model.config
+        is_hybrid = isinstance(config, HfViTHybridConfig)
+        architecture = _HYBRIDS[tuple(config.stem_depths)] if is_hybrid else "vit_base_patch16_224"
+        rules, arguments = self.rules(config, has_head(model)), _model_arguments(config, has_head(model))
+        evaluation = {"interpolation": "bicubic", "crop_pct": 0.9}
+        return _write(model, rules, path, options.overwrite, architecture, arguments, evaluation)
+
+
+def _pooling(shapes: Shapes) -> Inferred:
+    if "attn_pool.latent" in shapes:
+        return Inferred("map", "there is an attn_pool")
+    if "cls_token" not in shapes:
+        return Inferred("mean", "there is no cls_token and no attn_pool")
+    if "fc_norm.weight" in shapes:
+        return Inferred("mean", "there is an fc_norm, which timm applies after the mean")
+    return Inferred("cls", "there is a cls_token, and no fc_norm or attn_pool")
+
+
+def _stem(shapes: Shapes) -> Fields:
+    name = next((name for name in _RESNET_ROOTS if name in shapes), None)
+    if name is None:
+        return {}
+    root = shapes[name]
+    depths = count_units(shapes, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0)
+    return {
+        "stem_depths": Inferred(depths, f"the ResNet has {len(depths)} stages, counted by their blocks"),
+        **with_reason({"stem_width": root[0], "num_channels": root[1]}, f"{name} is {by(root)}"),
+        **with_reason(TIMM_NUMBERS, "as in timm's ResNets"),
+    }
+
+
+def _model_arguments(config: HfViTConfig, has_head: bool) -> dict[str, Any]:
+    """Return arguments of `timm.create_model` that override the architecture's own."""
+    arguments = {
+        "img_size": list(as_pair(config.image_size)),
+        "in_chans": config.num_channels,
+        "num_classes": config.num_labels if has_head else 0,
+        "embed_dim": config.hidden_size,
+        "depth": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "mlp_ratio": config.intermediate_size / config.hidden_size,
+        "qkv_bias": config.qkv_bias,
+        "act_layer": _their_name(_ACTIVATIONS, config.hidden_act),
+        "class_token": config.use_cls_token,
+        "global_pool": _their_name(_POOLINGS, config.pooling),
+        "fc_norm": config.norm_after_pooling,
+    }
+    if config.position_embedding_type == "none":
+        arguments["pos_embed"] = "none"
+    return arguments if isinstance(config, HfViTHybridConfig) else arguments | {"patch_size": config.patch_size}
+
+
+def _their_name(names: dict[str, str], ours: str) -> str:
+    return next(theirs for theirs, name in names.items() if name == ours)
+
+
+_ROOT = "stem.conv.weight"
+_NUMBERS = {"layer_type": "preactivation", **TIMM_NUMBERS, "padding": "fixed", "pool_padding": "zero"}
+_ARCHITECTURES: dict[tuple[tuple[int, ...], float], str] = {
+    (DEPTHS[layers], factor): f"resnetv2_{layers}x{factor}_bit"
+    for layers, factor in ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))
+}
+_one_by_one = Layout(  # (out, in, 1, 1) -> (out, in): the head is a convolution
+    lambda kernel: kernel.flatten(1), lambda weight: weight[:, :, None, None]
+)
+
+
+class TimmBit(TorchSource):
+    """timm's pre-activation ResNets. Other ResNets of timm are refused: norms of root and projections are unknown."""
+
+    name = "timm_bit"
+    marker = "stages.0.blocks.0.conv1.weight"
+    head = ("head.fc.weight", "head.fc.bias")
+    axes = {_ROOT: 4, marker: 4, "head.fc.weight": 4}  # noqa: RUF012
+    format = "timm"
+    models = (HfBiTModel, HfBiTForImageClassification)
+
+    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
+        width, channels, *_ = shapes[_ROOT]
+        depths = count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
+        fields = {
+            **with_reason({"num_channels": channels, "embedding_size": width}, f"{_ROOT} is {by(shapes[_ROOT])}"),
+            "depths": Inferred(depths, f"it has {len(depths)} stages, counted by their blocks"),
+            # other numbers are big_transfer's, the defaults of the configuration
+            "weight_standardization_eps": Inferred(_NUMBERS["weight_standardization_eps"], "as in timm's ResNets"),
+            "image_size": UNKNOWN_IMAGE_SIZE,
+        }
+        if "head.fc.weight" in shapes:
+            fields["num_labels"] = length_of("head.fc.weight", shapes, 0)
+        return fields
+
+    def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
+        if settings.get("global_pool", "avg") != "avg":
+            raise ConversionError(f"cannot convert a BiT with global_pool={settings['global_pool']!r} (expected avg)")
+        size = (settings.get("pretrained_cfg") or settings).get("input_size")
+        return {} if size is None else {"image_size": one_or_pair(*size[1:])}
+
+    def rules(self, config: HfBiTConfig, has_head: bool) -> list[Rule]:
+        base = "bit." if has_head else ""
+        resnet = f"{base}resnet."
+        head = (
+            Rule("head.fc.weight", "classifier.weight", _one_by_one),
+            Rule("head.fc.bias", "classifier.bias", as_is),
+        )
+        return table(
+            [
+                ("", resnet, [Rule(_ROOT, "convolution.weight", as_is)]),
+                *resnet_units(
+                    config.depths, UNIT_NAME, 0, resnet, RESNET_UNIT, RESNET_PROJECTION[:1]
+                ),  # without a norm
+                ("", base, weight_and_bias("norm", "norm")),
+                ("", "", head if has_head else ()),
+            ]
+        )
+
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
+        if stated := checkpoint.settings.get("pretrained_cfg"):
+            return preprocessing_of(stated)
+        usual = preprocessing_of({"crop_pct": 0.875, "interpolation": "bilinear"}).value
+        return Inferred(usual, "no config.json states it; timm's default for BiT", is_assumed=True)
+
+    def unsupported(self, model: Model, dialect: str) -> list[str]:
+        config: Any = model.config
+        lacking = other_numbers(config, _NUMBERS)
+        if not _architecture(config):
+            lacking.append(f"BiT of depths {config.depths} with {config.embedding_size} channels")
+        return lacking
+
+    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
+        config: Any = model.config
+        arguments = {"in_chans": config.num_channels, "num_classes": config.num_labels if has_head(model) else 0}
+        rules, evaluation = self.rules(config, has_head(model)), {"interpolation": "bilinear", "crop_pct": 0.875}
+        return _write(model, rules, path, options.overwrite, _architecture(config), arguments, evaluation)
+
+
+def _architecture(config: HfBiTConfig) -> str:
+    return _ARCHITECTURES.get((tuple(config.depths), config.embedding_size / 64), "")

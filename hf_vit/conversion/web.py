@@ -1,0 +1,241 @@
+"""A classifier as a static web page, which computes in the visitor's browser; transformers.js loads the same folder.
+
+| file | content |
+| --- | --- |
+| index.html, page.js, worker.js, service-worker.js, styles.css | the page |
+| page.json | what the page knows about the model and its preprocessing |
+| onnx/model.onnx | the program of `any_size`, for levels in float32 |
+| onnx/model_fp16.onnx | its weights in float16, computed in float32 |
+| onnx/model_quantized.onnx | its weights in int8 with a scale for each output, computed in float32 |
+| config.json, preprocessor_config.json | as transformers.js reads them; the program does the preprocessing |
+| runtime/ | ONNX Runtime's web assembly |
+"""
+
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub import cached_assets_path
+
+from ..files.contents import refuse_model
+from ..files.download import sha256_of
+from ..files.output import new_folder, refuse_existing, write_json
+from ..models.configuration_hf_vision import score_function
+from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..models.pretrained import HfVisionPreTrainedModel
+from .any_size import make_any_size_onnx
+from .programs import require
+from .tables import ConversionError
+
+_RUNTIME = "onnxruntime-web@1.30.0"  # of npm, MIT license
+_RUNTIME_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
+_RUNTIME_FILES = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
+_PAGE_FILES = ("index.html", "page.js", "worker.js", "service-worker.js", "styles.css")
+_LEAST_VALUES = 1024  # smaller constants stay in float32
+
+
+def export_web(
+    model: HfVisionPreTrainedModel,
+    folder: str | os.PathLike,
+    processor: HfViTImageProcessor | None,
+    *,
+    name: str | None = None,
+    runtime: str | os.PathLike | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write the folder that this module describes.
+
+    Args:
+        model: a classifier of images with 1 or 3 channels, on the CPU.
+        folder: the folder to write; it appears when it is complete.
+        processor: the model's image processor.
+        name: name of the model on the page; by default that of its folder.
+        runtime: the npm package onnxruntime-web, as a folder or a .tgz; by default npm downloads version 1.30.0 once
+            into the cache.
+        overwrite: replace an existing folder.
+
+    Raises:
+        ConversionError: the model or its preprocessing is not supported, or there is no such package.
+        FileExistsError: `folder` exists and may not be overwritten, or holds a model.
+        ImportError: the extra `export` is not installed.
+    """
+    refuse_existing(folder, overwrite)
+    refuse_model(folder)
+    require("onnx", "onnxscript")
+    if (channels := model.config.num_channels) not in (1, 3):
+        raise ConversionError(f"the model takes images of {channels} channels (expected 1 or 3, as a browser decodes)")
+    runtime = find_runtime() if runtime is None else Path(runtime)
+    program = make_any_size_onnx(model, processor, torch.float32)
+    with new_folder(folder, overwrite) as draft:
+        _copy_runtime(runtime, draft / "runtime")
+        (draft / "onnx").mkdir()
+        program.save(draft / "onnx" / "model.onnx")
+        _compress(draft / "onnx" / "model.onnx", draft / "onnx" / "model_fp16.onnx", _as_float16)
+        _compress(draft / "onnx" / "model.onnx", draft / "onnx" / "model_quantized.onnx", _as_int8)
+        for file in _PAGE_FILES:
+            (draft / file).write_bytes(files("hf_vit.conversion").joinpath("web_page", file).read_bytes())
+        write_json(draft / "config.json", _config(model.config))
+        write_json(draft / "preprocessor_config.json", _PREPROCESSOR)
+        settings = processor.settings()  # pyright: ignore[reportOptionalMemberAccess] - `make_any_size_onnx` refuses None
+        name = name or Path(model.config.name_or_path or "").name or "the model"
+        write_json(draft / "page.json", _page(name, model.config, settings, draft / "onnx"))
+
+
+# transformers.js passes the levels of the image on; the program resizes and normalizes them.
+_PREPROCESSOR = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_convert_rgb": True,
+    "do_resize": False,
+    "do_rescale": False,
+    "do_normalize": False,
+}
+
+
+def _config(config: Any) -> dict[str, Any]:
+    """Return config.json with the fields that transformers.js reads."""
+    is_vit = config.model_type == "hf_vit"
+    labels = {str(index): label for index, label in sorted(config.id2label.items())}
+    return {
+        "model_type": "vit" if is_vit else config.model_type,
+        "architectures": ["ViTForImageClassification" if is_vit else config.architectures],
+        "image_size": config.image_size,
+        "num_channels": config.num_channels,
+        "problem_type": config.problem_type,
+        "id2label": labels,
+        "label2id": {label: int(index) for index, label in labels.items()},
+    }
+
+
+def _page(name: str, config: Any, settings: dict[str, Any], programs: Path) -> dict[str, Any]:
+    """Return page.json."""
+    crop = None
+    if settings["do_center_crop"]:  # the part of the image that the model sees, relative to its size after the resize
+        crop = {"size": settings["size"], "crop_size": settings["crop_size"]}
+    choices = {"int8": "model_quantized.onnx", "float16": "model_fp16.onnx", "float32": "model.onnx"}
+    return {
+        "name": name,
+        "scores": score_function(config),
+        "channels": config.num_channels,
+        "background": settings["background"],
+        "crop": crop,
+        "programs": [
+            {"name": kind, "file": f"onnx/{file}", "bytes": (programs / file).stat().st_size}
+            for kind, file in choices.items()
+        ],
+    }
+
+
+# ONNX Runtime's web assembly
+
+
+def find_runtime() -> Path:
+    """Return the pinned npm package of ONNX Runtime, which npm downloads once into the cache.
+
+    Raises:
+        ConversionError: npm is not installed, or cannot download it.
+    """
+    package = cached_assets_path("hf_vit", "runtime", "web") / f"{_RUNTIME}.tgz"
+    if package.exists():
+        return package
+    npm = shutil.which("npm")
+    if npm is None:
+        raise ConversionError(f"npm, which downloads {_RUNTIME}, is not installed: name the package with --runtime")
+    with tempfile.TemporaryDirectory(dir=package.parent) as folder:
+        done = subprocess.run([npm, "pack", _RUNTIME], cwd=folder, capture_output=True, text=True, errors="replace")
+        packed = list(Path(folder).glob("*.tgz"))
+        if done.returncode or len(packed) != 1:
+            reason = " ".join(done.stderr.split())[-300:]
+            raise ConversionError(f"npm cannot download {_RUNTIME} (name the package with --runtime): {reason}")
+        if (found := sha256_of(packed[0])) != _RUNTIME_SHA256:
+            raise ConversionError(f"{_RUNTIME} has sha256 {found} (expected {_RUNTIME_SHA256}); nothing was written")
+        packed[0].replace(package)
+    return package
+
+
+def _copy_runtime(package: Path, folder: Path) -> None:
+    """Copy the runtime's files from an npm package, a folder or a .tgz."""
+    folder.mkdir()
+    try:
+        if package.is_dir():
+            for name in _RUNTIME_FILES:
+                shutil.copyfile(package / "dist" / name, folder / name)
+            return
+        with tarfile.open(package) as archive:
+            for name in _RUNTIME_FILES:
+                member: Any = archive.extractfile(f"package/dist/{name}")
+                with member, open(folder / name, "wb") as file:
+                    shutil.copyfileobj(member, file)
+    except (OSError, KeyError, tarfile.TarError) as error:
+        raise ConversionError(f"{package} is not the npm package onnxruntime-web: {error}") from error
+
+
+# Weights of a program in fewer bits. Products stay in float32, which web assembly computes fastest.
+
+
+def _compress(source: Path, target: Path, convert: Any) -> None:
+    """Write a program with its large constants converted; the runtime converts them back."""
+    import onnx
+    from onnx import numpy_helper
+
+    program = onnx.load(source)
+    graph = program.graph
+    consumers: dict[str, list[Any]] = {}
+    for node in graph.node:
+        for name in node.input:
+            consumers.setdefault(name, []).append(node)
+    kept, nodes = [], []
+    for constant in graph.initializer:
+        values = numpy_helper.to_array(constant)
+        if values.dtype != np.float32 or values.size < _LEAST_VALUES:
+            kept.append(constant)
+            continue
+        arrays, node = convert(constant.name, values, consumers.get(constant.name, []))
+        kept += [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in arrays.items()]
+        nodes.append(node)
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    nodes += graph.node
+    del graph.node[:]
+    graph.node.extend(nodes)
+    onnx.save(program, target)
+
+
+def _as_float16(name: str, values: np.ndarray, users: list[Any]) -> tuple[dict[str, np.ndarray], Any]:
+    from onnx import TensorProto, helper
+
+    small = f"{name}_float16"
+    return {small: values.astype(np.float16)}, helper.make_node("Cast", [small], [name], to=TensorProto.FLOAT)
+
+
+def _as_int8(name: str, values: np.ndarray, users: list[Any]) -> tuple[dict[str, np.ndarray], Any]:
+    """Weights of products in int8, symmetric, with a scale for each output; others in float16."""
+    from onnx import helper
+
+    axis = _output_axis(users, values.ndim)
+    if axis is None:
+        return _as_float16(name, values, users)
+    others = tuple(number for number in range(values.ndim) if number != axis)
+    scale = np.maximum(np.abs(values).max(axis=others), 1e-12) / 127
+    levels = np.round(values / np.expand_dims(scale, others)).astype(np.int8)
+    arrays = {f"{name}_int8": levels, f"{name}_scale": scale.astype(np.float32)}
+    return arrays, helper.make_node("DequantizeLinear", list(arrays), [name], axis=axis)
+
+
+def _output_axis(users: list[Any], ndim: int) -> int | None:
+    """Return the axis of a weight that counts a product's outputs; None for another constant."""
+    kinds = {node.op_type for node in users}
+    if kinds == {"Conv"}:
+        return 0
+    if kinds == {"MatMul"} and ndim == 2:
+        return 1
+    if kinds == {"Gemm"}:
+        transposed = any(attribute.name == "transB" and attribute.i for attribute in users[0].attribute)
+        return 0 if transposed else 1
+    return None

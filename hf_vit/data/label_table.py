@@ -1,0 +1,105 @@
+"""Folders of images whose labels are in a table: labels.csv, or a metadata.csv of `datasets` with several labels."""
+
+import csv
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import datasets
+
+from ..files.contents import in_words
+from ..files.reading import read_text
+from .folders import find_splits
+
+TABLES = {"labels.csv": "image", "metadata.csv": "file_name"}  # file -> its column of paths
+_SEPARATOR = ";"
+
+
+def find_table(folder: Path) -> Path | None:
+    """Return the table of labels at the top of a folder, if there is one."""
+    if (table := folder / "labels.csv").is_file():
+        return table
+    table = folder / "metadata.csv"  # `datasets` reads those with one label per image
+    if table.is_file() and len(read_text(table).splitlines()) > 0:
+        header = next(csv.reader(read_text(table).splitlines()[:1]))
+        return table if "labels" in header and "file_name" in header else None
+    return None
+
+
+def load_table(table: Path) -> dict[str, datasets.Dataset]:
+    """Load the splits of a folder of images with a table of labels.
+
+    The columns are the path of an image, relative to the folder, and either `labels` (class names separated by ";") or
+    one column of 0 and 1 per class. A column `split` is optional; without it, images in `train/`, `val/` or `test/` are
+    of that split, and all others of `train`.
+
+    Returns:
+        For each split the columns image (an undecoded path) and labels (a list of classes).
+
+    Raises:
+        ValueError: the table has other columns, or names an image twice, an image that is not in the folder, or no
+            class.
+    """
+    lines = csv.DictReader(read_text(table).splitlines())
+    header, image_column = list(lines.fieldnames or []), TABLES[table.name]
+    classes = [name for name in header if name not in (image_column, "split", "labels")]
+    if image_column not in header or len(set(header)) < len(header) or ("labels" in header) == bool(classes):
+        raise ValueError(
+            f"{table} has the columns {in_words(header)} (expected {image_column} and labels, or {image_column} and a "
+            "column for each class; split is optional)"
+        )
+    rows: dict[str, tuple[str, list[str]]] = {}  # path -> split and names of its labels
+    for number, row in enumerate(lines, start=2):
+        place = f"line {number} of {table}"
+        if None in row or None in row.values():
+            raise ValueError(f"{place} does not have {len(header)} fields")
+        path = _path_in(table.parent, row[image_column], place)
+        if path in rows:
+            raise ValueError(f"{place} names {row[image_column]} a second time")
+        names = _names_in(row, classes, place) if classes else map(str.strip, row["labels"].split(_SEPARATOR))
+        rows[path] = _split_of(row, image_column), list(dict.fromkeys(filter(None, names)))
+    if missing := [path for path in rows if not os.path.isfile(path)]:
+        raise ValueError(f"{len(missing)} of {len(rows)} images of {table} do not exist: {in_words(missing)}")
+    names = classes or sorted({name for _, labels in rows.values() for name in labels})
+    if not names:
+        raise ValueError(f"{table} has no labels")
+    return _to_splits(rows, names)
+
+
+def _path_in(folder: Path, name: str, place: str) -> str:
+    path = os.path.normpath(os.path.join(os.path.abspath(folder), name))
+    if not path.startswith(os.path.abspath(folder) + os.sep):
+        raise ValueError(f"{place} names {name!r}, which is not in the folder")
+    return path
+
+
+def _names_in(row: Mapping[str, str], classes: list[str], place: str) -> list[str]:
+    for name in classes:
+        if row[name].strip() not in ("0", "1"):
+            raise ValueError(f"{place} has {row[name]!r} in the column {name} (expected 0 or 1)")
+    return [name for name in classes if row[name].strip() == "1"]
+
+
+def _split_of(row: Mapping[str, str], image_column: str) -> str:
+    if "split" in row:
+        return row["split"].strip()
+    first, _, rest = row[image_column].partition("/")
+    found = find_splits(first) if rest else []
+    return found[0] if len(found) == 1 else "train"
+
+
+def _to_splits(rows: Mapping[str, tuple[str, list[str]]], names: list[str]) -> dict[str, datasets.Dataset]:
+    classes = datasets.ClassLabel(names=names)
+    features = datasets.Features({"image": datasets.Image(decode=False), "labels": datasets.List(classes)})
+    splits = {}
+    for split in dict.fromkeys(split for split, _ in rows.values()):
+        chosen = sorted((path, labels) for path, (its_split, labels) in rows.items() if its_split == split)
+        columns = {
+            "image": [{"bytes": None, "path": path} for path, _ in chosen],
+            "labels": [classes.str2int(labels) for _, labels in chosen],
+        }
+        splits[split] = datasets.Dataset.from_dict(columns, features=features)
+        states = [(path, labels, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path, labels in chosen]
+        splits[split]._fingerprint = hashlib.sha256(repr(states).encode()).hexdigest()[:32]
+    return splits

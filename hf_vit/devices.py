@@ -1,0 +1,242 @@
+"""The launch of a run: the accelerator with its processes, process groups, sharded weights (FSDP2), and XLA devices.
+
+XLA (TPUs with torch_xla) records operations and runs them as one compiled graph when the step is marked. An unchanged
+graph is not compiled again, so shapes and Python numbers in it must not change, and no result may be read between two
+marks. A learning rate may change, because floats are passed as data. Two exceptions compile a step again: equal floats
+share one input, and 0 and 1 are constants of the graph. This happens a few times in a long run, e.g. when the learning
+rate is 0 or Adam's bias correction reaches 1.
+"""
+
+import ctypes
+import os
+import platform
+import warnings
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    ProjectConfiguration,
+    is_torch_xla_available,
+)
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+
+from .data.loaders import start_server
+from .settings.fields import DataSettings, TrainingSettings
+from .settings.reader import SettingsError
+
+_GROUPS: dict[str, tuple[Any, Any]] = {}  # purpose -> (default group, this group)
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
+
+
+def start_accelerator(settings: DataSettings) -> Accelerator:
+    """Start the accelerator.
+
+    Raises:
+        SettingsError: the number of processes is not `num_processes`, the launcher's or that of the template's groups;
+            or the device lacks the precision or the sharding of the launch.
+    """
+    trackers = choose_trackers(settings.report_to) if isinstance(settings, TrainingSettings) else []
+    _set_algorithms(settings)
+    project = ProjectConfiguration(project_dir=str(settings.output_dir)) if trackers else None
+    started = _started_processes()
+    has_cpus_only = not torch.accelerator.is_available() and not is_torch_xla_available()
+    AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier run here; its process group stays
+    try:
+        accelerator = Accelerator(
+            cpu=started > 1 and has_cpus_only,  # unless Accelerate is told so, each process would train alone
+            mixed_precision=settings.mixed_precision,
+            log_with=[*trackers] or None,
+            project_config=project,
+            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],  # saves a copy
+        )
+    except RuntimeError as error:  # such as another number of processes than those of the template's groups
+        raise SettingsError(f"Accelerate cannot start this launch: {error}") from error
+    if is_xla(accelerator):
+        # On a TPU, Accelerate makes torch_xla convert every float to bfloat16; the weights would lose small updates.
+        # Here bf16 means autocast, as on all other devices. This must come before any tensor is on the device.
+        os.environ.update(XLA_USE_BF16="0", XLA_DOWNCAST_BF16="0")
+        accelerator.native_amp = accelerator.mixed_precision == "bf16"
+    _check_launch(accelerator)
+    if settings.num_processes not in (None, accelerator.num_processes):
+        raise SettingsError(
+            f"--num-processes is {settings.num_processes}, but {accelerator.num_processes} run. "
+            "`accelerate launch --cpu` always starts one; for several on CPUs use the launch template multi_cpu"
+        )
+    start_server(settings.num_workers)
+    return accelerator
+
+
+def _set_algorithms(settings: DataSettings) -> None:
+    """Choose torch's algorithms as the settings say, for the whole process."""
+    if settings.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+        torch.use_deterministic_algorithms(True)
+    if settings.tf32:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+    if settings.cudnn_benchmark:
+        torch.backends.cudnn.benchmark = True
+
+
+def _started_processes() -> int:
+    """Number of processes that the launcher started, by its own variable; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def _check_launch(accelerator: Accelerator) -> None:
+    """Raise SettingsError if the accelerator silently differs from the launch."""
+    if accelerator.num_processes == 1 and (started := _started_processes()) > 1:
+        raise SettingsError(
+            f"WORLD_SIZE is {started}, but this process would train alone (RANK or LOCAL_RANK is not set): start the "
+            "processes with accelerate launch or torchrun"
+        )
+    if accelerator.device.type == "cpu" and accelerator.mixed_precision == "fp16":
+        raise SettingsError("mixed precision fp16 needs a GPU (the device is a CPU): use bf16 or no")
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and not is_sharded(accelerator):
+        raise SettingsError(
+            f"the launch asks for FSDP, which Accelerate does not have on {accelerator.device.type} with "
+            f"{accelerator.num_processes} processes: use another launch template (hf-vit launch-configs)"
+        )
+
+
+def choose_trackers(report_to: str) -> list[str]:
+    """Return the names of Accelerate's trackers; "auto" is TensorBoard if it is installed.
+
+    Raises:
+        ValueError: a tracker is unknown or not installed.
+    """
+    if report_to == "auto":
+        return ["tensorboard"] if find_spec("tensorboard") or find_spec("tensorboardX") else []
+    chosen = [name.strip() for name in report_to.split(",") if name.strip() != "none"]
+    for name in chosen:
+        if name not in ("tensorboard", "trackio", "wandb"):
+            raise ValueError(f"--report-to is {name!r}; it must be auto, tensorboard, trackio, wandb or none")
+        if not find_spec(name):
+            raise ValueError(f"--report-to is {name}, but {name} is not installed: pip install {name}")
+    return chosen
+
+
+def is_xla(accelerator: Accelerator) -> bool:
+    """Tell whether tensors are on an XLA device."""
+    return accelerator.device.type == "xla"
+
+
+def mark_step(accelerator: Accelerator) -> None:
+    """Run the operations recorded since the last mark, without waiting for them."""
+    if is_xla(accelerator):
+        import torch_xla  # pyright: ignore[reportMissingImports]  # installed by constraints-xla.txt only
+
+        torch_xla.sync()
+
+
+def on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copy tensors to the CPU; the memory of XLA's tensors cannot be written to a file."""
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+
+
+def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Start to copy a tensor of the CPU to a device, without waiting for it."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+@torch.no_grad()
+def make_states(optimizer: torch.optim.Optimizer) -> None:
+    """Create an optimiser's state as zeros, by a step with a learning rate of 0 without gradients."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for state in optimizer.state.values():
+        for tensor in state.values():
+            tensor.zero_()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def describe_device(device: torch.device) -> str:
+    """Return type and name of a device: `cuda NVIDIA H100`, `cpu x86_64`."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    return f"{device.type} {name}".strip()
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    """Tell whether the accelerator shards parameters, as DTensors."""
+    return accelerator.distributed_type == DistributedType.FSDP
+
+
+def shard_by_layers(accelerator: Accelerator, model: Any) -> None:
+    """Configure FSDP2 to shard the model layer by layer, unless the launch names the classes to wrap.
+
+    Accelerate's defaults are not used for two reasons. It takes all of `_no_split_modules`, fails if the model has no
+    module of a class, and wraps the input embeddings twice. With bf16 it rounds the output of every layer, the loss
+    and the sum of the gradients; here autocast decides, as without sharding.
+    """
+    if not is_sharded(accelerator):
+        return
+    # safe to ignore: no layer changes its input in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+    plugin: Any = accelerator.state.fsdp_plugin
+    if "FSDP_TRANSFORMER_CLS_TO_WRAP" not in os.environ:
+        plugin.transformer_cls_names_to_wrap = _layer_classes(model)
+    policy = plugin.mixed_precision_policy
+    if policy is not None:
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            policy.param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+
+
+def sharded_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters by name; those of a model under FSDP2 are DTensors.
+
+    After a forward without a backward, FSDP2 leaves the parameters of the root module whole.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return dict(model.named_parameters())
+
+
+def _layer_classes(model: Any) -> list[str]:
+    """Names in `_no_split_modules` that occur in the model and do not hold its input embeddings."""
+    modules = {type(module).__name__: module for module in model.modules()}
+    embeddings = set(model.get_input_embeddings().modules())
+    return [
+        name for name in model._no_split_modules if name in modules and not embeddings & set(modules[name].modules())
+    ]
+
+
+def cpu_group(purpose: str) -> Any:
+    """Return the gloo group of all processes for one purpose; every process must call it.
+
+    Communication in the background, or of CPU tensors, does not interfere with that of training. The result is None
+    without a default process group.
+    """
+    if not dist.is_initialized():
+        return None
+    world = dist.group.WORLD
+    if purpose not in _GROUPS or _GROUPS[purpose][0] is not world:
+        _GROUPS[purpose] = (world, dist.new_group(backend="gloo"))
+    return _GROUPS[purpose][1]
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next training step; with another C library nothing happens.
+
+    By default glibc returns memory to the system, which clears each page when the next step asks for it: 6 to 12 % of a
+    step of ViT-S/16 and Ti/16 on two busy cores. If one of glibc's own variables is set (MALLOC_TRIM_THRESHOLD_ and
+    the like), nothing is changed.
+    """
+    is_set = any(name.startswith("MALLOC_") for name in os.environ)
+    if platform.libc_ver()[0] == "glibc" and not is_set:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(_M_MMAP_MAX, 0)  # large tensors use the kept memory too

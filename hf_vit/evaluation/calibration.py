@@ -1,0 +1,154 @@
+"""Calibrated probabilities: temperature scaling, and sets of classes that hold the right one as often as asked.
+
+Temperature scaling: Guo et al., "On calibration of modern neural networks", arXiv 1706.04599. Sets of classes: split
+conformal prediction with the label's probability as its score, Angelopoulos and Bates, arXiv 2107.07511, section 1.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..data.labels import match_to_model
+from ..devices import start_accelerator
+from ..files.output import refuse_existing, write_json
+from ..loading import save_folder
+from ..models.configuration_hf_vision import score_function
+from ..models.pretrained import HfVisionPreTrainedModel
+from ..settings.fields import EvaluateSettings
+from ..settings.recipes import build_settings
+from .classification import open_default_split
+from .models import load_classifier
+from .predictions import collect, evaluation_batches, model_inputs
+from .result_page import reliability
+
+COVERAGES = (0.8, 0.9, 0.95, 0.99)
+_FEWEST = 20  # images; with fewer, no set of classes can promise anything
+_STEPS = 50  # of Newton's method, which needs about 5
+
+
+def calibrate(
+    model: str | os.PathLike[str],
+    dataset: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    split: str | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Calibrate a classifier on images that it was not trained on, and save it.
+
+    The logits are divided by a temperature, which the head's weights and biases take in, so that every program that
+    loads or exports the model has calibrated probabilities. The configuration states it (`temperature`), and for each
+    coverage the probability from which on a class belongs to the predicted set (`coverage_thresholds`).
+
+    Args:
+        model: name on the Hub, or a folder.
+        dataset, split, settings: as in `hf_vit.evaluate`.
+        output_dir: folder of the calibrated model, with calibration.json.
+
+    Returns:
+        "temperature"; "expected_calibration_error" "before" and "after"; "coverage": for each coverage its "threshold",
+        and the share of images whose set holds their label ("measured") with the mean number of "classes" in a set.
+        Errors and shares are measured on half of the images, with what the other half gives; the saved values are those
+        of all images.
+
+    Raises:
+        ValueError: images have several labels or none, or there are fewer than 20.
+        FileExistsError: `output_dir` exists.
+
+    Example:
+        >>> hf_vit.calibrate("out", "photographs", "calibrated")["temperature"]
+    """
+    refuse_existing(output_dir, bool(settings.get("overwrite")))
+    own = {"model": str(model), "dataset": str(dataset), "split": split}
+    resolved = build_settings(EvaluateSettings, {**settings, **own})
+    accelerator = start_accelerator(resolved)
+    classifier, processor = load_classifier(resolved, accelerator)
+    plain: Any = accelerator.unwrap_model(classifier)
+    if not isinstance(plain, HfVisionPreTrainedModel) or score_function(plain.config) != "softmax":
+        raise ValueError(f"{model} is no classifier of hf_vit with one label per image")
+    images, name = open_default_split(resolved)
+    images = match_to_model(images, plain.config, str(model), resolved.label_map)
+    batches = evaluation_batches(resolved, images, processor, plain.config, accelerator)
+    found = collect(
+        accelerator, classifier, *batches, lambda batch: {"logits": classifier(**model_inputs(batch)).logits.float()}
+    )
+    logits, labels = found["logits"].astype(np.float64), found["label"]
+    if labels.ndim != 1 or (labels < 0).any() or len(labels) < _FEWEST:
+        raise ValueError(
+            f"{name} of {dataset} has {len(labels)} images (expected {_FEWEST} or more, with one label each)"
+        )
+    results = {"split": name, "images": len(labels), **measure(logits, labels)}
+    if accelerator.is_main_process:
+        scale_head(plain, results["temperature"])
+        plain.config.coverage_thresholds = {key: entry["threshold"] for key, entry in results["coverage"].items()}
+        save_folder(output_dir, plain, processor, resolved.overwrite)
+        write_json(Path(output_dir) / "calibration.json", results)
+    accelerator.wait_for_everyone()
+    return results
+
+
+def measure(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Return the results of `calibrate` for logits (images, classes) and labels (images,)."""
+    half = np.random.default_rng(0).permutation(len(labels)) < len(labels) // 2
+    temperature = fit_temperature(logits, labels)
+    fitted, rest = fit_temperature(logits[half], labels[half]), ~half
+    before, after = softmax(logits[rest]), softmax(logits[rest] / fitted)
+    own, all_own = (
+        softmax(logits[rows] / divisor)[np.arange(len(labels[rows])), labels[rows]]
+        for rows, divisor in ((half, fitted), (slice(None), temperature))
+    )
+    coverage = {}
+    for share in COVERAGES:
+        chosen = after >= coverage_threshold(own, share)
+        coverage[str(share)] = {
+            "threshold": coverage_threshold(all_own, share),
+            "measured": float(chosen[np.arange(rest.sum()), labels[rest]].mean()),
+            "classes": float(chosen.sum(axis=1).mean()),
+        }
+    errors = {"before": calibration_error(before, labels[rest]), "after": calibration_error(after, labels[rest])}
+    return {"temperature": temperature, "expected_calibration_error": errors, "coverage": coverage}
+
+
+def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Return the temperature with the lowest cross-entropy, 0.05 to 20, by Newton's method on its inverse."""
+    own, inverse = logits[np.arange(len(labels)), labels], 1.0
+    for _ in range(_STEPS):
+        probabilities = softmax(logits * inverse)
+        mean = (probabilities * logits).sum(axis=1)
+        slope, curvature = (mean - own).mean(), ((probabilities * logits**2).sum(axis=1) - mean**2).mean()
+        step = slope / max(curvature, 1e-12)
+        inverse = float(np.clip(inverse - step, max(inverse / 2, 0.05), min(inverse * 2, 20)))
+        if abs(step) < 1e-10:
+            break
+    return 1 / inverse
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """(images, classes) -> (images, classes)"""
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Return the expected calibration error of the predicted classes, in 15 bins."""
+    return reliability(probabilities.max(axis=1), probabilities.argmax(axis=1) == labels)[1]
+
+
+def coverage_threshold(own: np.ndarray, coverage: float) -> float:
+    """Return the probability from which on classes belong to a set, so that sets hold the label with this coverage.
+
+    Args:
+        own: (images,) the probability of each image's own label.
+    """
+    rank = int(np.floor((len(own) + 1) * (1 - coverage) + 1e-9))  # so many of the probabilities may be below
+    return float(np.sort(own)[rank - 1]) if rank else 0.0
+
+
+@torch.no_grad()
+def scale_head(model: Any, temperature: float) -> None:
+    """Divide the logits of a model by a temperature, for good; the configuration states the product of all."""
+    for parameter in model.classifier.parameters():
+        parameter.div_(temperature)
+    model.config.temperature = (model.config.temperature or 1.0) * temperature

@@ -1,0 +1,103 @@
+"""Models to evaluate, with their image processors."""
+
+from typing import Any
+
+from accelerate import Accelerator
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, PreTrainedModel
+
+from ..backends.choosing import use_backend
+from ..loading import find_adapter, load, local_model, with_preset
+from ..models.configuration_hf_vision import HfVisionConfig, check_attention
+from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
+from ..models.image_processing_hf_vit import sync_processor_size
+from ..models.modeling_hf_vit import HfViTModel
+from ..models.utils import absence_explained, check_place
+from ..settings.fields import EvaluateSettings
+
+
+def load_classifier(settings: EvaluateSettings, accelerator: Accelerator) -> tuple[Any, Any]:
+    """Load the trained classifier of the settings onto its device, and its image processor.
+
+    Raises:
+        ValueError: weights are missing, e.g. those of the head.
+    """
+    name = str(local_model(str(settings.model)))
+    model, processor, info = load_pretrained(AutoModelForImageClassification, name, settings.image_size)
+    if info["missing_keys"]:
+        raise ValueError(f"{name} is not a trained classifier: it lacks {', '.join(map(str, info['missing_keys']))}")
+    return _prepare(settings, accelerator, model, processor)
+
+
+def load_encoder(settings: EvaluateSettings, accelerator: Accelerator) -> tuple[Any, Any]:
+    """Load the model of the settings without its head onto its device, and its image processor.
+
+    Raises:
+        ValueError: weights are missing.
+    """
+    name = str(local_model(str(settings.model)))
+    is_adapter = find_adapter(name) is not None
+    theirs = not is_adapter and read_config(name).model_type in ("vit", "vit_mae")  # AutoModel would drop their pooler
+    model, processor, info = load_pretrained(HfViTModel if theirs else AutoModel, name, settings.image_size)
+    refuse_random_weights(info, name)
+    return _prepare(settings, accelerator, model, processor)
+
+
+def _prepare(settings: EvaluateSettings, accelerator: Accelerator, model: Any, processor: Any) -> tuple[Any, Any]:
+    """Set patch size, preset and backend.
+
+    Raises:
+        ValueError: the model has no patches, or they do not divide its image size.
+    """
+    if settings.patch_size is not None:
+        refuse_other_models(model, settings.patch_size)
+        model.set_patch_size(settings.patch_size, settings.image_size)
+        model.config.grid_of(*as_pair(model.config.image_size))
+    processor = with_preset(processor, settings.preset, model.config)
+    if settings.compile is True:  # auto: not worth it
+        model.compile(mode=settings.compile_mode)
+    model = use_backend(model, settings.backend, settings.eval_batch_size)
+    return accelerator.prepare_model(model, evaluation_mode=True), processor
+
+
+def load_pretrained(
+    auto_class: Any, name: str, image_size: Size | None, **settings: Any
+) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
+    """Load a model, its image processor at the model's size, and the loading info of `from_pretrained`."""
+    if find_adapter(name) is not None:
+        adapted, processor = load(name, image_size)
+        model: Any = adapted if auto_class is AutoModelForImageClassification else adapted.base_model
+        return model, processor, {"missing_keys": [], "mismatched_keys": []}
+    config = settings.get("config") or read_config(name)
+    if auto_class is AutoModelForImageClassification and type(config) not in auto_class._model_mapping:
+        raise ValueError(f"{name} has a model of type {config.model_type}, which cannot classify images")
+    is_ours = auto_class is HfViTModel or isinstance(config, HfVisionConfig)
+    size = {} if image_size is None or is_ours else {"image_size": image_size}
+    pair: Any = auto_class.from_pretrained(name, output_loading_info=True, trust_remote_code=False, **size, **settings)
+    model, info = pair
+    if image_size is not None and is_ours:
+        model.set_image_size(image_size, processor_follows=True)
+    processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+    sync_processor_size(model, processor, name, asked=image_size is not None)
+    return model, processor, info
+
+
+def read_config(name: str) -> Any:
+    check_place(name)
+    with absence_explained(name):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    check_attention(config._attn_implementation)
+    return config
+
+
+def refuse_random_weights(info: dict[str, Any], name: str) -> None:
+    """Raise ValueError if weights other than the head's are missing or have another shape."""
+    wrong = [str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]) if "classifier" not in str(key)]
+    if wrong:
+        raise ValueError(f"{name} has weights that are missing or have another shape: {', '.join(wrong)}")
+
+
+def refuse_other_models(model: Any, patch_sizes: Any) -> None:
+    if not isinstance(model.config, HfViTConfig):
+        raise ValueError(
+            f"cannot set the patch size of {type(model).__name__} to {patch_sizes}: expected a ViT of hf_vit"
+        )

@@ -1,0 +1,366 @@
+"""Results of a classifier on a split: report.html, predictions.csv, and what the model card shows by class."""
+
+import base64
+import csv
+import io
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+
+from ..data.labels import distinguish
+from ..data.splits import Split
+from ..files.output import new_file, write_text
+from ..files.pages import page_color, render_page
+from ..files.versions import versions_of
+from ..models.image_reading import ImageReadingError, load_image, to_mode
+
+_FRAME = 460, 200  # width and height of the calibration's plot, in SVG units
+_PICTURES = 24  # number of images on each of the two contact sheets
+_PICTURE_SIZE = 128  # pixels of the longer side; shown at 96 or more
+_MATRIX_CLASSES = 12  # the largest matrix for a phone; with more classes, mistaken pairs are listed
+_LISTED_PAIRS, _LISTED_CLASSES = 25, 200
+_ROWS_AT_ONCE = 1000
+_CARD_CLASSES, _CARD_WORST = 20, 10  # up to 20 classes are on the card, and of more the worst
+MOST_CLASSES = 30  # of more, the names and numbers could not be read
+_LONGEST = 24  # characters of a name
+_SHADE = 0.75  # of a cell that holds all images of its row, as in report.html
+_BINS = 15  # as in Guo et al., "On calibration of modern neural networks", arXiv 1706.04599, section 4
+_Z = 1.96  # two-sided 95 % quantile of the normal distribution
+
+
+@dataclass
+class HeldOut:
+    """Predictions of a classifier on the readable images of a split.
+
+    Args:
+        predictions: the result of `evaluation.predictions.predict`, with class numbers as labels.
+        names: class names of the model, by number.
+        folder: folder of the data set; names of its files are relative to it.
+        thresholds: score from which on each class is predicted, if images may have several labels.
+    """
+
+    predictions: Mapping[str, Any]
+    split: Split
+    names: Sequence[str]
+    folder: Path
+    thresholds: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        self.names = distinguish(self.names)
+
+    @property
+    def is_single_label(self) -> bool:
+        """Tell whether each image has one label or none, as the page requires."""
+        return self.predictions["label"].ndim == 1
+
+    def labelled(self, name: str) -> np.ndarray:
+        """Return one column of the predictions, without images that have no label."""
+        return self.predictions[name][self.predictions["label"] >= 0]
+
+    def name_label(self, number: int) -> str:
+        """Return the name of a class; empty for no label."""
+        return self.names[number] if number >= 0 else ""
+
+
+class _Picture(NamedTuple):
+    file: str
+    data: str  # as a data: URI
+    label: str
+    prediction: str
+    probability: float
+
+
+def write_card_results(output: Path, held_out: HeldOut) -> dict[str, Any]:
+    """Draw confusion_matrix.png of 2 to 30 classes, and return the results by class that the model card shows.
+
+    Returns:
+        "num_classes" that have images, and "classes" with their "name", "images" and "right": all of 20 or fewer, in
+        order, and of more the 10 with the lowest accuracy. Of more classes than fit into the picture also
+        "mistaken": label, prediction and number of images of the 10 pairs that are mistaken most. Nothing where no
+        image has a label, or one may have several.
+    """
+    if not held_out.is_single_label or not len(held_out.labelled("label")):
+        return {}
+    labels, predicted = held_out.labelled("label"), held_out.labelled("ranked")[:, 0]
+    scores = score_classes(labels, predicted)
+    numbers = sorted(one.number for one in scores)
+    names = held_out.names
+    if 2 <= len(numbers) <= MOST_CLASSES:
+        matrix = confusion_matrix(labels, predicted, numbers)
+        write_matrix(matrix, {number: names[number] for number in numbers}, output / "confusion_matrix.png")
+    scores = [one for one in scores if one.images]
+    is_small = len(scores) <= _CARD_CLASSES
+    shown = sorted(scores, key=lambda one: one.number) if is_small else scores[:_CARD_WORST]
+    pairs = [] if len(numbers) <= MOST_CLASSES else mistaken_pairs(labels, predicted, _CARD_WORST)
+    return {
+        "num_classes": len(scores),
+        "classes": [{"name": names[one.number], "images": one.images, "right": one.right} for one in shown],
+        **({"mistaken": [[names[label], names[other], count] for label, other, count in pairs]} if pairs else {}),
+    }
+
+
+def title_of(model: Any, dataset: Any) -> str:
+    """Return a heading for a model and a data set, from names on the Hub or names of folders."""
+    names = (Path(str(place)).expanduser() for place in (model, dataset))
+    return " on ".join(name.resolve().name if name.exists() else str(name) for name in names)
+
+
+def write_results(
+    output: Path, held_out: HeldOut, title: str, facts: dict[str, str], recipe: str, curve: Path | None = None
+) -> None:
+    """Write predictions.csv, and report.html if any image has a label; images have at most one.
+
+    Args:
+        facts: device, throughput and the like.
+        recipe: settings of the run, as YAML.
+        curve: picture of the learning curve.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    files = list(name_files(held_out.split, held_out.folder))
+    write_text(output / "predictions.csv", _as_csv(held_out, files))
+    if len(held_out.labelled("label")):
+        about = {"title": title, "facts": facts, "recipe": recipe, "curve": picture_data(curve)}
+        write_text(output / "report.html", _render(held_out, files, **about))
+
+
+def name_files(split: Split, folder: Path) -> Iterator[str]:
+    """Yield the file name of each image, relative to the folder; empty if the data set does not know it."""
+    folder = Path(os.path.abspath(folder.expanduser()))
+    if not isinstance(split.samples, datasets.Dataset):
+        yield from [""] * len(split)
+        return
+    batches: Any = split.samples.select_columns(split.image_column).with_format("arrow").iter(_ROWS_AT_ONCE)
+    for batch in batches:
+        paths: Iterable[Any] = batch[split.image_column].combine_chunks().field("path").to_pylist()
+        for path in paths:
+            place = Path(os.path.abspath(path or ""))
+            yield place.relative_to(folder).as_posix() if place.is_relative_to(folder) else path or ""
+
+
+def _as_csv(held_out: HeldOut, files: Sequence[str]) -> str:
+    """Return CSV with a row per image: row in the split, file, label, and the top classes with probabilities."""
+    found = held_out.predictions
+    ranks = range(1, found["ranked"].shape[1] + 1)
+    suffixes = ["", *(f"_{rank}" for rank in ranks[1:])]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "file", "label", *(name + s for s in suffixes for name in ("prediction", "probability"))])
+    columns = (found[name] for name in ("index", "label", "ranked", "probabilities"))
+    for index, label, ranked, probabilities in zip(*columns, strict=True):
+        pairs = zip(ranked, probabilities, strict=True)
+        best = [entry for number, value in pairs for entry in (held_out.names[number], f"{value:.6g}")]
+        writer.writerow([index, files[index], held_out.name_label(label), *best])
+    return text.getvalue()
+
+
+def _render(held_out: HeldOut, files: Sequence[str], **about: Any) -> str:
+    labels, ranked = held_out.labelled("label"), held_out.labelled("ranked")
+    probability = held_out.labelled("probabilities")[:, 0]
+    right = ranked[:, 0] == labels
+    rows = np.argsort(-probability, kind="stable")
+    mistakes = [row for row in rows if not right[row]]
+    bins, calibration_error = reliability(probability, right)
+    tops = (ranked == labels[:, None]).any(axis=1)
+    return render_page(
+        "hf_vit.evaluation",
+        "result_page.html.jinja",
+        **about,
+        names=held_out.names,
+        images=len(labels),
+        right=int(right.sum()),
+        interval=wilson_interval(int(right.sum()), len(labels)),
+        top5=float(tops.mean()) if ranked.shape[1] == 5 < len(held_out.names) else None,
+        skipped=held_out.predictions["skipped"],
+        unlabelled=len(held_out.predictions["label"]) - len(labels),
+        frame=_FRAME,
+        mistakes=list(_pictures(held_out, files, mistakes[:_PICTURES])),
+        num_mistakes=len(mistakes),
+        least_sure=list(_pictures(held_out, files, rows[::-1][:_PICTURES])),
+        **_classes(labels, ranked[:, 0]),
+        bins=bins,
+        calibration_error=calibration_error,
+        confidence=float(probability.mean()),
+        version=versions_of(("hf_vit",))["hf_vit"],
+    )
+
+
+def _classes(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
+    """Content of the page by class: a confusion matrix for few classes, else the most frequent mistakes."""
+    classes = score_classes(labels, predicted)
+    numbers = sorted(one.number for one in classes)
+    is_small = len(numbers) <= _MATRIX_CLASSES
+    return {
+        "numbers": numbers,
+        "matrix": confusion_matrix(labels, predicted, numbers).tolist() if is_small else None,
+        "pairs": [] if is_small else mistaken_pairs(labels, predicted, _LISTED_PAIRS),
+        "classes": classes[:_LISTED_CLASSES],
+        "num_classes": len(classes),
+    }
+
+
+def _pictures(held_out: HeldOut, files: Sequence[str], rows: Iterable[int]) -> Iterator[_Picture]:
+    """Yield thumbnails of some images with labels; an image that can no longer be read is omitted."""
+    columns = [held_out.labelled(name) for name in ("index", "label", "ranked", "probabilities")]
+    for row in rows:
+        index, label, ranked, probabilities = (column[row] for column in columns)
+        index, predicted = int(index), int(ranked[0])
+        if (data := thumbnail(held_out.split, index)) is not None:
+            names = held_out.names[int(label)], held_out.names[predicted]
+            yield _Picture(files[index] or f"row {index}", data, *names, float(probabilities[0]))
+
+
+def thumbnail(split: Split, index: int) -> str | None:
+    """Return an image of a split as a data: URI, at most 128 x 128 pixels; None if it cannot be read again."""
+    file = split.image(split.samples[index], index)
+    with suppress(ImageReadingError):
+        image = to_mode(load_image(file, lambda height, width: (_PICTURE_SIZE, _PICTURE_SIZE)), "RGB")
+        image.thumbnail((_PICTURE_SIZE, _PICTURE_SIZE))
+        content = io.BytesIO()
+        image.save(content, "JPEG", quality=80)
+        return _as_data("jpeg", content.getvalue())
+    return None
+
+
+def picture_data(path: Path | None) -> str:
+    """Return a PNG file as a data: URI; empty without a file."""
+    return "" if path is None else _as_data("png", path.read_bytes())
+
+
+def _as_data(kind: str, content: bytes) -> str:
+    """Return an image as a data: URI."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def write_matrix(matrix: np.ndarray, names: Mapping[int, str], path: Path) -> None:
+    """Draw a confusion matrix.
+
+    Args:
+        matrix: images with each label (rows) and prediction (columns), (classes, classes).
+        names: the classes in that order, by class number.
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure
+
+    shown = _shorten(names)
+    inches = len(names) * (0.5 if len(names) <= 12 else 0.34)
+    figure = Figure(figsize=(inches + 2.6, inches + 1.8), layout="constrained")
+    axes = figure.subplots()
+    shades = LinearSegmentedColormap.from_list("shades", [page_color("paper"), page_color("bar")])
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    axes.imshow(_SHADE * shares, cmap=shades, vmin=0, vmax=1)
+    for (row, column), count in np.ndenumerate(matrix):
+        text, color = (str(count), page_color("ink")) if count else ("·", page_color("soft"))
+        axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8 if count < 1000 else 6)
+    places = range(len(names))
+    axes.set_xticks(places, shown, rotation=90, parse_math=False)
+    axes.set_yticks(places, shown, parse_math=False)
+    axes.set_xticks(np.arange(len(names) + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(len(names) + 1) - 0.5, minor=True)
+    axes.grid(True, which="minor", color=page_color("line"), lw=0.7, clip_on=False)
+    axes.tick_params(which="both", length=0, labelsize=9, labelcolor=page_color("ink"))
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("prediction", color=page_color("soft"))
+    axes.set_ylabel("label", color=page_color("soft"))
+    with new_file(path, overwrite=True) as file:
+        figure.savefig(file, dpi=120, bbox_inches="tight")
+
+
+def _shorten(names: Mapping[int, str]) -> list[str]:
+    """The names as they fit on an axis; the number of a class whose letters the font lacks."""
+    from matplotlib.font_manager import findfont, get_font
+
+    font = get_font(findfont("DejaVu Sans"))
+    return [
+        (name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…")
+        if all(font.get_char_index(ord(letter)) for letter in name)
+        else f"class {number}"
+        for number, name in names.items()
+    ]
+
+
+class ClassScore(NamedTuple):
+    """Counts of one class, with its recall and precision."""
+
+    number: int
+    images: int  # with this label
+    predictions: int  # of this class
+    right: int
+
+    @property
+    def recall(self) -> float | None:
+        """Share of the class's images that are predicted as it; None without images."""
+        return self.right / self.images if self.images else None
+
+    @property
+    def precision(self) -> float | None:
+        """Share of the class's predictions that are right; None without predictions."""
+        return self.right / self.predictions if self.predictions else None
+
+
+def score_classes(labels: np.ndarray, predicted: np.ndarray) -> list[ClassScore]:
+    """Return the score of each class that occurs in labels or predictions, (number,) each; the worst recall first."""
+    numbers = np.union1d(labels, predicted)
+    size = int(numbers[-1]) + 1 if len(numbers) else 0
+    counts = [np.bincount(chosen, minlength=size) for chosen in (labels, predicted, labels[labels == predicted])]
+    scores = [ClassScore(int(number), *(int(count[number]) for count in counts)) for number in numbers]
+    return sorted(scores, key=lambda one: (one.images == 0, one.recall or 0.0, one.precision or 0.0, one.number))
+
+
+def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
+    """Count the images of each label (rows) and prediction (columns), for the sorted classes in `numbers`."""
+    matrix = np.zeros((len(numbers), len(numbers)), int)
+    np.add.at(matrix, (np.searchsorted(numbers, labels), np.searchsorted(numbers, predicted)), 1)
+    return matrix
+
+
+def mistaken_pairs(labels: np.ndarray, predicted: np.ndarray, most: int) -> list[tuple[int, int, int]]:
+    """Return (label, prediction, number of images) of the most frequent mistakes."""
+    wrong = labels != predicted
+    pairs, counts = np.unique(np.stack([labels[wrong], predicted[wrong]], axis=1), axis=0, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:most]
+    return [(int(pairs[row][0]), int(pairs[row][1]), int(counts[row])) for row in order]
+
+
+class Bin(NamedTuple):
+    """Predictions with a probability in (low, high]."""
+
+    low: float
+    high: float
+    images: int
+    confidence: float  # mean probability of the predicted class
+    accuracy: float
+
+
+def reliability(probability: np.ndarray, right: np.ndarray) -> tuple[list[Bin], float]:
+    """Compare accuracy and probability in 15 bins of equal width; empty bins are omitted.
+
+    Args:
+        probability: (number,) probability of the predicted class.
+        right: (number,) bool, True if the prediction is the label.
+
+    Returns:
+        The bins, and the expected calibration error: the mean difference of the two over all images.
+    """
+    edges = np.linspace(0, 1, _BINS + 1)
+    numbers = np.clip(np.searchsorted(edges, probability, side="left") - 1, 0, _BINS - 1)
+    bins = []
+    for number in np.unique(numbers):
+        chosen = numbers == number
+        shares = float(probability[chosen].mean()), float(right[chosen].mean())
+        bins.append(Bin(float(edges[number]), float(edges[number + 1]), int(chosen.sum()), *shares))
+    error = sum(one.images * abs(one.confidence - one.accuracy) for one in bins) / max(len(right), 1)
+    return bins, error
+
+
+def wilson_interval(right: int, images: int) -> tuple[float, float]:
+    """Return the 95 % confidence interval of a share by Wilson's score (J. Am. Stat. Assoc. 22, 1927)."""
+    share, square = right / images, _Z**2 / images
+    middle = (share + square / 2) / (1 + square)
+    half = _Z / (1 + square) * (share * (1 - share) / images + square / (4 * images)) ** 0.5
+    return max(middle - half, 0.0), min(middle + half, 1.0)

@@ -1,0 +1,69 @@
+"""A static Space on the Hub: the page of `hf-vit export --to web`, which needs no server that computes."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from huggingface_hub import HfApi
+
+from ..files.contents import MARK
+from ..files.output import write_text
+
+_README = """\
+---
+{metadata}---
+
+# {title}
+
+This page classifies pictures in the visitor's browser; no picture is uploaded. `hf-vit demo --static` wrote it.
+It uses [ONNX Runtime](https://github.com/microsoft/onnxruntime), MIT license.
+
+Locally: `python -m http.server` in this folder, then open http://localhost:8000. On the Hub, under a name of your own:
+
+```bash
+hf upload OWNER/NAME . --repo-type space
+```
+"""
+
+
+def write_space_readme(folder: str | os.PathLike, title: str, models: Sequence[str] = ()) -> None:
+    """Write the README.md that makes a page a static Space.
+
+    Args:
+        folder: folder of the page.
+        title: name of the model.
+        models: names of models on the Hub; the Hub links the Space from their pages.
+    """
+    metadata = {"title": title, "sdk": "static", "app_file": "index.html", "pinned": False}
+    if models:
+        metadata["models"] = list(models)
+    write_text(
+        Path(folder, "README.md"), _README.format(metadata=yaml.safe_dump(metadata, sort_keys=False), title=title)
+    )
+
+
+def full_space_name(space: str) -> str:
+    """Return owner/name; a name alone is a Space of one's own."""
+    return space if "/" in space else f"{HfApi().whoami(cache=True)['name']}/{space}"
+
+
+def push_static_space(folder: Path, space: str, private: bool | None = None) -> str:
+    """Upload a page and its README.md in one commit, and return the Space's address.
+
+    Args:
+        folder: the page.
+        space: owner/name; created if it does not exist.
+        private: visibility of a new Space.
+    """
+    api = HfApi(library_name="hf_vit")
+    url = api.create_repo(space, repo_type="space", space_sdk="static", private=private, exist_ok=True)
+    api.upload_folder(
+        repo_id=space,
+        repo_type="space",
+        folder_path=Path(folder),
+        commit_message="Upload with hf_vit",
+        ignore_patterns=[MARK],
+        delete_patterns=["onnx/*", "runtime/*"],  # of an earlier push
+    )
+    return str(url)

@@ -1,0 +1,562 @@
+"""All settings of training and evaluation, each declared once with its help text."""
+
+import dataclasses
+import math
+import operator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+
+def setting(default: Any, about: str, group: str = "", **bounds: float) -> Any:
+    """Declare a field of a settings class.
+
+    Args:
+        default: the value; for lists and tables a function that returns it.
+        about: help text, in `--help` and in the documentation.
+        group: heading in `--help`.
+        bounds: `above`, `at_least`, `below` and `at_most`, the limits of a number or of every number of a list.
+    """
+    metadata = {"about": about, "group": group, "bounds": bounds}
+    return (
+        field(default_factory=default, metadata=metadata)
+        if callable(default)
+        else field(default=default, metadata=metadata)
+    )
+
+
+def check_bounds(settings: Any) -> None:
+    """Raise ValueError for the first field that is set and outside its bounds."""
+    for one in dataclasses.fields(settings):
+        value, bounds = getattr(settings, one.name), one.metadata.get("bounds", {})
+        numbers = value if isinstance(value, list) else [] if value in (None, AUTO) else [value]
+        if not all(_HOLDS[bound](number, limit) for number in numbers for bound, limit in bounds.items()):
+            allowed = " and ".join(f"{bound.replace('_', ' ')} {limit}" for bound, limit in bounds.items())
+            raise ValueError(f"{one.name} is {value}; it must be {allowed}")
+
+
+AUTO = "auto"  # a value of several settings
+_HOLDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
+
+_data = partial(setting, group="data")
+_run = partial(setting, group="run")
+_length = partial(setting, group="length and batches")
+_optimizer = partial(setting, group="optimiser")
+_schedule = partial(setting, group="learning rate schedule")
+_model = partial(setting, group="model")
+_augmentation = partial(setting, group="augmentation")
+_loss = partial(setting, group="loss")
+_report = partial(setting, group="evaluation, checkpoints and reports")
+_protocol = partial(setting, group="protocol")
+
+
+@dataclass
+class DataSettings:
+    """Data, device and output of a run."""
+
+    dataset: str | None = _data(
+        None, "data set: name on the Hub, folder, parquet or tar file(s), or digits (from scikit-learn)"
+    )
+    dataset_config: str | None = _data(None, "configuration of a Hub data set that has several")
+    image_column: str | None = _data(None, "name of the image column; by default the only column of images")
+    label_column: str | None = _data(None, "name of the label column; by default the only column of labels")
+    streaming: bool = _data(
+        False, "read parquet and tar files in place, without a copy; always so for addresses such as s3://..."
+    )
+    num_labels: int | None = _data(
+        None, "number of classes, for labels without names; by default the highest label plus one", above=0
+    )
+    label_names: str | None = _data(None, "text file of the class names in the order of their numbers, one per line")
+    exclude: str | None = _data(
+        None, "issues.csv of `hf-vit audit`, or any CSV with a column image: the images to leave out"
+    )
+    relabel: str | None = _data(
+        None, "issues.csv of `hf-vit audit`, or any CSV with columns image and suggested: the labels to set"
+    )
+    num_workers: int | Literal["auto"] = _data(
+        AUTO,
+        "data worker processes (decoding and augmentation) per training process; auto: the processors of each process, "
+        "less one, from 1 to 16",
+        at_least=0,
+    )
+    image_size: int | list[int] | None = _data(
+        None, "image size in pixels, a number or [height, width]; by default the model's"
+    )
+    preset: str | None = _data(
+        None,
+        "preprocessing preset of the evaluation; by default the model's own; native also keeps the aspect ratios in "
+        "training",
+    )
+    eval_batch_size: int = _run(64, "images per forward and process in evaluation", above=0)
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = _run(
+        None, "mixed precision; by default that of `accelerate launch`"
+    )
+    compile: bool | Literal["auto"] = _run(
+        AUTO, "compile the model with torch.compile; auto: for training of at least 1,000 steps on a CUDA device"
+    )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = _run("default", "mode of torch.compile")
+    deterministic: bool = _run(
+        False, "use only deterministic algorithms, so that a run on a GPU repeats bit by bit; others are an error"
+    )
+    tf32: bool = _run(False, "let NVIDIA GPUs round the factors of float32 products to TensorFloat-32")
+    cudnn_benchmark: bool = _run(False, "let cuDNN time its convolutions and take the fastest, for ResNets")
+    seed: int = _run(0, "random seed of weights, sample order and augmentation", at_least=0)
+    num_processes: int | None = _run(None, "required number of processes; any other number is an error")
+    output_dir: str | None = _run(None, "folder of the results")
+    print_config: bool = _run(False, "print the resolved settings as a recipe, then exit")
+
+    def validate(self) -> None:
+        """Raise ValueError for a setting that is out of range or contradicts another one."""
+        if not self.dataset and not self.print_config:
+            raise ValueError("no data: set --dataset to a Hub name, a folder, a file or digits")
+        if "://" in (self.dataset or ""):
+            self.streaming = True
+        if self.deterministic and self.cudnn_benchmark:
+            raise ValueError("deterministic and cudnn_benchmark exclude each other: the fastest algorithm may differ")
+        check_bounds(self)
+
+
+@dataclass
+class TrainingSettings(DataSettings):
+    """Settings of both fine-tuning and pre-training."""
+
+    train_split: str = _data("train", "split to train on, such as train or train[:98%]")
+    eval_split: str | None = _data(
+        None,
+        "split to evaluate on, such as test or train[98%:]; auto: a held-out split, or a tenth of train_split",
+    )
+    prefetch_factor: int = _data(4, "batches that each data worker loads ahead in training", above=0)
+    steps: int | None = _length(None, "length of the run in optimiser steps; set this or epochs", above=0)
+    epochs: float | None = _length(
+        None, "length of the run in passes over the training images; set this or steps", above=0
+    )
+    batch_size: int = _length(512, "images per optimiser step, over all processes and accumulated forwards", above=0)
+    per_device_batch_size: int | None = _length(
+        None, "images per forward and process; by default batch_size / processes", above=0
+    )
+    find_batch_size: bool = _length(False, "halve per_device_batch_size until a forward fits into memory")
+    class_sampling: Literal["natural", "balanced"] = _length(
+        "natural", "balanced: draw each class equally often; every image of a class is drawn before one repeats"
+    )
+    shuffle_buffer: int | None = _length(
+        None,
+        "images from shards that are shuffled together; by default 250,000, or fewer if they exceed 4 GiB",
+        above=0,
+    )
+
+    optimizer: Literal["sgd", "adamw", "muon"] = _optimizer(
+        "sgd", "optimiser; sgd has momentum; muon trains the matrices of hidden layers, and adamw the rest"
+    )
+    learning_rate: float = _optimizer(0.03, "peak learning rate, reached after the warm-up", above=0)
+    momentum: float = _optimizer(0.9, "momentum of sgd and of muon (0.95 is usual for muon)", at_least=0, below=1)
+    momentum_dtype: Literal["float32", "bfloat16"] = _optimizer(
+        "float32", "data type of the momentum of sgd and the first moment of adamw"
+    )
+    adam_beta1: float = _optimizer(0.9, "decay of the first moment of adamw", at_least=0, below=1)
+    adam_beta2: float = _optimizer(0.999, "decay of the second moment of adamw", at_least=0, below=1)
+    adam_epsilon: float = _optimizer(1e-8, "epsilon of adamw, added to the root of the second moment")
+    weight_decay: float = _optimizer(
+        0.0, "weight decay, of matmul and convolution kernels only; sgd adds it to the gradient (L2)", at_least=0
+    )
+    weight_decay_convention: Literal["torch", "jax"] = _optimizer(
+        "torch", "weight decay of adamw: torch multiplies it by the learning rate, jax does not"
+    )
+    max_grad_norm: float | None = _optimizer(
+        1.0, "gradient clipping: the largest norm, over all parameters; none: no clipping", above=0
+    )
+    layer_decay: float | None = _optimizer(
+        None, "layer-wise decay: a layer's learning rate divided by the next layer's; by default 1", above=0, at_most=1
+    )
+    freeze: list[str] = _optimizer(
+        list, "parameters to freeze: encoder, embeddings, 'first 6 layers', or regular expressions of their names"
+    )
+    ema_decay: float | None = _optimizer(
+        None,
+        "decay of an exponential moving average of the weights, which is then evaluated and saved",
+        at_least=0,
+        below=1,
+    )
+
+    schedule: Literal["linear", "cosine", "polynomial", "constant", "rsqrt", "staircase", "wsd"] = _schedule(
+        "cosine", "learning rate after the warm-up; wsd (warm-up, stable, decay): constant until the cooldown_steps"
+    )
+    warmup_steps: int | float = _schedule(
+        0,
+        "optimiser steps of the linear warm-up from 0 to learning_rate; below 1: as a share of the run, rounded down",
+        at_least=0,
+    )
+    decay_steps: list[int] = _schedule(
+        list,
+        "staircase: steps at which the rate is divided by 10; linear, cosine and polynomial: the step at which the "
+        "decay ends, by default the last one",
+    )
+    decay_factors: list[float] = _schedule(
+        list, "staircase: the rate after each of decay_steps, as a share of learning_rate, instead of the tenths"
+    )
+    decay_power: float = _schedule(2.0, "exponent of the polynomial schedule", above=0)
+    timescale: float = _schedule(
+        10_000, "rsqrt: number of steps after which the rate has fallen to 1 / sqrt(2)", above=0
+    )
+    timescale_shift: float = _schedule(0, "rsqrt: number of steps to start ahead on the curve", at_least=0)
+    cooldown_steps: int = _schedule(
+        0,
+        "length of the linear cool-down to 0 at the end, in steps; for wsd its decay, by default a fifth of the run",
+        at_least=0,
+    )
+    final_learning_rate: float = _schedule(
+        0.0, "last learning rate of linear, cosine, polynomial and wsd", at_least=0, at_most=1
+    )
+
+    dropout: float | None = _model(
+        None, "dropout rate; by default that of the model's configuration", at_least=0, below=1
+    )
+    attention_dropout: float | None = _model(
+        None,
+        "dropout rate of the attention probabilities; by default that of the model's configuration",
+        at_least=0,
+        below=1,
+    )
+    drop_path: float | None = _model(
+        None,
+        "stochastic depth rate of the last layer; by default that of the model's configuration",
+        at_least=0,
+        below=1,
+    )
+    gradient_checkpointing: bool = _model(False, "recompute activations in the backward pass to save memory")
+    patch_sizes: list[int] = _model(
+        list, "train at several patch sizes: one of these is drawn per step (FlexiViT)", above=0
+    )
+    eval_patch_sizes: list[int] = _model(list, "patch sizes to evaluate at; by default patch_sizes", above=0)
+    patch_size_weights: list[float] = _model(list, "relative frequency of each of patch_sizes; by default equal")
+
+    crop: Literal["inception", "random", "resmall", "none"] = _augmentation(
+        "inception",
+        "training crop; inception: random area and shape; random: after a resize to a fixed rectangle; resmall: after "
+        "a resize of the shorter side; none: resize the whole image",
+    )
+    crop_area: list[float] = _augmentation(
+        lambda: [0.05, 1.0], "crop inception: smallest and largest share of the image's area"
+    )
+    resize: int | list[int] | None = _augmentation(
+        None, "size before the crop in pixels; random: [height, width]; resmall: the shorter side"
+    )
+    flip: bool = _augmentation(True, "mirror half of the images")
+    randaugment_layers: int = _augmentation(0, "RandAugment: number of operations per image; 0: off", at_least=0)
+    randaugment_magnitude: float = _augmentation(0, "RandAugment: strength of the operations, from 0 to 10", at_least=0)
+    mixup_alpha: float = _augmentation(0.0, "mixup: parameter of its Beta distribution; 0: off", at_least=0)
+    cutmix_alpha: float = _augmentation(0.0, "CutMix: parameter of its Beta distribution; 0: off", at_least=0)
+    antialias: bool = _augmentation(False, "antialias when a crop is made smaller; the original does not")
+    reduced_decoding: bool = _augmentation(
+        False, "decode large JPEGs at 1/2, 1/4 or 1/8 of their size, where the crop stays large enough"
+    )
+    augment_on: Literal["auto", "cpu", "device"] = _augmentation(
+        AUTO,
+        "where crops are resized and flipped and RandAugment is applied; cpu: in the data workers; device: on the "
+        "device, in batches; auto: device if it is a GPU, else cpu",
+    )
+
+    token_drop: float = _augmentation(
+        0.0, "share of each image's patches to drop in training (NaViT); needs preset native", at_least=0, at_most=0.95
+    )
+
+    task: Literal["auto", "single-label", "multi-label"] = _loss(
+        AUTO, "labels of an image: one (single-label) or any number (multi-label); auto: as the data say"
+    )
+    loss: Literal["auto", "softmax", "sigmoid"] = _loss(
+        AUTO,
+        "loss function; softmax: cross-entropy over all classes; sigmoid: of each class by itself; auto: sigmoid "
+        "for a multi-label task, else softmax",
+    )
+    class_weights: Literal["none", "balanced"] = _loss(
+        "none", "balanced: weight each class by the inverse of its frequency in the training split, 1 on average"
+    )
+    label_smoothing: float = _loss(
+        0.0, "label smoothing: share of the target that is spread over all classes", at_least=0, at_most=1
+    )
+    head_bias: float | None = _loss(None, "initial value of the head's biases; by default 0")
+
+    log_every: int = _report(10, "optimiser steps between two log entries", above=0)
+    eval_every: int | None = _report(
+        None, "optimiser steps between two evaluations; by default a tenth of the run", above=0
+    )
+    save_every: int | None = _report(None, "optimiser steps between two checkpoints; by default eval_every", above=0)
+    best_metric: str = _report(
+        "auto",
+        "metric that chooses the best model, such as loss or accuracy/cat; auto: accuracy, for a multi-label task "
+        "mean_average_precision, without labels loss",
+    )
+    early_stopping: int | None = _report(
+        None, "stop after this number of evaluations in a row without improvement; by default never", above=0
+    )
+    keep_checkpoints: int = _report(2, "number of newest checkpoints to keep", above=0)
+    resume: bool = _report(False, "continue from the newest checkpoint in output_dir")
+    overwrite: bool = _report(False, "delete the run in output_dir first")
+    report_to: str = _report(
+        "auto", "experiment tracker: tensorboard, trackio, wandb or none; auto: tensorboard if it is installed"
+    )
+    profile: int | None = _report(
+        None, "number of optimiser steps to trace into output_dir/profile, after a few warm-up steps", above=0
+    )
+    stall_timeout: float = _report(
+        480, "seconds without progress after which the run ends and names the missing process; 0: never", at_least=0
+    )
+
+    def validate(self) -> None:
+        super().validate()
+        if not self.print_config and not self.output_dir:
+            raise ValueError("no folder for the result: set --output-dir")
+        if (self.steps is None) == (self.epochs is None):
+            given = "none is" if self.steps is None else f"both are ({self.steps} and {self.epochs})"
+            raise ValueError(f"set one of steps and epochs; {given} set. Try --epochs 10")
+        if self.class_sampling == self.class_weights == "balanced":
+            raise ValueError("class_sampling and class_weights both balance the classes: choose one")
+        if self.early_stopping and not self.eval_split:
+            raise ValueError(f"early_stopping ({self.early_stopping}) needs evaluations, but eval_split is none")
+        if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
+            raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a share below 1")
+        if self.steps is not None and self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps ({self.warmup_steps}) must be less than steps ({self.steps})")
+        none = dict.fromkeys(("constant", "rsqrt", "wsd"), (0, 0))
+        fewest, most = {"staircase": (1, math.inf), **none}.get(self.schedule, (0, 1))
+        if not fewest <= len(self.decay_steps) <= most:
+            raise ValueError(
+                f"schedule is {self.schedule} and decay_steps {self.decay_steps}: staircase needs one step or more, "
+                "linear, cosine and polynomial take at most one, constant, rsqrt and wsd none"
+            )
+        if self.decay_steps and min(self.decay_steps) <= self.warmup_steps and self.schedule != "staircase":
+            raise ValueError(f"decay_steps {self.decay_steps} must be above warmup_steps ({self.warmup_steps})")
+        if self.decay_factors and len(self.decay_factors) != len(self.decay_steps):
+            raise ValueError(
+                f"decay_factors {self.decay_factors} must have as many entries as decay_steps {self.decay_steps}"
+            )
+        if self.final_learning_rate and self.schedule not in ("linear", "cosine", "polynomial", "wsd"):
+            raise ValueError(
+                f"final_learning_rate ({self.final_learning_rate}) needs schedule linear, cosine, polynomial or wsd; "
+                f"schedule is {self.schedule}"
+            )
+        if self.final_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"final_learning_rate ({self.final_learning_rate}) is above learning_rate ({self.learning_rate})"
+            )
+        if self.optimizer == "sgd" and self.weight_decay and self.momentum_dtype == "bfloat16":
+            raise ValueError(
+                f"momentum_dtype is bfloat16, but sgd with weight_decay ({self.weight_decay}) needs float32"
+            )
+        if self.optimizer == "muon" and self.momentum_dtype == "bfloat16":
+            raise ValueError("momentum_dtype is bfloat16, but muon keeps its momentum in float32")
+        if len(self.crop_area) != 2 or not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
+            raise ValueError(f"crop_area is {self.crop_area}; it must be two shares, as 0.05,1: above 0 and at most 1")
+        if self.crop in ("random", "resmall") and self.resize is None:
+            raise ValueError(f"crop {self.crop} needs resize, the size before the crop")
+        if self.reduced_decoding and self.crop in ("random", "resmall"):
+            raise ValueError(f"crop is {self.crop}; reduced_decoding needs crop inception or none")
+        if self.crop == "resmall" and isinstance(self.resize, list):
+            raise ValueError(f"resize is {self.resize}; crop resmall takes one number, the shorter side")
+        weights = self.patch_size_weights
+        if weights and (len(weights) != len(self.patch_sizes) or min(weights) < 0 or not sum(weights)):
+            raise ValueError(
+                f"patch_size_weights is {weights}; it must have {len(self.patch_sizes)} numbers, one for each of "
+                "patch_sizes, none below 0 and at least one above"
+            )
+        if self.token_drop and self.preset != "native":
+            raise ValueError(f"token_drop ({self.token_drop}) needs preset native; preset is {self.preset}")
+        of_one_size = "mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes compile reduced_decoding".split()
+        wrong = [name for name in of_one_size if getattr(self, name) not in (0, [], AUTO)]
+        wrong += ["crop"] if self.crop in ("random", "resmall") else []
+        wrong += ["augment_on"] if self.augment_on == "device" else []
+        if wrong and self.preset == "native":
+            raise ValueError(f"{wrong[0]} ({getattr(self, wrong[0])}) needs images of one size; preset native has many")
+        if self.resume and self.overwrite:
+            raise ValueError("resume continues the run and overwrite deletes it: choose one")
+
+
+@dataclass
+class FinetuneSettings(TrainingSettings):
+    """Fine-tuning of a model for image classification."""
+
+    eval_split: str | None = _data(
+        AUTO,
+        "split to evaluate on; auto: the validation, val, valid, dev or test split, else a tenth of each class of the "
+        "training images, which is then not trained on; none: no evaluation",
+    )
+    model: str | None = _model(None, "model to fine-tune: name on the Hub, or folder")
+    keep_pre_logits: bool = _model(False, "keep the head's pre-logits layer and replace only its last layer")
+    linear_probe: bool = _model(False, "train only the head")
+    lora_rank: int | None = _model(
+        None, "LoRA (PEFT): rank of the adapters; only they and the head are trained", above=0
+    )
+    num_channels: int | None = _model(
+        None,
+        "number of image channels, by default the model's; others repeat or sum the kernels of its first layer",
+        above=0,
+    )
+    lora_alpha: float = _model(16, "LoRA: alpha; the adapters are scaled by alpha / rank", above=0)
+    lora_target_modules: list[str] = _model(
+        lambda: ["q_proj", "v_proj"], "LoRA: names of the modules that get adapters"
+    )
+
+    audit: bool = _report(
+        False, "audit the images after the run, see `hf-vit audit`: in output_dir/audit and report.html"
+    )
+    save_for: Literal["hf_vit", "transformers"] = _report(
+        "hf_vit",
+        "readers of the final model (also --for): hf_vit, or transformers' own classes; hf_vit.load reads both",
+    )
+
+    def validate(self) -> None:
+        super().validate()
+        if not self.model and not self.print_config:
+            raise ValueError("no model: set --model to a Hub name or a folder")
+        if self.audit and self.streaming:
+            raise ValueError("audit compares single images: leave streaming off")
+        if self.linear_probe and self.lora_rank:
+            raise ValueError(f"linear_probe freezes the layers that lora_rank ({self.lora_rank}) adapts: choose one")
+        if self.lora_rank and self.optimizer == "muon":
+            raise ValueError(f"lora_rank is {self.lora_rank}, but muon does not train adapters: use adamw")
+
+
+@dataclass
+class AuditSettings(DataSettings):
+    """Audit of a data set: label errors, duplicates, leaks, outliers, and images of poor quality."""
+
+    model: str | None = _model(None, "model whose features are compared: name on the Hub, or folder")
+    splits: list[str] = _data(list, "splits to audit, such as train,test; by default all")
+    train: str | None = _data(
+        None, "another data set, on which a model is trained: images of dataset that it also has are leaks"
+    )
+    output_dir: str | None = _run("audit", "folder of issues.csv, audit.html and contact sheets")
+    backend: Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"] = _model(
+        "eager", "how the forward is computed, as in `hf-vit predict --backend`"
+    )
+    overwrite: bool = _report(False, "replace issues.csv in output_dir, and ignore the cached features")
+
+    def validate(self) -> None:
+        super().validate()
+        if not self.model and not self.print_config:
+            raise ValueError("no model: set --model to a Hub name or a folder")
+        if self.streaming:
+            raise ValueError("an audit compares single images: leave streaming off")
+
+
+@dataclass
+class PretrainSettings(TrainingSettings):
+    """Training from random weights, with labels or by masked patch prediction."""
+
+    objective: Literal["supervised", "masked_patch_prediction"] = _loss(
+        "supervised", "training objective: labels, or masked patches (no labels needed)"
+    )
+    variant: str | None = _model(None, "architecture, such as B/16 or R50x1; config changes single fields of it")
+    config: dict[str, Any] = _model(dict, "fields of HfViTConfig or HfBiTConfig, as a YAML table")
+    head: Literal["linear", "mlp"] = _model("linear", "head; mlp has a tanh layer before the linear one")
+    corruption: float = _loss(0.5, "masked patch prediction: share of the patches to corrupt", at_least=0, at_most=1)
+    mask_share: float = _loss(
+        0.8, "masked patch prediction: share of the corrupted patches that become the mask token", at_least=0, at_most=1
+    )
+    random_patch_share: float = _loss(
+        0.1,
+        "masked patch prediction: share of the corrupted patches that become another patch of the image",
+        at_least=0,
+        at_most=1,
+    )
+    target: Literal["mean_color", "downsized", "pixels"] = _loss(
+        "mean_color", "masked patch prediction: property of a corrupted patch to predict"
+    )
+
+    def validate(self) -> None:
+        super().validate()
+        if not self.variant and not self.config and not self.print_config:
+            raise ValueError("no architecture: set variant (such as B/16), or config, or both")
+        if self.head == "mlp" and self.config.get("representation_size"):
+            raise ValueError("head mlp and config's representation_size both make a tanh layer: choose one")
+        if self.mask_share + self.random_patch_share > 1:
+            raise ValueError(
+                f"mask_share ({self.mask_share}) plus random_patch_share ({self.random_patch_share}) is above 1"
+            )
+        if self.objective == "masked_patch_prediction" and self.preset == "native":
+            raise ValueError("preset is native, but masked_patch_prediction needs images of one size")
+        if self.objective == "masked_patch_prediction" and (sizes := self.patch_sizes or self.eval_patch_sizes):
+            raise ValueError(f"patch_sizes is {sizes}, but masked_patch_prediction has one patch size")
+        if self.objective == "masked_patch_prediction" and self.head == "mlp":
+            raise ValueError("head is mlp, but masked_patch_prediction has no head")
+        if self.objective == "masked_patch_prediction" and (self.mixup_alpha or self.cutmix_alpha):
+            raise ValueError("mixup_alpha or cutmix_alpha is set, but masked_patch_prediction has no labels to mix")
+        of_labels = {"class_weights": "none", "class_sampling": "natural", "label_smoothing": 0, "loss": AUTO}
+        for name, usual in {**of_labels, "head_bias": None}.items():
+            if self.objective == "masked_patch_prediction" and getattr(self, name) != usual:
+                raise ValueError(f"{name} is {getattr(self, name)}, but masked_patch_prediction has no labels")
+
+
+Protocol = Literal["accuracy", "real", "objectnet", "few_shot", "linear_probe", "knn", "vtab"]
+
+
+@dataclass
+class EvaluateSettings(DataSettings):
+    """Evaluation of a saved model by one of several protocols."""
+
+    model: str | None = _model(None, "model to evaluate: name on the Hub, or folder")
+    protocol: Protocol = _protocol("accuracy", "way to evaluate the model")
+    split: str | None = _data(
+        None,
+        "split to evaluate on; by default test, else what training held out; for protocol real validation, for "
+        "objectnet train",
+    )
+    patch_size: int | list[int] | None = _model(
+        None, "patch size in pixels, a number or [height, width]; by default the model's"
+    )
+    backend: Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"] = _model(
+        "eager", "how the forward is computed, as in `hf-vit predict --backend`; int8 is written by hf-vit quantize"
+    )
+    overwrite: bool = _report(False, "ignore the cached features and results in output_dir")
+
+    label_map: str | None = _data(
+        None, "YAML or JSON file that maps the data's class names to the model's class names or numbers"
+    )
+    real_labels: str | None = _protocol(
+        None, 'real: JSON file, a list with a list of class numbers per image ("Are we done with ImageNet?")'
+    )
+    objectnet_classes: str | None = _protocol(
+        None, "objectnet: YAML or JSON file that maps folders to class numbers; by default the 113 published classes"
+    )
+
+    train_split: str = _data("train", "few_shot, linear_probe, knn: split with the training features")
+    features: Literal["pre_logits", "class_token", "patch_mean"] = _protocol(
+        "pre_logits", "few_shot, linear_probe, knn: features to use: the head's input, or tokens of the last layer"
+    )
+    feature_layer: int | None = _protocol(
+        None, "number of encoder layers before the features are taken; by default all of them", above=0
+    )
+    shots: list[int] = _protocol(lambda: [1, 5, 10, 25], "few_shot: images per class", above=0)
+    seeds: int = _protocol(3, "few_shot: number of random draws of these images", above=0)
+    l2_reg: list[float] = _protocol(lambda: [1024.0], "few_shot: L2 regularisation", above=0)
+    probe_l2: list[float] = _protocol(
+        lambda: [10.0**power for power in range(-6, 2)], "linear_probe: L2 regularisations to choose from", above=0
+    )
+    held_out: float = _protocol(
+        0.2, "linear_probe: share of the training split that is held out to choose probe_l2", above=0, at_most=0.9
+    )
+    neighbors: list[int] = _protocol(lambda: [10, 20], "knn: number of neighbours that vote", above=0)
+    temperature: float = _protocol(0.07, "knn: temperature of the neighbours' votes", above=0)
+
+    tasks: list[str] = _protocol(list, "vtab: names of the tasks; by default all 19")
+    finetune: dict[str, Any] = _protocol(dict, "vtab: settings of fine-tuning that differ from the paper's")
+    keep_models: bool = _protocol(False, "vtab: keep the fine-tuned models")
+
+    def validate(self) -> None:
+        if self.protocol == "vtab" and self.dataset is None:
+            self.dataset = "hub"  # each task has a name there
+        super().validate()
+        if not self.model and not self.print_config:
+            raise ValueError("no model: set --model to a Hub name or a folder")
+        if self.protocol == "vtab" and not self.output_dir and not self.print_config:
+            raise ValueError("no folder for the results of the tasks: set --output-dir")
+        if self.patch_size is not None and self.protocol == "vtab":
+            raise ValueError(f"patch_size is {self.patch_size}, but vtab fine-tunes models at their own patch size")
+        mixed = self.mixed_precision not in (None, "no")
+        if self.backend != "eager" and (self.protocol == "vtab" or self.compile is True or mixed):
+            raise ValueError(f"backend is {self.backend}, which vtab, compile and mixed_precision do not support")
+        if self.label_map and self.protocol not in ("accuracy", "real"):
+            raise ValueError(f"label_map needs protocol accuracy or real; protocol is {self.protocol}")
+        if self.protocol in ("few_shot", "linear_probe", "knn", "objectnet") and self.streaming:
+            raise ValueError(f"protocol {self.protocol} selects single images: leave streaming off")
+        if empty := [name for name in ("shots", "l2_reg", "probe_l2", "neighbors") if not getattr(self, name)]:
+            raise ValueError(f"{empty[0]} is empty; it must have one entry or more")

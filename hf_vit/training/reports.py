@@ -1,0 +1,188 @@
+"""Reports of a run: its first batch, learning curve, facts for its model card, and the page of its last evaluation."""
+
+import datetime
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
+from ..data.labels import distinguish, names_of
+from ..devices import describe_device
+from ..evaluation.multi_label_page import write_multi_label_results
+from ..evaluation.result_page import HeldOut, title_of, write_card_results, write_results
+from ..files.output import new_file, write_json
+from ..files.pages import page_color
+from ..files.versions import versions_of
+from ..models.configuration_hf_vision import thresholds_of
+from ..models.configuration_hf_vit import as_pair
+from ..settings.fields import AUTO
+from ..settings.reader import dump
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+_FIGURES = ("confusion_matrix.png", "learning_curve.png")  # of the model card
+_PACKAGES = ("hf_vit", "torch", "transformers", "accelerate", "datasets")
+_DRAWN = 36  # images of train_batch.png
+_TILE, _GAP = 144, 8  # pixels of an image, and between two
+_LONGEST = 24  # characters of a caption
+
+
+def write_run_reports(trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
+    """Write the learning curve, the facts for the model card, and the reports of a classifier's last evaluation."""
+    output, facts, held_out = trainer.output, card_data(trainer, metrics), None
+    write_curve(trainer.state.history, output / "learning_curve.png")
+    if trainer.eval_split is not None and trainer.predictions:
+        folder = Path(str(trainer.settings.dataset))
+        names, thresholds = names_of(trainer.config), thresholds_of(trainer.config)
+        held_out = HeldOut(trainer.predictions, trainer.eval_split, names, folder, thresholds)
+        facts |= write_card_results(output, held_out)
+    facts["figures"] = [name for name in _FIGURES if (output / name).is_file()]
+    write_json(output / "card_data.json", facts)
+    if held_out is not None:
+        title = title_of(facts["base_model"] or "a new model", trainer.settings.dataset)
+        about = title, _describe_run(trainer, facts), dump(trainer.settings)
+        write = write_results if held_out.is_single_label else write_multi_label_results
+        write(output, held_out, *about, curve=output / "learning_curve.png")
+
+
+def card_data(trainer: "Trainer", metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts about a run for its model card."""
+    settings = trainer.settings
+    return {
+        **({"command": trainer.command} if trainer.command else {}),
+        "date": datetime.date.today().isoformat(),
+        "base_model": getattr(settings, "model", None),
+        "dataset": settings.dataset,
+        "train_split": settings.train_split,
+        "eval_split": settings.eval_split,
+        "fingerprint": trainer.identity["data"],
+        "settings": {name: value for name, value in vars(settings).items() if name != "output_dir"},
+        "metrics": {name: value for name, value in metrics.items() if "/" not in name},  # not those of classes
+        "processes": trainer.accelerator.num_processes,
+        "device": describe_device(trainer.accelerator.device),
+        "versions": versions_of(_PACKAGES),
+    }
+
+
+def _describe_run(trainer: "Trainer", facts: Mapping[str, Any]) -> dict[str, str]:
+    settings, metrics, step = trainer.settings, facts["metrics"], trainer.state.step
+    speed = f"{metrics['train_images_per_second']:,.1f} images a second, with evaluations and checkpoints"
+    sizes = settings.eval_patch_sizes or settings.patch_sizes
+    early = f"; {trainer.num_steps:,} were planned" if step < trainer.num_steps else ""
+    return {
+        "data set": str(settings.dataset),
+        "fine-tuned from" if facts["base_model"] else "trained from": facts["base_model"] or "random weights",
+        "held out": "a tenth of the training images" if settings.eval_split == AUTO else str(settings.eval_split),
+        **({"best": f"{describe_best(metrics)}, in best/"} if metrics["best"] is not None else {}),
+        "length": f"{step:,} optimiser steps of {settings.batch_size:,} images{early}",
+        **({"throughput": speed} if metrics["train_images_per_second"] else {}),  # a resumed run may have no step left
+        "device": facts["device"] + (f", {facts['processes']} processes" if facts["processes"] > 1 else ""),
+        **({"patch size": f"{sizes[-1]} on this page, of {', '.join(map(str, sizes))}"} if sizes else {}),
+        "date": facts["date"],
+        **({"command": facts["command"]} if "command" in facts else {}),
+    }
+
+
+def describe_best(best: dict[str, Any]) -> str:
+    """Describe the result of `Trainer.best_evaluation`: "91.20% after step 300"; any other metric has its name."""
+    name, value = best["best_metric"], best["best"]
+    shown = f"{value:.2%}" if name == "accuracy" else f"{name} {value:.4g}"
+    return f"{shown} after step {best['best_step']:,}"
+
+
+def write_curve(history: list[dict], path: Path) -> None:
+    """Draw the learning curve."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.2), layout="constrained")
+    colors = {"training": page_color("soft"), "held out": page_color("bar")}  # as in report.html
+    for axes, title in zip(figure.subplots(1, 3), ("loss", "accuracy", "learning rate"), strict=True):
+        for name, key in (("training", title.replace(" ", "_")), ("held out", f"eval_{title}")):
+            if points := [(entry["step"], entry[key]) for entry in history if key in entry]:
+                marker, width = ("o", 2.5) if name == "held out" else ("o" if len(points) == 1 else None, 1.5)
+                axes.plot(*zip(*points, strict=True), label=name, color=colors[name], lw=width, marker=marker, ms=5)
+        axes.set_xlim(left=0)
+        axes.set_ylim(min(0, axes.dataLim.y0), 1.02 if title == "accuracy" else None)
+        if title == "accuracy":
+            axes.yaxis.set_major_formatter("{x:.0%}")
+        axes.set_xlabel("optimiser step")
+        axes.set_title(title, fontsize=11)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(True, color=page_color("line"), lw=0.7)
+        axes.set_axisbelow(True)
+        if len(axes.lines) > 1:
+            axes.legend(frameon=False)
+    with new_file(path, overwrite=True) as file:
+        figure.savefig(file, dpi=120)
+
+
+def draw_batch(trainer: "Trainer", batch: dict[str, torch.Tensor]) -> None:
+    """Draw the first images of a batch, as the model sees them, with their labels: train_batch.png."""
+    rng = np.random.default_rng((trainer.settings.seed, trainer.state.step))  # as for its step
+    pixels, targets = trainer.objective.prepare(batch, rng)
+    pixels, captions = trainer.objective.normalizer.inverse(pixels[:_DRAWN]).cpu(), [""] * _DRAWN
+    if targets is not None:
+        names = distinguish(names_of(trainer.config))
+        captions = [describe_target(target, names) for target in targets[:_DRAWN].cpu().numpy()]
+    if "spatial_shapes" in batch:
+        kept, size = batch.get("kept_patches", [None] * _DRAWN), as_pair(trainer.processor.patch_size)
+        rows = zip(pixels.numpy(), batch["spatial_shapes"].tolist(), kept, strict=False)
+        images = [join_patches(patches, grid, size, chosen) for patches, grid, chosen in rows]
+    else:
+        images = list(pixels.permute(0, 2, 3, 1).numpy())
+    write_batch(images, captions[: len(images)], trainer.output / "train_batch.png")
+
+
+def describe_target(target: np.ndarray, names: Sequence[str]) -> str:
+    """Describe a target (num_labels,) of an image, which may be mixed from two: "cat", or "cat 0.83, dog 0.17"."""
+    chosen = [int(number) for number in np.argsort(-target, kind="stable")[:3] if target[number] >= 0.1]
+    if len(chosen) == 1:
+        return names[chosen[0]]
+    return ", ".join(f"{names[number]} {target[number]:.2g}" for number in chosen)
+
+
+def join_patches(patches: np.ndarray, grid: Sequence[int], size: tuple[int, int], kept: Any = None) -> np.ndarray:
+    """Put an image together from its patches; dropped ones are gray.
+
+    Args:
+        patches: (patches, patch height * patch width * channels) uint8, padded.
+        grid: rows and columns of patches.
+        size: height and width of a patch.
+        kept: numbers of the patches that are not dropped, padded with -1; None: all.
+
+    Returns:
+        (height, width, channels)
+    """
+    patches = patches[: grid[0] * grid[1]].copy()
+    if kept is not None:
+        patches[np.setdiff1d(np.arange(len(patches)), kept.cpu().numpy())] = 128
+    image = patches.reshape(*grid, *size, -1).swapaxes(1, 2)
+    return image.reshape(grid[0] * size[0], grid[1] * size[1], -1)
+
+
+def write_batch(images: Sequence[np.ndarray], captions: Sequence[str], path: Path) -> None:
+    """Draw images of a batch side by side, each with its caption.
+
+    Args:
+        images: (height, width, channels) uint8 each; of 3 channels or more the first 3 are drawn, else the first.
+    """
+    columns, width = math.ceil(math.sqrt(len(images))), _TILE + _GAP
+    rows, height = math.ceil(len(images) / columns), _TILE + _GAP + 16
+    sheet = Image.new("RGB", (columns * width + _GAP, rows * height + _GAP), "white")
+    draw = ImageDraw.Draw(sheet)
+    for number, (pixels, caption) in enumerate(zip(images, captions, strict=True)):
+        row, column = divmod(number, columns)
+        left, top = column * width + _GAP, row * height + _GAP
+        image = Image.fromarray(pixels[..., :3] if pixels.shape[2] >= 3 else pixels[..., 0])
+        scale = _TILE / max(image.size)
+        size = [max(round(side * scale), 1) for side in image.size]
+        sheet.paste(image.resize((size[0], size[1]), Image.Resampling.NEAREST if scale > 1 else None), (left, top))
+        text = caption if len(caption) <= _LONGEST else caption[: _LONGEST - 1] + "…"
+        draw.text((left, top + _TILE + 2), text, "black")
+    with new_file(path, overwrite=True) as file:
+        sheet.save(file, "PNG")

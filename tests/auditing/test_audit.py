@@ -1,0 +1,109 @@
+"""The audit of a folder with planted faults, as a function, a command, and after a training run."""
+
+import csv
+from collections import Counter
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+import hf_vit
+from hf_vit.scripts.audit import audit as audit_script
+
+from ..launching import arguments
+
+QUICK = {"num_workers": 0, "eval_batch_size": 8}
+
+
+def named(issues, kind):
+    return {issue.image: issue for issue in issues if issue.issue == kind}
+
+
+def test_planted_faults_are_found(tiny, faulty, tmp_path):
+    issues = hf_vit.audit(tiny, faulty, output_dir=tmp_path / "audit", **QUICK)
+    leak = named(issues, "leak")
+    assert {name: issue.other for name, issue in leak.items()} == {"train/red/leak.jpg": "test/red/02.png"}
+    exact, near = named(issues, "exact_duplicate"), named(issues, "near_duplicate")
+    assert {name: issue.other for name, issue in exact.items()} == {"train/blue/twice.png": "train/blue/03.png"}
+    assert {name: issue.other for name, issue in near.items()} == {"train/blue/near.jpg": "train/blue/05.png"}
+    assert named(issues, "label_error")["train/red/wrong.png"].suggested == "blue"
+    for kind in ("dark", "blurred"):
+        assert f"train/red/{kind}.png" in named(issues, kind)
+    assert set(named(issues, "tiny")) == {"train/blue/tiny.png"}
+    assert set(named(issues, "odd_shape")) == {"train/blue/long.png"}
+    assert set(named(issues, "unreadable")) == {"train/blue/broken.png"}
+    with open(tmp_path / "audit" / "issues.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["image"], row["issue"]) for row in rows] == [(issue.image, issue.issue) for issue in issues]
+    assert list(rows[0]) == ["image", "issue", "score", "label", "suggested", "other"]
+    with Image.open(tmp_path / "audit" / "leak.png") as sheet:
+        assert min(sheet.size) > 100
+    assert "data:image/png" in (tmp_path / "audit" / "audit.html").read_text(encoding="utf-8")
+
+
+def test_an_edited_table_is_not_overwritten(tiny, faulty, tmp_path):
+    hf_vit.audit(tiny, faulty, output_dir=tmp_path, splits=["test"], **QUICK)
+    (tmp_path / "issues.csv").write_text("edited", encoding="utf-8")
+    with pytest.raises((ValueError, FileExistsError), match=r"issues.csv"):
+        hf_vit.audit(tiny, faulty, output_dir=tmp_path, splits=["test"], **QUICK)
+    assert (tmp_path / "issues.csv").read_text(encoding="utf-8") == "edited"
+
+
+def test_images_of_another_data_set_are_leaks(tiny, faulty, tmp_path):
+    other = tmp_path / "other" / "train" / "any"
+    other.mkdir(parents=True)
+    for number in (1, 2):
+        Image.open(faulty / "test" / "blue" / f"0{number}.png").resize((80, 66)).save(other / f"{number}.jpg")
+    issues = hf_vit.audit(tiny, faulty, train=tmp_path / "other", splits=["test"], **QUICK)
+    expected = {f"test/blue/0{number}.png": str(other / f"{number}.jpg") for number in (1, 2)}
+    assert {name: issue.other for name, issue in named(issues, "leak").items()} == expected
+    assert not (tmp_path / "audit").exists()
+
+
+def test_the_table_mends_the_data(tiny, faulty, tmp_path):
+    issues = hf_vit.audit(tiny, faulty, output_dir=tmp_path, **QUICK)
+    table = str(tmp_path / "issues.csv")
+    mended = hf_vit.audit(tiny, faulty, exclude=table, relabel=table, **QUICK)
+    gone = {issue.image for issue in issues if not issue.suggested}
+    assert not gone & {issue.image for issue in mended}
+    assert not named(mended, "leak")
+    assert not named(mended, "near_duplicate")
+    assert "train/red/wrong.png" not in named(mended, "label_error")
+
+
+def test_command(tiny, faulty, tmp_path, capsys):
+    own = {"model": tiny, "dataset": faulty, "splits": "[train]", "output_dir": tmp_path / "out", **QUICK}
+    issues = audit_script(arguments(**own))
+    counts = Counter(issue.issue for issue in issues)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["exact_duplicate", str(counts["exact_duplicate"])] in lines
+
+
+def test_training_adds_the_pages_to_its_report(tiny, faulty, tmp_path):
+    hf_vit.finetune(tiny, faulty, tmp_path / "run", steps=1, batch_size=4, audit=True, report_to="none", **QUICK)
+    assert (tmp_path / "run" / "audit" / "issues.csv").is_file()
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert page.count("</main>") == 1
+    assert "train/red/leak.jpg" in page
+
+
+@pytest.mark.parametrize(("labels", "named"), [([0, None, 1, 0], "1 of 4"), ([1, 1, 1, 1], "all 4 images")])
+def test_data_without_labels_to_compare_are_refused(tiny, tmp_path, labels, named):
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    images = [np.full((9, 9, 3), number, np.uint8) for number in range(4)]
+    (tmp_path / "data").mkdir()
+    table = datasets.Dataset.from_dict({"image": images, "label": labels}, features=features)
+    table.to_parquet(tmp_path / "data" / "train.parquet")
+    with pytest.raises(ValueError, match=named):
+        hf_vit.audit(tiny, tmp_path / "data", **QUICK)
+    with pytest.raises(ValueError, match=named):
+        hf_vit.finetune(tiny, tmp_path / "data", tmp_path / "run", steps=1, **QUICK)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_data_set_is_refused(tiny, tmp_path):
+    with pytest.raises(ValueError, match="nowhere"):
+        hf_vit.audit(tiny, tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="model"):
+        audit_script(["--dataset", str(tmp_path)])

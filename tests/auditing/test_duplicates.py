@@ -1,0 +1,59 @@
+"""Near duplicates: the same picture in every disguise, and no others."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from hf_vit.auditing.duplicates import find_near_duplicates
+from hf_vit.auditing.image_quality import measure
+
+from .conftest import draw, encode
+
+IMAGES = 60
+DISGUISES = {
+    "encoded": lambda image: Image.open(io.BytesIO(encode(image, 40))),
+    "smaller": lambda image: image.resize((50, 43)),
+    "larger": lambda image: image.resize((190, 160)),
+    "squashed": lambda image: image.resize((64, 64)),
+    "mirrored": ImageOps.mirror,
+    "cropped": lambda image: image.crop((9, 3, 88, 71)),
+    "all": lambda image: Image.open(io.BytesIO(encode(ImageOps.mirror(image.crop((2, 10, 84, 80))).resize((61, 53))))),
+}
+
+
+def picture(image):
+    content = io.BytesIO()
+    image.save(content, "PNG")
+    return torch.from_numpy(np.array(measure(content.getvalue()).picture))
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_disguised_pictures_are_found_and_no_others(disguise):
+    rng = np.random.default_rng(0)
+    images = [draw((90, 120, 30), rng) for _ in range(IMAGES)]
+    copies = {IMAGES + number: number * 11 for number in range(5)}
+    pictures = torch.stack(
+        [picture(image) for image in [*images, *(DISGUISES[disguise](images[row]) for row in copies.values())]]
+    )
+    features = torch.from_numpy(rng.normal(size=(IMAGES, 13))).float()
+    features = torch.cat(
+        [features, features[list(copies.values())] + 0.3 * torch.from_numpy(rng.normal(size=(5, 13))).float()]
+    )
+    found = find_near_duplicates(features, pictures)
+    assert set(found) == {(original, copy) for copy, original in copies.items()}
+    assert min(found.values()) > 0.95
+
+
+def test_blank_pictures_are_not_near_duplicates():
+    pictures = torch.full((6, 64, 64), 200, dtype=torch.uint8)
+    assert find_near_duplicates(torch.ones(6, 3), pictures) == {}
+
+
+def test_two_images():
+    rng = np.random.default_rng(0)
+    first, second = (picture(draw((9, 9, 9), rng)) for _ in range(2))
+    assert find_near_duplicates(torch.ones(2, 3), torch.stack([first, second])) == {}
+    assert list(find_near_duplicates(torch.ones(2, 3), torch.stack([first, first]))) == [(0, 1)]

@@ -1,0 +1,54 @@
+"""Probable label errors, judged by labels that were flipped on purpose, and by cleanlab."""
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vit.auditing.label_errors import assign_folds, find_label_errors
+
+
+def flipped_clusters(images=300, classes=4, noise=1.2, share=0.05):
+    """Features in clusters, and labels of which some are wrong."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(images) % classes
+    features = rng.normal(size=(classes, 11))[labels] * 2 + noise * rng.normal(size=(images, 11))
+    flipped = rng.permutation(images)[: round(images * share)]
+    labels[flipped] = (labels[flipped] + rng.integers(1, classes, len(flipped))) % classes
+    return torch.from_numpy(features).float(), torch.from_numpy(labels), set(flipped.tolist())
+
+
+def test_flipped_labels_are_found():
+    features, labels, flipped = flipped_clusters()
+    errors, probabilities = find_label_errors(features, labels, 4)
+    found = set(errors.tolist())
+    assert len(found & flipped) >= 0.9 * len(flipped)
+    assert len(found & flipped) >= 0.8 * len(found)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+
+
+def test_f1_is_at_least_that_of_cleanlab():
+    cleanlab = pytest.importorskip("cleanlab.filter", reason="cleanlab is not installed")
+    linear_model = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is an optional extra")
+    from sklearn.model_selection import cross_val_predict
+
+    features, labels, flipped = flipped_clusters(noise=1.8)
+    found = set(find_label_errors(features, labels, 4)[0].tolist())
+    probe = linear_model.LogisticRegression(max_iter=1000)
+    theirs = cross_val_predict(probe, features.numpy(), labels.numpy(), cv=5, method="predict_proba")
+    judged = set(np.flatnonzero(cleanlab.find_label_issues(labels.numpy(), theirs, n_jobs=1)).tolist())
+    ours, cleanlabs = (2 * len(rows & flipped) / (len(rows) + len(flipped)) for rows in (found, judged))
+    assert ours >= cleanlabs > 0.5
+
+
+def test_folds_have_every_class_alike():
+    labels = torch.arange(103) % 4
+    folds = assign_folds(labels, 0)
+    counts = torch.stack([(folds[labels == number] == fold).sum() for number in range(4) for fold in range(5)])
+    assert counts.min() >= 5
+    assert counts.max() <= 6
+
+
+def test_the_only_image_of_a_class_is_no_error():
+    features, labels, _ = flipped_clusters(share=0)
+    labels[7] = 4
+    assert 7 not in find_label_errors(features, labels, 5)[0]

@@ -1,0 +1,124 @@
+"""The benchmark for a GPU, which no test has: all of it at toy size, and what must hold when a lease ends early."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit.data.augmentation import Box, crop_and_resize
+from hf_vit.training.objectives import Normalizer
+
+from ..paths import ROOT
+from ..tiny_models import images, tiny
+from .test_programs import load_benchmark
+
+PROGRAM = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--device", "cpu", "--toy"]
+
+
+def start(output, *arguments):
+    return subprocess.Popen(
+        [*PROGRAM, "--output", output, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def read(output):
+    """Rows by name; every line is whole."""
+    lines = (output / "results.jsonl").read_text().splitlines()
+    return {row["name"]: row for row in map(json.loads, lines)}
+
+
+@pytest.mark.slow
+def test_every_row_runs_at_toy_size(tmp_path):
+    rows, results = load_benchmark("gpu_rows"), load_benchmark("gpu_results")
+    program = start(tmp_path / "out")
+    printed, progress = program.communicate(timeout=600)
+    assert program.returncode == 0, progress
+    found = read(tmp_path / "out")
+    assert list(found) == ["setup", *(row.name for row in rows.ladder(toy=True))]
+    reasons = {name: row["reason"] for name, row in found.items() if row["status"] != "done"}
+    assert all(word in " ".join(reasons.values()) for word in ("cuDNN", "kernels"))
+    assert {found[name]["status"] for name in reasons} == {"left out"}, reasons
+    for row in found.values():
+        if row["kind"] in ("train", "infer") and row["status"] == "done":
+            assert row["result"]["images_per_second"] > 0 < row["result"]["flops_per_image"]
+    flops = {(row["kind"], row["result"].get("flops_per_image")) for row in found.values() if row["status"] == "done"}
+    [forward], [step] = ([count for kind, count in flops if kind == which] for which in ("infer", "train"))
+    assert step == 3 * forward
+    reference = found["train toy float32"]["result"]["losses"]
+    spread = max(reference) - min(reference)
+    for name in ("bf16 autocast", "compile, tokens padded to x8"):
+        assert abs(found[f"train toy {name}"]["result"]["loss"] - reference[0]) < spread
+    assert found["run toy resume"]["result"] == {"equal_bits": True}
+    assert found["run toy CPU and device"]["result"] == {"largest_difference": 0}
+    assert found["run toy loop"]["result"]["images_per_second"] > 0
+    assert found["paper"]["result"]["samples"] == 64
+    table = results.as_markdown(results.Results(tmp_path / "out" / "results.jsonl"))
+    assert table in printed
+    assert (tmp_path / "out" / "tables.md").read_text().strip() == table
+
+
+@pytest.mark.slow
+def test_measured_rows_are_kept_after_a_kill(tmp_path):
+    """After a kill too; a resumed run measures the rest alone, and SIGTERM has it print what there is."""
+    path = tmp_path / "results.jsonl"
+    program = start(tmp_path, "--only", "train toy TF32", "images")
+    wait_for(program, path, '"train toy TF32"')
+    program.kill()
+    program.communicate(timeout=60)
+    before = path.read_text()
+    read(tmp_path)
+    path.write_text(before + '{"name": "images')  # as a kill within a write would leave it
+    program = start(tmp_path, "--resume", "--only", "TF32", "padded", "images")
+    wait_for(program, path, "train toy compile, tokens padded")
+    program.terminate()
+    printed, progress = program.communicate(timeout=60)
+    assert program.returncode == 128 + signal.SIGTERM
+    assert "toy TF32" in printed
+    assert "toy compile, tokens padded" in printed
+    assert "train toy TF32:" not in progress
+    assert path.read_text().startswith(before)
+    assert len(read(tmp_path)) < 6  # of six; it did not go on to the end
+
+
+def wait_for(program, path, text):
+    while not (path.exists() and text in path.read_text()):
+        assert program.poll() is None
+        time.sleep(0.02)
+
+
+def test_padded_tokens_do_not_change_the_logits():
+    model: Any = tiny().eval()
+    expected = model(images(model)).logits
+    seen = []
+    model.vit.layers[0].mlp.register_forward_hook(lambda *call: seen.append(call[2].shape[1]))
+    load_benchmark("gpu_steps").pad_tokens(model, 8)
+    torch.testing.assert_close(model(images(model)).logits, expected, rtol=1e-5, atol=1e-5)
+    assert seen[0] % 8 == 0
+
+
+def test_crops_on_the_device_equal_those_of_the_training_loader():
+    """PIL's bilinear transform cuts each value down to an integer, and clamps at the crop's border: both within 2."""
+    module = load_benchmark("gpu_images")
+    jpeg = module.make_jpegs(1, 60, 80)[0]
+    picture = module._decode_one(jpeg)
+    boxes = [Box(3, 5, 40, 60), Box(0, 0, 60, 80), Box(20, 30, 32, 24)]
+    normalizer = Normalizer([0.0] * 3, [1 / 255] * 3, torch.device("cpu"))  # pixels stay as they are
+    batch = torch.from_numpy(np.stack([picture] * len(boxes)))
+    found = module.crop_flip_normalize(batch, torch.tensor(boxes).float(), 24, normalizer, None)
+    for box, pixels in zip(boxes, found.permute(0, 2, 3, 1).numpy(), strict=True):
+        expected = np.asarray(crop_and_resize(Image.fromarray(picture), box, (24, 24))).astype(float)
+        inner = np.abs(pixels - expected)[1:-1, 1:-1]
+        assert inner.max() < 2
+    drawn = module.sample_boxes(1000, 60, 80, torch.Generator().manual_seed(0))
+    top, left, height, width = drawn.T
+    assert min(top.min(), left.min()) >= 0
+    assert max((top + height).max() - 60, (left + width).max() - 80) <= 0.01
+    assert ((width / height > 0.749) & (width / height < 1.331)).all()
+    assert (height * width / 4800 > 0.0499).all()

@@ -1,0 +1,211 @@
+"""Content fingerprints: equal in every container; judged by NumPy and hashlib from the definition."""
+
+import hashlib
+import re
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_vit.cli import main
+from hf_vit.conversion import ConversionError, convert, export, export_jax, fingerprint
+from hf_vit.conversion.tables import TIMM_NUMBERS
+from hf_vit.loading import load, save_folder
+from hf_vit.models.configuration_hf_bit import BIG_TRANSFER
+
+from ..paths import SHARED
+from ..tiny_models import VARIANTS, tiny, tiny_bit
+
+WEIGHTS = SHARED / "weights"
+NPZ, OF_TIMM = WEIGHTS / "Ti_16-imagenet2012-res_224.npz", WEIGHTS / "vit_tiny_patch16_224_timm.safetensors"
+STRUCTURES = {
+    **{
+        f"{name}, {layers} layers, {channels} channels": {**VARIANTS[name], **sizes, "num_channels": channels}
+        for name in ("cls", "mean", "map", "none")
+        for layers, sizes in ((1, {"num_hidden_layers": 1}), (3, {"num_attention_heads": 7, "intermediate_size": 9}))
+        for channels in (1, 3, 5)
+    },
+    "sine and cosine": VARIANTS["sincos"],
+    "sine and cosine, 5 channels": {**VARIANTS["sincos"], "num_channels": 5},
+    "one patch": {"patch_size": (20, 36)},
+    "one head, a wide MLP": {"num_attention_heads": 1, "intermediate_size": 70, "num_hidden_layers": 2},
+    "a map, several heads": {"pooling": "map", "hidden_size": 12, "num_attention_heads": 3},
+    "square patches": {"patch_size": (4, 4), "image_size": (20, 20), "num_labels": 3},
+    "pre-logits": {"representation_size": 9},
+    "hybrid": VARIANTS["hybrid"],
+    "hybrid, mean": {"hybrid": True, "pooling": "mean", "stem_depths": [1, 1, 2], "image_size": (32, 64)},
+    "stem alone": {"hybrid": True, "stem_depths": []},
+    "hybrid of timm": {"hybrid": True, "stem_depths": [2, 2, 2, 2], "image_size": (64, 128)},
+}
+
+
+def define(config, to):
+    """Give a configuration the definitions (GELU, epsilons) that a format needs; they are no content."""
+    if hasattr(config, "depths"):
+        numbers = {**BIG_TRANSFER, **({} if to in ("jax", "folder") else TIMM_NUMBERS)}
+    else:
+        numbers = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+    for name, number in numbers.items():
+        setattr(config, name, number)
+
+
+def by_definition(path):
+    """Of a file whose names are the released files' own."""
+    lines = b""
+    with np.load(path) as arrays:
+        for name in sorted(arrays):
+            array = np.ascontiguousarray(arrays[name], np.float32)
+            shape = "x".join(map(str, array.shape))
+            lines += f"{hashlib.sha256(array).hexdigest()}  float32  {shape}  {name}\n".encode()
+    return hashlib.sha256(lines).hexdigest()
+
+
+def through_every_format(model, tmp_path):
+    """Yield each fingerprint: of the model's folder, and of it in every format that supports it, each from the last."""
+    grid = getattr(model.config, "grid_size", None)
+    options = {} if grid is None or grid[0] == grid[1] else {"position_grid": grid}
+    if getattr(model.config, "pooling", None) == "none":
+        options["pooling"] = "none"
+    for number, to in enumerate(["jax", "folder", "timm", "transformers", "jax", "folder"]):
+        path = tmp_path / (f"{number}.npz" if to == "jax" else str(number))
+        define(model.config, to)
+        try:
+            if to == "folder":
+                model.save_pretrained(path)
+            else:
+                export(model, path, to)
+        except ConversionError:
+            continue
+        yield to, fingerprint(path, **({} if to == "folder" else options))
+        if to != "folder":
+            model, _ = convert(path, **options)
+            assert model.conversion_record["fingerprint"] == fingerprint(path, **options)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_same_in_every_container(tmp_path, structure):
+    model = tiny(**STRUCTURES[structure])
+    found = list(through_every_format(model, tmp_path))
+    assert {"jax", "folder"} <= {to for to, _ in found}
+    assert len({number for _, number in found}) == 1
+
+
+@pytest.mark.parametrize("name", ["cls", "hybrid", "pre-logits"])
+def test_is_the_hash_of_the_originals_arrays(tmp_path, name):
+    export_jax(tiny(**STRUCTURES.get(name, {})), tmp_path / "model.npz")
+    grid = tiny(**STRUCTURES.get(name, {})).config.grid_size
+    assert fingerprint(tmp_path / "model.npz", position_grid=grid) == by_definition(tmp_path / "model.npz")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"depths": [1]}, {"depths": [2, 1, 1], "num_labels": 3}, {"num_channels": 5}, {"embedding_size": 64}],
+)
+def test_of_a_resnet(tmp_path, fields):
+    found = list(through_every_format(tiny_bit(**fields), tmp_path))
+    assert {"jax", "folder", "transformers"} <= {to for to, _ in found}
+    assert {number for _, number in found} == {by_definition(tmp_path / "0.npz")}
+
+
+def test_a_copy_with_exact_gelu_becomes_the_original_as_the_refusal_advises(tmp_path, capsys):
+    model = tiny(patch_size=(4, 4), image_size=(20, 20))
+    export_jax(model, tmp_path / "original.npz")
+    model.config.hidden_act = "gelu"
+    export(model, tmp_path / "copy", "timm")
+    assert main(["export", str(tmp_path / "copy"), str(tmp_path / "back.npz"), "--to", "jax"]) == 2
+    advice = re.findall(r"(--set) (\S+=[^\s,]+)", capsys.readouterr().err)
+    options = [word for option in advice for word in option]
+    assert main(["convert", str(tmp_path / "copy"), str(tmp_path / "folder"), *options]) == 0
+    assert main(["export", str(tmp_path / "folder"), str(tmp_path / "back.npz"), "--to", "jax"]) == 0
+    assert by_definition(tmp_path / "back.npz") == by_definition(tmp_path / "original.npz")
+
+
+def swapped_q_and_k(arrays):
+    name = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/{}/kernel"
+    query, key = name.format("query"), name.format("key")
+    arrays[query], arrays[key] = arrays[key], arrays[query]
+
+
+def transposed_kernel(arrays):
+    """Of the same shape, since it is square."""
+    name = "pre_logits/kernel"
+    arrays[name] = np.ascontiguousarray(arrays[name].T)
+
+
+def changed_bit(arrays):
+    arrays["head/bias"].view(np.uint8)[0] ^= 1
+
+
+def negative_zero(arrays):
+    arrays["head/bias"][0] = -0.0
+
+
+@pytest.mark.parametrize("change", [swapped_q_and_k, transposed_kernel, changed_bit, negative_zero])
+def test_other_numbers_have_another(tmp_path, change):
+    model = tiny(representation_size=14)
+    model.classifier.bias.data[0] = 0.0 if change is negative_zero else 1.0
+    export_jax(model, tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz") as file:
+        arrays = dict(file)
+    change(arrays)
+    np.savez(tmp_path / "b.npz", **arrays)
+    assert len({fingerprint(tmp_path / f"{name}.npz", position_grid=(5, 6)) for name in "ab"}) == 2
+
+
+def test_half_precision_in_a_file_is_the_same_content_as_its_folder(tmp_path):
+    model = tiny().half().float()
+    export_jax(model, tmp_path / "single.npz")
+    with np.load(tmp_path / "single.npz") as file:
+        np.savez(tmp_path / "half.npz", **{name: array.astype(np.float16) for name, array in file.items()})
+    model, _ = convert(tmp_path / "half.npz", position_grid=(5, 6))
+    model.save_pretrained(tmp_path / "folder", max_shard_size="10KB")
+    model.half().save_pretrained(tmp_path / "half")
+    names = ("single.npz", "half.npz", "folder", "half")
+    assert len(list((tmp_path / "folder").glob("*.safetensors"))) > 1
+    found = {fingerprint(tmp_path / name, **({"position_grid": (5, 6)} if "npz" in name else {})) for name in names}
+    assert found == {by_definition(tmp_path / "single.npz")}
+
+
+def test_an_untrained_head_is_no_content(tmp_path):
+    model = tiny()
+    torch.nn.init.zeros_(model.classifier.weight)
+    torch.nn.init.zeros_(model.classifier.bias)
+    export_jax(model, tmp_path / "whole.npz")
+    with np.load(tmp_path / "whole.npz") as file:
+        np.savez(tmp_path / "bare.npz", **{name: file[name] for name in file if not name.startswith("head/")})
+    found = {fingerprint(tmp_path / f"{name}.npz", position_grid=(5, 6)) for name in ("whole", "bare")}
+    assert found == {by_definition(tmp_path / "bare.npz")}
+
+
+def test_a_changed_weight_of_a_folder(tmp_path):
+    model, processor = convert(*[export_and_path(tmp_path)], position_grid=(5, 6))
+    save_folder(tmp_path / "folder", model, processor)
+    recorded = model.conversion_record["fingerprint"]
+    assert fingerprint(tmp_path / "folder") == recorded
+    weights = load_file(tmp_path / "folder" / "model.safetensors")
+    weights["classifier.bias"][0] += 1
+    save_file(weights, tmp_path / "folder" / "model.safetensors", metadata={"format": "pt"})
+    assert fingerprint(tmp_path / "folder") != recorded
+
+
+def export_and_path(tmp_path):
+    export_jax(tiny(), tmp_path / "model.npz")
+    return tmp_path / "model.npz"
+
+
+@pytest.mark.skipif(not NPZ.is_file(), reason="the real weights are not at hand")
+def test_the_real_pair(tmp_path, capsys):
+    expected = by_definition(NPZ)
+    for path in (NPZ, OF_TIMM):
+        assert main(["fingerprint", str(path)]) == 0
+        assert capsys.readouterr().out == f"{expected}\n"
+    assert main(["convert", str(NPZ), str(tmp_path / "folder")]) == 0
+    model, _ = load(tmp_path / "folder")
+    assert expected in (tmp_path / "folder" / "conversion.json").read_text()
+    assert fingerprint(tmp_path / "folder") == expected == model_fingerprint(model, tmp_path)
+
+
+def model_fingerprint(model, tmp_path):
+    export(model, tmp_path / "theirs", "transformers")
+    return fingerprint(tmp_path / "theirs")

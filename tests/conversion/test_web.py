@@ -1,0 +1,210 @@
+"""The static page: its files, and in a headless browser against Python's logits."""
+
+import json
+import os
+import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import hf_vit
+from hf_vit import HfViTImageProcessor
+from hf_vit.cli import main
+from hf_vit.conversion import ConversionError, export, web
+from hf_vit.loading import save_folder
+
+from ..paths import ROOT
+from ..tiny_models import tiny
+
+BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chromium-browser")
+EVIL = "<img src=x onerror=document.title='run'>"
+CLASSIFY = """async (name) => {
+  const settings = await (await fetch("page.json")).json();
+  if (!window.model) {
+    window.model = new Worker("worker.js", { type: "module" });
+    window.model.postMessage({ settings, file: "onnx/model.onnx" });
+  }
+  const picture = await (await fetch(name)).blob();
+  return new Promise((resolve) => {
+    window.model.onmessage = ({ data }) => "id" in data && resolve(data.error ?? Array.from(data.logits));
+    window.model.postMessage({ id: 0, picture });
+  });
+}"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model with a crop, one class with markup as its name."""
+    folder = tmp_path_factory.mktemp("web") / "kinds"
+    model = tiny(num_hidden_layers=1)
+    model.config.id2label = {index: f"kind {index} {EVIL}" for index in range(11)}
+    save_folder(folder, model, HfViTImageProcessor("augreg", size=(20, 36), background=[200, 30, 90]))
+    return folder
+
+
+@pytest.fixture
+def package(tmp_path):
+    """The npm package of the runtime, without its content."""
+    dist = tmp_path / "onnxruntime-web" / "dist"
+    dist.mkdir(parents=True)
+    for name in ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"):
+        (dist / name).write_text(name)
+    return dist.parent
+
+
+@pytest.mark.slow
+def test_the_programs_agree_with_the_model(folder, package, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime (extra export) is not installed")
+    output = tmp_path / "page"
+    assert main(["demo", str(folder), "--static", str(output), "--runtime", str(package)]) == 0
+    assert (output / "runtime" / "ort-wasm-simd-threaded.wasm").read_text() == "ort-wasm-simd-threaded.wasm"
+    assert "sdk: static" in (output / "README.md").read_text()
+    assert json.loads((output / "config.json").read_text())["model_type"] == "vit"
+    model, processor = hf_vit.load(folder)
+    levels = torch.randint(0, 256, (5, 3, 31, 77), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        expected = model(**processor(levels.byte(), return_tensors="pt")).logits.numpy()
+    for program in json.loads((output / "page.json").read_text())["programs"]:
+        file = output / program["file"]
+        assert program["bytes"] == file.stat().st_size
+        assert str(ROOT).encode() not in file.read_bytes()  # paths of this machine
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        logits, attention = session.run(None, {"pixel_values": levels.float().numpy()})
+        tolerance = {"float32": 1e-5, "float16": 1e-2, "int8": 0.1}[program["name"]]
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+        assert attention.shape == (5, 5, 6)
+    with pytest.raises(FileExistsError, match="README"):  # its text may have been edited
+        export(model, output, "web", processor=processor, runtime=package, overwrite=True)
+    (output / "README.md").unlink()
+    export(model, output, "web", processor=processor, runtime=package, overwrite=True)
+
+
+def test_bad_input_is_refused(folder, package, tmp_path):
+    model, processor = hf_vit.load(folder)
+    (package / "dist" / "ort-wasm-simd-threaded.wasm").unlink()
+    for arguments, message in (
+        ({"processor": None, "runtime": package}, "NoneType"),
+        ({"processor": HfViTImageProcessor("native"), "runtime": package}, "native"),
+    ):
+        with pytest.raises(ConversionError, match=message):
+            export(model, tmp_path / "page", "web", **arguments)
+    with pytest.raises(ConversionError, match="expected web"):
+        export(model, tmp_path / "page", "onnx", processor=processor, runtime=package)
+    with pytest.raises(ConversionError, match="5 channels"):
+        export(tiny(num_channels=5), tmp_path / "page", "web", processor=processor, runtime=package)
+    with pytest.raises(ConversionError, match="onnxruntime-web"):
+        web._copy_runtime(package, tmp_path / "runtime")
+    assert main(["demo", str(folder), "--static", str(tmp_path / "page"), "--port", "80"]) == 2
+    assert not (tmp_path / "page").exists()
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """A server that sends the policy of the page with every file, so that it holds in the workers too."""
+
+    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".js": "text/javascript", ".mjs": "text/javascript"}  # noqa: RUF012
+
+    def end_headers(self):
+        self.send_header("Content-Security-Policy", self.server.policy)
+        super().end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def page(folder, tmp_path_factory):
+    """The page in a browser; its attribute `foreign` lists the requests to other origins."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no browser is installed")
+    try:
+        runtime = os.environ.get("HF_VIT_WEB_RUNTIME") or web.find_runtime()
+    except ConversionError as error:
+        pytest.skip(f"set HF_VIT_WEB_RUNTIME to the npm package onnxruntime-web, which cannot be downloaded: {error}")
+    output = tmp_path_factory.mktemp("page") / "page"
+    model, processor = hf_vit.load(folder)
+    export(model, output, "web", processor=processor, runtime=runtime)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(output)))
+    server.policy = (output / "index.html").read_text().split('content="default-src')[1].split('"')[0].strip()
+    server.policy = f"default-src {server.policy}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}/"
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        page = chromium.new_page(viewport={"width": 390, "height": 844})
+        page.set_default_timeout(60_000)
+        page.folder, page.foreign = output, []
+        page.on("request", lambda request: request.url.startswith((address, "data:")) or page.foreign.append(request))
+        page.goto(address)
+        page.wait_for_function("() => document.getElementById('status').textContent.startsWith('Ready')")
+        yield page
+        chromium.close()
+    server.shutdown()
+    server.server_close()
+
+
+def write_pictures(folder):
+    """Files by the largest difference in levels from Python's that a browser makes."""
+    noise = np.random.default_rng(7)
+    coarse = Image.fromarray(noise.integers(0, 256, (7, 9, 4), np.uint8)).resize((83, 61), Image.Resampling.BICUBIC)
+    clear, color = coarse, coarse.convert("RGB")
+    color.save(folder / "color.png")
+    color.save(folder / "color.jpg", quality=90)
+    color.resize((31, 97)).save(folder / "tall.png")
+    color.resize((2600, 1900)).save(folder / "large.png")
+    color.resize((1, 1)).save(folder / "tiny.png")
+    color.convert("L").save(folder / "gray.png")
+    color.quantize(16).save(folder / "palette.png")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    color.save(folder / "turned.jpg", exif=turned)
+    clear.save(folder / "transparent.png")
+    Image.fromarray(noise.integers(0, 65536, (31, 43), np.uint16)).save(folder / "sixteen_bits.png")
+    exact = {
+        path.name: 1e-4 for path in folder.glob("*.*g") if path.name not in ("transparent.png", "sixteen_bits.png")
+    }
+    return {**exact, "transparent.png": 0.02, "sixteen_bits.png": 0.02}
+
+
+@pytest.mark.browser
+def test_logits_in_a_browser_are_those_of_python(page, folder, tmp_path):
+    model, processor = hf_vit.load(folder)
+    pictures = write_pictures(tmp_path)
+    for name, tolerance in pictures.items():
+        shutil.copy(tmp_path / name, page.folder / name)
+        with torch.no_grad():
+            expected = model(**processor(str(tmp_path / name), return_tensors="pt")).logits[0]
+        logits = page.evaluate(CLASSIFY, name)
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance, err_msg=name)
+    assert not page.foreign
+
+
+@pytest.mark.browser
+def test_a_visitor_classifies_pictures_without_a_network(page, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    Image.new("RGB", (50, 40), "green").save(tmp_path / "green.png")
+    page.evaluate("() => navigator.serviceWorker.ready.then(() => true)")
+    page.context.set_offline(True)
+    page.reload()
+    page.wait_for_function("() => document.getElementById('status').textContent.startsWith('Ready')")
+    page.set_input_files("#files", [tmp_path / "broken.png", tmp_path / "green.png"])
+    page.wait_for_function("() => document.querySelectorAll('article:not(.waiting)').length === 2")
+    assert [heading.text_content() for heading in page.query_selector_all("h2")] == ["green.png", "broken.png"]
+    assert EVIL in page.text_content("article li")
+    assert page.title() != "run"
+    assert len(page.query_selector_all("article.error")) == 1
+    assert page.evaluate("() => crossOriginIsolated")  # the runtime may use several threads
+    assert page.evaluate("() => document.documentElement.scrollWidth") == 390
+    names = page.evaluate(
+        "() => [...document.querySelectorAll('button, input, select')].map((one) => (one.ariaLabel || "
+        "one.labels?.[0]?.textContent || one.textContent).trim())"
+    )
+    assert all(names)
+    page.context.set_offline(False)
+    assert not page.foreign

@@ -1,0 +1,205 @@
+"""Augmentation in batches on a device, here of CPU tensors: against the path on the CPU, and against the original."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit.data import device_augmentation
+from hf_vit.data.augmentation import Box, TrainTransform, sample_generator
+from hf_vit.data.device_augmentation import CutTransform, DeviceAugmentation
+from hf_vit.data.loaders import collate_fn, train_loader
+from hf_vit.data.randaugment import MOVES, NAMES, Operation, apply
+from hf_vit.data.samplers import BatchLayout
+from hf_vit.data.sources import load_digits, load_split
+from hf_vit.data.splits import open_split
+from hf_vit.scripts.pretrain import pretrain
+
+from ..launching import DIGITS, arguments, weights
+from .test_augmentation import PLAIN, STRONG, check_operation
+
+SIZE = (20, 36)
+CPU = torch.device("cpu")
+
+
+def picture(height: int, width: int, mode: str = "RGB") -> Image.Image:
+    """Waves with noise: smooth enough for weights of the interpolation to matter, with levels of the whole range."""
+    y, x = np.mgrid[:height, :width]
+    waves = [128 + 120 * np.sin(x / 7 + y / 11), 128 + 90 * np.cos(x / 5), 40 + x * y % 150]
+    noise = np.random.default_rng(height * width).normal(0, 8, (height, width, 3))
+    return Image.fromarray(np.clip(np.stack(waves, axis=-1) + noise, 0, 255).astype(np.uint8)).convert(mode)
+
+
+# Smaller and larger than the result, of its size, and so large that a worker resizes their crops
+SIZES = [(31, 47), (200, 300), (9, 7), (64, 33), (1, 1), SIZE, (19, 90)] * 3
+
+
+def both(pictures: list[Image.Image], **options) -> tuple[torch.Tensor, torch.Tensor]:
+    """The images of the path on the CPU, and those of the path on the device."""
+    plain = TrainTransform(SIZE, **options)
+    expected = np.stack([plain(image, sample_generator(5, 1, n)) for n, image in enumerate(pictures)])
+    return torch.from_numpy(expected), DeviceAugmentation(plain, CPU)(cut(pictures, **options))["image"]
+
+
+def cut(pictures: list[Image.Image], **options) -> dict[str, torch.Tensor]:
+    transform = CutTransform(SIZE, **options)
+    return collate_fn([transform.sample(image, sample_generator(5, 1, n)) for n, image in enumerate(pictures)])
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(
+    "crop",
+    [
+        {"crop": "inception"},
+        {"crop": "none"},
+        {"crop": "inception", "antialias": True},
+        {"crop": "random", "resize": (40, 70)},
+        {"crop": "resmall", "resize": (66, 66)},
+    ],
+)
+def test_batches_equal_those_of_the_path_on_the_cpu(monkeypatch, crop, mode):
+    """To the bit, with float64; and images are computed in several parts."""
+    monkeypatch.setattr(device_augmentation, "_PIXELS", 5 * SIZE[0] * SIZE[1])
+    pictures = [picture(height, width, mode) for height, width in SIZES]
+    for layers, magnitude in ((0, 0), (2, 10), (3, 15)):
+        expected, found = both(pictures, mode=mode, randaugment_layers=layers, randaugment_magnitude=magnitude, **crop)
+        assert found.equal(expected)
+        assert found.dtype == torch.uint8
+
+
+def test_without_float64_levels_differ_by_at_most_one():
+    pictures = [picture(*size) for size in SIZES]
+    augmentation = DeviceAugmentation(TrainTransform(SIZE), CPU)
+    augmentation.has_float64 = False
+    difference = (augmentation(cut(pictures))["image"].int() - both(pictures)[0]).abs()
+    assert difference.max() <= 1
+    assert (difference > 0).float().mean() < 0.02
+
+
+def test_large_crops_do_not_travel_at_their_full_resolution():
+    batch = cut([picture(400, 500)] * 4, crop="none")
+    assert len(batch["pixels"]) == 4 * SIZE[0] * SIZE[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_operations_equal_those_of_the_path_on_the_cpu(name, mode):
+    """Each image of a batch has other random numbers; a gray one has one level, which leaves nothing to stretch."""
+    pictures = [picture(*SIZE, mode), picture(*SIZE[::-1], mode).rotate(90, expand=True), Image.new(mode, SIZE[::-1])]
+    drawn = [Operation(NAMES.index(name), bool(n % 2), 7 * n, 9 * n) for n in range(3)]
+    images = torch.from_numpy(np.stack([np.asarray(image).reshape(*SIZE, -1) for image in pictures]))
+    for magnitude in (0, 1, 4.5, 9, 10, 15, 30):
+        found = on_device(images, drawn, magnitude)
+        for image, operation, ours in zip(pictures, drawn, found, strict=True):
+            expected = np.asarray(apply(image, operation, magnitude / 10)).reshape(*SIZE, -1)
+            assert np.array_equal(ours, expected), magnitude
+
+
+def on_device(images: torch.Tensor, drawn: list[Operation], magnitude: float) -> np.ndarray:
+    height, width = images.shape[1:3]
+    augmentation = DeviceAugmentation(
+        TrainTransform((height, width), randaugment_layers=1, randaugment_magnitude=magnitude), CPU
+    )
+    fields = torch.tensor(drawn, dtype=torch.long)[:, None]
+    return augmentation.apply(images.clone(), fields, fields).numpy()
+
+
+def augment_batch(name: str, images: np.ndarray, magnitude: float, sign: str) -> np.ndarray:
+    drawn = [Operation(NAMES.index(name), is_negative=sign == "minus")] * len(images)
+    return on_device(torch.from_numpy(images), drawn, magnitude).astype(int)
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *STRONG, *MOVES])
+def test_operations_equal_the_original(goldens, name):
+    check_operation(name, np.load(goldens / "training" / "randaugment.npz"), augment_batch)
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *STRONG, *MOVES])
+def test_operations_on_photographs_equal_the_original(shared, name):
+    check_operation(name, np.load(shared / "goldens" / "training" / "randaugment_photos.npz"), augment_batch)
+
+
+def test_cutout_equals_the_original(goldens):
+    expected = np.load(goldens / "training" / "randaugment.npz")
+    keys = [key for key in expected.files if key.startswith("Cutout/") and not key.endswith("box")]
+    images = torch.from_numpy(expected["cutout_image"][None])
+    for key in keys:
+        y, x = map(int, key.split("/")[2].split("_"))
+        ours = on_device(images, [Operation(NAMES.index("Cutout"), x=x, y=y)], int(key.split("/")[1]))
+        assert np.array_equal(ours[0], expected[key]), key
+
+
+@pytest.mark.parametrize("name", ["image0/box0", "image1/box0", "image1/box1", "image3/box0"])
+def test_crop_and_resize_equals_the_original(goldens, name):
+    preprocess = np.load(goldens / "preprocess.npz")
+    top, left, height, width, size = preprocess[name].tolist()
+    transform = CutTransform((size, size), flip=False)
+    image, rng = Image.fromarray(preprocess[name.split("/")[0]]), np.random.default_rng(0)
+    batch = collate_fn([transform.sample(image, rng, Box(top, left, height, width))])
+    expected = np.rint((preprocess[f"{name}/bv_train"] + 1) * 127.5).astype(int)
+    difference = np.abs(DeviceAugmentation(transform, CPU)(batch)["image"][0].numpy() - expected)
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 0.05
+
+
+def test_nothing_is_read_from_the_device():
+    """A tensor on "meta" has no values: a read raises an error."""
+    batch = cut([picture(*size) for size in SIZES], randaugment_layers=4, randaugment_magnitude=9)
+    options = {"randaugment_layers": 4, "randaugment_magnitude": 9}
+    image = DeviceAugmentation(TrainTransform(SIZE, **options), torch.device("meta"))(batch)["image"]
+    assert (image.shape, image.dtype, image.device.type) == ((len(SIZES), *SIZE, 3), torch.uint8, "meta")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """The digits in three parquet files with many blocks."""
+    folder = tmp_path_factory.mktemp("shards")
+    for number, rows in enumerate(np.array_split(np.arange(1437), 3)):
+        load_digits()["train"].select(rows).to_parquet(folder / f"train-{number}.parquet", batch_size=10)
+    return folder
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_parts_of_several_workers_are_joined(shards, workers):
+    """In a thread; every sample has its own pixels, whatever the worker."""
+    split = open_split(load_split(str(shards), "train", streaming=True))
+    options = {"size": (12, 10), "mode": "L", "randaugment_layers": 1, "randaugment_magnitude": 9}
+    plain, for_device = (
+        list(train_loader(split, transform(**options), 3, BatchLayout(60, 60), range(4), number))
+        for transform, number in ((TrainTransform, 0), (CutTransform, workers))
+    )
+    augmentation = DeviceAugmentation(TrainTransform(**options), CPU)
+    for expected, batch in zip(plain, map(augmentation, for_device), strict=True):
+        assert batch.keys() == expected.keys()
+        assert all(batch[name].equal(expected[name]) for name in expected)
+
+
+RUN = {**DIGITS, "steps": 6, "warmup_steps": 0, "num_workers": 0, "save_every": 3, "eval_every": 100}
+RUN |= {"randaugment_layers": 2, "randaugment_magnitude": 12, "mixup_alpha": 0.2, "cutmix_alpha": 1.0, "flip": "true"}
+
+
+def train(folder, **changes) -> dict[str, torch.Tensor]:
+    pretrain(arguments(**{**RUN, "output_dir": folder, **changes}))
+    return weights(folder)
+
+
+@pytest.mark.usefixtures("fresh_accelerator")
+def test_a_run_ends_with_the_same_weights(tmp_path, shards):
+    """And one that begins on the CPU goes on on the device; as does one that reads shards with two workers."""
+    expected = train(tmp_path / "cpu", augment_on="cpu")
+    found = train(tmp_path / "device", augment_on="device")
+    assert all(found[name].equal(expected[name]) for name in expected)
+    train(tmp_path / "moved", augment_on="cpu", steps=3, schedule="constant")
+    moved = train(tmp_path / "moved", augment_on="device", schedule="constant", resume="true")
+    expected = train(tmp_path / "straight", augment_on="cpu", schedule="constant")
+    assert all(moved[name].equal(expected[name]) for name in expected)
+    where = {"dataset": shards, "streaming": "true", "eval_split": "none"}
+    expected = train(tmp_path / "shards", augment_on="cpu", **where)
+    found = train(tmp_path / "shards_device", augment_on="device", num_workers=2, **where)
+    assert all(found[name].equal(expected[name]) for name in expected)
+
+
+def test_native_aspect_ratios_are_refused(tmp_path):
+    plain = {"mixup_alpha": 0, "cutmix_alpha": 0, "preset": "native"}
+    with pytest.raises(ValueError, match="augment"):
+        train(tmp_path / "out", augment_on="device", **plain)

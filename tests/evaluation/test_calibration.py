@@ -1,0 +1,98 @@
+"""Temperature and sets of classes, against scipy, scikit-learn's loss and the guarantee of conformal prediction."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.stats import binom
+from sklearn.metrics import log_loss
+from torch.nn.functional import softmax
+
+import hf_vit
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.data.sources import load_split
+from hf_vit.evaluation.calibration import calibration_error, coverage_threshold, fit_temperature, measure
+
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+def draw(images: int, temperature: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of seven classes whose probabilities are right when divided by `temperature`."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(images, 7)) * 2
+    cumulated = softmax(torch.from_numpy(logits), dim=1).numpy().cumsum(axis=1)
+    labels = (cumulated < rng.random((images, 1))).sum(axis=1).clip(max=6)
+    return logits * temperature, labels
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 4.0])
+def test_the_temperature_has_the_lowest_loss(temperature):
+    logits, labels = draw(3000, temperature)
+
+    def loss(divisor: float) -> float:
+        return log_loss(labels, softmax(torch.from_numpy(logits / divisor), dim=1).numpy(), labels=np.arange(7))
+
+    best = minimize_scalar(loss, bounds=(0.05, 20), method="bounded", options={"xatol": 1e-8}).x
+    assert fit_temperature(logits, labels) == pytest.approx(best, rel=1e-4)
+    assert best == pytest.approx(temperature, rel=0.1)
+
+
+def test_the_error_is_that_of_its_definition():
+    logits, labels = draw(500, 2.5)
+    probabilities = softmax(torch.from_numpy(logits), dim=1).numpy()
+    error, confidence = 0.0, probabilities.max(axis=1)
+    for lowest in range(15):
+        rows = (confidence > lowest / 15) & (confidence <= (lowest + 1) / 15)
+        right = probabilities.argmax(axis=1)[rows] == labels[rows]
+        error += abs(right.sum() - confidence[rows].sum()) / len(labels)
+    assert calibration_error(probabilities, labels) == pytest.approx(error)
+    results = measure(*draw(4000, 2.5))["expected_calibration_error"]
+    assert results["after"] < 0.03 < 0.1 < results["before"]
+
+
+@pytest.mark.parametrize("coverage", [0.8, 0.9, 0.95, 0.99])
+def test_sets_hold_the_label_as_often_as_asked(coverage):
+    """500 resamplings: the mean coverage is inside the band of binomial counts around the promise."""
+    logits, labels = draw(20_000, 1.0, seed=3)
+    own = softmax(torch.from_numpy(logits), dim=1).numpy()[np.arange(len(labels)), labels]
+    rng = np.random.default_rng(5)
+    held = 0
+    for _ in range(500):
+        rows = rng.permutation(len(own))[:300]
+        held += int((own[rows[200:]] >= coverage_threshold(own[rows[:200]], coverage)).sum())
+    share = 1 - np.floor(201 * (1 - coverage) + 1e-9) / 201  # exact for continuous probabilities
+    assert share >= coverage
+    low, high = binom.interval(0.9999, 50_000, share)
+    spread = 4 * np.sqrt(share * (1 - share) / 201 * 500) * 100  # the thresholds are drawn too
+    assert low - spread <= held <= high + spread
+
+
+def test_a_calibrated_folder_has_divided_logits(tmp_path, fresh_accelerator):
+    torch.manual_seed(0)
+    config = HfViTConfig(**SHAPE, image_size=8, patch_size=4, num_channels=1, num_labels=10)
+    model = HfViTForImageClassification(config).eval()
+    processor = HfViTImageProcessor.for_model(config)
+    train = load_split("digits", "train[:600]")
+    with torch.no_grad():
+        features = model.vit(processor(list(train["image"]), return_tensors="pt").pixel_values).pooler_output
+        targets = torch.nn.functional.one_hot(torch.tensor(train["label"]), 10) - 0.1
+        model.classifier.weight.copy_(30 * torch.linalg.lstsq(features, targets).solution.T)
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    more = {"num_workers": 0, "eval_batch_size": 40}
+    results = hf_vit.calibrate(tmp_path / "model", "digits", tmp_path / "calibrated", "test[:90]", **more)
+    assert results == json.loads((tmp_path / "calibrated" / "calibration.json").read_text())
+    calibrated = HfViTForImageClassification.from_pretrained(tmp_path / "calibrated")
+    pixels = torch.rand(3, 1, 8, 8)
+    expected = model(pixels).logits / results["temperature"]
+    torch.testing.assert_close(calibrated(pixels).logits, expected, rtol=1e-5, atol=1e-5)
+    assert calibrated.config.temperature == results["temperature"] > 1.5
+    assert calibrated.config.coverage_thresholds["0.9"] == results["coverage"]["0.9"]["threshold"]
+    again = hf_vit.calibrate(tmp_path / "calibrated", "digits", tmp_path / "twice", "test[:90]", **more)
+    assert again["temperature"] == pytest.approx(1, abs=1e-3)
+    with pytest.raises(FileExistsError):
+        hf_vit.calibrate(tmp_path / "model", "digits", tmp_path / "twice", "test[:90]", **more)
+    with pytest.raises(ValueError, match="19 images"):
+        hf_vit.calibrate(tmp_path / "model", "digits", tmp_path / "few", "test[:19]", **more)

@@ -1,0 +1,37 @@
+"""Classes that are predicted by their scores, instead of the first ones."""
+
+import pytest
+import torch
+
+import hf_vit
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.files.predictions import lowest_scores, most_likely
+
+SHAPE = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
+SHAPE |= {"image_size": 8, "patch_size": 4, "num_labels": 3}
+
+
+def test_classes_reach_their_own_thresholds():
+    config = HfViTConfig(**SHAPE, problem_type="multi_label_classification", label_thresholds=[0.2, 0.7, 0.4])
+    logits = torch.tensor([[0.3, 0.1, 0.5], [0.1, 0.8, 0.3], [0.1, 0.1, 0.1]]).logit()
+    chosen = most_likely(logits, config, lowest=lowest_scores(config, "auto"))
+    assert [[prediction.label for prediction in image] for image in chosen] == [["LABEL_2", "LABEL_0"], ["LABEL_1"], []]
+    chosen = most_likely(logits, config, lowest=lowest_scores(config, 0.25))
+    assert [len(image) for image in chosen] == [2, 2, 0]
+    config.label_thresholds = [0.9]  # of another head
+    assert lowest_scores(config, "auto") == [0.5] * 3
+
+
+def test_sets_of_a_coverage(tmp_path):
+    config = HfViTConfig(**SHAPE, coverage_thresholds={"0.9": 0.3, "0.95": 0.0})
+    HfViTForImageClassification(config).save_pretrained(tmp_path)  # its head is zero: each class has 1/3
+    HfViTImageProcessor.for_model(config).save_pretrained(tmp_path)
+    image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    assert len(next(hf_vit.predict(str(tmp_path), [image], top_k=1, coverage=0.9))) == 3
+    assert list(hf_vit.predict(str(tmp_path), [image], threshold=0.4)) == [[]]
+    with pytest.raises(ValueError, match=r"0\.9, 0\.95"):
+        next(hf_vit.predict(str(tmp_path), [image], coverage=0.8))
+    with pytest.raises(ValueError, match="coverage"):
+        lowest_scores(config, 0.5, 0.9)
+    with pytest.raises(ValueError, match="calibrate"):
+        lowest_scores(HfViTConfig(**SHAPE), coverage=0.9)

@@ -1,0 +1,192 @@
+"""Images with any number of channels: adapted kernels, files, training and prediction."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModel
+
+import hf_vit
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.data.augmentation import ArrayTransform, TrainTransform
+from hf_vit.data.loaders import channel_statistics
+from hf_vit.data.splits import open_named
+from hf_vit.models.configuration_hf_bit import HfBiTConfig
+from hf_vit.models.configuration_hf_vit import HfViTHybridConfig
+from hf_vit.models.image_reading import ImageReadingError, read_image
+from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
+from hf_vit.models.modeling_hf_vit import HfViTHybridForImageClassification
+from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
+from hf_vit.settings.fields import EvaluateSettings
+
+SIZES = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
+MODELS = {
+    "vit": lambda: HfViTForImageClassification(HfViTConfig(**SIZES, image_size=(16, 24), patch_size=8)),
+    "hybrid": lambda: HfViTHybridForImageClassification(
+        HfViTHybridConfig(**SIZES, image_size=(32, 64), patch_size=1, stem_depths=[1], stem_width=32)
+    ),
+    "bit": lambda: HfBiTForImageClassification(HfBiTConfig(embedding_size=32, depths=[1], image_size=(32, 40))),
+}
+
+
+def first_kernel(model) -> torch.Tensor:
+    return next(module.weight for module in model.modules() if isinstance(module, torch.nn.Conv2d)).detach()
+
+
+def adapted(kernel: np.ndarray, channels: int) -> np.ndarray:
+    """timm's `adapt_input_conv`, channel by channel."""
+    if channels == 1:
+        return kernel.sum(axis=1, keepdims=True)
+    old = kernel.shape[1]
+    return np.stack([kernel[:, channel % old] * old / channels for channel in range(channels)], axis=1)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("channels", [1, 2, 5, 13])
+def test_kernels_are_adapted_as_in_timm(kind, channels, tmp_path):
+    model = MODELS[kind]()
+    model.save_pretrained(tmp_path / "colors")
+    kernel = first_kernel(model).numpy()
+    loaded = type(model).from_pretrained(tmp_path / "colors", num_channels=channels)
+    np.testing.assert_allclose(first_kernel(loaded).numpy(), adapted(kernel, channels), rtol=1e-6, atol=1e-7)
+    pixels = torch.randn(2, channels, 32, 64 if kind == "hybrid" else 40)
+    logits = loaded(pixels, interpolate_pos_encoding=True).logits if kind == "vit" else loaded(pixels).logits
+    loaded.save_pretrained(tmp_path / "bands")
+    again = type(model).from_pretrained(tmp_path / "bands")
+    assert again.config.num_channels == channels
+    more = {"interpolate_pos_encoding": True} if kind == "vit" else {}
+    assert torch.equal(again(pixels, **more).logits, logits)
+
+
+def test_adaptation_equals_timm():
+    timm_models = pytest.importorskip("timm.models")
+    kernel = torch.randn(7, 3, 5, 4)
+    for channels in (1, 2, 4, 13):
+        expected = timm_models.adapt_input_conv(channels, kernel).numpy()
+        np.testing.assert_allclose(expected, adapted(kernel.numpy(), channels), rtol=1e-6)
+
+
+def test_auto_classes_and_load(tmp_path):
+    MODELS["vit"]().save_pretrained(tmp_path)
+    processor = HfViTImageProcessor(size={"height": 16, "width": 24}, image_mean=[0.1, 0.2, 0.3])
+    processor.save_pretrained(tmp_path)
+    assert AutoModel.from_pretrained(tmp_path, num_channels=4)(torch.randn(1, 4, 16, 24)).pooler_output.shape == (1, 12)
+    model, processor = hf_vit.load(tmp_path, num_channels=5)
+    assert processor.image_mean == [0.1, 0.2, 0.3, 0.1, 0.2]
+    pixels = processor(np.zeros((30, 20, 5), np.uint8), return_tensors="pt").pixel_values
+    assert model(pixels).logits.isfinite().all()
+    with pytest.raises(ValueError, match="num_channels"):
+        hf_vit.load(tmp_path, num_channels=0)
+
+
+def test_a_model_that_predicts_pixels_keeps_its_channels(tmp_path):
+    HfViTForMaskedPatchPrediction(HfViTConfig(**SIZES, image_size=16, patch_size=8)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="num_channels"):
+        HfViTForMaskedPatchPrediction.from_pretrained(tmp_path, num_channels=4)
+
+
+@pytest.fixture
+def levels() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (7, 9, 6), dtype=np.uint8)
+
+
+def test_files_of_any_number_of_channels(levels, tmp_path):
+    np.save(tmp_path / "last.npy", levels)
+    np.save(tmp_path / "first.npy", levels.transpose(2, 0, 1))
+    pages = [Image.fromarray(levels[..., channel]) for channel in range(6)]
+    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
+    deep = [Image.fromarray(levels[..., channel].astype(np.uint16) * 257) for channel in range(6)]
+    deep[0].save(tmp_path / "deep.tif", save_all=True, append_images=deep[1:])
+    for channel, page in enumerate(pages):
+        page.save(tmp_path / f"{channel}.png")
+    files = [str(tmp_path / f"{channel}.png") for channel in range(6)]
+    content = (tmp_path / "last.npy").read_bytes()
+    forms = ["last.npy", "first.npy", "pages.tif", "deep.tif"]
+    images = [*(str(tmp_path / form) for form in forms), {"channels": files}, content, {"bytes": content, "path": None}]
+    for image in images:
+        read = read_image(image, 6).permute(1, 2, 0).numpy()
+        np.testing.assert_array_equal(read, levels, str(image)[:50])
+
+
+def test_files_that_do_not_fit_are_refused(levels, tmp_path):
+    np.save(tmp_path / "array.npy", levels)
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "array.npy").read_bytes()[:100])
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    pages = [Image.fromarray(levels[..., channel]) for channel in range(6)]
+    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
+    for name, channels in (("array.npy", 5), ("cut.npy", 6), ("objects.npy", 6), ("pages.tif", 5)):
+        with pytest.raises(ImageReadingError, match=name):
+            read_image(str(tmp_path / name), channels, name=name)
+    pages[0].resize((3, 3)).save(tmp_path / "small.png")
+    pages[0].save(tmp_path / "large.png")
+    with pytest.raises(ImageReadingError):
+        read_image({"channels": [str(tmp_path / "small.png"), str(tmp_path / "large.png")]}, 2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"crop": "inception"},
+        {"crop": "none"},
+        {"crop": "random", "resize": (20, 24)},
+        {"crop": "resmall", "resize": (18, 18)},
+    ],
+    ids=lambda options: options["crop"],
+)
+def test_arrays_are_augmented_as_color_images(options):
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (23, 31, 3), dtype=np.uint8))
+    colors, arrays = TrainTransform((12, 16), **options), ArrayTransform((12, 16), **options, num_channels=3)
+    for seed in range(8):
+        expected = colors.sample(image, np.random.default_rng(seed))["image"].astype(int)
+        levels = arrays.read({"bytes": png(image), "path": None})
+        ours = arrays.sample(levels, np.random.default_rng(seed))["image"].astype(int)
+        assert np.abs(ours - expected).max() <= 1
+        assert (ours != expected).mean() < 0.05
+
+
+def png(image: Image.Image) -> bytes:
+    content = io.BytesIO()
+    image.save(content, "PNG")
+    return content.getvalue()
+
+
+@pytest.fixture
+def bands(tmp_path):
+    """Images of five bands, one of which is brighter in each class."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 24), ("test", 8)):
+        for number in range(3):
+            folder = tmp_path / "data" / split / f"class{number}"
+            folder.mkdir(parents=True)
+            for index in range(count):
+                image = rng.integers(0, 120, (20, 24, 5), dtype=np.uint8)
+                image[..., 2 + number] += 90
+                np.save(folder / f"{index:02}.npy", image)
+    return tmp_path / "data"
+
+
+def test_statistics_are_those_of_all_pixels(bands):
+    split = open_named(EvaluateSettings(model="none", dataset=str(bands)), "train")
+    mean, std = channel_statistics(split, 5)
+    pixels = np.stack([np.load(file) for file in sorted(bands.glob("train/*/*.npy"))]).reshape(-1, 5) / 255
+    np.testing.assert_allclose(mean, pixels.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(std, pixels.std(axis=0), rtol=1e-5)
+
+
+def test_training_on_five_bands(bands, tmp_path, fresh_accelerator):
+    config = HfViTConfig(**SIZES, image_size=16, patch_size=8)
+    HfViTForImageClassification(config).save_pretrained(tmp_path / "model")
+    HfViTImageProcessor.for_model(config).save_pretrained(tmp_path / "model")
+    settings = {"steps": 40, "warmup_steps": 4, "batch_size": 24, "optimizer": "adamw", "learning_rate": 0.005}
+    settings |= {"num_workers": 0, "report_to": "none", "num_channels": 5}
+    metrics = hf_vit.finetune(tmp_path / "model", bands, tmp_path / "out", **settings)
+    assert metrics["accuracy"] == 1.0
+    assert len(json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())["image_std"]) == 5
+    files = sorted((bands / "test").glob("*/*.npy"))
+    for file, (best, *_) in zip(files, hf_vit.predict(str(tmp_path / "out"), files), strict=True):
+        assert best.label == file.parent.name
+    with pytest.raises(ValueError, match="randaugment"):
+        hf_vit.finetune(tmp_path / "model", bands, tmp_path / "no", **settings, randaugment_layers=2)

@@ -1,0 +1,221 @@
+"""Released files while their bucket answers 403: from mirrors, and from copies in other formats on the Hub."""
+
+import json
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTHybridConfig, HfViTHybridForImageClassification
+from hf_vit.catalog import address_of, copies_of
+from hf_vit.conversion import convert, export_jax, export_timm, export_transformers, fingerprint
+from hf_vit.conversion.checkpoint import fetch_any, open_checkpoint
+from hf_vit.conversion.converting import read_as_original
+from hf_vit.conversion.recognition import recognise
+from hf_vit.conversion.source import Request
+
+from ..paths import PEERS, SHARED
+from ..tiny_models import randomize
+
+WEIGHTS = SHARED / "weights"
+NPZ, OF_TIMM = WEIGHTS / "Ti_16-imagenet2012-res_224.npz", WEIGHTS / "vit_tiny_patch16_224_timm.safetensors"
+SMALL = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 22,
+    "num_labels": 11,
+    "patch_size": 4,
+    "image_size": 12,
+}
+HYBRID = {**SMALL, "stem_depths": [2, 2, 2, 2], "stem_width": 32, "patch_size": 1, "image_size": 96}
+OF_ORIGINAL = "vit_models/imagenet21k+imagenet2012/ViT-B_16-224.npz"
+AS_IN_JAX = """
+import torch, hf_vit
+def same(address):
+    torch.manual_seed(0)
+    pixels = None
+    found = []
+    for name in (address, NPZ):
+        model, processor = hf_vit.conversion.convert(name)
+        size = model.config.image_size
+        pixels = torch.randn(2, 3, size, size) if pixels is None else pixels
+        output = model(pixels)
+        found.append((output[0].tolist(), processor.to_dict(), model.config.to_dict(), model.conversion_record))
+    (*mine, record), (*theirs, original) = found
+    assert mine == theirs
+    assert record["fingerprint"] == original["fingerprint"] and record["source"] == address
+    return record
+"""
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Google's bucket, closed."""
+
+    def do_GET(self):
+        self.server.requests.append(self.path)
+        self.send_error(403)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def closed_bucket():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        server.requests = []
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def with_bucket(server, code, **environment):
+    """Code of a client for which `server` is Google's bucket."""
+    environment |= {"HF_VIT_ALLOW": "http,private"}
+    return (
+        f"import os\nos.environ.update({environment!r})\nfrom hf_vit.files import download\n"
+        f"download.BUCKETS = 'http://127.0.0.1:{server.server_address[1]}'\n{code}"
+    )
+
+
+def upload(client, folder, name, token="hf_me"):
+    code = f"HfApi().upload_folder(repo_id={name!r}, folder_path={str(folder)!r})"
+    client(f"from huggingface_hub import HfApi\nHfApi().create_repo({name!r})\n{code}", token=token)
+
+
+def mirror_of(npz, address, folder):
+    """A folder with the bucket's own paths."""
+    place = folder / address.removeprefix("gs://")
+    place.parent.mkdir(parents=True)
+    shutil.copyfile(npz, place)
+    return place
+
+
+@pytest.fixture
+def real_copy(client, tmp_path):
+    """timm's own file on the Hub; the .npz under its own name."""
+    if not NPZ.is_file():
+        pytest.skip("the real weights are not at hand")
+    address = address_of("augreg:Ti/16")
+    (tmp_path / "timm").mkdir()
+    shutil.copyfile(OF_TIMM, tmp_path / "timm" / "model.safetensors")
+    about = {"architecture": "vit_tiny_patch16_224", "num_classes": 1000, "pretrained_cfg": {"crop_pct": 0.9}}
+    (tmp_path / "timm" / "config.json").write_text(json.dumps(about))
+    upload(client, tmp_path / "timm", copies_of(address)[0])
+    return address, mirror_of(NPZ, address, tmp_path / "mirror")
+
+
+def test_the_real_copy_gives_the_originals_logits(client, closed_bucket, real_copy, tmp_path):
+    address, _ = real_copy
+    code = f"""
+{AS_IN_JAX}
+pixels = torch.randn(2, 3, 224, 224)
+copy, processor = hf_vit.load("augreg:Ti/16")
+again, _ = hf_vit.load({address!r})
+os.environ["HF_VIT_SOURCES"] = {str(tmp_path / "mirror")!r}
+original, its_processor = hf_vit.conversion.convert({address!r})
+print(torch.equal(copy(pixels).logits, original(pixels).logits), torch.equal(copy(pixels).logits, again(pixels).logits))
+print(processor.to_dict() == its_processor.to_dict(), copy.config.id2label == original.config.id2label)
+print(copy.config.id2label[281], copy.config.hidden_act, copy.config.layer_norm_eps, processor.preset)
+"""
+    lines = client(with_bucket(closed_bucket, code)).splitlines()
+    assert lines == ["True True", "True True", "tabby gelu_pytorch_tanh 1e-06 augreg"]
+    assert len(closed_bucket.requests) == 1  # converted once
+
+
+def test_commands_work_while_the_bucket_is_closed(client, closed_bucket, real_copy, tmp_path):
+    address, _ = real_copy
+    Image.new("RGB", (40, 30), (200, 20, 20)).save(tmp_path / "cat.jpg")
+    for split in ("train", "test"):
+        for kind, color in (("red", (200, 20, 20)), ("blue", (20, 20, 200))):
+            (tmp_path / "data" / split / kind).mkdir(parents=True)
+            Image.new("RGB", (40, 36), color).save(tmp_path / "data" / split / kind / "0.png")
+    few_steps = "--epochs null --steps 2 --warmup_steps 0 --batch_size 2 --num_workers 0 --report_to none --device cpu"
+    commands = [
+        ["convert", address, str(tmp_path / "ti16")],
+        ["predict", "augreg:Ti/16", str(tmp_path / "cat.jpg"), "--top-k", "3"],
+        ["predict", str(tmp_path / "ti16"), str(tmp_path / "cat.jpg"), "--top-k", "3"],
+        ["finetune", "--model", "augreg:Ti/16", "--dataset", str(tmp_path / "data"), "--output-dir",
+         str(tmp_path / "mine"), *few_steps.split()[:-2]],
+    ]  # fmt: skip
+    code = f"from hf_vit.cli import main\nfor command in {commands!r}:\n    assert main(command) == 0, command"
+    output = client(with_bucket(closed_bucket, code))
+    assert "vit_tiny_patch16_224.augreg_in21k_ft_in1k" in output
+    assert output.count("cat.jpg") == 2
+    assert fingerprint(tmp_path / "ti16") == fingerprint(NPZ)
+    assert (tmp_path / "mine" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("address", "model", "write"),
+    [
+        (OF_ORIGINAL, HfViTForImageClassification(HfViTConfig(**SMALL)), export_timm),
+        (OF_ORIGINAL, HfViTForImageClassification(HfViTConfig(**SMALL)), export_transformers),
+        (
+            "vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz",
+            HfViTHybridForImageClassification(HfViTHybridConfig(**HYBRID)),
+            export_timm,
+        ),
+    ],
+    ids=["timm", "transformers", "hybrid"],
+)  # fmt: skip
+def test_a_copy_computes_as_the_original(client, closed_bucket, tmp_path, address, model, write):
+    randomize(model, std=0.1)
+    export_jax(model, tmp_path / "model.npz")
+    model.config.hidden_act = "gelu"  # what ports say
+    if hasattr(model.config, "stem_depths"):
+        model.config.weight_standardization_eps = 1e-8
+    write(model, tmp_path / "copy")
+    copies = copies_of(f"gs://{address}")
+    name = next(name for name in copies if name.startswith("google/") == (write is export_transformers))
+    upload(client, tmp_path / "copy", name)
+    npz = mirror_of(tmp_path / "model.npz", address, tmp_path / "mirror")
+    code = f"{AS_IN_JAX}\nNPZ = {str(npz)!r}\nprint(same('gs://{address}')['copy'])"
+    assert name in client(with_bucket(closed_bucket, code))
+
+
+def test_what_a_copy_has_lost_is_said(client, closed_bucket, tmp_path):
+    model = randomize(HfViTForImageClassification(HfViTConfig(**SMALL)))
+    export_timm(model, tmp_path / "copy")
+    upload(client, tmp_path / "copy", "timm/vit_base_patch16_224.orig_in21k")
+    command = ["convert", "gs://vit_models/imagenet21k/ViT-B_16.npz", str(tmp_path / "out")]
+    output = client(with_bucket(closed_bucket, f"from hf_vit.cli import main\nmain({command!r})"))
+    assert "pre-logits" in output
+    record = json.loads((tmp_path / "out" / "conversion.json").read_text())
+    assert record["copy"] == {"name": "timm/vit_base_patch16_224.orig_in21k", "without": ["pre-logits layer"]}
+
+
+def test_mirrors_come_first(client, closed_bucket, tmp_path):
+    model = randomize(HfViTForImageClassification(HfViTConfig(**SMALL)))
+    export_jax(model, tmp_path / "model.npz")
+    mirror_of(tmp_path / "model.npz", OF_ORIGINAL, tmp_path / "mirror")
+    upload(client, tmp_path / "mirror", "me/mirror")
+    places = {"local": f"{tmp_path}/no,{tmp_path}/mirror", "hub": "hf://me/none, hf://me/mirror/"}
+    for name, sources in places.items():
+        code = f"from hf_vit.conversion import convert\nmodel, _ = convert('gs://{OF_ORIGINAL}')\nprint(model.conversion_record)"
+        output = client(with_bucket(closed_bucket, code, HF_VIT_SOURCES=sources))
+        assert "'copy'" not in output, name
+        assert f"'source': 'gs://{OF_ORIGINAL}'" in output, name
+    assert closed_bucket.requests == []
+
+
+def test_an_error_names_every_place(client, closed_bucket):
+    code = f"from hf_vit.conversion import convert\nconvert('gs://{OF_ORIGINAL}')"
+    error = client(with_bucket(closed_bucket, code, HF_VIT_SOURCES="/no"), status=1)
+    assert all(place in error for place in ("/no/vit_models", "answers 403", *copies_of(f"gs://{OF_ORIGINAL}")))
+
+
+def test_a_resnet_of_timm_is_read_as_the_originals():
+    with open_checkpoint(fetch_any(str(PEERS / "timm_bit.safetensors"))) as copy:
+        original = read_as_original(copy, "gs://bit_models/BiT-M-R50x1.npz")
+    source, naming = recognise(original, request := Request(None, None, {}))
+    model, _, record = source.read(original, naming, request)
+    assert record["dialect"]["names"] == "big_transfer"
+    assert model.config.weight_standardization_eps == 1e-10
+    theirs, _ = convert(PEERS / "timm_bit.safetensors")
+    assert all(torch.equal(array, theirs.state_dict()[name]) for name, array in model.state_dict().items())

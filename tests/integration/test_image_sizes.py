@@ -1,0 +1,267 @@
+"""Agreement of a model and its image processor on the image size; a difference gives one warning.
+
+Judged by what `transformers.pipeline` hands to the model, and by the numbers of the published processors.
+"""
+
+import json
+import logging
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+from torch import nn
+from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
+
+import hf_vit
+from hf_vit.loading import save_folder
+from hf_vit.models.image_processing_hf_vit import output_size, set_processor_size
+from hf_vit.prediction import predict
+
+from ..tiny_models import SIZES, tiny, tiny_bit
+
+ASKED = (40, 64)
+PICTURE = Image.effect_noise((77, 50), 80).convert("RGB")
+UPSTREAM = {**SIZES, "image_size": 24, "patch_size": 8, "num_labels": 11}
+IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+HALVES = ([0.5] * 3, [0.5] * 3)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_said_before():
+    type(logging.getLogger("hf_vit")).warning_once.cache_clear()
+
+
+@pytest.fixture
+def said(caplog):
+    """Return a function that returns the warnings about sizes since the start of the test."""
+    return lambda: [record.getMessage() for record in caplog.records if record.name.startswith("hf_vit")]
+
+
+def model_of(kind: str):
+    if kind == "bit":
+        return tiny_bit(image_size=24)
+    return tiny(hybrid=True, image_size=(24, 48)) if kind == "hybrid" else tiny(image_size=24, patch_size=8)
+
+
+def processor_for(model, **settings) -> hf_vit.HfViTImageProcessor:
+    size = model.config.image_size
+    return hf_vit.HfViTImageProcessor(size=size if isinstance(size, int) else list(size), **settings)
+
+
+@pytest.fixture(params=["vit", "hybrid", "bit", "transformers vit", "transformers bit"])
+def pair(request, tmp_path):
+    """A folder whose model and image processor have the size 24 x 24, or 24 x 48."""
+    if request.param == "transformers vit":
+        transformers.ViTForImageClassification(transformers.ViTConfig(**UPSTREAM)).save_pretrained(tmp_path)
+        transformers.ViTImageProcessorPil(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
+    elif request.param == "transformers bit":
+        small = {"embedding_size": 32, "depths": [1, 1], "hidden_sizes": [128, 256], "num_labels": 11}
+        transformers.BitForImageClassification(transformers.BitConfig(**small)).save_pretrained(tmp_path)
+        sizes = {"size": {"shortest_edge": 30}, "crop_size": {"height": 24, "width": 24}}
+        transformers.BitImageProcessorPil(**sizes).save_pretrained(tmp_path)
+    else:
+        save_folder(tmp_path, model := model_of(request.param), processor_for(model), overwrite=True)
+    return tmp_path
+
+
+def sizes_in_pipeline(*args, **kwargs) -> set[tuple[int, ...]]:
+    """Return the sizes of images that a pipeline gives to the model, and the model's size."""
+    classify = pipeline("image-classification", *args, **kwargs)
+    seen = {tuple(classify.preprocess(PICTURE)["pixel_values"].shape[2:])}
+    assert len(classify(PICTURE)) == 5
+    return seen
+
+
+@pytest.mark.parametrize("preset", [None, "timm"])
+def test_load_with_another_image_size_sets_model_and_processor(pair, preset, tmp_path, said):
+    model, processor = hf_vit.load(pair, image_size=ASKED, preset=preset)
+    assert tuple(model.config.image_size) == ASKED
+    assert sizes_in_pipeline(model=model, image_processor=processor) == {ASKED}
+    save_folder(tmp_path / "saved", model, processor)
+    assert sizes_in_pipeline(str(tmp_path / "saved")) == {ASKED}
+    assert not said()
+
+
+def test_load_keeps_the_stored_image_size(pair, said):
+    model, processor = hf_vit.load(pair)
+    assert sizes_in_pipeline(model=model, image_processor=processor) == {output_size(processor)}
+    assert output_size(processor) in ((24, 24), (24, 48))
+    assert not said()
+
+
+def test_a_preset_keeps_the_stored_mean_and_deviation(tmp_path):
+    transformers.ViTForImageClassification(transformers.ViTConfig(**UPSTREAM)).save_pretrained(tmp_path)
+    theirs = transformers.ViTImageProcessorPil(size={"height": 24, "width": 24}, image_mean=[0.1, 0.2, 0.3])
+    theirs.save_pretrained(tmp_path)
+    processor = hf_vit.load(tmp_path, 40, "big_vision")[1]
+    assert (processor.preset, [*processor.image_mean]) == ("big_vision", [0.1, 0.2, 0.3])
+    assert processor.size == {"shortest_edge": 45}  # int(40 / (7 / 8))
+    native = hf_vit.load(tmp_path, preset="native")[1](PICTURE, return_tensors="pt")
+    assert native.pixel_values.shape[1:] == (9, 8 * 8 * 3)  # as many patches as the model has
+    with pytest.raises(ValueError, match="'jax'"):
+        hf_vit.load(tmp_path, preset="jax")
+
+
+@pytest.mark.parametrize(
+    ("processor", "resized"),
+    [
+        (hf_vit.HfViTImageProcessor("augreg", size=224), {"shortest_edge": 448}),  # its own two ratios, 8/7 and 7/6
+        (hf_vit.HfViTImageProcessor("timm", size=224), {"shortest_edge": 384}),
+        (hf_vit.HfViTImageProcessor("timm", size=224, crop_pct=0.5), {"shortest_edge": 768}),
+        (hf_vit.HfViTImageProcessor("vit_jax", size=448, crop_size=224, do_center_crop=True), [768, 768]),
+        (hf_vit.HfViTImageProcessor("augreg", size=224, do_center_crop=False), [384, 384]),
+        (transformers.BitImageProcessorPil(size={"shortest_edge": 448}), {"shortest_edge": 768}),
+        (transformers.ViTImageProcessorPil(), [384, 384]),
+    ],
+    ids=["augreg", "timm", "timm with crop_pct", "vit_jax with crop", "augreg without crop", "BiT", "ViT"],
+)
+def test_a_new_size_keeps_the_ratio_of_crop_and_resize(processor, resized):
+    set_processor_size(processor, 384)
+    expected = resized if isinstance(resized, dict) else dict(zip(("height", "width"), resized, strict=True))
+    assert dict(processor.size) == expected
+    assert processor(PICTURE, return_tensors="pt").pixel_values.shape[2:] == (384, 384)
+
+
+@pytest.mark.parametrize(
+    ("kind", "preset", "normalization"),
+    [
+        ("converted", "augreg", HALVES),
+        ("ours", "vit_jax", HALVES),
+        ("bit", "bit", HALVES),
+        # facts that nothing here judges: preprocessor_config.json of google/vit-base-patch16-224 and of
+        # facebook/vit-mae-base, timm's settings of its BiT
+        ("vit", "transformers", HALVES),
+        ("vit_mae", "transformers", IMAGENET),
+        ("transformers bit", "timm", HALVES),
+    ],
+)
+def test_a_folder_without_an_image_processor(kind, preset, normalization, tmp_path, said):
+    if kind in ("converted", "ours", "bit"):
+        model = model_of("bit" if kind == "bit" else "vit")
+        model.conversion_record = {"preset": "augreg"} if kind == "converted" else None
+    elif kind == "transformers bit":
+        config = transformers.BitConfig(embedding_size=32, depths=[1, 1], hidden_sizes=[128, 256])
+        model = transformers.BitForImageClassification(config)
+    elif kind == "vit_mae":
+        model = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**UPSTREAM, mask_ratio=0.0))
+    else:
+        model = transformers.ViTForImageClassification(transformers.ViTConfig(**UPSTREAM))
+    model.save_pretrained(tmp_path)
+    model, processor = hf_vit.load(tmp_path)
+    assert (processor.preset, (processor.image_mean, processor.image_std)) == (preset, normalization)
+    assert output_size(processor) == ((224, 224) if kind == "transformers bit" else (24, 24))
+    (sentence,) = said()
+    assert f"preset '{preset}'" in sentence
+
+
+def disagreeing(folder):
+    """Save a model of 40 x 56 pixels and a processor of 24 x 24 pixels."""
+    tiny(image_size=(40, 56), patch_size=8).save_pretrained(folder)
+    settings = {**hf_vit.HfViTImageProcessor("timm", size=24).to_dict()}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_different_sizes_of_model_and_processor_give_a_warning(tmp_path, said):
+    model, processor = hf_vit.load(disagreeing(tmp_path))
+    assert output_size(processor) == tuple(model.config.image_size) == (40, 56)
+    (sentence,) = said()
+    assert "40 x 56" in sentence
+    PICTURE.save(tmp_path / "picture.png")
+    assert len(list(predict(tmp_path, [tmp_path / "picture.png"]))) == 1
+    assert all("40 x 56" in sentence for sentence in said())
+
+
+def test_a_pipeline_with_different_sizes_warns_once(tmp_path, said):
+    classify = pipeline("image-classification", str(disagreeing(tmp_path)))
+    assert len(classify([PICTURE] * 3)) == 3
+    (sentence,) = said()
+    assert "24 x 24" in sentence
+    assert "hf_vit.load" in sentence
+    assert "interpolate_pos_encoding" in sentence
+
+
+@pytest.mark.parametrize("kind", ["vit", "hybrid", "bit"])
+def test_a_new_size_of_the_model_alone_gives_a_warning(kind, tmp_path, said):
+    model_of(kind).save_pretrained(tmp_path)
+    model = AutoModelForImageClassification.from_pretrained(tmp_path, image_size=ASKED)
+    (sentence,) = said()
+    assert f"now takes images of 40 x 64 pixels, not 24 x {48 if kind == 'hybrid' else 24}" in sentence
+    assert f"hf_vit.load({str(tmp_path)!r}, image_size=(40, 64))" in sentence
+    model.set_image_size(ASKED)  # which it has
+    model.set_image_size((56, 80), processor_follows=True)
+    assert len(said()) == 1
+    model.set_image_size(ASKED)
+    assert "40 x 64" in said()[1]
+
+
+@pytest.mark.parametrize("kind", ["vit", "hybrid", "bit"])
+def test_images_of_another_size_give_one_warning_unless_requested(kind, said):
+    images = torch.zeros(1, 3, *ASKED)
+    meant, model = model_of(kind), model_of(kind)
+    expected = meant(images, interpolate_pos_encoding=True).logits
+    assert not said()
+    assert torch.equal(model(images).logits, expected)
+    model(images), model(torch.zeros(1, 3, 56, 80))
+    (sentence,) = said()
+    assert "40 x 64" in sentence
+
+
+def test_native_resolution_and_analysis_give_no_warning(said):
+    model = model_of("vit")
+    native = processor_for(model, preset="native", patch_size=8, max_num_patches=20)(PICTURE, return_tensors="pt")
+    model(**native)
+    hf_vit.analysis.attention_rollout(model, native)
+    hf_vit.analysis.attention_rollout(model, torch.zeros(1, 3, *ASKED))
+    assert not said()
+
+
+@pytest.mark.slow
+def test_exported_and_compiled_models_have_no_graph_break_and_no_warning(said):
+    model = model_of("vit")
+    with torch.no_grad():
+        program = torch.export.export(nn.Sequential(model), (torch.zeros(2, 3, *ASKED),))
+    assert program.module()(torch.zeros(2, 3, *ASKED)).logits.shape == (2, 11)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    compiled(torch.zeros(1, 3, *ASKED))
+    assert not said()
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+def test_saved_model_and_processor_have_the_same_size(theirs, tmp_path, said):
+    model = model_of("vit")
+    processor = transformers.ViTImageProcessorPil(size={"height": 24, "width": 24}) if theirs else processor_for(model)
+    model.set_image_size((40, 56), processor_follows=True)
+    save_folder(tmp_path / "out", model, processor)
+    assert output_size(processor) == (24, 24)
+    assert output_size(AutoImageProcessor.from_pretrained(tmp_path / "out")) == (40, 56)
+    assert sizes_in_pipeline(str(tmp_path / "out")) == {(40, 56)}
+    assert len(said()) == 1
+
+
+def test_arguments_of_load_reach_model_and_processor(tmp_path):
+    save_folder(tmp_path / "outer" / "inner", model := model_of("vit"), processor_for(model, preset="augreg"))
+    model, processor = hf_vit.load(tmp_path / "outer", image_size=40, subfolder="inner", dtype=torch.float64)
+    assert (model.config.image_size, output_size(processor), processor.preset) == (40, (40, 40), "augreg")
+    assert model.dtype == torch.float64
+
+
+def test_model_and_processor_on_the_hub_have_the_same_size(hub, client, tmp_path):
+    """Load from a branch, with a token, into a cache; model and processor are pushed in any order."""
+    client(f"""
+        import hf_vit
+        from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, load
+        from hf_vit.models.image_processing_hf_vit import output_size
+        sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6, patch_size=8)
+        model = HfViTForImageClassification(HfViTConfig(**sizes, image_size=24))
+        hf_vit.push_saved(model, "alice/vit", private=True)
+        hf_vit.push_saved(HfViTImageProcessor(size=24), "alice/vit")
+        model.set_image_size((40, 56), processor_follows=True)
+        hf_vit.push_saved(model, "alice/vit", revision="wide")
+        assert output_size(load("alice/vit")[1]) == (24, 24)
+        model, processor = load("alice/vit", revision="wide", cache_dir={str(tmp_path)!r})
+        assert tuple(model.config.image_size) == output_size(processor) == (40, 56), processor
+        hf_vit.push_saved(HfViTImageProcessor(size=24), "alice/vit", revision="wide")
+        assert output_size(load("alice/vit", revision="wide", token="hf_alice", force_download=True)[1]) == (40, 56)
+    """)

@@ -1,0 +1,242 @@
+"""What a file declares is compared with what it holds before memory is taken: Linux's own count of memory judges."""
+
+import json
+import os
+import pickle
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForImageClassification
+
+from hf_vit import HfBiTConfig, HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.conversion import convert, torch_files
+from hf_vit.conversion.tables import ConversionError
+from hf_vit.files import limits, npz
+from hf_vit.files.limits import most_bytes
+from hf_vit.files.npz import NpzError, NpzReader
+from hf_vit.loading import load
+from hf_vit.models.image_reading import ImageReadingError, read_image
+
+from ..paths import GOLDENS
+from ..tiny_models import tiny
+
+
+def growth_of(action) -> int:
+    """Bytes by which the memory of this process has grown at most while something ran (proc(5), VmHWM)."""
+
+    def memory(name: str) -> int:
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return 1024 * int(status[name].split()[0])
+
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("memory is counted on Linux")
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+    before = memory("VmRSS")
+    action()
+    return memory("VmHWM") - before
+
+
+def is_refused(action, message, error=ValueError, growth=60_000_000):
+    def refused():
+        with pytest.raises(error, match=message):
+            action()
+
+    assert growth_of(refused) < growth
+
+
+def test_a_compressed_file_that_declares_too_many_bytes_is_refused(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "bomb.npz", **{name: np.zeros(1_000_000, bool) for name in "abc"})
+    monkeypatch.setattr(limits, "_ALWAYS_ALLOWED_BYTES", 2**20)
+    message = (
+        r"bomb\.npz declares 3,000,\d+ bytes of arrays in \d,\d+; at most 1,048,576 are read; set HF_VIT_ALLOW=large"
+    )
+    with pytest.raises(NpzError, match=message):
+        NpzReader(tmp_path / "bomb.npz")
+    monkeypatch.setenv("HF_VIT_ALLOW", "private, large")
+    with NpzReader(tmp_path / "bomb.npz") as reader:
+        assert len(reader.arrays) == 3
+
+
+def test_overlapping_arrays_are_refused(tmp_path):
+    """Both directory entries point to the same bytes, as in a zip bomb without compression."""
+    np.savez(tmp_path / "a.npz", a=np.zeros(1000, np.float32), b=np.zeros(1000, np.float32))
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    for place in (content.index(b"PK\1\2"), content.rindex(b"PK\1\2")):
+        struct.pack_into("<II", content, place + 20, 6000, 6000)
+    (tmp_path / "b.npz").write_bytes(content)
+    with pytest.raises(NpzError, match=r"b\.npz"):
+        NpzReader(tmp_path / "b.npz")
+
+
+def test_too_many_arrays_and_a_too_long_header_are_refused(tmp_path, monkeypatch):
+    np.savez(tmp_path / "a.npz", a=np.zeros(1), b=np.zeros(1))
+    with zipfile.ZipFile(tmp_path / "b.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", b"\x93NUMPY\2\0" + struct.pack("<I", 20_000_000) + bytes(20_000_000))
+    is_refused(lambda: NpzReader(tmp_path / "b.npz"), "20000000", NpzError, growth=10_000_000)
+    monkeypatch.setattr(npz, "MAX_ARRAYS", 1)
+    with pytest.raises(NpzError, match=r"a\.npz"):
+        NpzReader(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("hybrid_r2222", "block4/", "block4000000000/", "ResNet"),
+        ("vit_token", "encoderblock_0/", "encoderblock_900/", "missing"),
+    ],
+)
+def test_a_large_number_in_a_name_creates_no_model(file, old, new, message, tmp_path, monkeypatch):
+    arrays = dict(np.load(GOLDENS / f"{file}.npz"))
+    name = next(name for name in arrays if old in name)
+    arrays[name.replace(old, new)] = arrays[name]
+    np.savez(tmp_path / "a.npz", **arrays)
+    monkeypatch.setattr("hf_vit.conversion.source.empty_model", None)  # called by none
+    is_refused(lambda: convert(tmp_path / "a.npz"), message)
+
+
+def test_too_many_empty_stacked_blocks_are_refused(tmp_path):
+    arrays = {"embedding/kernel": np.zeros((2, 2, 3, 4), "f4")}
+    arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.zeros((500_000, 0), "f4")
+    np.savez(tmp_path / "a.npz", **arrays)
+    is_refused(lambda: convert(tmp_path / "a.npz"), r"a\.npz has 500,000 stacked blocks; at most 1,000 are read")
+
+
+def test_expanded_tensors_need_no_more_memory_than_their_file(tmp_path):
+    torch.save({"a": torch.zeros(1).expand(10**9)}, tmp_path / "expanded.pth")
+    message = r"expanded\.pth declares 4,000,000,000"
+    is_refused(lambda: torch_files.read_arrays(tmp_path / "expanded.pth"), message, ConversionError)
+
+
+def test_an_image_file_that_declares_a_box_of_4_eib_is_refused(tmp_path):
+    """Pillow asks the file for as much as a JPEG 2000 says that its header has."""
+    Image.new("RGB", (8, 9)).save(tmp_path / "a.jp2")
+    content = (tmp_path / "a.jp2").read_bytes()
+    place = content.index(b"jp2h") - 4
+    (tmp_path / "a.jp2").write_bytes(
+        content[:place] + b"\0\0\0\1jp2h" + (2**62).to_bytes(8, "big") + content[place + 8 :]
+    )
+    is_refused(lambda: read_image(tmp_path / "a.jp2"), "cannot read", ImageReadingError)
+
+
+def test_an_old_pth_that_declares_more_than_it_holds_is_refused(tmp_path):
+    """PyTorch takes the memory before it looks for the numbers: 120 GB end in an error of its allocator."""
+    torch.save({"a": torch.zeros(1000)}, tmp_path / "a.pth", _use_new_zipfile_serialization=False)
+    content = (tmp_path / "a.pth").read_bytes()
+    declared = pickle.BININT2 + struct.pack("<H", 1000)
+    assert content.count(declared + pickle.NONE) == 1
+    more = pickle.LONG1 + bytes([5]) + (30_000_000_000).to_bytes(5, "little")
+    (tmp_path / "a.pth").write_bytes(content.replace(declared + pickle.NONE, more + pickle.NONE))
+    message = (
+        r"a\.pth declares 120,000,000,000 bytes of tensors in [\d,]+; at most 268,435,456 are read; set HF_VIT_ALLOW"
+    )
+    is_refused(lambda: torch_files.read_arrays(tmp_path / "a.pth"), message, ConversionError)
+
+
+def settings_of(folder, **changes):
+    """Save a tiny model, with other settings in its config.json."""
+    tiny().save_pretrained(folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, **changes}))
+    return folder
+
+
+WIDE = {"hidden_size": 5_000, "intermediate_size": 20_000}
+
+
+@pytest.mark.parametrize("read", [HfViTForImageClassification.from_pretrained, AutoModel.from_pretrained, load])
+def test_a_config_json_of_a_larger_model_than_the_weights_is_refused(read, tmp_path):
+    """It took 3.4 GB and 50 seconds."""
+    message = r"describes 900,7\d\d,\d+ parameters"
+    is_refused(lambda: read(settings_of(tmp_path, **WIDE)), message)
+
+
+def test_a_config_json_without_weights_creates_no_model(tmp_path):
+    settings_of(tmp_path, **WIDE)
+    (tmp_path / "model.safetensors").unlink()
+    is_refused(lambda: AutoModelForImageClassification.from_pretrained(tmp_path), "no file named", OSError)
+
+
+def test_a_head_may_be_larger_than_the_file(tmp_path):
+    tiny().save_pretrained(tmp_path)
+    model = HfViTForImageClassification.from_pretrained(tmp_path, num_labels=20_000)
+    assert model.classifier.weight.shape == (20_000, 14)
+    weights = load_file(tmp_path / "model.safetensors")
+    halves = {name: weight.half() for name, weight in weights.items()}
+    save_file(halves, tmp_path / "model.safetensors", {"format": "pt"})
+    HfViTForImageClassification.from_pretrained(tmp_path)
+
+
+def test_a_too_large_or_too_deep_config_json_is_refused(tmp_path, monkeypatch):
+    nested: dict = {}
+    for _ in range(40):
+        nested = {"a": [nested]}
+    with pytest.raises(ValueError, match="32 deep"):
+        HfViTForImageClassification.from_pretrained(settings_of(tmp_path, auto_map=nested))
+    with open(settings_of(tmp_path) / "config.json", "r+b") as file:
+        file.truncate(2**26 + 1)  # a file with a hole: nothing is written
+    with pytest.raises(ValueError, match="67108864"):
+        HfViTForImageClassification.from_pretrained(tmp_path)
+
+
+def test_the_largest_variants_are_within_the_limits():
+    """ViT-G/14 (arXiv 2106.04560, Table 2), the published files of FACTS, and tiles of 48 megapixels."""
+    giant = {"hidden_size": 1664, "num_hidden_layers": 48, "num_attention_heads": 16, "intermediate_size": 8192}
+    HfViTConfig(**giant, patch_size=14, num_labels=29_593)
+    HfBiTConfig.from_variant("R152x4", num_labels=21_843)
+    HfViTConfig(image_size=(6_000, 8_000), patch_size=(16, 16), position_embedding_type="sincos2d")
+    HfViTImageProcessor(size={"height": 6_000, "width": 8_000})
+    for size in (1_200_000_000, 2_500_000_000, 3_730_000_000, 4 * 1_843_000_000):
+        assert most_bytes(size) > 4 * size
+
+
+def png_of(width, height):
+    """A PNG that declares a size and holds next to nothing of it."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_an_image_that_declares_too_many_pixels_is_refused():
+    with pytest.raises(ImageReadingError, match="12000 x 12000"):
+        read_image(png_of(12_000, 12_000))
+
+
+def test_a_long_thin_image_is_not_resized_to_gigabytes():
+    processor = HfViTImageProcessor(size={"shortest_edge": 512})
+    assert processor.do_center_crop is False
+    with pytest.raises(ImageReadingError, match="2,621,440,000"):
+        processor(Image.new("L", (10_000, 1)))
+
+
+def test_an_array_of_a_million_channels_is_not_resized():
+    processor = HfViTImageProcessor(size=14, do_convert_rgb=False, image_mean=0.5, image_std=0.5)
+    many = np.zeros((2**20, 1, 3), np.uint8)
+    message = "cannot resize an image to 196 pixels of 1,048,576 channels: at most 67,108,864 are computed"
+    is_refused(lambda: processor(many, input_data_format="channels_first"), message, ImageReadingError)
+
+
+def test_a_pipe_is_refused_without_waiting(tmp_path):
+
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(ImageReadingError, match="it is not a regular file"):
+        read_image(tmp_path / "pipe.png")
+
+
+def test_endlessly_nested_lists_are_refused():
+    images: list = []
+    images.append(images)
+    with pytest.raises(ValueError, match="16"):
+        HfViTImageProcessor()(images)

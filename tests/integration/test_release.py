@@ -1,0 +1,49 @@
+"""What maintainers run: `make versions` and `make release-check`; and links between pages outside the site."""
+
+import re
+
+import pytest
+
+from ..installed import Check, judge
+from ..paths import ROOT
+from ..release import version_problems
+
+CITATION = "title: hf_vit\nversion: 1.2.3\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "extras", "word"),
+    [
+        (0, "written to report", (), "passed"),
+        (0, "nothing", ("analysis",), "failed"),
+        (2, "matplotlib is not installed: pip install 'hf_vit[analysis]'", (), "refused"),
+        (2, "matplotlib is not installed: pip install 'hf_vit[analysis]'", ("analysis",), "failed"),
+        (1, "Traceback ... pip install", (), "failed"),
+    ],
+)
+def test_a_check_passes_is_refused_or_fails(status, output, extras, word):
+    assert judge(Check("hf-vit inspect model", "report", "analysis"), status, output, extras) == word
+
+
+@pytest.mark.parametrize(
+    ("changelog", "citation", "tag", "problems"),
+    [
+        ("## Unreleased\n## 1.2.2 (2026-01-02)", CITATION, None, 0),
+        ("## 1.2.3 (2026-01-02)", CITATION, "v1.2.3", 0),
+        ("## Unreleased\n", CITATION, "v1.2.3", 1),
+        ("## 1.2.3 (soon)", CITATION, None, 1),
+        ("## 1.2.3 (2026-01-02)", CITATION, "v1.2.4", 1),
+        ("## Unreleased", "version: 1.2.2\n", None, 1),
+    ],
+)
+def test_the_version_of_a_release_stands_everywhere(changelog, citation, tag, problems):
+    assert len(version_problems("1.2.3", changelog, citation, tag)) == problems
+
+
+@pytest.mark.parametrize("page", [*(path.name for path in sorted(ROOT.glob("*.md"))), "model_cards/README.md"])
+def test_links_of_pages_outside_the_site(page):
+    """Links inside the site are checked when it is built."""
+    text = (ROOT / page).read_text()
+    for name, anchor in re.findall(r"\]\((?!http)([^)#]+)#?([^)]*)\)", text):
+        headings = re.findall(r"^#+ (.+)$", (ROOT / name).read_text("utf-8", "replace"), re.MULTILINE)
+        assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}

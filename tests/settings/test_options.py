@@ -1,0 +1,38 @@
+"""Command line of the training scripts: the model as a word, and option names of other libraries."""
+
+import dataclasses
+
+import pytest
+
+from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings, PretrainSettings
+from hf_vit.settings.options import parse_settings
+from hf_vit.settings.parser import SAME_ELSEWHERE
+from hf_vit.settings.reader import SettingsError
+
+FINETUNE = "--dataset digits --epochs 1 --output-dir out".split()
+
+
+@pytest.mark.parametrize("place", range(0, len(FINETUNE) + 1, 2))
+def test_the_model_is_a_word_at_any_place(place):
+    arguments = [*FINETUNE[:place], "ti16", *FINETUNE[place:]]
+    assert parse_settings(FinetuneSettings, arguments) == parse_settings(FinetuneSettings, [*FINETUNE, "--model=ti16"])
+    assert parse_settings(EvaluateSettings, ["ti16", "--dataset", "digits"]).model == "ti16"
+
+
+def test_words_too_many():
+    with pytest.raises(SettingsError, match="other"):
+        parse_settings(FinetuneSettings, [*FINETUNE, "ti16", "--model", "other"])
+    with pytest.raises(SettingsError, match="photographs"):
+        parse_settings(FinetuneSettings, ["ti16", "photographs", *FINETUNE])
+    with pytest.raises(SettingsError, match="ti16"):
+        parse_settings(PretrainSettings, ["ti16", *FINETUNE])
+
+
+def test_names_of_other_libraries_lead_to_ours():
+    fields = {field.name.replace("_", "-") for field in dataclasses.fields(FinetuneSettings)}
+    assert set(SAME_ELSEWHERE.values()) <= fields
+    assert not fields & set(SAME_ELSEWHERE)
+    settings = parse_settings(FinetuneSettings, [*FINETUNE, "ti16", "--lr", "0.5", "--img_size=24"])
+    assert (settings.learning_rate, settings.image_size) == (0.5, 24)
+    with pytest.raises(SettingsError, match="--lr"):
+        parse_settings(EvaluateSettings, ["ti16", "--dataset", "digits", "--lr", "0.5"])

@@ -1,0 +1,208 @@
+"""Settings: one parser for YAML and command line, and mistakes are one sentence."""
+
+import pytest
+import yaml
+
+from hf_vit.settings.fields import FinetuneSettings, PretrainSettings
+from hf_vit.settings.options import parse_settings
+from hf_vit.settings.reader import SettingsError, dump
+from hf_vit.settings.recipes import read_recipe
+
+ENOUGH = ["--dataset", "digits", "--model", "m", "--output_dir", "out", "--steps", "7"]
+
+
+def test_command_line_values_have_the_type_of_their_field():
+    settings = parse_settings(
+        FinetuneSettings,
+        [
+            *ENOUGH,
+            "--learning_rate",
+            "1e-3",
+            "--flip",
+            "false",
+            "--compile",
+            "--crop_area",
+            "0.2,1",
+            "--freeze",
+            "first 2 layers, a.b",
+            "--eval_split",
+            "none",
+        ],
+    )
+    assert settings.eval_split is None
+    assert settings.learning_rate == 0.001
+    assert settings.flip is False
+    assert settings.compile is True
+    assert settings.crop_area == [0.2, 1.0]
+    assert settings.freeze == ["first 2 layers", "a.b"]
+
+
+def test_yaml_and_command_line_agree_and_the_command_line_wins(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("learning_rate: 1e-3\nmixed_precision: no\nsteps: 9\nmodel: m\ndataset: d\noutput_dir: o\n")
+    settings = parse_settings(FinetuneSettings, ["--recipe", str(recipe), "--steps", "5"])
+    assert (settings.learning_rate, settings.mixed_precision, settings.steps) == (0.001, "no", 5)
+
+
+def test_epochs_on_the_command_line_replace_the_steps_of_the_recipe(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("steps: 9\n")
+    settings = parse_settings(FinetuneSettings, ["--recipe", str(recipe), *ENOUGH[:-2], "--epochs", "1.5"])
+    assert (settings.steps, settings.epochs) == (None, 1.5)
+
+
+def test_base_options_and_selection(tmp_path):
+    (tmp_path / "base.yaml").write_text("batch_size: 3\nseed: 1\n")
+    (tmp_path / "child.yaml").write_text(
+        "base: base.yaml\nseed: 2\noptions:\n  rate:\n    low: {learning_rate: 0.1}\n    0.5: {learning_rate: 0.5}\n"
+        "select: {rate: low}\n"
+    )
+    child = tmp_path / "child.yaml"
+    assert read_recipe(child) == {"batch_size": 3, "seed": 2, "learning_rate": 0.1}
+    assert read_recipe(child, {"rate": "0.5"})["learning_rate"] == 0.5
+    with pytest.raises(SettingsError, match="'high'"):
+        read_recipe(child, {"rate": "high"})
+    with pytest.raises(SettingsError, match="'size'"):
+        read_recipe(child, {"size": "low"})
+
+
+def test_a_level_selects_levels_of_other_groups(tmp_path):
+    (tmp_path / "base.yaml").write_text(
+        "options: {mix: {none: {mixup_alpha: 0}, 2: {mixup_alpha: 2}}}\nselect: {mix: none}\n"
+    )
+    (tmp_path / "child.yaml").write_text(
+        "base: base.yaml\noptions: {model: {small: {steps: 1}, large: {steps: 2, select: {mix: 2}}}}\n"
+        "select: {model: small}\n"
+    )
+    child = tmp_path / "child.yaml"
+    assert read_recipe(child) == {"mixup_alpha": 0, "steps": 1}
+    assert read_recipe(child, {"model": "large"}) == {"mixup_alpha": 2, "steps": 2}
+    assert read_recipe(child, {"model": "large", "mix": "none"}) == {"mixup_alpha": 0, "steps": 2}
+    with pytest.raises(SettingsError, match="'3'"):
+        read_recipe(child, {"mix": "3"})
+
+
+def test_citations_set_no_fields(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("steps: 9\ncites: {original: {}}\ndiffers: {steps: no reason}\n")
+    assert read_recipe(tmp_path / "recipe.yaml") == {"steps": 9}
+
+
+def test_tables_are_merged_field_by_field(tmp_path):
+    (tmp_path / "base.yaml").write_text("config: {hidden_size: 14, patch_size: 4}\nvariant: B/16\n")
+    (tmp_path / "child.yaml").write_text(
+        "base: base.yaml\noptions: {head: {mean: {config: {pooling: mean, patch_size: 2}}}}\nselect: {head: mean}\n"
+    )
+    child = ["--recipe", str(tmp_path / "child.yaml"), "--dataset", "digits", "--output_dir", "out", "--steps", "7"]
+    settings = parse_settings(PretrainSettings, [*child, "--config", "{hidden_size: 22}"])
+    assert settings.config == {"hidden_size": 22, "patch_size": 2, "pooling": "mean"}
+
+
+def test_recipe_overrides_the_options_of_its_base(tmp_path):
+    (tmp_path / "base.yaml").write_text("options: {length: {long: {steps: 9}}}\nselect: {length: long}\n")
+    (tmp_path / "child.yaml").write_text("base: base.yaml\nepochs: 2\n")
+    assert read_recipe(tmp_path / "child.yaml") == {"epochs": 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--learning_rat", "0.1"], "--learning-rat"),
+        (["--learning_rate", "fast"], "--learning-rate"),
+        (["--batch_size", "2.5"], "--batch-size"),
+        (["--optimizer", "lion"], "--optimizer"),
+        (["--epochs", "3"], r"3.0"),
+        (["--warmup_steps", "7"], "--warmup-steps"),
+        (["--warmup_steps", "2.5"], "--warmup-steps"),
+        (
+            ["--weight_decay", "0.1", "--momentum_dtype", "bfloat16"],
+            "--momentum-dtype",
+        ),
+        (["--final_learning_rate", "0.5"], "--final-learning-rate"),
+        (["--linear_probe", "--lora_rank", "4"], "choose one"),
+        (["--schedule", "staircase"], "--schedule"),
+        (["--decay_steps", "3,5"], "--schedule"),
+        (["--schedule", "rsqrt", "--final_learning_rate", "1e-5"], "schedule"),
+        (["--optimizer", "muon", "--momentum_dtype", "bfloat16"], "float32"),
+        (["--optimizer", "muon", "--lora_rank", "4"], "--lora-rank"),
+        (["--class_sampling", "balanced", "--class_weights", "balanced"], "both balance the classes"),
+        (["--schedule", "staircase", "--decay_steps", "3,5", "--decay_factors", "0.1"], r"--decay-factors \[0.1\]"),
+        (["--timescale", "0"], "--timescale"),
+        (["--resume", "--overwrite"], "choose one"),
+        (["--crop", "random"], "needs resize"),
+        (["--crop", "resmall", "--resize", "[448, 448]"], "resmall"),
+        (["--label_smoothing", "1.5"], "--label-smoothing"),
+        (["--batch_size", "0"], "--batch-size"),
+        (["--crop_area", "0.5"], "--crop-area"),
+        (["--crop_area", "1,0.05"], "--crop-area"),
+        (["--ema_decay", "1"], "--ema-decay"),
+        (["--layer_decay", "0"], "--layer-decay"),
+        (["--seed", "-1"], "--seed"),
+        (["--recipe", "missing.yaml"], "missing.yaml"),
+        (["--select", "a=b"], "needs --recipe"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, message):
+    with pytest.raises(SettingsError, match=message) as raised:
+        parse_settings(FinetuneSettings, [*ENOUGH, *arguments])
+    assert "\n" not in str(raised.value)
+
+
+def test_unknown_setting_in_a_recipe(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("learning_rate: fast\n")
+    with pytest.raises(SettingsError, match="learning_rate"):  # as the file has it
+        parse_settings(FinetuneSettings, ["--recipe", str(recipe), *ENOUGH])
+    recipe.write_text("learnig_rate: 1\n")
+    with pytest.raises(SettingsError, match="learnig_rate"):
+        parse_settings(FinetuneSettings, ["--recipe", str(recipe), *ENOUGH])
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [\n", "text"])
+def test_recipe_that_is_no_mapping(tmp_path, text):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(text)
+    with pytest.raises(SettingsError, match=r"recipe\.yaml"):
+        parse_settings(FinetuneSettings, ["--recipe", str(recipe), *ENOUGH])
+
+
+def test_resolved_settings_are_a_recipe_again(tmp_path):
+    arguments = [
+        "--dataset",
+        "digits",
+        "--output_dir",
+        "o",
+        "--epochs",
+        "2",
+        "--variant",
+        "B/16",
+        "--optimizer",
+        "adamw",
+    ]
+    settings = parse_settings(PretrainSettings, arguments)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(dump(settings))
+    assert parse_settings(PretrainSettings, ["--recipe", str(recipe)]) == settings
+    assert "resume" not in yaml.safe_load(dump(settings))
+
+
+def test_contradictions_of_pretraining():
+    arguments = ["--dataset", "digits", "--output_dir", "o", "--steps", "2", "--variant", "B/16"]
+    masked = [*arguments, "--objective", "masked_patch_prediction"]
+    with pytest.raises(SettingsError, match="no labels to mix"):
+        parse_settings(PretrainSettings, [*masked, "--mixup_alpha", "0.2"])
+    with pytest.raises(SettingsError, match="--mask-share"):
+        parse_settings(PretrainSettings, [*masked, "--mask_share", "0.95"])
+    with pytest.raises(SettingsError, match="--class-weights"):
+        parse_settings(PretrainSettings, [*masked, "--class_weights", "balanced"])
+    with pytest.raises(SettingsError, match="masked_patch_prediction"):
+        parse_settings(PretrainSettings, [*masked, "--head", "mlp"])
+    with pytest.raises(SettingsError, match="choose one"):
+        parse_settings(PretrainSettings, [*arguments, "--head", "mlp", "--config", "{representation_size: 9}"])
+    with pytest.raises(SettingsError, match="no architecture"):
+        parse_settings(PretrainSettings, arguments[:-2])
+
+
+def test_native_aspect_ratios_exclude_compilation_only_where_it_is_asked_for():
+    assert parse_settings(FinetuneSettings, [*ENOUGH, "--preset", "native"]).compile == "auto"
+    with pytest.raises(SettingsError, match="--compile"):
+        parse_settings(FinetuneSettings, [*ENOUGH, "--preset", "native", "--compile"])

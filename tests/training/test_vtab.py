@@ -1,0 +1,372 @@
+"""VTAB-1k on small data sets in the form of each kind of task; targets by hand."""
+
+import json
+import shutil
+
+import datasets
+import numpy as np
+import pytest
+import yaml
+from accelerate import Accelerator
+
+from hf_vit.evaluation import vtab_data
+from hf_vit.evaluation.vtab_data import Task, open_task, read_table
+from hf_vit.scripts.evaluate import evaluate
+from hf_vit.settings.fields import EvaluateSettings
+from hf_vit.settings.recipes import read_recipe
+from hf_vit.training import vtab
+from hf_vit.training.vtab import summarize, write_table
+
+from ..launching import arguments
+from ..paths import ROOT
+from ..photographs import draw_picture
+from ..tiny_models import save_tiny
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerator")
+TASKS = {task.name: task for task in read_table()["tasks"]}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A model with a pre-logits layer of 10."""
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", patch_size=4, representation_size=10)
+
+
+def test_tasks_groups_and_means_equal_the_paper():
+    """Tables 2 and 9 of arXiv 2010.11929."""
+    assert (
+        list(TASKS)
+        == (
+            "Caltech101 CIFAR-100 DTD Flowers102 Pets Sun397 SVHN Camelyon EuroSAT Resisc45 Retinopathy Clevr-Count "
+            "Clevr-Dist DMLab dSpr-Loc dSpr-Ori KITTI-Dist sNORB-Azim sNORB-Elev"
+        ).split()
+    )
+    counts = {group: sum(task.group == group for task in TASKS.values()) for group in ("natural", "specialized")}
+    assert counts == {"natural": 7, "specialized": 4}
+    means = [summarize(list(TASKS.values()), row)["mean"] for row in read_table()["paper"].values()]
+    assert [round(100 * mean, 1) for mean in means] == [77.6, 76.3, 72.7]
+
+
+def test_the_setting_equals_the_recipe():
+    """All tasks have one setting: that of the recipe without splits, at each level of augmentation."""
+    table, path = read_table(), ROOT / "training" / "recipes" / "finetune_vtab.yaml"
+    unused = {"train_split", "eval_split", "crop_area"}
+    for level, augmentation in table["augmentation"].items():
+        recipe = read_recipe(path, {"augmentation": level})
+        assert {**table["setting"], **augmentation} == {
+            name: value for name, value in recipe.items() if name not in unused
+        }
+
+
+def test_augmentation_equals_bits_appendix():
+    """The appendix of arXiv 1912.11370 on VTAB; sizes of Scenic's vtab_plainvit_config.py, which agrees with it."""
+    table = read_table()
+    levels = {name: table["augmentation"][task.augmentation] for name, task in TASKS.items()}
+    assert {name for name, level in levels.items() if not level["flip"]} == {"dSpr-Ori", "sNORB-Azim", "dSpr-Loc"}
+    uncropped = {"Clevr-Count", "Clevr-Dist", "DMLab", "KITTI-Dist", "dSpr-Loc"}
+    assert {name for name, level in levels.items() if level["crop"] == "none"} == uncropped
+    assert {level["crop"] for level in levels.values()} == {"none", "random"}
+    assert (table["setting"]["resize"], table["setting"]["image_size"]) == (448, 384)
+
+
+def images(count: int, rng, shades: np.ndarray | None = None) -> list:
+    shades = rng.integers(0, 255, count) if shades is None else shades
+    return [draw_picture((shade, shade, 255 - shade), rng) for shade in shades]
+
+
+def write(folder, split, columns, **features):
+    """Write the parquet file of a split."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dataset = datasets.Dataset.from_dict(columns)
+    for name, feature in {"image": datasets.Image(), **features}.items():
+        dataset = dataset.cast_column(name, feature)
+    dataset.to_parquet(folder / f"{split}.parquet")
+
+
+@pytest.fixture(autouse=True)
+def _fewer_examples(monkeypatch):
+    monkeypatch.setattr(vtab_data, "TRAIN", 80)
+    monkeypatch.setattr(vtab_data, "VALIDATION", 20)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Data of nine tasks in their published forms: lists, an image folder, parquet, annotations, latents."""
+    root, rng = tmp_path_factory.mktemp("vtab"), np.random.default_rng(0)
+    write_lists(root / "caltech101", rng)
+    for split, count in (("train", 106), ("test", 20)):
+        for name, shade in (("forest", 60), ("river", 200)):
+            folder = root / "eurosat" / split / name
+            folder.mkdir(parents=True)
+            for number, image in enumerate(images(count // 2, rng, np.full(count // 2, shade))):
+                image.save(folder / f"{number}.png")
+        columns = {"img": images(count, rng), "fine_label": rng.integers(0, 100, count)}
+        columns["coarse_label"] = columns["fine_label"] // 5
+        write(root / "cifar", split, {"image": columns.pop("img"), **columns})
+    write_annotated(root, rng)
+    return root
+
+
+def write_lists(folder, rng):
+    """Write lists in the usual form of VTAB-1k."""
+    (folder / "images").mkdir(parents=True)
+    for number, image in enumerate(images(7, rng)):
+        image.save(folder / "images" / f"{number} x.png")
+    for name, count in (("train800", 80), ("val200", 20), ("test", 13)):
+        lines = [f"images/{number % 7} x.png {number % 102}" for number in range(count)]
+        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+
+
+def write_annotated(root, rng):
+    def coordinates(count):
+        return [[0.0, 0.0, float(z)] for z in rng.uniform(7, 12, count)]
+
+    for split, count in (("train", 250), ("validation", 30)):  # CLEVR's test split has no annotation
+        counts = rng.integers(3, 11, count)
+        columns = {
+            "image": images(count, rng),
+            "objects": [[{"pixel_coords": c} for c in coordinates(n)] for n in counts],
+        }
+        for task in ("clevr_count", "clevr_dist"):
+            write(root / task, split, columns)
+    kinds = np.array(["Car", "Van", "Pedestrian", "Cyclist"])
+    for split, count in (("train", 83), ("validation", 25), ("test", 21)):
+        objects = [
+            [{"type": str(kind), "location": [0.0, 0.0, float(rng.uniform(3, 40))]} for kind in rng.choice(kinds, 2)]
+            for _ in range(count)
+        ]
+        write(root / "kitti", split, {"image": images(count, rng), "objects": objects})
+    sprites = {"label_x_position": np.arange(300) % 32, "label_orientation": np.arange(300) % 40}
+    for task in ("dsprites_loc", "dsprites_ori"):
+        write(root / task, "train", {"image": images(300, rng), **sprites})
+    for split, count in (("train", 90), ("test", 50)):
+        columns = {
+            "image": images(count, rng),
+            "azimuth": 2 * (np.arange(count) % 18),
+            "elevation": np.arange(count) % 9,
+        }
+        columns["category"] = np.arange(count) % 5
+        for task in ("smallnorb_azi", "smallnorb_ele"):
+            write(root / task, split, columns)
+
+
+HERE = {  # images to measure on, and classes that occur
+    "Caltech101": (13, 80),
+    "CIFAR-100": (20, None),
+    "EuroSAT": (20, 2),
+    "Clevr-Count": (30, 8),
+    "Clevr-Dist": (30, 6),
+    "dSpr-Loc": (30, 16),
+    "dSpr-Ori": (30, 16),
+    "KITTI-Dist": (21, 4),
+    "sNORB-Azim": (25, 18),
+    "sNORB-Elev": (25, 9),
+}
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_splits_of_every_kind_of_task(root, name):
+    data = open_task(TASKS[name], str(root))
+    test_images, seen = HERE[name]
+    assert (len(data.train), len(data.validation), len(data.test)) == (80, 20, test_images)
+    assert data.listed == (name == "Caltech101")
+    labels = {split.label(row) for split in (data.train, data.validation) for row in split.samples}
+    assert data.train.class_numbers().tolist() == [data.train.label(row) for row in data.train.samples]
+    assert labels <= set(range(TASKS[name].classes))
+    assert seen in (len(labels), None)  # shuffled: every class is there
+    assert data.train.num_labels == TASKS[name].classes
+    again = open_task(TASKS[name], str(root))
+    column = data.train.image_column
+    for split in ("train", "validation", "test"):
+        rows, others = (getattr(opened, split).samples[column] for opened in (data, again))
+        assert list(rows) == list(others)
+    if not data.listed:
+        contents = [images_of(split, column) for split in (data.train, data.validation, data.test)]
+        assert len(set().union(*contents)) == sum(map(len, contents)) == 100 + test_images
+
+
+def images_of(split, column) -> set:
+    return {row["bytes"] or row["path"] for row in split.samples[column]}
+
+
+def test_one_thousand_examples_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 1003), ("test", 4)):
+        write(tmp_path / "dtd", split, {"image": images(count, rng), "label": np.arange(count) % 47})
+    data = open_task(TASKS["DTD"], str(tmp_path))
+    assert (len(data.train), len(data.validation), len(data.test)) == (800, 200, 4)
+    assert len(images_of(data.train, "image") | images_of(data.validation, "image")) == 1000
+
+
+@pytest.mark.slow
+def test_the_hub_has_all_tasks_by_name(hub, client, tmp_path):
+    """The data set has the CLIP benchmark's form: shards with an image and `cls`, in a folder for each split."""
+    code = """
+        import io, json, tarfile
+        import numpy as np
+        from huggingface_hub import HfApi
+        from PIL import Image
+        from hf_vit.evaluation.vtab_data import Task, open_task
+
+        HfApi().create_repo("alice/wds_vtab-dsprites_label_x_position", repo_type="dataset")
+        for split, count in (("train", 1003), ("test", 40)):
+            file = io.BytesIO()
+            with tarfile.open(fileobj=file, mode="w") as tar:
+                for number in range(count):
+                    image = io.BytesIO()
+                    Image.fromarray(np.full((4, 5, 3), number % 251, np.uint8)).save(image, "png")
+                    for suffix, content in (("png", image.getvalue()), ("cls", str(number % 32).encode())):
+                        entry = tarfile.TarInfo(f"{number:06}.{suffix}")
+                        entry.size = len(content)
+                        tar.addfile(entry, io.BytesIO(content))
+            HfApi().upload_file(
+                path_or_fileobj=file.getvalue(), path_in_repo=f"{split}/0.tar", repo_type="dataset",
+                repo_id="alice/wds_vtab-dsprites_label_x_position",
+            )
+        task = Task("dSpr-Loc", "structured", 16, "dsprites_loc", "alice/wds_vtab-dsprites_label_x_position", "none",
+                    hub_columns={"cls": "label_x_position"}, splits={"train": "elsewhere"}, target="dsprites_location")
+        data = open_task(task, "hub")
+        labels = sorted({data.test.label(row) for row in data.test.samples})
+        print(json.dumps([len(data.train), len(data.validation), len(data.test), labels]))
+    """
+    assert json.loads(client(code).splitlines()[-1]) == [800, 200, 40, list(range(16))]
+
+
+def test_bad_data_give_one_sentence_that_names_the_task(root, tmp_path):
+    with pytest.raises(ValueError, match="oxford_iiit_pet"):
+        open_task(TASKS["Pets"], str(root))
+    rng = np.random.default_rng(0)
+    write(tmp_path / "svhn", "train", {"image": images(7, rng), "label": [0] * 7})
+    write(tmp_path / "svhn", "test", {"image": images(2, rng), "label": [0] * 2})
+    with pytest.raises(ValueError, match="SVHN"):
+        open_task(TASKS["SVHN"], str(tmp_path))
+    other = Task("Small", "natural", 90, "cifar", "-", "none", label="fine_label")
+    with pytest.raises(ValueError, match="90"):
+        open_task(other, str(root))
+    for name in ("train800", "val200", "test"):
+        (tmp_path / "dtd").mkdir(exist_ok=True)
+        (tmp_path / "dtd" / f"{name}.txt").write_text("images/1.png 4\nimages/2.png\n")
+    with pytest.raises(ValueError, match=r"train800\.txt"):
+        open_task(TASKS["DTD"], str(tmp_path))
+
+
+def vtab_arguments(tiny, root, output, tasks, **changes) -> list[str]:
+    small = {"steps": 30, "batch_size": 16, "warmup_steps": 2, "image_size": [20, 36], "learning_rate": 0.05}
+    settings = {"protocol": "vtab", "num_workers": 0, "eval_batch_size": 16, "finetune": json.dumps(small)}
+    return arguments(model=tiny, dataset=root, output_dir=output, tasks=tasks, **{**settings, **changes})
+
+
+@pytest.mark.slow
+def test_other_tasks_run_when_one_fails_and_the_rest_runs_later(tiny, root, tmp_path, capsys, monkeypatch):
+    trained = []
+    run = vtab.Runner.run
+    monkeypatch.setattr(vtab.Runner, "run", lambda self, task: trained.append(task.name) or run(self, task))
+    with pytest.raises(ValueError, match="Pets"):
+        evaluate(vtab_arguments(tiny, root, tmp_path, "Pets,EuroSAT,kitti"))
+    assert trained == ["Pets", "EuroSAT", "KITTI-Dist"]
+    assert {path.name for path in tmp_path.iterdir()} == {"results", "vtab.json", "vtab.md", "vtab.png"}
+    euro = json.loads((tmp_path / "results" / "eurosat.json").read_text())
+    assert euro["accuracy"] > 0.9  # dark forests and bright rivers
+    assert (euro["samples"], euro["examples"]) == (20, "drawn")
+    assert euro["made_with"]["finetune"]["steps"] == 30
+
+    report = evaluate(vtab_arguments(tiny, root, tmp_path, "EuroSAT,kitti,Caltech101", keep_models="true"))
+    assert trained[3:] == ["Caltech101"]
+    assert report == json.loads((tmp_path / "vtab.json").read_text())
+    assert list(report["accuracy"]) == ["Caltech101", "EuroSAT", "KITTI-Dist"]
+    assert report["mean"] == pytest.approx(np.mean(list(report["accuracy"].values())))
+    assert report["drawn_examples"] == ["EuroSAT", "KITTI-Dist"]
+    assert (tmp_path / "caltech101" / "model.safetensors").exists()
+    assert not (tmp_path / "caltech101" / "checkpoints").exists()
+    table = (tmp_path / "vtab.md").read_text().splitlines()
+    assert table[0].split(" | ")[2] == tiny.name
+    assert "| EuroSAT | specialized | 100.0 | 96.7 | 96.5 | 95.6 |" in table
+    assert (tmp_path / "vtab.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="eurosat"):
+        evaluate(vtab_arguments(tiny, root, tmp_path, "EuroSAT", split="validation"))
+    with pytest.raises(ValueError, match="Cats"):
+        evaluate(vtab_arguments(tiny, root, tmp_path, "Cats"))
+
+
+def test_a_task_has_its_augmentation_at_any_size(tiny, tmp_path):
+    """Training uses random crops (448 to 384), evaluation a plain resize; the user's settings override both."""
+
+    def settings_of(name, **finetune):
+        settings = EvaluateSettings(model=str(tiny), protocol="vtab", output_dir=str(tmp_path), finetune=finetune)
+        return vtab.Runner(settings, Accelerator(), read_table()).settings_of(TASKS[name])
+
+    pets, location = settings_of("Pets"), settings_of("dSpr-Loc", image_size=[48, 36])
+    assert (pets.crop, pets.flip, pets.image_size, pets.resize, pets.preset) == ("random", True, 384, [448, 448], "bit")
+    assert (location.crop, location.flip, location.resize, location.preset) == ("none", False, [56, 42], "bit")
+    changed = settings_of("sNORB-Azim", flip=True, resize=400, preset="timm")
+    assert (changed.crop, changed.flip, changed.resize, changed.preset) == ("random", True, 400, "timm")
+
+
+@pytest.mark.slow
+def test_validation_uses_the_200_examples(tiny, root, tmp_path, capsys):
+    evaluate(vtab_arguments(tiny, root, tmp_path, "EuroSAT", split="validation"))
+    assert "EuroSAT: 80 examples to train on, 20 to measure on" in capsys.readouterr().out
+    assert json.loads((tmp_path / "results" / "eurosat.json").read_text())["samples"] == 20
+
+
+@pytest.mark.slow
+def test_a_stopped_task_continues_from_its_checkpoint(tiny, root, tmp_path, capsys, monkeypatch):
+    keep = vtab.Runner.keep
+
+    def stop(self, task, result):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(vtab.Runner, "keep", stop)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(vtab_arguments(tiny, root, tmp_path, "EuroSAT"))
+    monkeypatch.setattr(vtab.Runner, "keep", keep)
+    report = evaluate(vtab_arguments(tiny, root, tmp_path, "EuroSAT"))
+    assert "Resuming from" in capsys.readouterr().out
+    assert report["accuracy"]["EuroSAT"] > 0.9
+
+
+def test_a_table_of_some_tasks():
+    tasks = list(TASKS.values())[5:8]
+    accuracies = {"Sun397": 0.5, "Camelyon": 0.75}
+    summary = summarize(tasks, accuracies)
+    assert summary["groups"] == {"natural": 0.5, "specialized": 0.75}
+    assert (summary["mean"], summary["tasks_done"], summary["tasks"]) == (0.625, 2, 3)
+    table = write_table(tasks, {"ours": accuracies, "nothing": {}})
+    assert "| SVHN | natural | - | - |" in table
+    assert "| **mean of all tasks** |  | 62.5 | - |" in table
+
+
+def test_every_row_of_the_task_table_is_valid():
+    rows = yaml.safe_load((vtab_data.files(vtab_data.__package__) / "vtab.yaml").read_text())["tasks"]
+    assert len({row["folder"] for row in rows}) == len({row["hub"] for row in rows}) == 19
+    for task in TASKS.values():
+        assert task.target is None or task.target in vtab_data.TARGETS
+        assert task.splits.keys() <= {"train", "validation", "test"}
+
+
+@pytest.mark.slow
+def test_a_result_of_other_data_or_another_model_is_refused(root, tmp_path, capsys):
+    """Cases: replaced images, and an edited config.json with the same weights."""
+    model, data = save_tiny(tmp_path / "model"), tmp_path / "data"
+    shutil.copytree(root / "eurosat", data / "eurosat")
+    settings = vtab_arguments(model, data, tmp_path / "out", "EuroSAT")
+    report = evaluate(settings)
+    assert evaluate(settings) == report
+    rivers = sorted((data / "eurosat" / "train" / "river").iterdir())
+    before = [file.read_bytes() for file in rivers]
+    for file in rivers:
+        shutil.copyfile(data / "eurosat" / "train" / "forest" / file.name, file)
+    with pytest.raises(ValueError, match="--output-dir"):
+        evaluate(settings)
+    for file, content in zip(rivers, before, strict=True):
+        file.write_bytes(content)
+    config = (model / "config.json").read_text(encoding="utf-8")
+    edited = {**json.loads(config), "hidden_act": "relu"}
+    (model / "config.json").write_text(json.dumps(edited), encoding="utf-8")
+    with pytest.raises(ValueError, match="eurosat"):
+        evaluate(settings)
+    (model / "config.json").write_text(config, encoding="utf-8")
+    (data / "eurosat").rename(data / "elsewhere")
+    assert evaluate(settings) == report
+    assert "is used without a check of its data" in capsys.readouterr().out
