@@ -10,6 +10,8 @@ rate is 0 or Adam's bias correction reaches 1.
 import ctypes
 import os
 import platform
+import re
+import sys
 import warnings
 from importlib.util import find_spec
 from typing import Any
@@ -30,6 +32,16 @@ from .data.loaders import start_server
 from .settings.fields import DataSettings, TrainingSettings
 from .settings.reader import SettingsError
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+# Peak in 1e12 dense bfloat16 operations a second (NVIDIA's data sheets); the first key in torch's device name counts
+_PEAKS = {
+    **{"B200": 2250, "H200": 989, "GH200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312},
+    **{"L40S": 362, "L40": 181, "L4": 121, "A40": 150, "A10": 125, "RTX A6000": 155, "RTX 4090": 165, "RTX 3090": 71},
+}
 _GROUPS: dict[str, tuple[Any, Any]] = {}  # purpose -> (default group, this group)
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
 
@@ -160,6 +172,37 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
             tensor.zero_()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
+
+
+def can_compile(accelerator: Accelerator) -> bool:
+    """Tell whether torch.compile pays on this device, with these wrappers."""
+    return accelerator.device.type == "cuda" and not is_sharded(accelerator) and find_spec("triton") is not None
+
+
+def has_fused_optimizers(accelerator: Accelerator) -> bool:
+    """Tell whether torch updates all parameters in one kernel; some of these kernels take no DTensors."""
+    return accelerator.device.type in ("cpu", "cuda") and not is_sharded(accelerator)
+
+
+def resizes_fast(device: torch.device) -> bool:
+    """Tell whether images are cropped and resized faster on the device than in data workers."""
+    return device.type not in ("cpu", "xla", "mps")
+
+
+def memory_in_use(device: torch.device) -> dict[str, float]:
+    """Return the peak memory so far in GiB: of the GPU if there is one, else of this process."""
+    if device.type == "cuda":
+        return {"memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
+    if resource is None:
+        return {}
+    unit = 1 if sys.platform == "darwin" else 2**10  # of ru_maxrss
+    return {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
+
+
+def peak_of(device: str) -> float | None:
+    """Return a GPU's peak in dense bfloat16 operations a second, by its name; None if unknown."""
+    found = [peak for name, peak in _PEAKS.items() if re.search(rf"\b{name}\b", device)]
+    return found[0] * 1e12 if found else None
 
 
 def describe_device(device: torch.device) -> str:

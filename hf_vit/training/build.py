@@ -1,7 +1,6 @@
 """Build the parts of a run from its settings: data sets and batches, objective, optimizer."""
 
 from collections.abc import Collection, Iterable
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,7 +17,16 @@ from ..data.loaders import load_batches, train_loader
 from ..data.native_resolution import NativeDataset, collate_patches
 from ..data.samplers import BatchLayout, BucketBatchSampler
 from ..data.splits import Split
-from ..devices import is_sharded, is_xla, make_states, mark_step, shard_by_layers
+from ..devices import (
+    can_compile,
+    has_fused_optimizers,
+    is_sharded,
+    is_xla,
+    make_states,
+    mark_step,
+    resizes_fast,
+    shard_by_layers,
+)
 from ..evaluation.predictions import TOP_K
 from ..files.messages import did_you_mean
 from ..loading import local_model
@@ -42,9 +50,8 @@ def prepare(
     Accelerate: they are functions of the step.
     """
     if settings.compile == AUTO:
-        is_able = accelerator.device.type == "cuda" and not is_sharded(accelerator) and find_spec("triton") is not None
         has_one_size = settings.preset != "native"
-        settings.compile = is_able and has_one_size and num_steps >= _STEPS_TO_COMPILE
+        settings.compile = can_compile(accelerator) and has_one_size and num_steps >= _STEPS_TO_COMPILE
     if settings.compile and is_xla(accelerator):
         raise SettingsError("compile is true, but XLA always compiles: set compile to false")
     if settings.optimizer == "muon" and accelerator.distributed_type == DistributedType.DEEPSPEED:
@@ -54,8 +61,7 @@ def prepare(
     shard_by_layers(accelerator, model)
     if not is_sharded(accelerator):
         model.to(accelerator.device)  # some devices replace the parameters, which the optimizer must not miss
-    fused = accelerator.device.type in ("cpu", "cuda") and not is_sharded(accelerator)  # some kernels take no DTensors
-    optimizer = build_optimizer(settings, model, fused)
+    optimizer = build_optimizer(settings, model, has_fused_optimizers(accelerator))
     prepared, optimizer = accelerator.prepare(model, optimizer)  # in one call: sharding replaces the parameters in both
     if is_xla(accelerator):
         make_states(optimizer.optimizer)  # so that the first step has the same graph as the others
@@ -100,7 +106,7 @@ def augments_on_device(settings: TrainingSettings, device: torch.device) -> bool
     if settings.augment_on == "device" and device.type == "xla":
         raise SettingsError("augment_on is device, which XLA would compile for every batch: set augment_on to cpu")
     if settings.augment_on == AUTO:
-        return device.type not in ("cpu", "xla", "mps") and settings.preset != "native"
+        return resizes_fast(device) and settings.preset != "native"
     return settings.augment_on == "device"
 
 
@@ -197,7 +203,7 @@ def check_native(
     refuse_mixed_sizes(model.config)
     if split.is_sharded:
         raise ValueError("preset is native, which does not work with shards: it needs all image sizes in advance")
-    if accelerator.device.type == "xla":
+    if is_xla(accelerator):
         raise ValueError("preset is native, which does not work on XLA: it would compile every shape of a batch")
 
 

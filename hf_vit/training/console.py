@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity
 from tqdm import tqdm
 
 from ..data.device_augmentation import CutTransform
 from ..data.labels import distinguish, names_of
 from ..data.loaders import count_processors, count_workers
 from ..data.splits import Split
-from ..devices import describe_device
+from ..devices import describe_device, memory_in_use, peak_of
 from ..files.contents import in_words
 from ..files.output import new_file
 from ..loading import find_better
@@ -28,11 +26,6 @@ from .reports import describe_best
 if TYPE_CHECKING:
     from .trainer import Trainer
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
-
 logger = logging.getLogger(__name__)
 _BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
 _LOGGED_CLASSES = 20  # with more classes, trackers get no metrics per class
@@ -41,11 +34,6 @@ _LISTED = 4  # number of class names to list
 _WARM_UP = 5  # largest number of steps before a trace
 _FORWARDS_PER_STEP = 3  # a forward, and a backward of twice its cost
 _BEFORE_WARNING = 5.0  # seconds to measure before data are called slow
-# Peak in 1e12 dense bfloat16 operations a second (NVIDIA's data sheets); the first key in torch's device name counts
-_PEAKS = {
-    **{"B200": 2250, "H200": 989, "GH200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312},
-    **{"L40S": 362, "L40": 181, "L4": 121, "A40": 150, "A10": 125, "RTX A6000": 155, "RTX 4090": 165, "RTX 3090": 71},
-}
 
 
 class Console:
@@ -240,36 +228,18 @@ def conclude(trainer: "Trainer", metrics: dict[str, Any]) -> None:
     say(f"saved in {output}; try: hf-vit {use}, or hf-vit push {model} NAME")
 
 
-def peak_of(device: str) -> float | None:
-    """Return a GPU's peak in dense bfloat16 operations a second, by its name; None if unknown."""
-    found = [peak for name, peak in _PEAKS.items() if re.search(rf"\b{name}\b", device)]
-    return found[0] * 1e12 if found else None
-
-
 def _images_at_peak(trainer: "Trainer") -> float | None:
     """Images a second at the peak of the GPUs; None if the peak or the number of products is unknown."""
     accelerator, settings = trainer.accelerator, trainer.settings
     varies = settings.preset == "native" or settings.patch_sizes  # the number of patches
     is_partial = not all(parameter.requires_grad for parameter in trainer.parameters.values())  # the backward pass
-    if varies or is_partial or accelerator.device.type != "cuda" or accelerator.mixed_precision not in ("bf16", "fp16"):
-        return None
-    peak = peak_of(torch.cuda.get_device_name(accelerator.device))
-    if peak is None:
+    peak = peak_of(describe_device(accelerator.device))
+    if varies or is_partial or peak is None or accelerator.mixed_precision not in ("bf16", "fp16"):
         return None
     from ..analysis.compute import FLOPS_PER_MULTIPLY_ADD, count_compute
 
     flops = _FORWARDS_PER_STEP * FLOPS_PER_MULTIPLY_ADD * count_compute(trainer.config).logits_multiply_adds
     return peak * accelerator.num_processes / flops
-
-
-def memory_in_use(device: torch.device) -> dict[str, float]:
-    """Return the peak memory so far in GiB: of the GPU if there is one, else of this process."""
-    if device.type == "cuda":
-        return {"memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
-    if resource is None:
-        return {}
-    unit = 1 if sys.platform == "darwin" else 2**10  # of ru_maxrss
-    return {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
 
 
 def start_profiler(trainer: "Trainer", steps: int) -> torch.profiler.profile:
@@ -289,7 +259,7 @@ def start_profiler(trainer: "Trainer", steps: int) -> torch.profiler.profile:
         print(f"The trace is {file}: open it in https://ui.perfetto.dev or chrome://tracing.")
 
     profiler = torch.profiler.profile(
-        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])],
+        activities=torch.profiler.supported_activities(),
         schedule=torch.profiler.schedule(wait=0, warmup=min(_WARM_UP, left - steps), active=steps, repeat=1),
         on_trace_ready=write,
         record_shapes=True,

@@ -5,8 +5,8 @@ import json
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hf_vit.devices import peak_of
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training.console import peak_of
 
 from ..launching import DIGITS, arguments
 
