@@ -274,10 +274,11 @@ def copy_for(folder: str | os.PathLike, output: str | os.PathLike, readers: str,
         images: as in `hf_vit.conversion.convert_to_folder`.
 
     Raises:
-        ValueError: transformers does not support the model.
+        ValueError: transformers does not support the model, or the readers are unknown.
     """
-    from .conversion.exporting import export
+    from .conversion.exporting import check_readers, export
 
+    check_readers(readers)
     model, processor = load(folder, backend="eager")
     if readers == "transformers":
         export(model, output, readers, processor=processor, images=images)

@@ -21,10 +21,9 @@ MAY_IMPORT = {
     "conversion": {"files", "models", "catalog"},
     "analysis": {"files", "models", "variants"},
     "backends": {"files", "models", "catalog", "conversion"},
-    "hub": {"files", "models", "registration", "variants", "catalog", "conversion"},
     "loading": {"files", "models", "registration", "variants", "catalog", "conversion", "backends"},
 }
-MAY_IMPORT["quantization"] = MAY_IMPORT["prediction"] = {*MAY_IMPORT["loading"], "loading"}
+MAY_IMPORT["hub"] = MAY_IMPORT["quantization"] = MAY_IMPORT["prediction"] = {*MAY_IMPORT["loading"], "loading"}
 MAY_IMPORT["evaluation"] = {*MAY_IMPORT["loading"], "loading", "settings", "data", "devices"}
 MAY_IMPORT["auditing"] = {*MAY_IMPORT["evaluation"], "evaluation"}
 MAY_IMPORT["training"] = {*MAY_IMPORT["auditing"], "auditing", "analysis"}

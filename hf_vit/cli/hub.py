@@ -46,13 +46,6 @@ def push(
 
             space = full_space_name(static_space)
             write_static_page(folder, page, runtime, [full_space_name(repository)])
-        if save_for is not None:
-            from ..loading import copy_for
-
-            copy = Path(scratch, "model", folder.resolve().name)
-            copy.parent.mkdir()
-            copy_for(folder, copy, save_for, images_at_hand(save_for, images))
-            folder = copy
         pushed = push(
             folder,
             repository,
@@ -60,6 +53,8 @@ def push(
             revision=revision,
             create_pr=create_pr,
             code=code,
+            save_for=save_for,
+            images=images_at_hand(save_for, images),
             license=license,
             space=space,
             allow_incomplete_card=allow_incomplete_card,

@@ -22,7 +22,7 @@ from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, s
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.utils import MANIFEST
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
-from .exporting import export
+from .exporting import check_readers, export
 from .jax.tables import original_rules
 from .labels import set_labels
 from .recognition import recognise
@@ -249,6 +249,7 @@ def convert_to_folder(
         FileExistsError: `output` exists and may not be overwritten.
         ValueError, OSError: as in `convert`; or the folder cannot be written.
     """
+    check_readers(save_for)
     if save_for == "transformers":
         model, processor = convert(source, image_size=image_size, **options)
         export(model, output, "transformers", processor=processor, overwrite=overwrite, images=images)

@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from huggingface_hub.utils import httpx
 from ..files.contents import MARK, PUSHED, in_words, matches
 from ..files.reading import parse_json
 from ..files.versions import versions_of
+from ..loading import copy_for
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
 from ..models.utils import MANIFEST, as_pair, check_place, manifest_entry, manifest_text, read_manifest
 from .card_check import check_card
@@ -109,6 +110,8 @@ def push(
     create_pr: bool = False,
     code: bool = False,
     dry_run: bool = False,
+    save_for: str | None = None,
+    images: Sequence[Any] = (),
     license: str | None = None,
     tags: list[str] | None = None,
     space: str | None = None,
@@ -132,6 +135,9 @@ def push(
         create_pr: open a pull request instead of committing.
         code: add the code, so that the model loads with `trust_remote_code=True` without hf_vit.
         dry_run: only return what would be pushed.
+        save_for: push a copy of the model for these readers, "hf_vit" or "transformers" (transformers' own classes), as
+            in `hf_vit.conversion.convert_to_folder`; None: the folder as it is.
+        images: as in `convert_to_folder`.
         license: such as "apache-2.0"; needed once, if the README has none and the source is unknown.
         tags: more tags for the card.
         space: owner/name of a Space with the model's page, which the card links; None: that of the repository's card.
@@ -144,16 +150,21 @@ def push(
 
     Raises:
         OSError: the folder holds no model.
-        ValueError: the folder holds no weights, or symbolic links; or the repository has another visibility
-            than `private`.
+        ValueError: the folder holds no weights, or symbolic links; or transformers does not support the model; or the
+            repository has another visibility than `private`.
         PushError: the card has problems, or the Hub cannot be reached or refuses; the message has the reason.
     """
     target = _Target(repo_id, private, revision, create_pr, message)
-    files, left_out = _files_of(Path(folder))
-    if left_out:
-        _logger.warning(f"Not pushed (not part of a model): {in_words(left_out)}.")
     card = _CardRequest(license, tags or [], allow_incomplete_card, space)
-    pushed = _push_files(_with_code(files) if code else files, target, card, token=token, dry_run=dry_run)
+    with tempfile.TemporaryDirectory() as temporary:
+        if save_for is not None:
+            copy = Path(temporary, Path(folder).resolve().name)
+            copy_for(folder, copy, save_for, images)
+            folder = copy
+        files, left_out = _files_of(Path(folder))
+        if left_out:
+            _logger.warning(f"Not pushed (not part of a model): {in_words(left_out)}.")
+        pushed = _push_files(_with_code(files) if code else files, target, card, token=token, dry_run=dry_run)
     return pushed._replace(left_out=tuple(left_out))
 
 

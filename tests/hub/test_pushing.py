@@ -285,9 +285,18 @@ def test_a_push_for_readers_of_transformers_and_back(hub, client, folder, tmp_pa
         """
     )
     assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"] == "vit"
-    client(push(tmp_path / "back", "alice/back", *MIT, "--for", "hf_vit"))
+    client(f"import hf_vit; hf_vit.push({str(tmp_path / 'back')!r}, 'alice/back', license='mit', save_for='hf_vit')")
     assert "library_name: hf_vit" in readme_of(hub, "alice/back")
     assert "modules.json" not in commits_of(hub, "alice/back")[0]["files"]
+
+
+def test_a_push_from_python_for_readers_of_transformers(hub, client, folder, tmp_path):
+    picture = str(write_picture(tmp_path / "red.png"))
+    arguments = f"{str(folder)!r}, 'alice/vit', license='mit'"
+    client(f"import hf_vit; hf_vit.push({arguments}, save_for='transformers', images=[{picture!r}])")
+    assert "library_name: transformers" in readme_of(hub, "alice/vit")
+    assert "0 of 1 predictions" in readme_of(hub, "alice/vit")
+    assert "'keras'" in client(f"import hf_vit; hf_vit.push({arguments}, save_for='keras')", status=1)
 
 
 def write_picture(path):
