@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hf_vit import HfBiTModel, HfViTHybridModel, HfViTModel
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, convert, export, export_jax, fingerprint
 from hf_vit.conversion.tables import TIMM_NUMBERS
@@ -15,28 +16,53 @@ from hf_vit.loading import load, save_folder
 from hf_vit.models.configuration_hf_bit import BIG_TRANSFER
 
 from ..paths import SHARED
-from ..tiny_models import VARIANTS, tiny, tiny_bit
+from ..tiny_models import TINY, TINY_HYBRID, VARIANTS, randomize, tiny, tiny_bit
 
 WEIGHTS = SHARED / "weights"
 NPZ, OF_TIMM = WEIGHTS / "Ti_16-imagenet2012-res_224.npz", WEIGHTS / "vit_tiny_patch16_224_timm.safetensors"
-STRUCTURES = {
+SQUARE = {"patch_size": (4, 4), "image_size": (20, 20)}
+OF_TIMM_R50 = {"stem_depths": [2, 2, 2, 2], "image_size": (64, 128)}
+TIMM, TRANSFORMERS, BOTH, NONE = {"timm"}, {"transformers"}, {"timm", "transformers"}, set()
+STRUCTURES = {  # name -> its formats beside .npz and our folder; fields
     **{
-        f"{name}, {layers} layers, {channels} channels": {**VARIANTS[name], **sizes, "num_channels": channels}
+        f"{name}, {layers} layers, {channels} channels": (
+            {"cls": BOTH, "map": NONE}.get(name, TIMM),
+            {**VARIANTS[name], **sizes, "num_channels": channels},
+        )
         for name in ("cls", "mean", "map", "none")
         for layers, sizes in ((1, {"num_hidden_layers": 1}), (3, {"num_attention_heads": 7, "intermediate_size": 9}))
-        for channels in (1, 3, 5)
+        for channels in (1, 5)
     },
-    "sine and cosine": VARIANTS["sincos"],
-    "sine and cosine, 5 channels": {**VARIANTS["sincos"], "num_channels": 5},
-    "one patch": {"patch_size": (20, 36)},
-    "one head, a wide MLP": {"num_attention_heads": 1, "intermediate_size": 70, "num_hidden_layers": 2},
-    "a map, several heads": {"pooling": "map", "hidden_size": 12, "num_attention_heads": 3},
-    "square patches": {"patch_size": (4, 4), "image_size": (20, 20), "num_labels": 3},
-    "pre-logits": {"representation_size": 9},
-    "hybrid": VARIANTS["hybrid"],
-    "hybrid, mean": {"hybrid": True, "pooling": "mean", "stem_depths": [1, 1, 2], "image_size": (32, 64)},
-    "stem alone": {"hybrid": True, "stem_depths": []},
-    "hybrid of timm": {"hybrid": True, "stem_depths": [2, 2, 2, 2], "image_size": (64, 128)},
+    "12 layers": (BOTH, {"num_hidden_layers": 12}),
+    "sine and cosine": (NONE, VARIANTS["sincos"]),
+    "sine and cosine, a map": (NONE, {**VARIANTS["sincos"], "pooling": "map"}),
+    "one patch": (BOTH, {"patch_size": (20, 36)}),
+    "one head, a wide MLP": (BOTH, {"num_attention_heads": 1, "intermediate_size": 70, "num_hidden_layers": 2}),
+    "a map, several heads": (TIMM, {"pooling": "map", "hidden_size": 12, "num_attention_heads": 3}),
+    "a map, projected": (TIMM, {**SQUARE, "pooling": "map", "projection_dim": 5}),
+    "square patches": (BOTH, {**SQUARE, "num_labels": 3}),
+    "pre-logits": (NONE, {"representation_size": 9}),
+    "pre-logits, mean": (NONE, {"representation_size": 9, "pooling": "mean"}),
+    "hybrid": (NONE, VARIANTS["hybrid"]),
+    "hybrid, mean": (NONE, {"hybrid": True, "pooling": "mean", "stem_depths": [1, 1, 2], "image_size": (32, 64)}),
+    "stem alone": (TIMM, {"hybrid": True, "stem_depths": []}),
+    "hybrid of timm": (TIMM, {"hybrid": True, **OF_TIMM_R50}),
+}
+ENCODERS = {  # without a head
+    "cls": (BOTH, HfViTModel, {}),
+    "pre-logits": (TRANSFORMERS, HfViTModel, {"representation_size": 9}),
+    "mean": (TIMM, HfViTModel, {"pooling": "mean"}),
+    "tower of SigLIP": (BOTH, HfViTModel, {**SQUARE, "pooling": "map"}),
+    "hybrid": (NONE, HfViTHybridModel, {}),
+    "hybrid of timm": (TIMM, HfViTHybridModel, OF_TIMM_R50),
+}
+RESNETS = {
+    "classifier": {},
+    "one stage": {"depths": [1]},
+    "three stages": {"depths": [2, 1, 1], "num_labels": 3},
+    "5 channels": {"num_channels": 5},
+    "twice as wide": {"embedding_size": 64},
+    "encoder": {"model_class": HfBiTModel},
 }
 
 
@@ -85,27 +111,37 @@ def through_every_format(model, tmp_path):
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_same_in_every_container(tmp_path, structure):
-    model = tiny(**STRUCTURES[structure])
-    found = list(through_every_format(model, tmp_path))
-    assert {"jax", "folder"} <= {to for to, _ in found}
-    assert len({number for _, number in found}) == 1
+    formats, fields = STRUCTURES[structure]
+    check_all_equal(through_every_format(tiny(**fields), tmp_path), formats)
 
 
-@pytest.mark.parametrize("name", ["cls", "hybrid", "pre-logits"])
+@pytest.mark.parametrize("structure", ENCODERS)
+def test_same_in_every_container_of_an_encoder(tmp_path, structure):
+    formats, model_class, fields = ENCODERS[structure]
+    sizes = TINY_HYBRID if model_class is HfViTHybridModel else TINY
+    model = randomize(model_class(model_class.config_class(**{**sizes, **fields})))
+    check_all_equal(through_every_format(model, tmp_path), formats)
+
+
+def check_all_equal(found, formats):
+    names, numbers = zip(*found, strict=True)
+    assert set(names) == {"jax", "folder", *formats}
+    assert len(set(numbers)) == 1
+
+
+@pytest.mark.parametrize("name", ["12 layers", "hybrid", "pre-logits"])
 def test_is_the_hash_of_the_originals_arrays(tmp_path, name):
-    export_jax(tiny(**STRUCTURES.get(name, {})), tmp_path / "model.npz")
-    grid = tiny(**STRUCTURES.get(name, {})).config.grid_size
+    model = tiny(**STRUCTURES[name][1])
+    export_jax(model, tmp_path / "model.npz")
+    grid = model.config.grid_size
     assert fingerprint(tmp_path / "model.npz", position_grid=grid) == by_definition(tmp_path / "model.npz")
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"depths": [1]}, {"depths": [2, 1, 1], "num_labels": 3}, {"num_channels": 5}, {"embedding_size": 64}],
-)
-def test_of_a_resnet(tmp_path, fields):
-    found = list(through_every_format(tiny_bit(**fields), tmp_path))
-    assert {"jax", "folder", "transformers"} <= {to for to, _ in found}
-    assert {number for _, number in found} == {by_definition(tmp_path / "0.npz")}
+@pytest.mark.parametrize("structure", RESNETS)
+def test_of_a_resnet(tmp_path, structure):
+    found = list(through_every_format(tiny_bit(**RESNETS[structure]), tmp_path))
+    check_all_equal(found, TRANSFORMERS)
+    assert found[0][1] == by_definition(tmp_path / "0.npz")
 
 
 def test_a_copy_with_exact_gelu_becomes_the_original_as_the_refusal_advises(tmp_path, capsys):
