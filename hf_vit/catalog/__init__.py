@@ -11,6 +11,7 @@ from .released import (
     refused,
     released,
     released_facts,
+    released_with,
     variants,
     with_cards,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "refused",
     "released",
     "released_facts",
+    "released_with",
     "search",
     "variants",
     "with_cards",

@@ -1,18 +1,31 @@
 """Description of a released file in words."""
 
-from .released import Released, bare_name, data_set_name, families, find_released, refused, released, variants
+from .released import (
+    Released,
+    bare_name,
+    copies_of,
+    data_set_name,
+    families,
+    find_released,
+    refused,
+    released,
+    released_facts,
+    variants,
+)
+from .searching import address_of
 
 
 def explain(name: str) -> str:
     """Describe a released file in words.
 
     Args:
-        name: name of a file, with or without its address and `.npz`: an AugReg name, `sam/ViT-B_16`, ... Where several
-            files have the name, all of them are described.
+        name: name of a file, with or without its address and `.npz`: an AugReg name, `augreg:Ti/16`, `sam/ViT-B_16`,
+            ... Where several files have the name, all of them are described.
 
     Raises:
         ValueError: no released file has this name.
     """
+    name = address_of(name)
     bare = bare_name(name)
     entry = find_released(name)
     namesakes = [other for other in released() if other.name == bare]
@@ -44,6 +57,11 @@ def _in_words(entry: Released) -> str:
             f"  {data_set_name(result['dataset'])} {result['metric']}{of}: {result['value']} % "
             f"({result['source']['name']}, {result['table']})"
         )
+    path = bare_name(entry.location).removeprefix("gs://")
+    if copies := copies_of(entry.location):
+        lines.append(f"  the same numbers: {', '.join(copies)}")
+    if (fingerprint := released_facts()["fingerprints"].get(path)) is not None:
+        lines.append(f"  fingerprint: {fingerprint}")
     if entry.variant == "B/8" and entry.family == "augreg":
         lines.append("  note: B/8 was released at 224 x 224 pixels only")
     return "\n".join(lines)

@@ -115,6 +115,12 @@ def lost_by(copy: str) -> list[str]:
     return ["pre-logits layer"] if copy in released_facts()["copies_without_pre_logits"] else []
 
 
+def released_with(fingerprint: str) -> str | None:
+    """Return the address of the released file with these numbers; None if the catalog does not have the fingerprint."""
+    paths = {known: path for path, known in released_facts()["fingerprints"].items()}
+    return f"gs://{paths[fingerprint]}.npz" if fingerprint in paths else None
+
+
 def bare_name(name: str) -> str:
     """Remove `augreg:` and `.npz`: `gs://vit_models/sam/ViT-B_16.npz` -> `gs://vit_models/sam/ViT-B_16`."""
     return name.removeprefix("augreg:").removesuffix(".npz")

@@ -6,7 +6,9 @@ from .arguments import Count
 
 
 def catalog(
-    query: Annotated[str, 'an architecture ("B/16", "R50+L/32"), a family ("siglip2"), or the name of a file'],
+    query: Annotated[
+        str, 'an architecture ("B/16", "R50+L/32"), a family ("siglip2"), or a file ("augreg:Ti/16", or its name)'
+    ],
     *,
     adapted_to: Annotated[
         str | None, "only files fine-tuned on this data: imagenet2012, oxford_iiit_pet, ...", {"metavar": "DATA"}

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -151,5 +152,8 @@ def fingerprint(source: Annotated[str, "model: a folder of hf_vit, or any source
     """Print a SHA-256 of a model's arrays, equal for the same numbers in any format."""
     silence_progress_bars()
     from .. import conversion
+    from ..catalog import released_with
 
-    print(conversion.fingerprint(source))
+    print(number := conversion.fingerprint(source))
+    if (address := released_with(number)) is not None:
+        print(f"the numbers of {address}", file=sys.stderr)

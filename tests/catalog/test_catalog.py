@@ -15,6 +15,7 @@ from hf_vit.catalog import (
     parse_augreg,
     released,
     released_facts,
+    released_with,
     search,
 )
 from hf_vit.catalog.augreg import ADAPTED_TO, AUGMENTATION, AUGREG
@@ -99,6 +100,11 @@ def test_explain_describes_a_file():
     assert explain("ViT-B_16").count("gs://") == 4  # four buckets have a file of that name
     assert explain("gs://vit_models/sam/ViT-B_16.npz").count("gs://") == 1
     assert "224 x 224" in explain(LIGHT.split("--")[0])
+    tiny = explain("augreg:Ti/16")
+    assert "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k" in tiny
+    (number,) = (number for number in released_facts()["fingerprints"].values() if number in tiny)
+    assert released_with(number) == address_of("augreg:Ti/16")
+    assert released_with("0" * 64) is None
     with pytest.raises(ValueError, match="'ViT-G_14'"):
         explain("ViT-G_14")
 

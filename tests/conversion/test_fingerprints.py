@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_vit import HfBiTModel, HfViTHybridModel, HfViTModel
+from hf_vit.catalog import address_of, released_with
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, convert, export, export_jax, fingerprint
 from hf_vit.conversion.tables import TIMM_NUMBERS
@@ -235,7 +236,10 @@ def test_the_real_pair(tmp_path, capsys):
     expected = by_definition(NPZ)
     for path in (NPZ, OF_TIMM):
         assert main(["fingerprint", str(path)]) == 0
-        assert capsys.readouterr().out == f"{expected}\n"
+        said = capsys.readouterr()
+        assert said.out == f"{expected}\n"
+        assert address_of("augreg:Ti/16") == released_with(expected)
+        assert address_of("augreg:Ti/16") in said.err
     assert main(["convert", str(NPZ), str(tmp_path / "folder")]) == 0
     model, _ = load(tmp_path / "folder")
     assert expected in (tmp_path / "folder" / "conversion.json").read_text()
