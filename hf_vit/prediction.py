@@ -21,7 +21,7 @@ from .models.image_reading import ImageReadingError
 _BATCH_SIZE = 8
 _MOST_WORKERS = 8  # default maximum of workers that compute
 _READERS = 4  # default number of workers that only read
-_CHUNK = 8192  # rows of features that are compared at once
+ROWS_AT_ONCE = 8192  # rows of features that are compared at once
 
 
 class Batch(NamedTuple):
@@ -197,7 +197,7 @@ def search(
     queries = _unit(np.atleast_2d(queries).astype(np.float64))
     chunks = features
     if isinstance(features, np.ndarray):
-        chunks = (features[start : start + _CHUNK] for start in range(0, len(features), _CHUNK))
+        chunks = (features[start : start + ROWS_AT_ONCE] for start in range(0, len(features), ROWS_AT_ONCE))
     rows, cosines, seen = np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0)), 0
     for chunk in chunks:
         if chunk.shape[1] != queries.shape[1]:

@@ -91,7 +91,7 @@ def _list_all(folder: Path) -> list[_Listing]:
     with ThreadPoolExecutor(_THREADS) as pool, tqdm(desc=f"Listing {folder}", unit=" images", delay=1) as bar:
         for _ in range(3):
             listings = []
-            for listing in pool.map(lambda name: _list(folder, name), level):
+            for listing in pool.map(lambda name: list_directory(folder, name), level):
                 listings.append(listing)
                 bar.update(len(listing.names))
             found += listings
@@ -101,7 +101,7 @@ def _list_all(folder: Path) -> list[_Listing]:
     return found
 
 
-def _list(folder: Path, directory: str) -> _Listing:
+def list_directory(folder: Path, directory: str) -> _Listing:
     """List one directory, without hidden files and directories whose name begins with two underscores."""
     changed = (folder / directory).stat().st_mtime_ns
     directories, names = [], []

@@ -199,7 +199,7 @@ def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:
         with suppress(OSError, ValueError):
             scanned = json.loads(part.read_text(encoding="utf-8"))
         if scanned is None:
-            scanned = _scan_tar(file, columns) if file.endswith(".tar") else _scan_parquet(file, columns)
+            scanned = scan_tar(file, columns) if file.endswith(".tar") else _scan_parquet(file, columns)
             write_text(part, json.dumps(scanned))
         return scanned | {name: np.array(scanned[name], np.int64) for name in _SCHEMA.names}
 
@@ -245,14 +245,14 @@ def _join(files: Sequence[str], stamps: list, parts: list[dict]) -> pa.Table:
     return units.replace_schema_metadata({"hf_vit": json.dumps(about)})
 
 
-def _scan_tar(file: str, columns: Columns) -> dict[str, Any]:
+def scan_tar(file: str, columns: Columns) -> dict[str, Any]:
     """Positions of the images in a tar, and their labels; -1 for no label.
 
     Raises:
         ValueError: the file is truncated, or not a tar.
     """
     positions, sizes, texts, column, label = [], [], [], columns.image, columns.label or "cls"
-    for sample in _samples_of(file, label):
+    for sample in read_tar_samples(file, label):
         found = [name for name in sample if name.rsplit(".", 1)[-1].lower() in _IMAGES]
         found = [name for name in found if columns.image in (None, name)]
         if len(found) > 1:
@@ -282,7 +282,7 @@ def _scan_tar(file: str, columns: Columns) -> dict[str, Any]:
     }
 
 
-def _samples_of(file: str, label: str) -> Iterator[dict[str, tuple]]:
+def read_tar_samples(file: str, label: str) -> Iterator[dict[str, tuple]]:
     """Yield {extension: (position, size, text of the label)} for members with the same name before the first dot."""
     key, sample, end = None, {}, 0
     with open_file(file, block_size=2**23) as source:

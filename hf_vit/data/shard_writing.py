@@ -144,7 +144,7 @@ def _write_shard(plan: ShardPlan, split_name: str, number: int, file: Path) -> N
     with new_file(file) as draft, tarfile.open(draft, "w", format=tarfile.USTAR_FORMAT) as archive:
         for row in map(int, rows):
             sample = split.samples[row]
-            found = _encode(split.image(sample, row), plan)
+            found = encode_image(split.image(sample, row), plan)
             if found is None:
                 continue
             _add(archive, f"{row:09d}.{found[0]}", found[1])
@@ -152,7 +152,7 @@ def _write_shard(plan: ShardPlan, split_name: str, number: int, file: Path) -> N
                 _add(archive, f"{row:09d}.cls", str(split.label(sample)).encode())
 
 
-def _encode(image: dict, plan: ShardPlan) -> tuple[str, bytes] | None:
+def encode_image(image: dict, plan: ShardPlan) -> tuple[str, bytes] | None:
     """Return (extension, bytes) of an image; None if it must be resized but cannot be read."""
     if plan.size is None:
         content = image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes()

@@ -107,7 +107,7 @@ def collect(
         rows.append({**results, **{name: batch[name] for name in ("label", "valid", "index")}})
     model.train(was_training)
     columns = {name: torch.cat([row[name].cpu() for row in rows]) for name in (rows[0] if rows else ())}
-    return _tidy({name: _gather(accelerator, column).numpy() for name, column in columns.items()})
+    return drop_padding({name: _gather(accelerator, column).numpy() for name, column in columns.items()})
 
 
 def _gather(accelerator: Accelerator, column: torch.Tensor) -> torch.Tensor:
@@ -179,7 +179,7 @@ def model_inputs(batch: Batch) -> dict[str, Any]:
     return {"pixel_values": batch["image"], **patches}
 
 
-def _tidy(columns: dict[str, np.ndarray]) -> dict[str, Any]:
+def drop_padding(columns: dict[str, np.ndarray]) -> dict[str, Any]:
     """Drop padding and unreadable images, and sort the rest in the order of the data set."""
     if not columns:
         raise ValueError("the evaluation split is empty")

@@ -85,7 +85,7 @@ def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = Non
     """
     location = os.fspath(location)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", location):
-        return Fetched(location, *_fetch_url(_https_address(location), cache_dir, progress))
+        return Fetched(location, *_fetch_url(https_address(location), cache_dir, progress))
     return Fetched(location, _find_local(location))
 
 
@@ -124,7 +124,7 @@ def _find_local(location: str) -> Path:
     return path
 
 
-def _https_address(location: str) -> str:
+def https_address(location: str) -> str:
     scheme, rest = location.split("://", 1)
     scheme = scheme.lower()
     if scheme == "gs":

@@ -234,7 +234,7 @@ def _replace_folder(path: Path, folder: Path, replaced: Path) -> None:
 
     Elsewhere, `path` is moved to `replaced`, then `folder` to `path`; an error or interrupt undoes the first move.
     """
-    if _exchange(folder, path):
+    if exchange_folders(folder, path):
         return
     try:
         if path.exists():
@@ -246,7 +246,7 @@ def _replace_folder(path: Path, folder: Path, replaced: Path) -> None:
         raise
 
 
-def _exchange(folder: Path, other: Path) -> bool:
+def exchange_folders(folder: Path, other: Path) -> bool:
     """Exchange two folders in one step, so that no reader ever finds neither; False where that is not possible."""
     if not sys.platform.startswith("linux"):
         return False

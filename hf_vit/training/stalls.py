@@ -81,7 +81,7 @@ def named_when_missing(progress: Progress, layout: BatchLayout, timeout: float) 
         return
     progress.since = time.monotonic()
     try:
-        watcher = _Watcher(progress, layout.rank, layout.processes, timeout)
+        watcher = Watcher(progress, layout.rank, layout.processes, timeout)
     except (RuntimeError, OSError) as error:
         logger.warning(f"Stalled processes cannot be named: the store of the processes does not answer ({error})")
         yield
@@ -94,7 +94,7 @@ def named_when_missing(progress: Progress, layout: BatchLayout, timeout: float) 
         watcher.join()
 
 
-class _Watcher(threading.Thread):
+class Watcher(threading.Thread):
     """Thread that watches the other processes while the main thread waits in a collective."""
 
     def __init__(self, progress: Progress, rank: int, processes: int, timeout: float):
@@ -112,9 +112,9 @@ class _Watcher(threading.Thread):
     def run(self) -> None:
         while not self.over.wait(self.interval):
             try:
-                self._publish()
+                self.publish()
                 if self._is_stalled:
-                    self._look()
+                    self.look()
             except (RuntimeError, OSError):  # torch's store raises RuntimeError
                 if self._is_stalled:
                     self._end("the store of the processes does not answer: its process or machine is stopped")
@@ -127,7 +127,7 @@ class _Watcher(threading.Thread):
     def _where(self) -> str:
         return f"step {self.progress.step} ({self.progress.phase})"
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Publish an entry: a number that a process counts up while it is alive, its progress, and where it is."""
         if len(self.keys) > 1:
             self.published += 1
@@ -141,7 +141,7 @@ class _Watcher(threading.Thread):
             for key in self.keys
         ]
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Find the missing processes; if all are alive with equal progress, do nothing.
 
         Of a single process the readers can be missing; anything else may take its time.
@@ -155,7 +155,7 @@ class _Watcher(threading.Thread):
         before = self._read()
         if self.over.wait(3 * self.interval) or not self._is_stalled:
             return
-        self._publish()
+        self.publish()
         after, ranks = self._read(), range(len(self.keys))
         silent = [rank for rank in ranks if rank != self.rank and after[rank][0] == before[rank][0]]
         behind = [rank for rank in ranks if after[rank][1] < self.progress.passed]

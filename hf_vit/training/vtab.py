@@ -78,7 +78,7 @@ def _choose_tasks(tasks: list[Task], names: list[str]) -> list[Task]:
     return [task for task in tasks if not names or task.name in names or task.folder in names]
 
 
-def _takes_presets(model: str) -> bool:
+def takes_presets(model: str) -> bool:
     """Tell whether the image processor of a model is an `HfViTImageProcessor`, which has presets."""
     return isinstance(AutoImageProcessor.from_pretrained(model, trust_remote_code=False), HfViTImageProcessor)
 
@@ -102,7 +102,7 @@ class Runner:
         self.settings, self.accelerator = settings, accelerator
         self.common, self.augmentation = dict(table["setting"]), table["augmentation"]
         model = str(local_model(str(settings.model)))
-        if not _takes_presets(model):
+        if not takes_presets(model):
             del self.common["preset"]  # its own resize is used
         self.output = Path(str(settings.output_dir))
         self.origin = {

@@ -329,7 +329,7 @@ def test_another_model_is_refused(model, photographs, tmp_path, capsys):
 @pytest.mark.parametrize("in_chunks", [False, True])
 def test_search_is_exact(in_chunks, monkeypatch):
     """Against all cosines by NumPy in float64; equal rows keep their order."""
-    monkeypatch.setattr("hf_vit.prediction._CHUNK", 17)
+    monkeypatch.setattr("hf_vit.prediction.ROWS_AT_ONCE", 17)
     rng = np.random.default_rng(0)
     features = rng.normal(size=(103, 7)).astype(np.float32)
     features[50], features[90], features[3] = features[20], features[20], 0

@@ -68,7 +68,7 @@ def test_an_index_is_made_once_and_again_when_a_file_is_added(tmp_path, monkeypa
     root = make(tmp_path / "images", SPLITS["splits"])
     before = load_folder(root)
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "_list", None)  # of files
+        patch.setattr(folders, "list_directory", None)  # of files
         again = load_folder(root)
     assert {split: data._fingerprint for split, data in again.items()} == {
         split: data._fingerprint for split, data in before.items()

@@ -57,7 +57,7 @@ def test_images_are_resized_and_kept_where_they_are_small(folder, tmp_path):
 
 def test_interrupted_writing_continues_and_another_plan_is_refused(folder, tmp_path, monkeypatch, capsys):
     command = ["shard", str(folder), str(tmp_path / "out"), "--images", "6", "--workers", "1", "--splits", "train"]
-    written, encode = [], shard_writing._encode
+    written, encode = [], shard_writing.encode_image
 
     def fail_at_ten(*arguments):
         written.append(arguments)
@@ -66,7 +66,7 @@ def test_interrupted_writing_continues_and_another_plan_is_refused(folder, tmp_p
         return encode(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_writing, "_encode", fail_at_ten)
+        patch.setattr(shard_writing, "encode_image", fail_at_ten)
         assert main(command) == 130
     assert len(list((tmp_path / "out").glob("*.tar"))) == 1
     first = (tmp_path / "out" / "train-00000.tar").stat().st_ino

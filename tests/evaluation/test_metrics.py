@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hf_vit.evaluation.metrics import MeanPerClassAccuracy, RealAccuracy, TopKAccuracy
-from hf_vit.evaluation.predictions import _tidy, score
+from hf_vit.evaluation.predictions import drop_padding, score
 
 RANKED = [[2, 1, 0], [0, 1, 2], [1, 2, 0], [0, 2, 1]]
 LABELS = [2, 1, 0, 0]
@@ -45,7 +45,7 @@ def columns(**changes):
 
 
 def test_padding_and_broken_images_do_not_count():
-    predictions = _tidy(columns())
+    predictions = drop_padding(columns())
     assert predictions["index"].tolist() == [0, 2, 3]
     results = score(predictions)
     assert (results["samples"], results["skipped"], results["loss"]) == (3, 1, 2.0)
@@ -53,9 +53,9 @@ def test_padding_and_broken_images_do_not_count():
 
 
 def test_real_labels_follow_the_index():
-    results = score(_tidy(columns()), real_labels=[[0], [5], [1], []])
+    results = score(drop_padding(columns()), real_labels=[[0], [5], [1], []])
     assert results["real_accuracy"] == 1.0
-    unlabelled = _tidy(columns(label=np.full(5, -1)))
+    unlabelled = drop_padding(columns(label=np.full(5, -1)))
     of_real = {"real_accuracy", "real_images", "samples", "skipped"}
     assert score(unlabelled, real_labels=[[0], [5], [1], []]) == {name: results[name] for name in of_real}
     with pytest.raises(ValueError, match="3 of 3 images have no label"):
@@ -65,9 +65,9 @@ def test_real_labels_follow_the_index():
 def test_several_labels_count_the_first_prediction():
     labels = np.array([[0, 1], [0, 0], [1, 0], [1, 1], [1, 0]])
     scores = np.full((5, 2), 0.3)
-    assert score(_tidy(columns(label=labels, scores=scores)))["accuracy"] == pytest.approx(2 / 3)
+    assert score(drop_padding(columns(label=labels, scores=scores)))["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_empty_evaluation_split_is_an_error():
     with pytest.raises(ValueError, match="empty"):
-        _tidy({})
+        drop_padding({})

@@ -424,7 +424,7 @@ def test_progress_is_not_shown_elsewhere(server, tmp_path, capfd):
     ],
 )
 def test_addresses(location, address):
-    assert sources._https_address(location) == address
+    assert sources.https_address(location) == address
 
 
 @pytest.mark.parametrize(

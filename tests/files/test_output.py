@@ -83,7 +83,7 @@ def test_an_error_or_interrupt_leaves_everything_unchanged(new, error, exists, t
 def test_an_interrupt_between_the_renames_leaves_the_old_or_the_new_folder(rename, after, tmp_path, monkeypatch):
     """Ctrl+C just before or just after the first or the second rename."""
     write_either("folder", tmp_path / "it", "old")
-    monkeypatch.setattr(module, "_exchange", lambda folder, other: False)  # as on other systems
+    monkeypatch.setattr(module, "exchange_folders", lambda folder, other: False)  # as on other systems
     true_rename, count = Path.rename, 0
 
     def interrupted(path, target):

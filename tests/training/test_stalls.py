@@ -37,13 +37,13 @@ def test_missing_process_is_named(monkeypatch, capsys, is_equal, is_alive, expec
     places = [stalls.Progress(), stalls.Progress()]
     for place in places if is_equal else places[:1]:
         place.enter("training", 3)
-    waiting, other = (stalls._Watcher(place, rank, 2, timeout=0.6) for rank, place in enumerate(places))
-    waiting._publish()
-    other._publish()
+    waiting, other = (stalls.Watcher(place, rank, 2, timeout=0.6) for rank, place in enumerate(places))
+    waiting.publish()
+    other.publish()
     waiting.progress.since = -1e9
     # While it waits, the other's thread would publish.
-    monkeypatch.setattr(waiting.over, "wait", lambda seconds: other._publish() if is_alive else None)
-    waiting._look()
+    monkeypatch.setattr(waiting.over, "wait", lambda seconds: other.publish() if is_alive else None)
+    waiting.look()
     assert re.search(expected.replace("HERE", rf"\(process {os.getpid()} on \S+\)"), capsys.readouterr().err)
     assert bool(ended) == (not is_equal or not is_alive)
 
