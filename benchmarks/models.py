@@ -7,7 +7,7 @@ multiply-adds are computed for all. Images a second, of one image at a time with
 kind of at most `--most` billion multiply-adds, in a process of its own, in which the backends take turns. A kind that
 was measured before is measured again only where `--kinds` names it.
 
-`--write` keeps `models.csv`, the table of models.md and the picture docs/models.svg.
+`--write` keeps `models.csv`, the tables of models.md and of the README, and the picture docs/models.svg.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import common
 from common import HERE, Failed, report_progress
 
 _PAGE, _TABLE, _KEPT = HERE / "models.md", HERE / "models.csv", HERE / "results" / "models.json"
-_PICTURE = HERE.parent / "docs" / "models.svg"
+_README, _PICTURE = HERE.parent / "README.md", HERE.parent / "docs" / "models.svg"
 _PLACES = [  # of a label beside its point: offset in points, alignment
     ((6, 4), ("left", "bottom")),
     ((6, -4), ("left", "top")),
@@ -220,13 +220,29 @@ def as_markdown(rows: list[dict[str, str]], kept: dict) -> str:
     return f"{common.machine_as_markdown(kept)}\n\n{table}" if kept else table
 
 
+def readme_table(rows: list[dict[str, str]]) -> str:
+    """Return the table of the models with a short name, a copy on the Hub, a published accuracy and a measured time."""
+    from hf_vit.catalog import AUGREG_MODELS, address_of, copies_of
+
+    shown = []
+    for row in rows:
+        if row["model"] in AUGREG_MODELS.values() and row["ImageNet top-1 [%]"] and row["torch [images/s]"]:
+            name = f"augreg:{row['model']}{'-384' if row['image size'] == '384' else ''}"
+            milliseconds = [f"{1000 / float(row[f'{backend} [images/s]']):.0f}" for backend in ("torch", "OpenVINO")]
+            facts = [row["parameters [M]"], row["image size"], row["ImageNet top-1 [%]"], *milliseconds]
+            shown += [[f"[`{name}`](https://huggingface.co/{copy})", *facts] for copy in copies_of(address_of(name))]
+    shown.sort(key=lambda cells: float(cells[3]))
+    return common.table(["name", "parameters, M", "pixels", "ImageNet top-1, %", "ms, PyTorch", "ms, OpenVINO"], shown)
+
+
 def write(rows: list[dict[str, str]], kept: dict) -> None:
-    """Write the file, the page and the picture."""
+    """Write the file, the pages and the picture."""
     with _TABLE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     common.update_section(_PAGE, "models", as_markdown(rows, kept))
+    common.update_section(_README, "models", readme_table(rows))
     draw(rows)
 
 
