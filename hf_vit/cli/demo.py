@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 from ..files.image_files import images_below
+from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Model
+from .arguments import Model, refuse_source
 
 
 def demo(
@@ -34,6 +35,7 @@ def demo(
     wheel: Annotated[
         Path | None, "for --space: wheel of hf_vit to install, instead of a package index", {"metavar": "FILE"}
     ] = None,
+    overwrite: Annotated[bool, "for --static and --space: replace the output"] = False,
 ) -> None:
     """Serve a page that classifies images and shows the attention of one or two models."""
     if port is not None and not 1 <= port <= 65535:
@@ -42,6 +44,8 @@ def demo(
     folders = [folder, other] if other else [folder]
     if runtime and static is None:
         raise ValueError("--runtime needs --static")
+    if overwrite and static is None and space is None:
+        raise ValueError("--overwrite needs --static or --space")
     if static is not None:
         unused = {"examples": examples, "host": host, "port": port, "open": open, "space": space, "wheel": wheel}
         if given := [name for name, value in unused.items() if value]:
@@ -50,7 +54,8 @@ def demo(
             raise ValueError("--static writes the page of one model; leave the second out")
         from ..demo.static_page import write_static_page
 
-        write_static_page(folder, static, runtime)
+        refuse_source(static, folder)
+        write_static_page(folder, static, runtime, overwrite=overwrite)
         print(f"written to {static}; its README.md explains how to open it, and how to upload it to the Hub")
         return
     if space is None:
@@ -68,7 +73,9 @@ def demo(
     from ..demo.looking import Demo
     from ..demo.space import write_space
 
+    refuse_existing(space, overwrite)
     for place in folders:
+        refuse_source(space, place)
         Demo(place)  # an error now instead of in the Space
-    write_space(space, folders, wheel)
+    write_space(space, folders, wheel, overwrite)
     print(f"written to {space}; its README.md explains how to upload it to the Hub")

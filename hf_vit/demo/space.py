@@ -60,22 +60,21 @@ _WITH_WHEEL = """\
 `requirements.txt` before its other files exist."""
 
 
-def write_space(folder: Path, models: Sequence[str], wheel: Path | None = None) -> None:
+def write_space(folder: Path, models: Sequence[str], wheel: Path | None = None, overwrite: bool = False) -> None:
     """Write app.py, requirements.txt, README.md, local models, and a wheel.
 
     Args:
-        folder: a new folder.
+        folder: the folder; it appears when it is complete.
         models: models of the page: local folders, which are copied, or names on the Hub.
         wheel: wheel of hf_vit, if hf_vit is not on a package index.
+        overwrite: replace an existing folder.
 
     Raises:
-        FileExistsError: the folder exists.
+        FileExistsError: the folder exists and may not be overwritten.
         ValueError: the wheel is not one of hf_vit.
     """
-    if folder.exists():
-        raise FileExistsError(f"{folder} exists; name a new folder for the Space")
     needed = [f"hf_vit[demo]=={version('hf_vit')}"] if wheel is None else _requirements_of(wheel)
-    with new_folder(folder, marker=None) as draft:
+    with new_folder(folder, overwrite) as draft:
         shown = [_copy_model(Path(model), draft) if Path(model).is_dir() else model for model in models]
         if wheel is not None:
             shutil.copyfile(wheel, draft / wheel.name)

@@ -78,10 +78,14 @@ def test_the_programs_agree_with_the_model(folder, package, tmp_path):
         tolerance = {"float32": 1e-5, "float16": 1e-2, "int8": 0.1}[program["name"]]
         np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance * np.abs(expected).max())
         assert attention.shape == (5, 5, 6)
-    with pytest.raises(FileExistsError, match="README"):  # its text may have been edited
-        export(model, output, "web", processor=processor, runtime=package, overwrite=True)
-    (output / "README.md").unlink()
+    again = ["demo", str(folder), "--static", str(output), "--runtime", str(package), "--overwrite"]
+    assert main(again) == 0
     export(model, output, "web", processor=processor, runtime=package, overwrite=True)
+    assert main(again) == 0
+    (output / "README.md").write_text("my own words")
+    assert main(again) == 2
+    assert main(again[:-1]) == 2
+    assert (output / "README.md").read_text() == "my own words"
 
 
 def test_bad_input_is_refused(folder, package, tmp_path):

@@ -137,6 +137,7 @@ def test_a_space_installs_the_wheel_beside_it_and_answers(run, wheel, tmp_path):
     save_tiny(tmp_path / "tiny")
     Image.new("RGB", (40, 30), "red").save(tmp_path / "red.png")
     run("hf-vit", "demo", "tiny", "--space", "space", "--wheel", wheel)
+    run("hf-vit", "demo", "tiny", "--space", "space", "--wheel", wheel, "--overwrite")
     metadata = yaml.safe_load((tmp_path / "space" / "README.md").read_text().split("---")[1])
     assert {**metadata, "sdk": "gradio", "sdk_version": version("gradio"), "app_file": "app.py"} == metadata
     needed = {Requirement(line).name for line in (tmp_path / "space" / "requirements.txt").read_text().splitlines()}
