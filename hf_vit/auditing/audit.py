@@ -102,7 +102,7 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | 
         found = extractor.extract(split, name)
         num_threads = (os.cpu_count() or 1) if settings.num_workers == AUTO else int(settings.num_workers)
         rows = {int(row): position for position, row in enumerate(found.index)}
-        for row, one in enumerate(measure_split(split, num_threads)):
+        for row, one in enumerate(measure_split(split, extractor.model.config.num_channels, num_threads)):
             if one is None or row not in rows:
                 unreadable += [] if is_other else [Issue(names[row], "unreadable", 1.0)]
                 continue

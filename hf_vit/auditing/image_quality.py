@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from ..data.splits import Split
-from ..models.image_reading import ImageReadingError, read_image, read_size
+from ..models.image_reading import ImageReadingError, is_npy, read_image, read_size
 from .duplicates import SIDE
 
 _LONGEST = 256  # pixels of the longer side at which sharpness is measured
@@ -42,14 +42,14 @@ class Measures(NamedTuple):
     picture: np.ndarray
 
 
-def measure_split(split: Split, num_threads: int) -> Iterator[Measures | None]:
+def measure_split(split: Split, num_channels: int, num_threads: int) -> Iterator[Measures | None]:
     """Yield the measures of each image of a split, in order; None for an unreadable one."""
 
     def measure_row(row: int) -> Measures | None:
         file = split.image(split.samples[row], row)
         try:
             content = file["bytes"] if file["bytes"] is not None else Path(file["path"]).read_bytes()
-            return measure(content)
+            return measure(content, num_channels)
         except (ImageReadingError, OSError):
             return None
 
@@ -57,10 +57,11 @@ def measure_split(split: Split, num_threads: int) -> Iterator[Measures | None]:
         yield from pool.map(measure_row, range(len(split)))
 
 
-def measure(content: bytes) -> Measures:
-    """Measure the image of a file's content."""
-    height, width = read_size(content)
-    levels = read_image(content, num_channels=1, reduce_to=lambda height, width: (_LONGEST, _LONGEST))[0]
+def measure(content: bytes, num_channels: int = 3) -> Measures:
+    """Measure the image of a file's content; with other channels than color, their mean is the gray level."""
+    gray_from = 1 if num_channels == 3 else num_channels
+    levels = read_image(content, gray_from, reduce_to=lambda height, width: (_LONGEST, _LONGEST)).float().mean(dim=0)
+    height, width = levels.shape if is_npy(content) else read_size(content)
     image = Image.fromarray(levels.byte().numpy())
     picture = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
     image.thumbnail((_LONGEST, _LONGEST), Image.Resampling.BOX)

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from ..data.issues import Issue
 from ..files.output import new_file, write_text
 from ..files.pages import page_color, render_page
-from ..models.image_reading import ImageReadingError, load_image, to_mode
+from ..models.image_reading import ImageReadingError, read_picture
 
 KINDS = {
     "label_error": ("Probable label errors", "The label, and the class that features of the other images suggest."),
@@ -87,7 +87,7 @@ def draw_sheet(issues: Sequence[Issue], files: Mapping[str, dict[str, Any]]) -> 
 
 def _thumbnail(file: dict[str, Any]) -> Image.Image:
     """Read an image as a tile, with its aspect ratio; small images are enlarged without smoothing."""
-    image = to_mode(load_image(file, lambda height, width: (_TILE, _TILE)), "RGB")
+    image = read_picture(file, _TILE)
     scale = _TILE / max(image.size)
     size = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
     return image.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BOX)

@@ -18,7 +18,7 @@ from ..data.splits import Split
 from ..files.output import new_file, write_text
 from ..files.pages import page_color, render_page
 from ..files.versions import versions_of
-from ..models.image_reading import ImageReadingError, load_image, to_mode
+from ..models.image_reading import ImageReadingError, read_picture
 
 _FRAME = 460, 200  # width and height of the calibration's plot, in SVG units
 _PICTURES = 24  # number of images on each of the two contact sheets
@@ -219,7 +219,7 @@ def thumbnail(split: Split, index: int) -> str | None:
     """Return an image of a split as a data: URI, at most 128 x 128 pixels; None if it cannot be read again."""
     file = split.image(split.samples[index], index)
     with suppress(ImageReadingError):
-        image = to_mode(load_image(file, lambda height, width: (_PICTURE_SIZE, _PICTURE_SIZE)), "RGB")
+        image = read_picture(file, _PICTURE_SIZE)
         image.thumbnail((_PICTURE_SIZE, _PICTURE_SIZE))
         content = io.BytesIO()
         image.save(content, "JPEG", quality=80)

@@ -147,7 +147,7 @@ def read_image(
         levels = _stack(channels, name)
     elif isinstance(image, np.ndarray | torch.Tensor):
         levels = _levels_of_array(image, num_channels, input_data_format, keep_float, name)
-    elif _is_npy(image):
+    elif is_npy(image):
         levels = _levels_of_array(_load_npy(image, name), num_channels, input_data_format, keep_float, name)
     elif num_channels not in (None, 1, 3) and (pages := _pages_of_tiff(image, num_channels, name)):
         levels = _stack([_levels_of_array(page, None, None, False, name) for page in pages], name)
@@ -177,6 +177,24 @@ def load_image(
         upright = file if file.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(file)
         upright.load()
         return upright
+
+
+def read_picture(image: Any, side: int, name: str = "the image") -> Image.Image:
+    """Read an image file to show it to a person, in RGB; of an array's channels the first three, or the first.
+
+    Args:
+        side: length in pixels that both sides of a JPEG must keep, which is otherwise decoded at a reduced size.
+
+    Raises:
+        ImageReadingError: it cannot be read.
+    """
+    if not is_npy(image):
+        return to_mode(load_image(image, lambda height, width: (side, side), name), "RGB", name=name)
+    array = _load_npy(image, name)
+    layout = "channels_last" if array.shape[-1] < array.shape[0] else "channels_first"
+    levels = read_image(array, None, input_data_format=layout, name=name)
+    shown = levels[: 3 if len(levels) >= 3 else 1].round().to(torch.uint8)
+    return Image.fromarray(shown.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
 
 
 def read_size(image: Any, name: str = "the image") -> tuple[int, int]:
@@ -326,7 +344,7 @@ def _pixels_of_pillow(image: Image.Image, name: str) -> np.ndarray:
         raise ImageReadingError(f"cannot read {name}: {error}") from error
 
 
-def _is_npy(image: Any) -> bool:
+def is_npy(image: Any) -> bool:
     """Tell whether an image is the content of an .npy file, or the path of one."""
     if isinstance(image, dict):
         image = image.get("path") if image.get("bytes") is None else image["bytes"]

@@ -117,6 +117,8 @@ class Console:
         """Show accuracy and loss before the bar and the speed after it; in a log file all values follow."""
         self.shown |= values
         rates = {"accuracy": "accuracy", "eval_accuracy": "held out", "eval_patch_accuracy": "held out"}
+        if "eval_mean_average_precision" in self.shown:  # of several labels
+            rates = {"accuracy": "accuracy", "eval_mean_average_precision": "held-out mAP"}
         texts = [f"{text} {self.shown[name]:.1%}" for name, text in rates.items() if name in self.shown]
         self.bar.set_description_str(f"{', '.join(texts)}, loss {self.shown['loss']:.3g} ", refresh=False)
         texts = [f"{self.shown['images_per_second']:.3g} images/s"]
@@ -219,7 +221,8 @@ def conclude(trainer: "Trainer", metrics: dict[str, Any]) -> None:
     output, say = trainer.output, trainer.accelerator.print
     if "accuracy" in metrics:
         best = f"; best {describe_best(metrics)}, in {output / 'best'}" if metrics["best"] is not None else ""
-        say(f"accuracy {metrics['accuracy']:.2%} on {metrics['samples']:,} held-out images{best}")
+        name = "mean_average_precision" if "mean_average_precision" in metrics else "accuracy"
+        say(f"{name.replace('_', ' ')} {metrics[name]:.2%} on {metrics['samples']:,} held-out images{best}")
     if (output / "report.html").exists():
         say(f"mistakes are shown in {output / 'report.html'}")
     has_classes = getattr(trainer.settings, "objective", "supervised") == "supervised"

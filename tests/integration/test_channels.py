@@ -16,7 +16,7 @@ from hf_vit.data.loaders import channel_statistics
 from hf_vit.data.splits import open_named
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.configuration_hf_vit import HfViTHybridConfig
-from hf_vit.models.image_reading import ImageReadingError, read_image
+from hf_vit.models.image_reading import ImageReadingError, read_image, read_picture
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 from hf_vit.models.modeling_hf_vit import HfViTHybridForImageClassification
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
@@ -111,6 +111,14 @@ def test_files_of_any_number_of_channels(levels, tmp_path):
         np.testing.assert_array_equal(read, levels, str(image)[:50])
 
 
+def test_pictures_of_arrays_show_three_channels(levels, tmp_path):
+    np.save(tmp_path / "six.npy", levels)
+    np.save(tmp_path / "two.npy", levels[..., :2].transpose(2, 0, 1))
+    np.testing.assert_array_equal(np.asarray(read_picture(str(tmp_path / "six.npy"), 8)), levels[..., :3])
+    first = np.repeat(levels[..., :1], 3, axis=2)
+    np.testing.assert_array_equal(np.asarray(read_picture(str(tmp_path / "two.npy"), 8)), first)
+
+
 def test_files_that_do_not_fit_are_refused(levels, tmp_path):
     np.save(tmp_path / "array.npy", levels)
     (tmp_path / "cut.npy").write_bytes((tmp_path / "array.npy").read_bytes()[:100])
@@ -190,3 +198,8 @@ def test_training_on_five_bands(bands, tmp_path, fresh_accelerator):
         assert best.label == file.parent.name
     with pytest.raises(ValueError, match="randaugment"):
         hf_vit.finetune(tmp_path / "model", bands, tmp_path / "no", **settings, randaugment_layers=2)
+    (bands / "train" / "class1" / "copy.npy").write_bytes((bands / "test" / "class1" / "00.npy").read_bytes())
+    issues = hf_vit.audit(tmp_path / "out", bands, num_workers=0)
+    assert [(one.image, one.other) for one in issues if one.issue == "leak"] == [
+        ("train/class1/copy.npy", "test/class1/00.npy")
+    ]
