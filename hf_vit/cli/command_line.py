@@ -10,6 +10,7 @@ from ..files.messages import did_you_mean, ends_in_one_sentence
 from ..settings.parser import OptionParser
 from . import (
     analysis,
+    benchmark,
     calibration,
     catalog,
     conversion,
@@ -34,7 +35,7 @@ _TASKS: dict[str, tuple[str | Callable[..., None], ...]] = {
     "find and convert checkpoints": (catalog.catalog, conversion.convert, conversion.export, conversion.fingerprint),
     "train": ("finetune", "pretrain", training.recipes, training.launch_configs, training.shard),
     "evaluate and study": ("audit", "evaluate", calibration.calibrate, analysis.inspect, analysis.compute),
-    "deploy and publish": (quantization.quantize, hub.push, hub.card, hub.verify),
+    "deploy and publish": (quantization.quantize, benchmark.benchmark, hub.push, hub.card, hub.verify),
     "set up": (environment.env, environment.completion),
 }
 

@@ -50,6 +50,7 @@ SHORTER = {
     "finetune_small": FEW_STEPS,
     "masked_patch_prediction_small": FEW_STEPS,
     "bit_hyperrule_small": f"{FEW_STEPS} --decay_steps [1] --image_size 64 --resize 70",
+    "benchmark": "--seconds 0",
     "quantize": "--min-agreement 0",  # of a model that was never trained
     "paper_i21k_b16": "--print_config",  # eight GPUs and ImageNet-21k
     "few_shot": "--shots [1,2] --seeds 1",

@@ -1,0 +1,108 @@
+"""`hf-vit benchmark`."""
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from ..files.messages import one_sentence
+from ..files.progress import silence_progress_bars
+from .arguments import ImageSize, Model, parse_count
+from .image_list import Device, load_on
+
+_TIMED = {  # name in the table: backend and dtype of `hf_vit.load`
+    "PyTorch, optimized": ("torch", "float32"),
+    "PyTorch, optimized, bfloat16": ("torch", "bfloat16"),
+    "OpenVINO": ("openvino", "float32"),
+    "OpenVINO, bfloat16": ("openvino", "bfloat16"),
+    "ONNX Runtime": ("onnxruntime", "float32"),
+    "int8": ("int8", "float32"),
+}
+_LEAST_ROUNDS = 5
+
+
+def benchmark(
+    folder: Model,
+    *,
+    batch_sizes: Annotated[
+        list[int], "numbers of images per forward (default 1 and 8)", {"type": parse_count, "metavar": "INT"}
+    ] = (1, 8),  # pyright: ignore[reportArgumentType]
+    image_size: ImageSize = None,
+    device: Device = "auto",
+    compile: Annotated[bool, "also time torch.compile, which needs a C++ compiler and about a minute"] = False,
+    seconds: Annotated[float, "time for each batch size"] = 10,
+) -> None:
+    """Time a classifier in every backend and precision that is installed.
+
+    The images are random. The backends take turns, so that other load on the machine affects all of them, and the table
+    has the medians. Its last column is the largest difference of a logit from those of PyTorch in float32.
+    """
+    silence_progress_bars()
+    import torch
+
+    from ..models.utils import as_pair
+
+    options = {"image_size": image_size, "dtype": torch.float32}
+    eager, _ = load_on(folder, device, "eager", **options)
+    if not hasattr(eager, "classifier"):
+        raise ValueError(f"{folder} is an {type(eager).__name__} (expected a classifier)")
+    models = {"PyTorch": eager}
+    if compile:
+        models["PyTorch, compiled"] = copy.deepcopy(eager)
+        models["PyTorch, compiled"].compile()
+    not_timed = {}
+    for name, (backend, dtype) in _TIMED.items():
+        where = device if backend == "torch" else "cpu"
+        try:
+            models[name], _ = load_on(folder, where, backend, **options | {"dtype": getattr(torch, dtype)})
+        except (ImportError, ValueError) as error:
+            not_timed[name] = one_sentence(error)
+
+    height, width = as_pair(eager.config.image_size)
+    milliseconds = {name: [] for name in models}  # per image, for each batch size
+    differences = dict.fromkeys(models, 0.0)
+    for batch_size in batch_sizes:
+        pixel_values = torch.rand(batch_size, eager.config.num_channels, height, width) * 2 - 1
+        forwards = {name: _forward(model, pixel_values) for name, model in models.items()}
+        logits = {name: forward() for name, forward in forwards.items()}  # and a warm-up
+        for name, times in _take_turns(forwards, seconds).items():
+            difference = (logits[name] - logits["PyTorch"]).abs().max().item()
+            differences[name] = max(differences[name], difference)
+            milliseconds[name].append(1000 * statistics.median(times) / batch_size)
+
+    threads = torch.get_num_threads()
+    print(f"{folder}: {eager.num_parameters():,} parameters, {height} x {width} pixels; ", end="")
+    print(f"{eager.device.type}, {threads} {'thread' if threads == 1 else 'threads'}\n")
+    print(
+        f"{'milliseconds per image':30}", *(f"{f'batch {size}':>10}" for size in batch_sizes), "  difference of logits"
+    )
+    for name, times in milliseconds.items():
+        print(f"{name:30}", *(f"{time:10.1f}" for time in times), f"{differences[name]:22.1e}")
+    for name, reason in not_timed.items():
+        print(f"{name:30} not timed: {reason}")
+
+
+def _forward(model: Any, pixel_values: Any) -> Callable[[], Any]:
+    """Return a function that computes logits (batch, num_labels) as float32 on the CPU, so that it waits for a GPU."""
+    import torch
+
+    pixel_values = pixel_values.to(model.device, model.dtype)
+
+    @torch.inference_mode()
+    def forward():
+        return model(pixel_values=pixel_values).logits.float().cpu()
+
+    return forward
+
+
+def _take_turns(forwards: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
+    """Return the duration of every call, in seconds; at least `_LEAST_ROUNDS` of each."""
+    times = {name: [] for name in forwards}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times["PyTorch"]) < _LEAST_ROUNDS:
+        for name, forward in forwards.items():
+            start = time.perf_counter()
+            forward()
+            times[name].append(time.perf_counter() - start)
+    return times
