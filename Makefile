@@ -34,6 +34,7 @@ test-xla: .venv-xla/installed
 
 # The documentation site, into site/; a dead link is an error. To read it: python -m http.server --directory site
 docs: .venv/installed
+	$(BIN)/python docs/skill.py
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet --strict
 
 # The wheel with each extra alone, the lowest and the newest versions, other Pythons: `make versions ROWS="lowest newest"`.

@@ -1,4 +1,4 @@
-"""Top-1 and top-5 of a classifier for every preset and several resolutions, on a folder of labelled photographs.
+"""Top-1 and top-5 of a classifier for every preset and several resolutions, on a folder of labeled photographs.
 
     python benchmarks/accuracy.py FOLDER_OF_THE_MODEL IMAGES LABELS.csv
 

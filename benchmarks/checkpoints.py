@@ -77,7 +77,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def build(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Build a model and an optimiser with state."""
+    """Build a model and an optimizer with state."""
     config: Any = config_of_variant(options.variant, num_labels=1000)
     model = HfViTForImageClassification(config)
     if options.sharded:

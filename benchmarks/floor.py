@@ -122,7 +122,7 @@ def time_model(options: argparse.Namespace) -> dict:
     model = model.optimize_for_inference(batch_size=options.batch_size)
     images = torch.rand(options.batch_size, 3, size, size).to(model.dtype)
     with torch.inference_mode():
-        turns = common.take_turns({"hf_vit optimised": lambda: model(images)}, options.seconds, options.least)
+        turns = common.take_turns({"hf_vit optimized": lambda: model(images)}, options.seconds, options.least)
     work = {"variant": variant, "size": size, "dtype": dtype, "batch_size": options.batch_size}
     return {**common.stamp(), **work, "turns": turns, "parts": [part._asdict() for part in cost(config)]}
 
@@ -152,7 +152,7 @@ def as_markdown(results: dict[str, dict]) -> str:
 def floor_row(name: str, result: dict, rate: float, bandwidth: float) -> list[str]:
     parts, batch = result["parts"], result["batch_size"]
     multiply_adds = batch * sum(part["multiply_adds"] for part in parts)
-    floor, measured = multiply_adds / rate, statistics.median(result["turns"]["hf_vit optimised"])
+    floor, measured = multiply_adds / rate, statistics.median(result["turns"]["hf_vit optimized"])
     numbers = sum(part["weights"] + batch * part["activations"] for part in parts)
     memory = numbers * _ITEM_BYTES[result["dtype"]] / bandwidth
     figures = [f"{1000 * floor:.1f}", f"{1000 * measured:.1f}", f"{measured / floor:.2f}"]

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         filter(None, (str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH")))
     )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # without it, imports can initialise CUDA, which breaks forks
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # without it, imports can initialize CUDA, which breaks forks
     from gpu_rows import ladder
 
     rows = [

@@ -1,4 +1,4 @@
-"""Image rows of `gpu.py`: decoding JPEGs, and augmentation and normalisation as tensor operations."""
+"""Image rows of `gpu.py`: decoding JPEGs, and augmentation and normalization as tensor operations."""
 
 import io
 import os
@@ -73,7 +73,7 @@ def _steps(jpegs: list[bytes], images: torch.Tensor, size: int, device: torch.de
     return {
         f"decode with PIL, {cores} threads": lambda: (lambda: list(pool.map(_decode_one, jpegs)), len(jpegs)),
         "decode on the device (nvjpeg)": lambda: (_device_decoder(jpegs, device), len(jpegs)),
-        "crop, flip, normalise on the device": lambda: (lambda: augment(there), len(images)),
+        "crop, flip, normalize on the device": lambda: (lambda: augment(there), len(images)),
         "the same from the host's memory": lambda: (
             lambda: augment(pinned.to(device, non_blocking=True)),
             len(images),
@@ -127,7 +127,7 @@ def sample_boxes(
 def crop_flip_normalize(
     images: torch.Tensor, boxes: torch.Tensor, size: int, normalizer: Normalizer, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """Crop, resize (bilinear, no antialiasing) and flip half of the images in one gather; then normalise.
+    """Crop, resize (bilinear, no antialiasing) and flip half of the images in one gather; then normalize.
 
     Args:
         images: (batch, height, width, channels) uint8

@@ -1,6 +1,6 @@
 """Model rows of `gpu.py`: matrix products, training steps, losses, inference.
 
-All parts of the training are those of the package: objective, normalisation on the device, optimiser, compilation.
+All parts of the training are those of the package: objective, normalization on the device, optimizer, compilation.
 """
 
 import contextlib
@@ -311,7 +311,7 @@ def _time_steps(message: dict, plan: Plan, report: Report) -> dict:
 
 
 def make_step(model: Any, setting: dict, device: torch.device) -> Callable[..., torch.Tensor]:
-    """Return a function of uint8 images and labels that makes one optimiser step of the training loop.
+    """Return a function of uint8 images and labels that makes one optimizer step of the training loop.
 
     It returns the loss, without waiting for it.
     """

@@ -83,12 +83,12 @@ def make_photograph(path: Path | None) -> Image.Image:
     frequency[0, 0] = np.inf
     falloff = 1 / frequency / (1 + (frequency / 0.25) ** 4)
     generator = np.random.default_rng(0)
-    grey, red, blue = (
+    gray, red, blue = (
         np.fft.irfft2(np.fft.rfft2(generator.standard_normal((3000, 4000), dtype=np.float32)) * falloff)
         for _ in range(3)
     )
-    colour = np.stack([grey + 0.3 * red, grey, grey + 0.3 * blue], axis=-1)
-    return Image.fromarray(np.clip(128 + 50 * colour / colour.std(), 0, 255).astype(np.uint8))
+    color = np.stack([gray + 0.3 * red, gray, gray + 0.3 * blue], axis=-1)
+    return Image.fromarray(np.clip(128 + 50 * color / color.std(), 0, 255).astype(np.uint8))
 
 
 def _as_jpeg(image: Image.Image, width: int, height: int) -> bytes:

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import common
 from common import Aim, Failed, milliseconds_text, peak_mib, report_progress, run_apart
 
-OPTIMISED, PLAIN = "hf_vit optimised", "hf_vit"
-_OURS = (PLAIN, OPTIMISED)
+OPTIMIZED, PLAIN = "hf_vit optimized", "hf_vit"
+_OURS = (PLAIN, OPTIMIZED)
 _BACKENDS = {"hf_vit openvino": "openvino", "hf_vit onnxruntime": "onnxruntime"}
 PEERS = ("transformers", "timm", "torchvision", "vit-pytorch")
 JAX = "JAX/Flax"
@@ -62,17 +62,17 @@ class Line:
 
 def aims(ratio: float, jax: float | None = None, runtimes: float | None = None) -> list[Aim]:
     """Return the aims: our torch backend against PEERS, JAX and the fastest; our best backend against the fastest."""
-    found = [Aim(OPTIMISED, PEERS, ratio), Aim(PLAIN, PEERS, 1.05)]
+    found = [Aim(OPTIMIZED, PEERS, ratio), Aim(PLAIN, PEERS, 1.05)]
     if jax is not None:
-        found.append(Aim(OPTIMISED, (JAX,), jax))
+        found.append(Aim(OPTIMIZED, (JAX,), jax))
     if runtimes is not None:
         everybody = (*PEERS, JAX, *_RUNTIMES)
-        found += [Aim((OPTIMISED, *_BACKENDS), everybody, 1.0), Aim(OPTIMISED, everybody, runtimes)]
+        found += [Aim((OPTIMIZED, *_BACKENDS), everybody, 1.0), Aim(OPTIMIZED, everybody, runtimes)]
     return found
 
 
 def compiled(dtype: str, mode: str) -> Line:
-    return Line("B/16", 224, dtype, 8, mode, (*_OURS, *PEERS), [Aim(OPTIMISED, PEERS, 1.3), Aim(PLAIN, PEERS, 1.3)])
+    return Line("B/16", 224, dtype, 8, mode, (*_OURS, *PEERS), [Aim(OPTIMIZED, PEERS, 1.3), Aim(PLAIN, PEERS, 1.3)])
 
 
 LINES = [
@@ -82,7 +82,7 @@ LINES = [
     *(Line("S/16", 224, "bfloat16", batch, aims=aims(1.4, runtimes=0.9)) for batch in (1, 8)),
     *(Line("Ti/16", 224, "float32", batch, aims=aims(2.0)) for batch in (1, 8)),
     *(Line("B/16", size, "float32", 4, aims=aims(2.0)) for size in (384, 512)),
-    Line("R50+B/16", 384, "float32", 4, contestants=(PLAIN, OPTIMISED, "timm"), aims=aims(1.8)),
+    Line("R50+B/16", 384, "float32", 4, contestants=(PLAIN, OPTIMIZED, "timm"), aims=aims(1.8)),
     *(compiled(dtype, mode) for mode in ("compiled", "frozen") for dtype in ("float32", "bfloat16")),
     Line(
         "B/16",
@@ -90,8 +90,8 @@ LINES = [
         "float32",
         8,
         "attentions",
-        (PLAIN, OPTIMISED, "transformers"),
-        [Aim(PLAIN, ("transformers",), 1.0), Aim(OPTIMISED, ("transformers",), 1.0)],
+        (PLAIN, OPTIMIZED, "transformers"),
+        [Aim(PLAIN, ("transformers",), 1.0), Aim(OPTIMIZED, ("transformers",), 1.0)],
     ),
 ]
 
@@ -246,7 +246,7 @@ def build(name: str, line: Line, folder: Path) -> Contestant:
         arguments = {"output_attentions": True}
         settings = {"attn_implementation": "eager"} if name == "transformers" else {}
     model: Any = LOADERS[name.split()[0] if name in (*_OURS, *_BACKENDS) else name](folder, dtype, **settings).eval()
-    if name == OPTIMISED:
+    if name == OPTIMIZED:
         model = model.optimize_for_inference(batch_size=line.batch)
     elif name in _BACKENDS:
         model = _with_backend(model, name, line)

@@ -142,7 +142,7 @@ def _timm(options: argparse.Namespace) -> Iterator[Any]:
             use_prefetcher=True, persistent_workers=False, device=torch.device("cpu"),
         )  # fmt: skip
         while True:
-            for _, labels in loader.loader:  # images are uint8, before the prefetcher's normalisation
+            for _, labels in loader.loader:  # images are uint8, before the prefetcher's normalization
                 yield labels
 
     return fast_batches()

@@ -8,10 +8,10 @@ of photographs. All contestants read the same files, resize them to 224 x 224 an
 Because the resizes differ, the table has the share of images with the same top class; with random weights this share
 means nothing.
 
-* hf_vit: `predict_batches` with an optimised model; "one after another" reads a batch, then computes it.
+* hf_vit: `predict_batches` with an optimized model; "one after another" reads a batch, then computes it.
 * transformers: `pipeline("image-classification")` in batches of 8.
 * timm: its transform in a DataLoader, in this process or in persistent worker processes, one for each processor.
-* OpenVINO: `PrePostProcessor` resizes and normalises inside the program; Pillow decodes. One image at a time with all
+* OpenVINO: `PrePostProcessor` resizes and normalizes inside the program; Pillow decodes. One image at a time with all
   threads, or "asynchronous": a stream for each thread, while the next image is decoded.
 """
 

@@ -141,13 +141,13 @@ def lines_of(
     return {name: sorted(points) for name, points in lines.items()}
 
 
-def draw_regularisation(rows: Sequence[Row]) -> "Mapping[str, Figure]":
+def draw_regularization(rows: Sequence[Row]) -> "Mapping[str, Figure]":
     lines = lines_of(
         rows,
         lambda row: f"dropout {row['dropout']}, label smoothing {row['label_smoothing']}",
         lambda row: float(row["weight_decay"]),
     )
-    return {"figure3": plot_lines(lines, "weight decay", ACCURACY, "Regularisation on few images")}
+    return {"figure3": plot_lines(lines, "weight decay", ACCURACY, "Regularization on few images")}
 
 
 def draw_subsets(rows: Sequence[Row]) -> "Mapping[str, Figure]":
@@ -161,7 +161,7 @@ def draw_subsets(rows: Sequence[Row]) -> "Mapping[str, Figure]":
     }
 
 
-def draw_optimisers(rows: Sequence[Row]) -> "Mapping[str, Figure]":
+def draw_optimizers(rows: Sequence[Row]) -> "Mapping[str, Figure]":
     def training(row: Row) -> tuple[str, float]:
         optimizer, rate = row["training"].split("-")
         return NAMES[optimizer], float(rate)
@@ -220,11 +220,11 @@ def draw_axial(rows: Sequence[Row]) -> "Mapping[str, Figure]":
 
 
 STUDIES = {
-    "figure3": Study("figure3_small.yaml", ("weight_decay", "dropout", "label_smoothing"), draw_regularisation),
+    "figure3": Study("figure3_small.yaml", ("weight_decay", "dropout", "label_smoothing"), draw_regularization),
     "figure4": Study("figure4_small.yaml", ("model",), draw_subsets, few_shot, {"few_shot": f"linear {SHOTS}-shot, %"}),
     "figure5": Study("figure5_small.yaml", ("model",), draw_compute),
     "figure8": Study("figure8_small.yaml", ("change",), draw_dimensions),
-    "table7": Study("table7_small.yaml", ("training",), draw_optimisers),
+    "table7": Study("table7_small.yaml", ("training",), draw_optimizers),
     "positions": Study("table8_small.yaml", ("positions",), draw_positions),
     "heads": Study("figure9_small.yaml", ("head", "rate"), draw_heads),
     "axial_resnet": Study(

@@ -1,4 +1,4 @@
-"""Speed of a whole training loop, from JPEG files to optimiser step, compared with transformers' Trainer and timm.
+"""Speed of a whole training loop, from JPEG files to optimizer step, compared with transformers' Trainer and timm.
 
     python benchmarks/training.py --images FOLDER [--variants Ti/16 S/16 B/16] [--rounds 3]
 

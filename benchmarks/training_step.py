@@ -1,4 +1,4 @@
-"""Speed and memory of one optimiser step of the model, compared with transformers and timm, with the same weights.
+"""Speed and memory of one optimizer step of the model, compared with transformers and timm, with the same weights.
 
     python benchmarks/training_step.py [--variants S/16 B/16] [--batch_size 32] [--seconds 120] [--write]
 

@@ -24,6 +24,7 @@ from tempfile import mkdtemp
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +48,7 @@ REFERENCE = {
 _LINK = re.compile(r"(?P<before>!?\[(?P<text>[^\]]*)\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 # Front matter of the pages of options, which the search puts before pages that only use them.
 _FIRST_IN_SEARCH = ["---", "search:", "  boost: 4", "---", ""]
+_PAGES: list[Page] = []  # of the navigation, in order
 _MARKER = re.compile(r"<!-- table: (\w+) -->")
 
 
@@ -78,6 +80,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = page.file.src_uri
     markdown = _MARKER.sub(lambda found: TABLES[found[1]](), markdown)
     return _LINK.sub(lambda found: _site_link(found, source, files), markdown)
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
+    """Keep the navigation for llms.txt."""
+    _PAGES[:] = nav.pages
 
 
 def _site_link(found: re.Match, source: str, files: Files) -> str:
@@ -325,12 +332,50 @@ def _live_page() -> str:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Put the page into the site, if a page of the documentation shows it."""
+    """Write llms.txt and the pages as Markdown, and put the live page into the site, if a page shows it."""
+    _write_llms_txt(config)
     if _digits_page.cache_info().currsize and (folder := _digits_page()) is not None:
         shutil.move(folder, Path(config.site_dir, "live"))
 
 
+def _write_llms_txt(config: MkDocsConfig) -> None:
+    """Write llms.txt (https://llmstxt.org), the list of the pages for language models, and each page as Markdown."""
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
+    group = None
+    for page in _PAGES:
+        path = Path(config.site_dir, page.file.src_uri)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page.markdown or "", encoding="utf-8")
+        title = page.parent.title if page.parent else "Start"
+        if title != group:
+            lines += [*([""] if group else []), f"## {title}", ""]
+            group = title
+        lines.append(f"- [{page.title}]({page.file.src_uri})")
+    Path(config.site_dir, "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _command_table() -> str:
+    """Return a table of the commands, with the pages whose blocks use them."""
+    from hf_vit.cli import build_parser
+
+    pages = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+    blocks = {
+        path: "".join(re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.M)) for path, text in pages.items()
+    }
+    rows = ["| command | what it does | used on |", "| --- | --- | --- |"]
+    listing = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    for name, command in listing.choices.items():
+        links = [
+            f"[{pages[path].splitlines()[0].removeprefix('# ')}]({path.name})"
+            for path, text in blocks.items()
+            if f"hf-vit {name} " in text.replace("\n", " ") and path.name not in ("index.md", "problems.md")
+        ]
+        rows.append(f"| [`{name}`](reference/commands.md#hf-vit-{name}) | {command.description} | {', '.join(links)} |")
+    return "\n".join(rows)
+
+
 TABLES = {
+    "commands": _command_table,
     "recipes": _recipes,
     "launch_templates": _launch_templates,
     "packages": _packages,

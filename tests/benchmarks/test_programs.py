@@ -85,14 +85,14 @@ def line(**fields):
 
 @pytest.mark.parametrize("fields", [{}, {"dtype": "bfloat16"}, {"mode": "attentions"}], ids=str)
 def test_contestants_are_compared_and_timed(checkpoints, fields):
-    inference, names = load_benchmark("inference"), ["hf_vit", "hf_vit optimised", "transformers"]
+    inference, names = load_benchmark("inference"), ["hf_vit", "hf_vit optimized", "transformers"]
     result = inference.time_contest(line(**fields), names, checkpoints, seconds=0, least=2)
     assert {name: len(seconds) for name, seconds in result["turns"].items()} == dict.fromkeys(names, 2)
     assert result["differences"].keys() == set(names[1:])
     assert result["machine"]["versions"]["torch"] == importlib.metadata.version("torch")
     name = inference.LINES[0].name
     page = inference.as_markdown({name: {**result, "memory": {}}})
-    assert f"| {name} | hf_vit optimised | transformers |" in page
+    assert f"| {name} | hf_vit optimized | transformers |" in page
 
 
 def test_contestants_with_other_outputs_are_not_timed(checkpoints):
@@ -156,7 +156,7 @@ def test_the_computed_cost_equals_torchs_counter(config):
 def test_a_row_of_the_floor_by_hand():
     floor = load_benchmark("floor")
     result = {"parts": [{"multiply_adds": 5, "weights": 20, "activations": 3}], "batch_size": 2, "dtype": "bfloat16"}
-    result["turns"] = {"hf_vit optimised": [0.5]}
+    result["turns"] = {"hf_vit optimized": [0.5]}
     row = floor.floor_row("tiny", result, rate=40, bandwidth=26)
     assert row == ["tiny", "250.0", "500.0", "2.00", "0", "2000.0"]  # 10 multiply-adds, and 26 numbers of 2 bytes
 

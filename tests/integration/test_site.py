@@ -1,5 +1,6 @@
 """The documentation site, built strictly: no dead link, every public name in the reference, nothing from elsewhere."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from importlib import import_module
 from threading import Thread
 
 import pytest
+import yaml
 
 from ..paths import ROOT
 
@@ -42,6 +44,7 @@ def test_the_site_has_every_public_name_fetches_nothing_and_sorts_its_tables(tmp
     assert [name for name in PUBLIC if f'id="{name}"' not in text] == []
     assert re.findall(r"<(?:script|img|iframe)[^>]*src=\"?(?:https?:)?//[^>]*>", text) == []
     assert re.findall(r"<link[^>]*rel=\"?stylesheet[^>]*href=\"?(?:https?:)?//[^>]*>", text) == []
+    check_llms_txt(tmp_path)
     playwright = pytest.importorskip("playwright.sync_api")
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
     if browser is None:
@@ -50,6 +53,30 @@ def test_the_site_has_every_public_name_fetches_nothing_and_sorts_its_tables(tmp
         chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         check_tables(chromium.new_page(viewport={"width": 390, "height": 844}), tmp_path / "benchmarks")
         check_search(chromium.new_page(viewport={"width": 1300, "height": 900}), tmp_path)
+
+
+def check_llms_txt(folder):
+    """Each link leads to the Markdown of a page, with its tables filled in, and each page of the menu has a link."""
+    links = re.findall(r"^- \[.+\]\((.+)\)$", (folder / "llms.txt").read_text(), re.MULTILINE)
+    menu = re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text().partition("nav:")[2].partition("theme:")[0])
+    assert set(links) == set(menu)
+    for link in links:
+        text = (folder / link).read_text()
+        assert text.lstrip().startswith("#"), link
+        assert "<!-- table" not in text, link
+
+
+def test_the_skill_is_made_from_the_pages_and_its_links_exist():
+    """`python docs/skill.py` makes it anew; tests/integration/test_pages.py runs its commands."""
+    specification = importlib.util.spec_from_file_location("skill", ROOT / "docs" / "skill.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    text = module.SKILL.read_text(encoding="utf-8")
+    assert text == module.skill()
+    assert yaml.safe_load(text.split("---")[1])["name"] == module.SKILL.parent.name
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    assert len(links) > 20
+    assert [link for link in links if not (module.SKILL.parent / link.partition("#")[0]).exists()] == []
 
 
 def check_tables(page, folder):

@@ -1,6 +1,6 @@
-"""Quantisation of a ViT to int8 (`hf-vit quantize`): accuracy, agreement with float32, and speed against bfloat16.
+"""Quantization of a ViT to int8 (`hf-vit quantize`): accuracy, agreement with float32, and speed against bfloat16.
 
-    python benchmarks/quantisation.py FOLDER CALIBRATION_IMAGES IMAGES.zip LABELS.csv
+    python benchmarks/quantization.py FOLDER CALIBRATION_IMAGES IMAGES.zip LABELS.csv
 
 FOLDER holds a classifier and its processor. CALIBRATION_IMAGES holds images that are not in the zip. LABELS.csv has the
 columns file_name and label (the index of the class). Speed is measured with a ViT-B/16 of random weights and 1 and 8
@@ -90,7 +90,7 @@ def compare_speed(place: Path) -> None:
 
 
 def _prepare(folder: Path, outliers: tuple[int, ...]) -> None:
-    """Quantise a B/16 with random weights and outliers in the inputs of some layers' second product."""
+    """Quantize a B/16 with random weights and outliers in the inputs of some layers' second product."""
     torch.manual_seed(0)
     model = HfViTForImageClassification(HfViTConfig.from_variant("B/16", num_labels=1000)).eval()
     with torch.no_grad():
