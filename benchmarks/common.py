@@ -106,7 +106,7 @@ def aims_table(measured: Iterable[tuple[str, _Turns, list[Aim]]]) -> str:
             ours, peer = fastest(turns, (entry,) if isinstance(entry, str) else entry), fastest(turns, against)
             if peer is not None and ours is not None:
                 rows.append([name, ours, peer, _ratio_text(speed_up(turns, ours, peer)), f"{ratio:g}"])
-    return table(["work", "of ours", "fastest peer", "times as fast (quartiles)", "aim"], rows)
+    return table(["work", "ours", "fastest peer", "times as fast (quartiles)", "aim"], rows)
 
 
 def _ratio_text(speed_up: dict) -> str:

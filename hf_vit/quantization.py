@@ -38,7 +38,7 @@ from .conversion.programs import make_openvino, require
 from .files.download import sha256_of
 from .files.image_files import images_below
 from .files.output import new_folder, refuse_existing, write_json
-from .loading import load, load_processor
+from .loading import load, load_processor, local_model
 from .models.modeling_hf_vit import HfViTForImageClassification
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
 from .models.utils import as_pair
@@ -83,6 +83,7 @@ def quantize(
     refuse_existing(output, overwrite)
     require("openvino", "nncf", extra="quantization")
     files = _choose(_find_images(images))
+    folder = local_model(folder)
     model, processor = _load(folder)
     pixel_values = _read(processor, files, model)
     held_out = torch.arange(len(files)) % _HELD_OUT == _HELD_OUT - 1

@@ -58,8 +58,10 @@ def embed(
         import_pyarrow(output.name)
     found = find_images(images, dataset, split, image_column)
     silence_progress_bars()
+    from ..loading import local_model
     from ..prediction import embed_batches
 
+    folder = str(local_model(folder))
     model, processor = load_on(folder, device, backend, encoder_alone=True)
     about = _identify(folder) | {"features": "pooler_output", "normalized": normalize}
     batches = embed_batches(model, processor, found, batch_size, normalize=normalize, skip_unreadable=True)
