@@ -1,7 +1,9 @@
 """Models to train, with their image processors: loaded with a new head, or built from a configuration."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -12,11 +14,13 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ..conversion.converting import convert_to_folder
 from ..data.loaders import channel_statistics
 from ..data.splits import Split
 from ..evaluation.models import load_pretrained, read_config, refuse_other_models, refuse_random_weights
 from ..loading import local_model, with_channels, with_resizing_of
 from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.configuration_hf_vision import HfVisionConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfViTHead
@@ -35,14 +39,20 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     """Load a pretrained model with a new head, a linear layer of zeros, and its image processor.
 
     The new head also replaces the pre-logits layer (section 3.2 of the paper), unless `keep_pre_logits`. Adapters and
-    frozen parameters follow the settings.
+    frozen parameters follow the settings. A model of transformers is converted first.
 
     Raises:
-        ValueError: weights other than the head's are missing.
+        ValueError: weights other than the head's are missing, or the architecture is unknown.
     """
     assert settings.model
     name = str(local_model(settings.model))
     config = read_config(name)
+    if not isinstance(config, HfVisionConfig):
+        with TemporaryDirectory() as folder:
+            convert_to_folder(name, f"{folder}/model")
+            model, processor = load_for_finetuning(replace(settings, model=f"{folder}/model"), split)
+        model.config.name_or_path = model.name_or_path = name
+        return model, processor
     for field, rate in _dropout_fields(settings, type(config)).items():
         setattr(config, field, rate)
     model, processor, info = load_pretrained(AutoModelForImageClassification, name, settings.image_size, config=config)
