@@ -63,11 +63,13 @@ def load_pretrained(
     auto_class: Any, name: str, image_size: Size | None, **settings: Any
 ) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
     """Load a model, its image processor at the model's size, and the loading info of `from_pretrained`."""
-    if find_adapter(name) is not None:
-        adapted, processor = load(name, image_size)
-        model: Any = adapted if auto_class is AutoModelForImageClassification else adapted.base_model
+    is_adapter = find_adapter(name) is not None
+    config: Any = None if is_adapter else settings.get("config") or read_config(name)
+    # transformers' own ViTs do not resample their position embeddings at load
+    if is_adapter or (image_size is not None and config.model_type in ("vit", "vit_mae")):
+        loaded, processor = load(name, image_size)
+        model: Any = loaded if auto_class is AutoModelForImageClassification else loaded.base_model
         return model, processor, {"missing_keys": [], "mismatched_keys": []}
-    config = settings.get("config") or read_config(name)
     if auto_class is AutoModelForImageClassification and type(config) not in auto_class._model_mapping:
         raise ValueError(f"{name} has a model of type {config.model_type}, which cannot classify images")
     is_ours = auto_class is HfViTModel or isinstance(config, HfVisionConfig)
