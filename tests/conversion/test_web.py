@@ -22,13 +22,19 @@ from ..paths import ROOT
 from ..tiny_models import tiny
 
 BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chromium-browser")
+CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 EVIL = "<img src=x onerror=document.title='run'>"
-CLASSIFY = """async (name) => {
+CONTROLS = "main :is(button, input, select, summary, a), dialog[open] button"
+OUTLINE = """() => {
+  const focused = document.activeElement;
+  const shown = getComputedStyle(focused).opacity === "0" ? focused.parentElement : focused;
+  const { outlineStyle, outlineWidth } = getComputedStyle(shown);
+  return outlineStyle === "none" ? 0 : parseFloat(outlineWidth);
+}"""
+CLASSIFY = """async ([name, file]) => {
   const settings = await (await fetch("page.json")).json();
-  if (!window.model) {
-    window.model = new Worker("worker.js", { type: "module" });
-    window.model.postMessage({ settings, file: "onnx/model.onnx" });
-  }
+  window.model ??= new Worker("worker.js", { type: "module" });
+  window.model.postMessage({ settings, file });
   const picture = await (await fetch(name)).blob();
   return new Promise((resolve) => {
     window.model.onmessage = ({ data }) => "id" in data && resolve(data.error ?? Array.from(data.logits));
@@ -140,7 +146,7 @@ def page(folder, tmp_path_factory):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}/"
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox", *CAMERA])
         page = chromium.new_page(viewport={"width": 390, "height": 844})
         page.set_default_timeout(60_000)
         page.folder, page.foreign = output, []
@@ -184,8 +190,12 @@ def test_logits_in_a_browser_are_those_of_python(page, folder, tmp_path):
         shutil.copy(tmp_path / name, page.folder / name)
         with torch.no_grad():
             expected = model(**processor(str(tmp_path / name), return_tensors="pt")).logits[0]
-        logits = page.evaluate(CLASSIFY, name)
+        logits = page.evaluate(CLASSIFY, [name, "onnx/model.onnx"])
         np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance, err_msg=name)
+    Image.open(page.folder / "color.jpg").save(page.folder / "decoded.png")
+    for program in json.loads((page.folder / "page.json").read_text())["programs"]:
+        decoded, jpeg = (page.evaluate(CLASSIFY, [name, program["file"]]) for name in ("decoded.png", "color.jpg"))
+        np.testing.assert_allclose(jpeg, decoded, rtol=0, atol=1e-5, err_msg=program["name"])  # decodes as Pillow
     assert not page.foreign
 
 
@@ -212,3 +222,68 @@ def test_a_visitor_classifies_pictures_without_a_network(page, tmp_path):
     assert all(names)
     page.context.set_offline(False)
     assert not page.foreign
+
+
+def walk_with_tab(page):
+    """Press Tab to the end of the page, or of its open dialog; return (role, name) of each focused element."""
+    accessibility = page.context.new_cdp_session(page)
+    found = []
+    while len(found) < 50:
+        page.keyboard.press("Tab")
+        if page.evaluate("() => document.activeElement === document.body"):
+            break
+        focused = accessibility.send("Runtime.evaluate", {"expression": "document.activeElement"})["result"]["objectId"]
+        about = {"objectId": focused, "fetchRelatives": False}
+        node = accessibility.send("Accessibility.getPartialAXTree", about)["nodes"][0]
+        found.append((node["role"]["value"], node["name"]["value"]))
+        assert page.evaluate(OUTLINE) >= 2, found[-1]
+    accessibility.detach()
+    return found
+
+
+@pytest.mark.browser
+def test_a_picture_chosen_while_the_page_loads_is_classified(page, tmp_path):
+    Image.new("RGB", (50, 40), "green").save(tmp_path / "early.png")
+    with page.context.browser.new_context(service_workers="block") as first_visit:
+        new, held = first_visit.new_page(), []
+        new.route("**/page.json", lambda route: held.append(route))
+        new.goto(page.url)
+        new.set_input_files("#files", tmp_path / "early.png")
+        held.pop().continue_()
+        new.get_by_role("status").filter(has_text="early.png: kind").wait_for()
+
+
+@pytest.mark.browser
+def test_keyboard_and_screen_reader_reach_every_control(page, tmp_path):
+    Image.new("RGB", (50, 40), "green").save(tmp_path / "green.png")
+    page.reload()
+    page.wait_for_function("() => document.getElementById('status').textContent.startsWith('Ready')")
+    page.set_input_files("#files", tmp_path / "green.png")
+    page.get_by_role("status").filter(has_text="green.png: kind").wait_for()
+    page.get_by_role("img", name="green.png").wait_for()
+    page.locator("summary").focus()
+    page.keyboard.press("Enter")  # shows the text with a link
+    walk_with_tab(page)  # to the end, where Tab begins again
+    found = walk_with_tab(page)
+    roles = ["button", "button", "combobox", "checkbox", "button", "DisclosureTriangle", "link"]
+    assert [role for role, _ in found] == roles
+    assert len(found) == page.locator(CONTROLS).count()
+    assert all(name for _, name in found)
+    assert "green.png" in found[4][1]  # a button of one of several pictures
+
+    page.locator("#camera").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog").wait_for()
+    page.wait_for_function("() => document.getElementById('video').videoWidth > 0")
+    walk_with_tab(page)
+    assert len({name for role, name in walk_with_tab(page) if role == "button"}) == 2
+    page.locator("#shoot").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("status").filter(has_text="camera.png: kind").wait_for()
+    assert page.evaluate("() => document.activeElement.id") == "camera"
+    page.locator("article button").first.focus()
+    page.keyboard.press("Space")
+    assert page.locator("article").count() == 1
+    page.keyboard.press("Space")
+    assert page.locator("article").count() == 0
+    assert page.evaluate("() => document.activeElement.id") == "files"

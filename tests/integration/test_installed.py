@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -149,7 +150,8 @@ def test_a_space_installs_the_wheel_beside_it_and_answers(run, wheel, tmp_path):
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     (tmp_path / "empty").mkdir()
     command = [tmp_path / "bare" / "bin" / "python", tmp_path / "space" / "app.py"]
-    environment = {**ENVIRONMENT, "HF_HUB_OFFLINE": "1", "GRADIO_TEMP_DIR": str(tmp_path / "uploads")}
+    (tmp_path / "temporary").mkdir()
+    environment = {**ENVIRONMENT, "HF_HUB_OFFLINE": "1", "TMPDIR": str(tmp_path / "temporary")}
     with subprocess.Popen(command, cwd=tmp_path / "empty", env=environment, stdout=subprocess.PIPE, text=True) as page:
         try:
             assert page.stdout is not None
@@ -157,8 +159,12 @@ def test_a_space_installs_the_wheel_beside_it_and_answers(run, wheel, tmp_path):
             classes, shown = client.Client(address, verbose=False, download_files=tmp_path / "answers").predict(
                 client.handle_file(tmp_path / "red.png"), api_name="/look"
             )
+            assert list((tmp_path / "temporary").rglob("red.png"))
         finally:
-            page.kill()
+            page.terminate()
+    assert page.returncode == 128 + signal.SIGTERM
+    left = [path for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
+    assert not left
     ((entry, *_),) = predict(tmp_path / "tiny", [tmp_path / "red.png"])
     assert classes["label"] == entry.label
     with Image.open(shown) as image:

@@ -86,10 +86,12 @@ function remove(article) {
   (next?.querySelector("button") ?? find("files")).focus();
 }
 
-find("files").addEventListener("change", ({ target }) => {
-  classify([...target.files]);
-  target.value = ""; // or the same picture could not be chosen again
-});
+function takeChosen() {
+  classify([...find("files").files]);
+  find("files").value = ""; // or the same picture could not be chosen again
+}
+find("files").addEventListener("change", takeChosen);
+takeChosen(); // while this page was loading
 document.addEventListener("paste", ({ clipboardData }) => classify([...clipboardData.files]));
 document.addEventListener("dragover", (event) => {
   event.preventDefault();
