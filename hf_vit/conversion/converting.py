@@ -29,6 +29,7 @@ from .recognition import recognise
 from .source import (
     Fields,
     Inferred,
+    JaxSource,
     Request,
     Source,
     as_configured,
@@ -193,7 +194,7 @@ def _take_labels(
     if all(name == f"LABEL_{index}" for index, name in enumerate(used)):
         return Inferred(None, "no names are stored")
     origin = "stated in config.json" if labels is None else "stated"
-    if labels is None and source.format == "jax":  # it names the classes of released files only
+    if labels is None and isinstance(source, JaxSource):  # it names the classes of released files only
         origin = "those of the released file"
     shown = ", ".join(map(str, used[:3])) + (", ..." if len(used) > 3 else "")
     return Inferred(len(used), f"{origin}: {shown}")

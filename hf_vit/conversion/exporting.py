@@ -17,7 +17,7 @@ from .deployment import RUNTIMES, export_deployment
 from .jax.beside import export_beside
 from .programs import export_aot_inductor, export_onnx, export_torch
 from .recognition import SOURCES
-from .source import Source, Writing
+from .source import Writer, Writing
 from .tables import ConversionError
 from .web import export_web
 
@@ -29,7 +29,8 @@ _PROGRAMS: dict[str, Callable[..., None]] = {
     "aot-inductor": export_aot_inductor,
 }
 _WITH_SIZE = tuple(dict.fromkeys((*_PROGRAMS, *RUNTIMES)))
-FORMATS = (*dict.fromkeys(source.format for source in SOURCES if source.format), *_WITH_SIZE, "web")
+_WRITERS = [source for source in SOURCES if isinstance(source, Writer)]
+FORMATS = (*dict.fromkeys(writer.format for writer in _WRITERS), *_WITH_SIZE, "web")
 
 
 def export(
@@ -95,8 +96,8 @@ def export(
             f"The projection to {width} numbers is written as the head, which converts back to a classifier of {width} "
             "classes; give beside=ORIGINAL to keep a projection."
         )
-    source, dialect = find_writer(model, to, dialect)
-    return source.write(model, Path(path), Writing(dialect, processor, overwrite, images))
+    writer, dialect = find_writer(model, to, dialect)
+    return writer.write(model, Path(path), Writing(dialect, processor, overwrite, images))
 
 
 def _check_options(to: str, dialect: str | None, size: Size | str | None, beside: str | os.PathLike | None) -> None:
@@ -206,22 +207,22 @@ def check_readers(save_for: str) -> None:
         raise ValueError(f"cannot write for {save_for!r} (expected hf_vit or transformers)")
 
 
-def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = None) -> tuple[Source, str]:
-    """Return the source that writes a model in a format, and its dialect ("" for a format without dialects).
+def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = None) -> tuple[Writer, str]:
+    """Return the writer of a model in a format, and its dialect ("" for a format without dialects).
 
     Raises:
         ConversionError: the format does not support the model; the message says why.
     """
-    takers = [source for source in SOURCES if source.format == to and isinstance(model, source.models)]
+    takers = [writer for writer in _WRITERS if writer.format == to and isinstance(model, writer.models)]
     if not takers:
         raise ConversionError(f"{type(model).__name__} has no counterpart in {to}; export its encoder or classifier")
-    known = list(dict.fromkeys(name for source in takers for name in source.dialects))
+    known = list(dict.fromkeys(name for writer in takers for name in writer.dialects))
     if dialect not in (None, *known):
         raise ConversionError(
             f"unknown dialect {dialect!r} of {to} (expected for this model: {', '.join(known) or 'none'})"
         )
-    choices = [(source, name) for source in takers for name in source.dialects if dialect in (None, name)]
-    lacking = [source.unsupported(model, name) for source, name in choices]
+    choices = [(writer, name) for writer in takers for name in writer.dialects if dialect in (None, name)]
+    lacking = [writer.unsupported(model, name) for writer, name in choices]
     fitting = [choice for choice, lacks in zip(choices, lacking, strict=True) if not lacks]
     if not fitting:
         raise ConversionError(f"{choices[0][1] or to} has no {', no '.join(lacking[0])}")

@@ -112,43 +112,15 @@ class Naming(NamedTuple):
 
 
 class Source(ABC):
-    """One format of checkpoints.
-
-    head: names of the head's weight and bias.
-    outputs_first: the head's weight is (out, in), as in PyTorch.
-    axes: arrays that sizes are read from -> number of axes.
-    format: name of the format in `export`; "" if it cannot be written.
-    models: classes that can be written.
-    dialects: dialects that `export` can write, the default first; ("",) for a format without dialects.
-    """
-
-    head: tuple[str, str] = ("", "")
-    outputs_first: bool = False
-    axes: Mapping[str, int] = {}
-    format: str = ""
-    models: tuple[type[Model], ...] = ()
-    dialects: tuple[str, ...] = ("",)
+    """One format of checkpoints."""
 
     @abstractmethod
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         """Return the naming of a checkpoint's arrays; None if it is of another source."""
 
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
-        """Infer the fields of the configuration, each with its reason.
-
-        Args:
-            shapes: name in the rules -> shape.
-            checkpoint: the open checkpoint.
-            request: statements of the caller.
-        """
-        raise NotImplementedError
-
-    def rules(self, config: Any, has_head: bool) -> list[Rule]:
-        """Return a rule for every array of a model: the classifier, or the bare encoder."""
-        raise NotImplementedError
-
+    @abstractmethod
     def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
-        """Read a checkpoint by its rules.
+        """Read a checkpoint.
 
         Returns:
             The model in float32, in evaluation mode, without a head if the file has no trained head; the inferred
@@ -157,6 +129,64 @@ class Source(ABC):
         Raises:
             ConversionError: arrays are missing, unknown, of the wrong shape or not finite.
         """
+
+    @abstractmethod
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
+        """Return the known preprocessing of the checkpoint's evaluation, as arguments of `HfViTImageProcessor`."""
+
+    def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
+        """Return the class names that the checkpoint states; None without names."""
+        return None
+
+
+class Writer(ABC):
+    """A format that models are written in.
+
+    format: name of the format in `export`.
+    models: classes that can be written.
+    dialects: dialects that `export` can write, the default first; ("",) for a format without dialects.
+    """
+
+    format: str
+    models: tuple[type[Model], ...]
+    dialects: tuple[str, ...] = ("",)
+
+    @abstractmethod
+    def unsupported(self, model: Model, dialect: str) -> list[str]:
+        """List features of a model that the format does not support (to complete "the format has no ...")."""
+
+    @abstractmethod
+    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
+        """Write a model that the format supports; return settings that the format does not store."""
+
+
+class RuleSource(Source):
+    """A source whose arrays are read by rules.
+
+    head: names of the head's weight and bias.
+    outputs_first: the head's weight is (out, in), as in PyTorch.
+    axes: arrays that sizes are read from -> number of axes.
+    """
+
+    head: tuple[str, str]
+    outputs_first: bool = False
+    axes: Mapping[str, int] = {}
+
+    @abstractmethod
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
+        """Infer the fields of the configuration, each with its reason.
+
+        Args:
+            shapes: name in the rules -> shape.
+            checkpoint: the open checkpoint.
+            request: statements of the caller.
+        """
+
+    @abstractmethod
+    def rules(self, config: Any, has_head: bool) -> list[Rule]:
+        """Return a rule for every array of a model: the classifier, or the bare encoder."""
+
+    def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
         left_out = untrained_head(checkpoint, naming.arrays, self.head, self.outputs_first)
         arrays = {name: stored for name, stored in naming.arrays.items() if not left_out or name not in self.head}
         shapes, file = shapes_of(checkpoint, arrays), checkpoint.path.name
@@ -188,37 +218,27 @@ class Source(ABC):
         }
         return model.eval(), fields, record
 
+
+class JaxSource(RuleSource, Writer):
+    """A format of the original code."""
+
+    format = "jax"
+
     @abstractmethod
-    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
-        """Return the known preprocessing of the checkpoint's evaluation, as arguments of `HfViTImageProcessor`."""
-
-    def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
-        """Return the class names that the checkpoint states; None without names."""
-        return None
-
-    def unsupported(self, model: Model, dialect: str) -> list[str]:
-        """List features of a model that the format does not support (to complete "the format has no ...")."""
-        raise NotImplementedError
-
     def arrays(self, model: Model, dialect: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name in the rules, array) of a model in a dialect; only for JAX formats.
+        """Yield (name in the rules, array) of a model in a dialect.
 
         Args:
             model: the model.
             dialect: description of the dialect, see `Naming`.
         """
-        raise NotImplementedError
-
-    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        """Write a model that the format supports; return settings that the format does not store."""
-        raise NotImplementedError
 
 
 # Width -> number of heads, for known models whose heads do not have 64 channels (ViT-H; big_vision's So400m, g and G).
 _HEADS = {1280: 16, 1152: 16, 1408: 16, 1664: 16}
 
 
-class TorchSource(Source):
+class TorchSource(RuleSource):
     """A source of state dicts.
 
     name: name in the record.

@@ -28,6 +28,7 @@ from .source import (
     Request,
     Shapes,
     TorchSource,
+    Writer,
     Writing,
     by,
     has_array,
@@ -210,7 +211,7 @@ _HYBRIDS = {
 }
 
 
-class Timm(TorchSource):
+class Timm(TorchSource, Writer):
     """timm's models: queries, keys and values are one array, so the weights do not show the number of heads."""
 
     name = "timm"
@@ -373,7 +374,7 @@ _one_by_one = Layout(  # (out, in, 1, 1) -> (out, in): the head is a convolution
 )
 
 
-class TimmBit(TorchSource):
+class TimmBit(TorchSource, Writer):
     """timm's pre-activation ResNets. Other ResNets of timm are refused: norms of root and projections are unknown."""
 
     name = "timm_bit"

@@ -12,7 +12,7 @@ from ...files.npz import write_npz
 from ...models.configuration_hf_vit import HfViTConfig, as_pair
 from ..checkpoint import Checkpoint, fetch_any, open_checkpoint
 from ..recognition import recognise
-from ..source import Model, Naming, Request, record_of
+from ..source import JaxSource, Model, Naming, Request, record_of
 from ..tables import ConversionError
 from .tables import POSITIONS
 
@@ -33,7 +33,7 @@ def export_beside(model: Model, path: Path, beside: str) -> None:
     fetched = fetch_any(address_of(beside))
     with open_checkpoint(fetched) as checkpoint:
         source, naming = recognise(checkpoint, Request(_stored_grid(model.config), None, {}))
-        if source.format != "jax":
+        if not isinstance(source, JaxSource):
             raise ConversionError(
                 f"{checkpoint.path.name} is no checkpoint of the original JAX code; give the original"
             )

@@ -20,11 +20,11 @@ from ..source import (
     UNKNOWN_IMAGE_SIZE,
     Fields,
     Inferred,
+    JaxSource,
     Model,
     Naming,
     Request,
     Shapes,
-    Source,
     StoredArray,
     Writing,
     by,
@@ -41,14 +41,13 @@ from .vit import arrays_of, evaluated_as, flat_norms, labels_of_released
 _PREFIXES = ("opt/target/", "params/", "")
 
 
-class JaxBiT(Source):
+class JaxBiT(JaxSource):
     """Checkpoints of one of the codes, recognised by the name of the root convolution.
 
     Args:
         code: a key of `BIT_NAMES` and of `ORIGINALS`.
     """
 
-    format = "jax"
     models = (HfBiTModel, HfBiTForImageClassification)
 
     def __init__(self, code: str):

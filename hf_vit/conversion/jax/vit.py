@@ -19,11 +19,11 @@ from ..checkpoint import Checkpoint
 from ..source import (
     Fields,
     Inferred,
+    JaxSource,
     Model,
     Naming,
     Request,
     Shapes,
-    Source,
     StoredArray,
     Writing,
     by,
@@ -57,10 +57,9 @@ _GROUP_NORM = re.compile(r"(^|/)(gn[^/]*|norm-pre-head)/scale$")
 _STEM_NUMBERS = {name: value for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
 
 
-class Jax(Source):
+class Jax(JaxSource):
     """The original's ViTs and hybrids; all sizes are read from the arrays."""
 
-    format = "jax"
     models = (HfViTModel, HfViTForImageClassification)
     dialects = ("vit_jax", "flax", "big_vision")
     head = ("head/kernel", "head/bias")

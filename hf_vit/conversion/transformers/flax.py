@@ -6,7 +6,7 @@ from ...models.configuration_hf_vision import wrong_types_refused
 from ...models.configuration_hf_vit import HfViTConfig
 from ..checkpoint import Checkpoint
 from ..jax.tables import dense, norm
-from ..source import Fields, Inferred, Naming, Request, Shapes, Source, StoredArray, length_of, with_reason
+from ..source import Fields, Inferred, Naming, Request, RuleSource, Shapes, StoredArray, length_of, with_reason
 from ..tables import Block, Rule, as_is, channels_first, table
 from .names import translate_settings
 from .source import preprocessing_of
@@ -29,7 +29,7 @@ _LINEAR = {  # linear layers of a block, kernel (in, out) -> our names
 }
 
 
-class FlaxTransformers(Source):
+class FlaxTransformers(RuleSource):
     """Models of modeling_flax_vit.py (transformers 4.44); the prefix `vit/` is present in classifiers only."""
 
     head = ("classifier/kernel", "classifier/bias")

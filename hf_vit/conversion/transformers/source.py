@@ -27,6 +27,7 @@ from ..source import (
     Naming,
     Request,
     Source,
+    Writer,
     Writing,
     build_config,
     has_head,
@@ -55,7 +56,7 @@ logger = logging.get_logger(__name__)
 _MASKED_IMAGE_MODEL = "ViTForMaskedImageModeling"
 
 
-class Transformers(Source):
+class Transformers(Source, Writer):
     """transformers' models; the config.json holds GELU and epsilons, so logits are equal in both directions."""
 
     format = "transformers"
