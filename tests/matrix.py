@@ -43,6 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {  # settings of each kind of run
     "AdamW, bfloat16 momentum": {**ADAMW, "momentum_dtype": "bfloat16"},
     "checkpointing": {"gradient_checkpointing": "true"},
     "find batch size": {"find_batch_size": "true", "per_device_batch_size": "none"},  # see `lack_memory` of launched.py
+    "distillation": {"teacher": "teacher", "teacher_temperature": 2, "mixup_alpha": 0.5, "ema_decay": 0.5},
     "accumulation": {"per_device_batch_size": 1},
 }
 
@@ -56,6 +57,8 @@ def write_inputs(work: Path) -> None:
             pixels = rng.integers(0, 255, (*rng.integers(8, 60, 2), 3))
             Image.fromarray(pixels.astype(np.uint8)).save(work / "images" / name / f"{number}.png")
     save_tiny(work / "model")
+    names = {"num_labels": 2, "id2label": {0: "dog", 1: "cat"}, "label2id": {"dog": 0, "cat": 1}}
+    save_tiny(work / "teacher", seed=1, image_size=(40, 72), **names)
 
 
 def train(launcher: str, precision: str, kinds: Iterable[str], work: Path) -> None:
@@ -72,6 +75,7 @@ def train(launcher: str, precision: str, kinds: Iterable[str], work: Path) -> No
     for kind in kinds:
         settings = {"dataset": work / "images", **EVERY_RUN, **KINDS[kind]}
         settings |= {} if "config" in settings else {"model": work / "model"}
+        settings |= {"teacher": work / "teacher"} if "teacher" in settings else {}
         if launcher == ONE and kind == "accumulation":
             settings["per_device_batch_size"] = settings["batch_size"]
         script = "pretrain" if "config" in settings else "finetune"

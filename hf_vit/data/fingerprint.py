@@ -31,8 +31,8 @@ def fingerprint_model(name: str) -> dict[str, Any]:
     """
     code = versions_of(("hf_vit", "transformers"))
     folder = Path(name)
-    if folder.is_dir():
-        files = sorted({file for pattern in _MODEL_FILES for file in folder.glob(pattern)})
+    if folder.exists():
+        files = [folder] if folder.is_file() else sorted({file for glob in _MODEL_FILES for file in folder.glob(glob)})
         return {"files": {file.name: sha256_of(file) for file in files}, "code": code}
     commit = extract_commit_hash(cached_file(name, "config.json"), None)
     if commit is None:

@@ -273,6 +273,14 @@ class TrainingSettings(DataSettings):
     label_smoothing: float = _loss(
         0.0, "label smoothing: share of the target that is spread over all classes", at_least=0, at_most=1
     )
+    teacher: str | None = _loss(
+        None,
+        "knowledge distillation: trained model whose probabilities replace the labels in the loss, on the same crops; "
+        "name on the Hub, folder, or anything that `hf_vit.load` takes",
+    )
+    teacher_temperature: float = _loss(
+        1.0, "distillation: temperature, by which the logits of teacher and student are divided", above=0
+    )
     head_bias: float | None = _loss(None, "initial value of the head's biases; by default 0")
 
     log_every: int = _report(10, "optimiser steps between two log entries", above=0)
@@ -360,8 +368,11 @@ class TrainingSettings(DataSettings):
             )
         if self.token_drop and self.preset != "native":
             raise ValueError(f"token_drop ({self.token_drop}) needs preset native; preset is {self.preset}")
-        of_one_size = "mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes compile reduced_decoding".split()
-        wrong = [name for name in of_one_size if getattr(self, name) not in (0, [], AUTO)]
+        unused = [name for name in ("class_weights", "label_smoothing") if getattr(self, name) not in ("none", 0)]
+        if self.teacher and unused:
+            raise ValueError(f"{unused[0]} ({getattr(self, unused[0])}) changes the labels, which teacher replaces")
+        of_one_size = "mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes compile reduced_decoding teacher".split()
+        wrong = [name for name in of_one_size if getattr(self, name) not in (None, 0, [], AUTO)]
         wrong += ["crop"] if self.crop in ("random", "resmall") else []
         wrong += ["augment_on"] if self.augment_on == "device" else []
         if wrong and self.preset == "native":
@@ -466,6 +477,8 @@ class PretrainSettings(TrainingSettings):
         super().validate()
         if not self.variant and not self.config and not self.print_config:
             raise ValueError("no architecture: set variant (such as B/16), or config, or both")
+        if self.teacher and self.objective != "supervised":
+            raise ValueError(f"teacher ({self.teacher}) needs objective supervised; it is {self.objective}")
         if self.head == "mlp" and self.config.get("representation_size"):
             raise ValueError("head mlp and config's representation_size both make a tanh layer: choose one")
         if self.mask_share + self.random_patch_share > 1:

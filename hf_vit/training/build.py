@@ -34,6 +34,7 @@ from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.flexible_sizes import refuse_mixed_sizes
 from ..settings.fields import AUTO, PretrainSettings, TrainingSettings
 from ..settings.reader import SettingsError
+from .distillation import Distillation, Teacher
 from .objectives import Classification, MaskedPatches, Normalizer, Objective, balanced_weights
 from .optimization import build_optimizer
 
@@ -86,6 +87,9 @@ def build_objective(
     normalizer = Normalizer(processor.image_mean, processor.image_std, device)
     if isinstance(settings, PretrainSettings) and settings.objective == "masked_patch_prediction":
         return MaskedPatches(settings, normalizer)
+    if settings.teacher is not None:
+        teacher = Teacher(settings.teacher, config, normalizer, device)
+        return Distillation(settings, normalizer, config.num_labels, teacher)
     if settings.class_weights == "none":
         return Classification(settings, normalizer, config.num_labels)
     labels = split.class_numbers(f"--class-weights is {settings.class_weights}")
@@ -210,7 +214,8 @@ def check_native(
 def fingerprint_run(settings: TrainingSettings, split: Split) -> dict[str, Any]:
     """Return the fingerprint of a run's data and initial model, without versions; a resumed run must have the same."""
     fingerprint = {"data": fingerprint_data(split)}
-    if (model := getattr(settings, "model", None)) is not None:
-        of_model = fingerprint_model(str(local_model(model)))
-        fingerprint["model"] = {name: value for name, value in of_model.items() if name != "code"}
+    for role in ("model", "teacher"):
+        if (model := getattr(settings, role, None)) is not None:
+            of_model = fingerprint_model(str(local_model(model)))
+            fingerprint[role] = {name: value for name, value in of_model.items() if name != "code"}
     return fingerprint

@@ -77,6 +77,7 @@ def _describe_run(trainer: "Trainer", facts: Mapping[str, Any]) -> dict[str, str
     return {
         "data set": str(settings.dataset),
         "fine-tuned from" if facts["base_model"] else "trained from": facts["base_model"] or "random weights",
+        **({"teacher": settings.teacher} if settings.teacher else {}),
         "held out": "a tenth of the training images" if settings.eval_split == AUTO else str(settings.eval_split),
         **({"best": f"{describe_best(metrics)}, in best/"} if metrics["best"] is not None else {}),
         "length": f"{step:,} optimiser steps of {settings.batch_size:,} images{early}",

@@ -1,0 +1,110 @@
+"""Knowledge distillation by function matching: a student learns the probabilities of a trained teacher.
+
+"Knowledge distillation: A good teacher is patient and consistent", arXiv 2106.05237. Teacher and student see the same
+crops, mixed alike, and labels have no part in the loss.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from ..data.labels import names_of
+from ..evaluation.predictions import model_inputs
+from ..loading import load
+from ..models.configuration_hf_vision import score_function
+from ..models.configuration_hf_vit import as_pair
+from ..settings.fields import TrainingSettings
+from .objectives import Classification, Normalizer, is_correct
+
+
+class Teacher:
+    """A trained classifier that is only asked for its logits; it is no part of the student or its checkpoints.
+
+    Args:
+        name: as in `hf_vit.load`.
+        config: the student's configuration.
+        normalizer: that of the student's pixels.
+
+    Raises:
+        ValueError: the teacher has other classes, another task or another number of channels.
+    """
+
+    def __init__(self, name: str, config: Any, normalizer: Normalizer, device: torch.device):
+        self.model: Any
+        self.model, processor = load(name)
+        self.model.to(device).eval().requires_grad_(False)
+        theirs = self.model.config
+        self.order = torch.tensor(_match_classes(names_of(config), names_of(theirs), name), device=device)
+        for what, own, other in (
+            ("channels", theirs.num_channels, config.num_channels),
+            ("scores", score_function(theirs), score_function(config)),
+        ):
+            if own != other:
+                raise ValueError(f"the teacher {name} has {what}: {own}, but the student has {other}")
+        self.size = as_pair(theirs.image_size)
+        # Pixels of the student's mean and deviation -> the teacher's: both are affine functions of the levels
+        own = Normalizer(processor.image_mean, processor.image_std, device)
+        self.scale = own.scale / normalizer.scale
+        self.offset = own.offset - normalizer.offset * self.scale
+
+    @torch.no_grad()
+    def __call__(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Return the logits (batch, num_labels) of the student's classes for the student's pixels."""
+        if tuple(pixel_values.shape[-2:]) != self.size:
+            pixel_values = F.interpolate(pixel_values, self.size, mode="bilinear", antialias=True)
+        pixel_values = torch.addcmul(self.offset, pixel_values, self.scale)
+        return self.model(pixel_values.to(self.model.dtype)).logits[:, self.order]
+
+
+def _match_classes(ours: list[str], theirs: list[str], teacher: str) -> list[int]:
+    """Return the teacher's number of each class of the student."""
+    if ours == theirs:
+        return list(range(len(ours)))
+    if sorted(ours) != sorted(theirs) or len(set(ours)) < len(ours):
+        raise ValueError(
+            f"the teacher {teacher} has {len(theirs)} classes ({', '.join(theirs[:3])}, ...), but the student has "
+            f"{len(ours)} ({', '.join(ours[:3])}, ...): fine-tune the teacher on the same classes first"
+        )
+    return [theirs.index(name) for name in ours]
+
+
+def distillation_loss(
+    logits: torch.Tensor, teacher_logits: torch.Tensor, temperature: float = 1.0, kind: str = "softmax"
+) -> torch.Tensor:
+    """Return temperature^2 * KL(teacher || student) of each sample, in float32.
+
+    As `dist` with kind "kl" of big_vision (evaluators/proj/distill/distance.py) for softmax; the square keeps the size
+    of the gradient (Hinton et al., arXiv 1503.02531).
+
+    Args:
+        logits, teacher_logits: (batch, num_labels); they are divided by the temperature.
+        kind: "softmax", or "sigmoid": divergences of the single labels, summed.
+
+    Returns:
+        (batch,)
+    """
+    student, teacher = logits.float() / temperature, teacher_logits.float() / temperature
+    if kind == "sigmoid":
+        cross, own = (
+            F.binary_cross_entropy_with_logits(one, teacher.sigmoid(), reduction="none") for one in (student, teacher)
+        )
+        terms = cross - own
+    else:
+        log_student, log_teacher = student.log_softmax(dim=-1), teacher.log_softmax(dim=-1)
+        terms = F.kl_div(log_student, log_teacher, reduction="none", log_target=True)
+    return temperature**2 * terms.sum(dim=-1)
+
+
+class Distillation(Classification):
+    """Divergence of the student's probabilities from the teacher's, on the same mixed crops."""
+
+    def __init__(self, settings: TrainingSettings, normalizer: Normalizer, num_labels: int, teacher: Teacher):
+        super().__init__(settings, normalizer, num_labels)
+        self.teacher, self.temperature = teacher, settings.teacher_temperature
+
+    def __call__(self, model, batch, rng, **sizes):
+        pixel_values, targets = self.prepare(batch, rng)
+        logits = model(**{**model_inputs(batch), "pixel_values": pixel_values}, **sizes).logits
+        losses = distillation_loss(logits, self.teacher(pixel_values), self.temperature, self.loss)
+        return losses, is_correct(logits.detach(), targets)
