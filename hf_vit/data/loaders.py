@@ -59,7 +59,8 @@ class TrainDataset(Dataset):
             sample = self.split.samples[drawn.row] if drawn.block is None else self.split.samples.read(drawn)
             try:
                 image, rng = self.split.image(sample, drawn.row), sample_generator(self.seed, drawn.visit, drawn.row)
-                return {**self.augment(image, rng), "label": self._label_of(sample), "skipped": skipped}
+                label = self._label_of(sample)
+                return {**self.augment(image, rng), "label": label, "row": drawn.row, "skipped": skipped}
             except ImageReadingError as error:
                 self.split.log_unreadable(error)
                 failure = error

@@ -1,9 +1,11 @@
 """Knowledge distillation by function matching: a student learns the probabilities of a trained teacher.
 
 "Knowledge distillation: A good teacher is patient and consistent", arXiv 2106.05237. Teacher and student see the same
-crops, mixed alike, and labels have no part in the loss.
+crops, mixed alike, and labels have no part in the loss. Where an image has the same pixels in every epoch (no random
+crop, flip or mixing), the teacher computes it once.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import as_pair
 from ..settings.fields import TrainingSettings
 from .objectives import Classification, Normalizer, is_correct
+
+_LARGEST_CACHE = 2**28  # logits, 1 GiB
 
 
 class Teacher:
@@ -97,14 +101,46 @@ def distillation_loss(
 
 
 class Distillation(Classification):
-    """Divergence of the student's probabilities from the teacher's, on the same mixed crops."""
+    """Divergence of the student's probabilities from the teacher's, on the same mixed crops.
 
-    def __init__(self, settings: TrainingSettings, normalizer: Normalizer, num_labels: int, teacher: Teacher):
+    Args:
+        num_images: number of training images whose logits of the teacher may be kept; 0: none.
+    """
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        normalizer: Normalizer,
+        num_labels: int,
+        teacher: Callable[[torch.Tensor], torch.Tensor],
+        num_images: int = 0,
+    ):
         super().__init__(settings, normalizer, num_labels)
         self.teacher, self.temperature = teacher, settings.teacher_temperature
+        keeps = settings.crop == "none" and not (
+            settings.flip or settings.randaugment_layers or settings.mixup_alpha or settings.cutmix_alpha
+        )
+        self.cache: dict[int, torch.Tensor] | None = (
+            {} if keeps and 0 < num_images * num_labels <= _LARGEST_CACHE else None
+        )
 
     def __call__(self, model, batch, rng, **sizes):
         pixel_values, targets = self.prepare(batch, rng)
         logits = model(**{**model_inputs(batch), "pixel_values": pixel_values}, **sizes).logits
-        losses = distillation_loss(logits, self.teacher(pixel_values), self.temperature, self.loss)
+        losses = distillation_loss(logits, self.ask(pixel_values, batch["row"]), self.temperature, self.loss)
         return losses, is_correct(logits.detach(), targets)
+
+    def ask(self, pixel_values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return the teacher's logits (batch, num_labels), computed or cached.
+
+        Cached ones are computed one image at a time: their last bits depend on the batch, which after a resume differs.
+
+        Args:
+            rows: (batch,) numbers of the images in the training split.
+        """
+        if self.cache is None:
+            return self.teacher(pixel_values)
+        for number, pixels in zip(rows.tolist(), pixel_values, strict=True):
+            if number not in self.cache:
+                self.cache[number] = self.teacher(pixels[None])[0]
+        return torch.stack([self.cache[number] for number in rows.tolist()])
