@@ -239,12 +239,41 @@ def split_off_holdout(split: Split) -> tuple[Split, Split | None]:
     """
     if split.is_sharded or len(split) < _FEWEST:
         return split, None
-    has_classes = split.label_column is not None and not split.multi_label
-    classes = split.class_numbers() if has_classes else np.zeros(len(split), np.int64)
-    drawn = np.random.default_rng(0).permutation(len(split))
+    classes, drawn = _draw_by_class(split)
     first = [rows[: round(_HELD_OUT * len(rows))] for rows in (drawn[classes[drawn] == n] for n in np.unique(classes))]
     held_out = np.sort(np.concatenate(first))
     held_out = held_out if len(held_out) else drawn[:1]  # at least one image
     rest = np.setdiff1d(np.arange(len(split)), held_out)
-    train, test = (dataclasses.replace(split, samples=split.samples.select(rows)) for rows in (rest, held_out))
-    return train, test
+    return _select(split, rest), _select(split, held_out)
+
+
+def split_into_folds(split: Split, folds: int) -> list[tuple[Split, Split]]:
+    """Return the training images and the held-out images of each fold; every image is held out once.
+
+    The images of each class are shuffled with a fixed seed and dealt to the folds in turn.
+
+    Raises:
+        ValueError: the images are in shards, or a class has fewer images than there are folds.
+    """
+    if split.is_sharded:
+        raise ValueError(f"folds is {folds}, which selects single images: this does not work with shards")
+    classes, drawn = _draw_by_class(split)
+    if (fewest := np.unique(classes, return_counts=True)[1].min()) < folds:
+        raise ValueError(f"folds is {folds}, but a class has {fewest} images (expected one for each fold)")
+    numbers = np.empty(len(split), np.int64)
+    numbers[drawn[classes[drawn].argsort(kind="stable")]] = np.arange(len(split)) % folds
+    return [
+        (_select(split, np.flatnonzero(numbers != fold)), _select(split, np.flatnonzero(numbers == fold)))
+        for fold in range(folds)
+    ]
+
+
+def _draw_by_class(split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """Return the class number of each image, all 0 without one label per image, and the rows in random order."""
+    has_classes = split.label_column is not None and not split.multi_label
+    classes = split.class_numbers() if has_classes else np.zeros(len(split), np.int64)
+    return classes, np.random.default_rng(0).permutation(len(split))
+
+
+def _select(split: Split, rows: np.ndarray) -> Split:
+    return dataclasses.replace(split, samples=split.samples.select(rows))

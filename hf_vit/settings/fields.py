@@ -390,6 +390,12 @@ class FinetuneSettings(TrainingSettings):
         "split to evaluate on; auto: the validation, val, valid, dev or test split, else a tenth of each class of the "
         "training images, which is then not trained on; none: no evaluation",
     )
+    folds: int | None = _data(
+        None,
+        "cross-validation: train this number of models, each on all but one part of train_split, which it is evaluated "
+        "on; output_dir has a folder for each and folds.json, with mean and standard deviation of the metrics",
+        at_least=2,
+    )
     model: str | None = _model(None, "model to fine-tune: name on the Hub, or folder")
     keep_pre_logits: bool = _model(False, "keep the head's pre-logits layer and replace only its last layer")
     linear_probe: bool = _model(False, "train only the head")
@@ -418,6 +424,8 @@ class FinetuneSettings(TrainingSettings):
         super().validate()
         if not self.model and not self.print_config:
             raise ValueError("no model: set --model to a Hub name or a folder")
+        if self.folds and self.eval_split not in (AUTO, None):
+            raise ValueError(f"folds ({self.folds}) hold out parts of train_split; eval_split is {self.eval_split}")
         if self.audit and self.streaming:
             raise ValueError("audit compares single images: leave streaming off")
         if self.linear_probe and self.lora_rank:

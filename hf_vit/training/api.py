@@ -3,19 +3,21 @@
 import atexit
 import logging
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
+from accelerate import Accelerator, PartialState
 
 from ..auditing.audit import run_audit
-from ..data.splits import open_splits
+from ..data.splits import open_splits, split_into_folds
 from ..devices import keep_freed_memory, start_accelerator
 from ..files.messages import USER_ERRORS, ends_in_one_sentence
+from ..files.output import write_json
 from ..files.progress import silence_progress_bars
 from ..loading import check_for_transformers, rewrite_for_transformers
 from ..settings.fields import AUTO, AuditSettings, DataSettings, FinetuneSettings, PretrainSettings
@@ -45,7 +47,8 @@ def finetune(
 
     Returns:
         The metrics on the held-out images, as in metrics.json: "accuracy", "loss" and "samples", "best" with
-        "best_metric" and "best_step", "train_seconds", ... Only the last three groups if nothing is held out.
+        "best_metric" and "best_step", "train_seconds", ... Only the last three groups if nothing is held out. With
+        `folds`, the metrics of all "folds", their "mean" and their "deviation".
 
     Raises:
         ValueError: a setting is unknown or wrong, or does not fit model or data.
@@ -91,19 +94,22 @@ def _call(function: str, *places: str, recipe: Place | None, **settings: Any) ->
 def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
     """Fine-tune a model; return the metrics, which are also saved in `output_dir`; the model card shows `command`."""
     accelerator = start_accelerator(settings)  # processes, device and precision of `accelerate launch`
-    split, eval_split = open_splits(settings)  # with the same class numbers in both
-    model, processor = load_for_finetuning(settings, split)  # stored weights and a new head of zeros
-    if settings.save_for == "transformers":
-        check_for_transformers(model)
-    metrics = _fit(Trainer(settings, accelerator, model, processor, split, eval_split, command))
+    if settings.folds is not None:
+        metrics, shown = cross_validate(settings, accelerator, command), None
+    else:
+        split, eval_split = open_splits(settings)  # with the same class numbers in both
+        model, processor = load_for_finetuning(settings, split)  # stored weights and a new head of zeros
+        if settings.save_for == "transformers":
+            check_for_transformers(model)
+        metrics = _fit(Trainer(settings, accelerator, model, processor, split, eval_split, command))
+        shown = eval_split or split
     if settings.audit:
         output = Path(str(settings.output_dir))
         shared = {field.name: getattr(settings, field.name) for field in fields(DataSettings)}
         own = {"model": settings.model, "output_dir": str(output / "audit"), "overwrite": True}
         splits = [name for name in (settings.train_split, settings.eval_split) if name not in (None, AUTO)]
         run_audit(AuditSettings(**shared | own, splits=splits), accelerator, output / "report.html")
-    if settings.save_for == "transformers" and accelerator.is_main_process:
-        shown = eval_split or split
+    if settings.save_for == "transformers" and accelerator.is_main_process and shown is not None:
         rows = range(0 if shown.is_sharded else min(len(shown), _MOST_MEASURED))
         images = [shown.image(shown.samples[row], row) for row in rows]
         for folder in (Path(str(settings.output_dir)), Path(str(settings.output_dir), "best")):
@@ -111,6 +117,38 @@ def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
                 print(f"{folder}: {rewrite_for_transformers(folder, images)}")
     accelerator.wait_for_everyone()
     return metrics
+
+
+def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command: str) -> dict[str, Any]:
+    """Fine-tune a model for each of `folds` parts of the training images, and evaluate it on that part.
+
+    Returns:
+        As in folds.json: "folds", a list with the metrics of each, and their "mean" and "deviation" (of the sample).
+    """
+    whole = replace(settings, eval_split=None)
+    split, _ = open_splits(whole)
+    output, found = Path(str(settings.output_dir)), []
+    for number, parts in enumerate(split_into_folds(split, int(settings.folds or 0)), start=1):
+        fold = f"fold {number} of {settings.folds}"
+        own = replace(whole, eval_split=fold, output_dir=str(output / f"fold_{number}"), save_for="hf_vit")
+        accelerator.print(fold)
+        model, processor = load_for_finetuning(own, split)
+        found.append(_fit(Trainer(own, accelerator, model, processor, *parts, command)))
+        accelerator.free_memory()
+    names = [name for name in found[0] if not name.startswith(("train_", "best"))]
+    names = [name for name in names if all(name in metrics for metrics in found)]
+    rows = {name: [metrics[name] for metrics in found] for name in names}
+    mean = {name: statistics.fmean(values) for name, values in rows.items()}
+    deviation = {name: statistics.stdev(values) for name, values in rows.items()}
+    results = {"folds": found, "mean": mean, "deviation": deviation}
+    if accelerator.is_main_process:
+        write_json(output / "folds.json", results)
+    shown = "mean_average_precision" if split.multi_label else "accuracy"
+    accelerator.print(
+        f"{shown.replace('_', ' ')} {mean[shown]:.2%}, standard deviation {deviation[shown]:.2%} over {len(found)} "
+        f"folds: {output / 'folds.json'}"
+    )
+    return results
 
 
 def run_pretraining(settings: PretrainSettings, command: str) -> dict[str, Any]:

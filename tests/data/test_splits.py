@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from hf_vit.data.sources import load_split
-from hf_vit.data.splits import Split, open_splits, split_off_holdout
+from hf_vit.data.splits import Split, open_splits, split_into_folds, split_off_holdout
 from hf_vit.settings.fields import FinetuneSettings
 
 COUNTS = {"ants": 31, "bees": 20, "wasps": 4}
@@ -42,6 +42,22 @@ def test_a_tenth_of_each_class_is_held_out(tmp_path):
     again, _ = open_splits(settings)
     assert [row["image"]["path"] for row in again.samples] == [row["image"]["path"] for row in split.samples]
     assert settings.eval_split == "auto"
+
+
+def test_every_image_is_held_out_by_one_fold(tmp_path):
+    write_images(tmp_path, COUNTS)
+    split, _ = open_splits(FinetuneSettings(dataset=str(tmp_path), model="model", eval_split=None))
+    folds = split_into_folds(split, 4)
+    counts = []
+    for train, held_out in folds:
+        seen = [{row["image"]["path"] for row in part.samples} for part in (train, held_out)]
+        assert not seen[0] & seen[1]
+        assert len(seen[0] | seen[1]) == sum(COUNTS.values())
+        counts.append(np.bincount(held_out.class_numbers(), minlength=3))
+    assert np.sum(counts, axis=0).tolist() == [31, 20, 4]
+    assert np.ptp(counts, axis=0).max() <= 1
+    with pytest.raises(ValueError, match="4 images"):
+        split_into_folds(split, 5)
 
 
 @pytest.mark.parametrize("missing", [None, -1])

@@ -44,6 +44,26 @@ def tiny(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("model") / "tiny")
 
 
+def test_folds(flags, tiny, tmp_path, capsys):
+    """Mean and deviation are NumPy's over the runs; a second call resumes the folds; wrong numbers are refused."""
+    run = {**EVERY_RUN, "folds": 4}
+    results = hf_vit.finetune(tiny, flags, tmp_path / "out", **run)
+    assert [fold["samples"] for fold in results["folds"]] == [2] * 4
+    losses = [fold["loss"] for fold in results["folds"]]
+    assert (results["mean"]["loss"], results["deviation"]["loss"]) == pytest.approx(
+        (np.mean(losses), np.std(losses, ddof=1))
+    )
+    assert results == json.loads((tmp_path / "out" / "folds.json").read_text(encoding="utf-8"))
+    assert "4 folds" in capsys.readouterr().out
+    assert hf_vit.predict(tmp_path / "out" / "fold_4", sorted(flags.rglob("*.png")))
+    again = hf_vit.finetune(tiny, flags, tmp_path / "out", **run, resume=True)
+    assert again["mean"] == results["mean"]
+    for wrong, match in (({"folds": 5}, "4 images"), ({"eval_split": "train"}, "eval_split"), ({"folds": 1}, "folds")):
+        with pytest.raises(ValueError, match=match):
+            hf_vit.finetune(tiny, flags, tmp_path / "other", **run | wrong)
+    assert not (tmp_path / "other").exists()
+
+
 def test_functions_run_one_after_another(flags, tiny, tmp_path):
     """As in a notebook; each run has its own precision, and modules do not hide the functions."""
     metrics = hf_vit.pretrain("digits", tmp_path / "digits", config=MODEL, eval_split="test[:20]", **EVERY_RUN)
