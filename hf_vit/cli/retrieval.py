@@ -2,6 +2,7 @@
 
 import hashlib
 import json as json_format
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from .image_list import (
 
 _PICTURES = (".png", ".jpg", ".pdf", ".svg")
 _PROCESSOR = "preprocessor_config.json"
+_ROWS_PER_GROUP = 4  # rows that are searched for each group of near duplicates
 
 
 def embed(
@@ -90,27 +92,39 @@ def _identify(folder: str) -> dict[str, Any]:
 
 def search(
     features: Annotated[Path, ".parquet or .npz file that `hf-vit embed` wrote"],
-    query: Annotated[str, "query image: a file, or an https:// address"],
+    queries: Annotated[
+        list[str], "query images: files, folders (with subfolders, sorted), quoted globs, or https:// addresses"
+    ],
     *,
-    top_k: Annotated[Count, "number of images to find"] = 5,
+    top_k: Annotated[Count, "number of images to find for each query"] = 5,
+    group: Annotated[
+        bool, "list the near duplicates of a result (encoded anew, resized, mirrored, cropped) with it, as one result"
+    ] = False,
     model: Annotated[
         str | None, "the model of the features, if its folder has moved since `hf-vit embed`", {"metavar": "FOLDER"}
     ] = None,
     device: Device = "auto",
-    json: Annotated[bool, "print one JSON object per image"] = False,
-    sheet: Annotated[Path | None, "picture to draw, of the query and the results", {"metavar": "FILE"}] = None,
+    json: Annotated[bool, "print one JSON object per result"] = False,
+    sheet: Annotated[Path | None, "picture to draw, of a single query and its results", {"metavar": "FILE"}] = None,
     overwrite: Annotated[bool, "replace the sheet"] = False,
 ) -> None:
-    """Find the images most similar to a query image."""
+    """Find the images most similar to each query image.
+
+    A query that cannot be read is skipped, with a message on standard error; the exit status is then 1, or 2 if no
+    query can be read.
+    """
+    import numpy as np
+
     from .feature_files import Features
 
+    found = find_images(queries)
     if sheet:
+        if len(found) > 1:
+            raise ValueError(f"--sheet draws one query, not {len(found)}")
         if sheet.suffix.lower() not in _PICTURES:
             raise ValueError(f"--sheet is {sheet} (expected a name that ends in {', '.join(_PICTURES)})")
         refuse_existing(sheet, overwrite)
         need_analysis("matplotlib")
-    if not query.startswith("https://") and not Path(query).is_file():
-        raise FileNotFoundError(f"no such file: {query}")
     stored = Features(features)
     silence_progress_bars()
     from .. import prediction
@@ -118,7 +132,7 @@ def search(
     folder = model or stored.about["model"]
     if Path(folder).is_absolute() and not Path(folder).is_dir():
         raise ValueError(f"cannot find {folder}, the model of the features; name its folder with --model")
-    pair = load_on(folder, device)
+    encoder, processor = load_on(folder, device)
     identity = _identify(folder)
     if stored.about["sha256"] != identity["sha256"]:
         raise ValueError(
@@ -126,11 +140,69 @@ def search(
             f"{identity['sha256'][:8]}) are not those of the features ({stored.about['sha256'][:8]}, of "
             f"{stored.about['model']}); run hf-vit embed again, or name the folder of that model with --model"
         )
-    (rows,), (cosines,) = prediction.search(stored.chunks(), prediction.embed(pair, [query]), top_k)
-    found = [(stored.names[row], float(cosine)) for row, cosine in zip(rows, cosines, strict=True)]
-    for name, cosine in found:
-        print(json_format.dumps({"image": name, "similarity": cosine}) if json else f"{cosine:7.4f}  {name}")
-    if sheet:
-        from ..demo.contact_sheet import draw_neighbors
+    progress, names, vectors = BatchProgress("hf-vit search", found), [], []
+    batches = prediction.embed_batches(encoder, processor, found, skip_unreadable=True)
+    for read, outputs in progress.follow(batches):
+        names += read
+        vectors.append(outputs)
+    count = top_k * _ROWS_PER_GROUP if group else top_k
+    rows, cosines = prediction.search(stored.chunks(), np.concatenate(vectors), count)
+    same = _find_duplicates(stored, np.unique(rows).tolist()) if group else {}
+    for query, its_rows, its_cosines in zip(names, rows.tolist(), cosines.tolist(), strict=True):
+        results = _join_duplicates(its_rows, its_cosines, same)[:top_k]
+        if len(found) > 1 and not json:
+            print(query)
+        for (row, *others), cosine in results:
+            name, duplicates = stored.names[row], [stored.names[other] for other in others]
+            if json:
+                about = {"query": query} if len(found) > 1 else {}
+                about |= {"image": name, "similarity": cosine} | ({"duplicates": duplicates} if group else {})
+                print(json_format.dumps(about))
+            else:
+                print("\n".join([f"{cosine:7.4f}  {name}", *(f"         = {other}" for other in duplicates)]))
+        if sheet:
+            from ..demo.contact_sheet import draw_neighbors
 
-        draw_neighbors(query, [(read_named(name), name, cosine) for name, cosine in found], sheet)
+            shown = [(stored.names[first], cosine) for (first, *_), cosine in results]
+            draw_neighbors(query, [(read_named(name), name, cosine) for name, cosine in shown], sheet)
+    progress.end()
+
+
+def _find_duplicates(stored: Any, rows: list[int]) -> dict[int, set[int]]:
+    """Return for each row the rows that show the same picture, of those whose images can still be read."""
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    from ..auditing.duplicates import SIDE, find_near_duplicates
+    from ..models.image_reading import ImageReadingError, read_picture
+
+    pictures: dict[int, Any] = {}
+    for row in rows:
+        with suppress(ImageReadingError, OSError):
+            picture = read_picture(read_named(stored.names[row]), 4 * SIDE).convert("L")
+            pictures[row] = np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+    known, vectors, start = np.array(list(pictures), np.int64), [], 0
+    if len(known) < 2:
+        return {}
+    for chunk in stored.chunks():
+        vectors.append(chunk[known[(known >= start) & (known < start + len(chunk))] - start])
+        start += len(chunk)
+    features, levels = torch.from_numpy(np.concatenate(vectors)), torch.from_numpy(np.stack([*pictures.values()]))
+    same: dict[int, set[int]] = {}
+    for first, second in known[np.array([*find_near_duplicates(features, levels)], int).reshape(-1, 2)].tolist():
+        same.setdefault(first, set()).add(second)
+        same.setdefault(second, set()).add(first)
+    return same
+
+
+def _join_duplicates(rows: list[int], cosines: list[float], same: dict[int, set[int]]) -> list[tuple[list[int], float]]:
+    """Return the results of a query as groups of rows, the most similar first, each with its highest cosine."""
+    groups: list[tuple[list[int], float]] = []
+    for row, cosine in zip(rows, cosines, strict=True):
+        joined = next((group for group, _ in groups if same.get(row, set()) & set(group)), None)
+        if joined is None:
+            groups.append(([row], cosine))
+        else:
+            joined.append(row)
+    return groups

@@ -19,6 +19,7 @@ from hf_vit.cli.image_list import load_on, read_named
 from hf_vit.loading import load
 from hf_vit.prediction import embed, search
 
+from ..auditing.conftest import draw
 from ..tiny_models import save_tiny
 
 
@@ -297,6 +298,34 @@ def test_search_finds_the_same_files_as_numpy(model, photographs, tmp_path, suff
     np.testing.assert_allclose([entry["similarity"] for entry in found], cosines[order], atol=1e-5)
     with Image.open(sheet) as drawn:
         assert min(drawn.size) > 100
+
+
+def test_many_queries_and_groups_of_near_duplicates(model, photographs, tmp_path, capsys):
+    (folder := tmp_path / "drawn").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(5):
+        image = draw((90, 120, 30), rng)
+        image.save(folder / f"{number}.png")
+        image.resize((70, 60)).save(folder / f"{number}_small.jpg", quality=60)
+    features = tmp_path / "features.npz"
+    assert run("embed", model, folder, "--output", features) == 0
+    capsys.readouterr()
+    good = damage(photographs)
+    assert run("search", features, photographs, "--top-k", "3", "--json") == 1  # two queries cannot be read
+    assert [row["query"] for row in said(capsys)] == [name for name in good for _ in range(3)]
+    firsts = [str(folder / f"{number}.png") for number in range(5)]
+    assert run("search", features, *firsts, "--top-k", "2", "--group", "--json") == 0
+    groups = said(capsys)
+    assert len(groups) == 10
+    for number, first in enumerate(firsts):
+        own = groups[2 * number]
+        assert (own["query"], own["image"]) == (first, first)
+        assert own["duplicates"] == [str(folder / f"{number}_small.jpg")]
+    assert run("search", features, *firsts[:2], "--group") == 0
+    text = capsys.readouterr().out.splitlines()
+    assert [text[0], text[2].split()] == [firsts[0], ["=", str(folder / "0_small.jpg")]]
+    assert run("search", features, *firsts, "--sheet", tmp_path / "sheet.png") == 2
+    assert "--sheet" in capsys.readouterr().err
 
 
 def test_features_as_text(model, photographs, tmp_path, capsys):
