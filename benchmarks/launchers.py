@@ -2,7 +2,7 @@
 
     python benchmarks/launchers.py --write
 
-The runs are those of tests/matrix.py, which tests/training/test_matrix.py holds to a tolerance. Prints the difference
+The runs are those of tests/training/matrix.py, which test_matrix.py holds to a tolerance. Prints the difference
 of the final weights from those of one process; --write puts the table into docs/hardware.md. Takes about ten minutes on
 two cores.
 """
@@ -16,7 +16,7 @@ import torch
 from common import HERE, table, update_section
 
 sys.path.insert(0, str(HERE.parent))
-from tests import matrix
+from tests.training import matrix
 
 PRECISIONS = {"float32": "no", "bfloat16": "bf16"}
 

@@ -7,12 +7,11 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
-from .hub_client import Clients
-from .launching import stop_server
-from .local_hub import LocalHub
+from .doc_fixtures import write_documents_folder
+from .local_hub import Clients, LocalHub
 from .paths import GOLDENS, SHARED
-from .possessions import write_possessions
-from .tiny_models import save_tiny
+from .processes import stop_server
+from .tiny_models import save_quantized, save_tiny
 
 torch.set_num_threads(1)  # the tests run in two processes; threads that wait for each other cost more than they give
 
@@ -80,16 +79,14 @@ def fresh_accelerator(monkeypatch):
 def quantized(tmp_path_factory) -> Path:
     """A folder of `hf-vit quantize`; the float32 folder and the images are beside it."""
     pytest.importorskip("nncf", reason="nncf (extra quantization) is not installed")
-    from .quantized import write_quantized
-
-    return write_quantized(tmp_path_factory.mktemp("quantized"))
+    return save_quantized(tmp_path_factory.mktemp("quantized"))
 
 
 @pytest.fixture(scope="session")
-def possessions(tmp_path_factory) -> Path:
-    """A folder that has what the pages take for granted, and beside it what stands in for downloads."""
-    root = tmp_path_factory.mktemp("possessions")
-    write_possessions(root)
+def doc_fixtures(tmp_path_factory) -> Path:
+    """Return a folder with the files that the pages use, in `folder`, and with what replaces downloads."""
+    root = tmp_path_factory.mktemp("doc_fixtures")
+    write_documents_folder(root)
     return root
 
 

@@ -17,7 +17,7 @@ from hf_vit.cli import main
 from hf_vit.quantization import quantize
 
 from .paths import SHARED
-from .quantized import OUTLIERS, write_images
+from .tiny_models import OUTLIERS, write_images
 
 
 def test_the_record_describes_the_quantization(quantized):

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 from transformers import AutoModelForImageClassification
 
@@ -14,6 +16,7 @@ from hf_vit import (
     HfViTForImageClassification,
     HfViTHybridConfig,
     HfViTImageProcessor,
+    quantize,
 )
 from hf_vit.loading import save_folder
 
@@ -83,7 +86,7 @@ def save_tiny(folder: Path, seed: int = 0, **fields) -> Path:
     return folder
 
 
-# Fields that nobody knows: of any type, called as a method or as what transformers reads of language models.
+# Fields that no configuration has: of any type, called as a method or as what transformers reads of language models
 UNKNOWN_FIELDS = {
     "added_by_a_tool": {"dtype": "float32", "nested": {"deep": None}},
     "text_config": {"hidden_size": 3},
@@ -96,3 +99,31 @@ UNKNOWN_FIELDS = {
 def add_fields(file: Path, fields: dict) -> None:
     """Add fields to a JSON object in a file."""
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+OUTLIERS = "vit.layers.1.mlp.fc2"  # the layer of `save_quantized` whose inputs have outliers
+
+
+def write_images(folder: Path, count: int = 16) -> Path:
+    """Write random images of 24 x 40 pixels; return the folder."""
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for number in range(count):
+        Image.fromarray(generator.integers(0, 255, (24, 40, 3), np.uint8)).save(folder / f"{number:02}.png")
+    return folder
+
+
+def save_quantized(root: Path) -> Path:
+    """Save a classifier, of whose 1500 hidden units one is always 60, images, and the quantized classifier.
+
+    Returns:
+        `root`/int8, the quantized classifier; the others are `root`/float and `root`/images.
+    """
+    folder = save_tiny(root / "float", intermediate_size=1500)
+    model = HfViTForImageClassification.from_pretrained(folder)
+    with torch.no_grad():
+        model.get_submodule(OUTLIERS.replace("fc2", "fc1")).bias[0] = 60
+    model.save_pretrained(folder)
+    write_images(root / "images" / "LABEL_3")
+    quantize(folder, root / "int8", [root / "images"], min_agreement=0)
+    return root / "int8"

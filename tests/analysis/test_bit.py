@@ -11,7 +11,7 @@ from hf_vit.loading import load, save_folder
 from hf_vit.models.configuration_hf_bit import DEPTHS, VARIANTS
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 
-from ..published import BIT_PARAMETERS
+from ..references import BIT_PARAMETERS
 
 
 def taps(size: int, kernel: int, stride: int, with_padding: bool) -> int:

@@ -12,8 +12,8 @@ from hf_vit.cli import main
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
 
-from ..launching import finish, start
-from ..published import VIT_PARAMETERS
+from ..processes import finish, start
+from ..references import VIT_PARAMETERS
 from ..tiny_models import VARIANTS as TINY_VARIANTS
 from ..tiny_models import images, tiny
 

@@ -11,7 +11,7 @@ from PIL import Image
 import hf_vit
 from hf_vit.scripts.audit import audit as audit_script
 
-from ..launching import arguments
+from ..processes import arguments
 
 QUICK = {"num_workers": 0, "eval_batch_size": 8}
 

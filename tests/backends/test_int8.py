@@ -17,8 +17,7 @@ from hf_vit import HfViTForImageClassification
 from hf_vit.backends import Int8Model, OpenVINOModel
 from hf_vit.cli import main
 
-from ..quantized import write_images
-from ..tiny_models import images, tiny
+from ..tiny_models import images, tiny, write_images
 
 PROGRAM = ("program.xml", "program.bin")
 

@@ -14,8 +14,8 @@ import hf_vit
 from hf_vit import HfViTConfig
 from hf_vit.analysis.compute import count_compute
 
-from ..launching import finish, start
 from ..paths import ROOT
+from ..processes import finish, start
 from ..tiny_models import SIZES
 
 BENCHMARKS = ROOT / "benchmarks"

@@ -13,8 +13,8 @@ from PIL import Image
 from hf_vit.cli import main
 from hf_vit.files.messages import ends_in_one_sentence
 
-from ..launching import finish, start
 from ..paths import ROOT
+from ..processes import finish, start
 
 
 def refused(arguments, capsys, folder=None) -> str:

@@ -15,7 +15,7 @@ from hf_vit.conversion import ConversionError, convert, convert_to_folder, expor
 from hf_vit.loading import load_model
 from hf_vit.models.configuration_hf_bit import ORIGINALS
 
-from ..resnet_in_numpy import resnet
+from ..references import resnet
 from ..tiny_models import BIT_PIXELS, tiny_bit
 
 PIXELS_64 = BIT_PIXELS.double()

@@ -15,7 +15,7 @@ from hf_vit.data.sources import load_digits, load_split
 from hf_vit.data.splits import open_split
 from hf_vit.scripts.pretrain import pretrain
 
-from ..launching import DIGITS, arguments, weights
+from ..processes import DIGITS, arguments, weights
 from .test_augmentation import PLAIN, STRONG, check_operation
 
 SIZE = (20, 36)

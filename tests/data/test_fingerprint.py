@@ -17,8 +17,8 @@ from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.fields import EvaluateSettings
 
-from ..launching import DIGITS, arguments
 from ..photographs import draw_picture
+from ..processes import DIGITS, arguments
 from ..tiny_models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")

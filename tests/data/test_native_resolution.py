@@ -24,7 +24,7 @@ from hf_vit.settings.reader import SettingsError
 from hf_vit.training.objectives import Normalizer
 from hf_vit.training.trainer import Trainer
 
-from ..launching import arguments, weights
+from ..processes import arguments, weights
 from ..tiny_models import TINY, VARIANTS, save_tiny, tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")

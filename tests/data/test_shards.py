@@ -29,7 +29,7 @@ from hf_vit.files.messages import one_sentence
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.settings.fields import EvaluateSettings
 
-from ..launching import DIGITS, history, launch, weights
+from ..processes import DIGITS, history, launch, weights
 from .test_loaders import TRANSFORM, as_png, make
 
 ROWS = 75

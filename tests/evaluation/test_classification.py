@@ -20,8 +20,8 @@ from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.training.api import run_script
 
-from ..launching import arguments
 from ..photographs import draw_picture
+from ..processes import arguments
 from ..tiny_models import save_tiny
 
 

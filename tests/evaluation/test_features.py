@@ -15,7 +15,7 @@ from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTMode
 from hf_vit.settings.fields import EvaluateSettings
 from hf_vit.settings.options import parse_settings
 
-from ..launching import arguments
+from ..processes import arguments
 from ..tiny_models import save_tiny
 
 

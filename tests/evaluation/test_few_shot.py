@@ -10,7 +10,7 @@ from hf_vit.evaluation.few_shot import BIAS, EPSILON, LeastSquares, draw
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.training.api import run_script
 
-from ..launching import arguments
+from ..processes import arguments
 
 
 def by_numpy(features: np.ndarray, labels: np.ndarray, classes: int, l2: float) -> np.ndarray:

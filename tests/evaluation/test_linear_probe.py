@@ -7,7 +7,7 @@ import torch
 from hf_vit.evaluation.linear_probe import LogisticRegression, choose, hold_out
 from hf_vit.scripts.evaluate import evaluate
 
-from ..launching import arguments
+from ..processes import arguments
 
 
 def clusters(images: int, classes: int, features: int, noise: float):

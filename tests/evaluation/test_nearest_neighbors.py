@@ -9,7 +9,7 @@ from hf_vit.evaluation import nearest_neighbors
 from hf_vit.evaluation.nearest_neighbors import vote
 from hf_vit.scripts.evaluate import evaluate
 
-from ..launching import arguments
+from ..processes import arguments
 
 
 def test_votes_by_hand():

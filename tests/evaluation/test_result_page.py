@@ -20,7 +20,7 @@ from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.training.reports import write_curve
 
-from ..launching import arguments, history
+from ..processes import arguments, history
 from ..tiny_models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")

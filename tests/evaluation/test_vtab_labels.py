@@ -19,7 +19,7 @@ from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.scripts.evaluate import evaluate
 
-from ..launching import arguments
+from ..processes import arguments
 
 SIDE = 32
 ROWS, COLUMNS = np.mgrid[:SIDE, :SIDE]

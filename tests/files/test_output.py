@@ -17,8 +17,7 @@ from hf_vit.files.output import new_file, new_folder, new_model_files, write_jso
 from hf_vit.files.readme import render_readme
 from hf_vit.models.utils import MANIFEST
 
-from ..forked import Forked
-from ..launching import start
+from ..processes import Forked, start
 
 TEXT = "best/config.json"  # a file of a folder of ours, in a folder of its own
 

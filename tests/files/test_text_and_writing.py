@@ -10,7 +10,7 @@ from hf_vit.evaluation.vtab_data import read_table
 from hf_vit.training.reports import write_curve
 from hf_vit.training.vtab import summarize, write_figure
 
-from ..launching import locale_environment
+from ..processes import locale_environment
 
 
 @pytest.mark.parametrize("kind", ["learning curve", "vtab"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ..hub_client import commits_of, readme_of
+from ..local_hub import commits_of, readme_of
 from ..tiny_models import save_tiny
 
 PACKAGE = "hf_vit @ https://example.org/hf_vit.whl"

@@ -20,8 +20,8 @@ from hf_vit.files.readme import BEGIN
 from hf_vit.hub import pushing
 from hf_vit.hub.cards import split_readme
 
-from ..hub_client import commits_of, read_file, readme_of
-from ..launching import locale_environment
+from ..local_hub import commits_of, read_file, readme_of
+from ..processes import locale_environment
 from ..tiny_models import TINY, save_tiny
 
 MIT = ("--license", "mit")

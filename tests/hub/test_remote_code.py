@@ -16,8 +16,7 @@ from hf_vit.hub.remote_code import code_of
 from hf_vit.loading import load_model, save_folder
 from hf_vit.prediction import predict
 
-from ..forked import ForkServer
-from ..launching import finish, start
+from ..processes import ForkServer, finish, start
 from ..tiny_models import TINY, UNKNOWN_FIELDS, add_fields, save_tiny, tiny, tiny_bit
 
 LOAD = """

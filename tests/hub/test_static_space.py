@@ -2,7 +2,7 @@
 
 import pytest
 
-from ..hub_client import readme_of
+from ..local_hub import readme_of
 
 
 @pytest.mark.slow

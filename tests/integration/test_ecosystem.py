@@ -15,7 +15,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassif
 
 import hf_vit
 
-from ..hub_client import readme_of
+from ..local_hub import readme_of
 
 
 @pytest.fixture

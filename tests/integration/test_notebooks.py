@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ..doc_fixtures import FEW_STEPS, write_data_set
 from ..paths import ROOT
-from ..possessions import FEW_STEPS, write_data_set
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|tmp|root|home|opt|usr)/|ipykernel_")
@@ -55,9 +55,9 @@ def as_python(cell: dict) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_cell_of_a_notebook_runs(notebook, hub, client, possessions, tmp_path):
+def test_every_cell_of_a_notebook_runs(notebook, hub, client, doc_fixtures, tmp_path):
     folder = tmp_path / "folder"
-    shutil.copytree(possessions / "folder", folder)
+    shutil.copytree(doc_fixtures / "folder", folder)
     write_data_set(folder / "flowers")
     cells = [as_python(cell) for cell in cells_of(notebook, "code")]
     makes_it = any(re.search(r"""(?:npz", "|npz" )ti16\b""", cell) for cell in cells)

@@ -26,8 +26,8 @@ from hf_vit.catalog import address_of
 from hf_vit.cli import main
 from hf_vit.files.download import sha256_of
 
+from ..doc_fixtures import FEW_STEPS
 from ..paths import ROOT
-from ..possessions import FEW_STEPS
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -162,15 +162,15 @@ runpy.run_module(script, run_name="__main__", alter_sys=True)
 
 
 @pytest.fixture
-def reader(page, hub, client, possessions, tmp_path):
+def reader(page, hub, client, doc_fixtures, tmp_path):
     """In a folder that has what the page takes for granted, but not yet what it makes itself."""
     folder = tmp_path / "checkout"
-    shutil.copytree(possessions / "folder", folder)
+    shutil.copytree(doc_fixtures / "folder", folder)
     for made in re.findall(r"^hf-vit convert \S+ ([\w-]+)", "\n".join(commands_of(page)), re.MULTILINE):
         shutil.rmtree(folder / made, ignore_errors=True)
     text = (ROOT / page).read_text()
-    stand_in_for_google(client, possessions, text)
-    stand_in_for_the_hub(client, possessions, text)
+    stand_in_for_google(client, doc_fixtures, text)
+    stand_in_for_the_hub(client, doc_fixtures, text)
     yield Reader(folder, client)
     shutil.rmtree(assets(client), ignore_errors=True)
 
@@ -184,7 +184,7 @@ def assets(client) -> Path:
     return client.folder / "home" / "assets" / "hf_vit" / "downloads"
 
 
-def stand_in_for_google(client, possessions: Path, text: str) -> None:
+def stand_in_for_google(client, doc_fixtures: Path, text: str) -> None:
     """As if what the page fetches had been downloaded already."""
     addresses = set(re.findall(r"gs://[\w./-]+(?:npz|csv)\b", text))
     addresses |= {address_of(name) for name in re.findall(r"augreg:[\w:/+-]+", text)}
@@ -192,18 +192,18 @@ def stand_in_for_google(client, possessions: Path, text: str) -> None:
         https = address.replace("gs://", "https://storage.googleapis.com/")
         place = assets(client) / hashlib.sha256(https.encode()).hexdigest() / PurePosixPath(address).name
         place.parent.mkdir(parents=True)
-        vit = possessions / "folder" / "Ti_16-....npz"
-        small = possessions / "index.csv" if address.endswith(".csv") else vit
-        shutil.copyfile(possessions / "bit.npz" if "bit_models" in address else small, place)
+        vit = doc_fixtures / "folder" / "Ti_16-....npz"
+        small = doc_fixtures / "index.csv" if address.endswith(".csv") else vit
+        shutil.copyfile(doc_fixtures / "bit.npz" if "bit_models" in address else small, place)
         record = {"url": https, "etag": None, "size": place.stat().st_size, "sha256": sha256_of(place)}
         place.with_name(f"{place.name}.json").write_text(json.dumps(record))
 
 
-def stand_in_for_the_hub(client, possessions: Path, text: str) -> None:
+def stand_in_for_the_hub(client, doc_fixtures: Path, text: str) -> None:
     """Repositories that the page names."""
-    images = possessions / "folder" / "FOLDER" / "test"
+    images = doc_fixtures / "folder" / "FOLDER" / "test"
     stored = {
-        "google/vit-base-patch16-224": ("model", possessions / "theirs", "."),
+        "google/vit-base-patch16-224": ("model", doc_fixtures / "theirs", "."),
         "ILSVRC/imagenet-1k": ("dataset", images, "validation"),
         "AI-Lab-Makerere/beans": ("dataset", images, "test"),
     }

@@ -9,7 +9,7 @@ from hf_vit.loading import load, save_folder
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
 from hf_vit.variants import config_of_variant
 
-from ..published import VIT_PARAMETERS
+from ..references import VIT_PARAMETERS
 from ..tiny_models import UNKNOWN_FIELDS, add_fields, save_tiny
 
 

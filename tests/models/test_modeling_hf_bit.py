@@ -14,8 +14,7 @@ from hf_vit.loading import load_model, save_folder
 from hf_vit.models.configuration_hf_bit import DEPTHS, ORIGINALS, VARIANTS
 
 from ..paths import golden_runs
-from ..published import BIT_PARAMETERS
-from ..resnet_in_numpy import resnet
+from ..references import BIT_PARAMETERS, resnet
 from ..tiny_models import BIT_PIXELS, TINY_BIT, tiny_bit
 
 RUNS = {run["id"]: run for run in golden_runs("bit", "bit_paper")}

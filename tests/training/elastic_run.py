@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from hf_vit.scripts import pretrain
 from hf_vit.training import checkpoint
 from hf_vit.training.preemption import PREEMPTED
-from tests.launching import DIGITS, arguments, environment
+from tests.processes import DIGITS, arguments, environment
 
 # All that has state or chance in it; 24 images are 6, 3 or 2 forwards of 4
 SETTINGS = {**DIGITS, "per_device_batch_size": 4, "dropout": 0.1, "drop_path": 0.1, "mixup_alpha": 0.3}

@@ -14,8 +14,8 @@ from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
 
-from ..launching import arguments
 from ..paths import RECIPES
+from ..processes import arguments
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 

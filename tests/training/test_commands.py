@@ -35,7 +35,7 @@ from hf_vit.training.api import run_script
 from hf_vit.training.objectives import Classification
 from hf_vit.training.trainer import Trainer, TrainingStopped
 
-from ..launching import DIGITS, arguments, history, weights
+from ..processes import DIGITS, arguments, history, weights
 from ..tiny_models import SIZES
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")

@@ -9,7 +9,7 @@ import pytest
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training import console
 
-from ..launching import DIGITS, arguments
+from ..processes import DIGITS, arguments
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 

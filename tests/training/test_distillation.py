@@ -13,7 +13,7 @@ from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.training.distillation import Teacher, distillation_loss
 from hf_vit.training.objectives import Normalizer
 
-from ..launching import history, weights
+from ..processes import history, weights
 from ..tiny_models import save_tiny, tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ..forked import LIMIT
-from ..launching import DIGITS, MODEL, arguments, environment, finish, history, launch, start, weights
 from ..paths import ROOT
+from ..processes import DIGITS, LIMIT, MODEL, arguments, environment, finish, history, launch, start, weights
 
 
 @pytest.fixture(scope="module")

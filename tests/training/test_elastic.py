@@ -1,6 +1,6 @@
 """A run on changing numbers of processes with early ends equals an undisturbed run on one process."""
 
-from ..launching import finish, start
+from ..processes import finish, start
 
 
 def test_elastic_training_equals_one_process(tmp_path):

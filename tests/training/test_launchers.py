@@ -22,8 +22,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from hf_vit import HfViTForMaskedPatchPrediction
 from hf_vit.scripts.pretrain import pretrain
 
-from ..forked import LIMIT
-from ..launching import DIGITS, MODEL, arguments, environment, through, weights
+from ..processes import DIGITS, LIMIT, MODEL, arguments, environment, through, weights
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +43,7 @@ RUNS = {
 
 
 def write_runs(folder: Path, names: list[str], reference: Path | None = None) -> Path:
-    """Write the command line of each run for launched.py; runs with a folder are resumed."""
+    """Write the command line of each run for launched_runs.py; runs with a folder are resumed."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for name in names:

@@ -1,10 +1,10 @@
-"""Every kind of run under DDP, FSDP2 and HSDP ends as in one process; see tests/matrix.py."""
+"""Every kind of run under DDP, FSDP2 and HSDP ends as in one process; see matrix.py."""
 
 import json
 
 import pytest
 
-from .. import matrix
+from . import matrix
 
 pytestmark = pytest.mark.slow
 

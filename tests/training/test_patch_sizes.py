@@ -13,7 +13,7 @@ from hf_vit.training.build import compile_model
 from hf_vit.training.models import prepare_patch_sizes
 from hf_vit.training.objectives import draw_sizes
 
-from ..launching import DIGITS, MODEL, arguments
+from ..processes import DIGITS, MODEL, arguments
 from ..tiny_models import tiny
 
 # `choice(v, p, mkrng(-1, -1, step))` of big_vision's trainers/proj/flexi/common.py at 0127fb6, for steps 1 to 24:

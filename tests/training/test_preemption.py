@@ -9,7 +9,7 @@ from hf_vit.scripts.pretrain import main, pretrain
 from hf_vit.training.preemption import Preempted
 from hf_vit.training.trainer import Trainer
 
-from ..launching import DIGITS, arguments
+from ..processes import DIGITS, arguments
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 

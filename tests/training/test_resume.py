@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ..forked import LIMIT
-from ..launching import DIGITS, code_of, command, environment, launch, start, weights
+from ..processes import DIGITS, LIMIT, code_of, command, environment, launch, start, weights
 
 # Dropout, averaging and accumulation: all that has state or chance in it. 300 images are 12.5 steps an epoch.
 EVERYTHING = {**DIGITS, "dropout": 0.1, "drop_path": 0.1, "ema_decay": 0.9, "momentum_dtype": "bfloat16"}

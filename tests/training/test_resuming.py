@@ -7,7 +7,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.recipes import read_recipe
 
-from ..launching import DIGITS, arguments, weights
+from ..processes import DIGITS, arguments, weights
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 

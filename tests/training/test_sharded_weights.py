@@ -9,7 +9,7 @@ from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import checkpoint
 from hf_vit.training.optimization import MovingAverage
 
-from ..launching import finish, start
+from ..processes import finish, start
 from .sharded_run import OPTIMIZERS, build, compare, gathered
 
 

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hf_vit.devices import peak_of
 from hf_vit.scripts.pretrain import pretrain
 
-from ..launching import DIGITS, arguments
+from ..processes import DIGITS, arguments
 
 
 @pytest.mark.parametrize(

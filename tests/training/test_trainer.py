@@ -20,7 +20,7 @@ from hf_vit.settings.reader import SettingsError
 from hf_vit.training import reports, trainer
 from hf_vit.training.trainer import Trainer, TrainingStopped
 
-from ..launching import DIGITS, MODEL, arguments
+from ..processes import DIGITS, MODEL, arguments
 from ..tiny_models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")

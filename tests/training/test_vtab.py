@@ -17,9 +17,9 @@ from hf_vit.settings.recipes import read_recipe
 from hf_vit.training import vtab
 from hf_vit.training.vtab import summarize, write_table
 
-from ..launching import arguments
 from ..paths import ROOT
 from ..photographs import draw_picture
+from ..processes import arguments
 from ..tiny_models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")

@@ -18,9 +18,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ..forked import LIMIT
-from ..launching import DIGITS, arguments, command, environment, weights
 from ..paths import ROOT
+from ..processes import DIGITS, LIMIT, arguments, command, environment, weights
 
 pytestmark = [
     pytest.mark.slow,

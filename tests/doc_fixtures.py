@@ -1,4 +1,4 @@
-"""What the pages and the notebooks take for granted, small: checkpoints, folders, images, data sets."""
+"""Small checkpoints, folders, images and data sets with the names that the pages and notebooks use."""
 
 import csv
 import json
@@ -19,11 +19,8 @@ from .tiny_models import SIZES
 FEW_STEPS = "--epochs null --steps 2 --warmup_steps 0 --batch_size 4 --num_workers 0 --report_to none"
 
 
-# Recipe or protocol -> settings that make its run short; each is also an option.
-
-
-def write_possessions(root: Path) -> None:
-    """Write a folder that has what the pages take for granted, and beside it what stands in for downloads."""
+def write_documents_folder(root: Path) -> None:
+    """Write `root`/folder, in which the commands of the pages run, and the files of `root` that replace downloads."""
     folder = root / "folder"
     folder.mkdir()
     for name in ("cat.jpg", "dog.jpg"):

@@ -1,6 +1,6 @@
 """Every kind of training run with every launcher, on CPU processes over gloo, compared with one process.
 
-Used by tests/training/test_matrix.py and benchmarks/launchers.py. All runs of a launcher share its processes. A run
+Used by test_matrix.py and benchmarks/launchers.py. All runs of a launcher share its processes. A run
 takes two steps of eight images, then resumes and takes the third; it evaluates and saves after each step.
 """
 
@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from .forked import LIMIT
-from .launching import MODEL, arguments, environment, through, weights
-from .tiny_models import save_tiny
+from ..processes import LIMIT, MODEL, arguments, environment, through, weights
+from ..tiny_models import save_tiny
 
 ONE = "one process"
 LAUNCHERS: dict[str, tuple[str, int, list[str]]] = {  # name: template, processes, options
@@ -42,7 +41,10 @@ KINDS: dict[str, dict[str, Any]] = {  # settings of each kind of run
     "SGD, bfloat16 momentum": {"momentum_dtype": "bfloat16"},
     "AdamW, bfloat16 momentum": {**ADAMW, "momentum_dtype": "bfloat16"},
     "checkpointing": {"gradient_checkpointing": "true"},
-    "find batch size": {"find_batch_size": "true", "per_device_batch_size": "none"},  # see `lack_memory` of launched.py
+    "find batch size": {
+        "find_batch_size": "true",
+        "per_device_batch_size": "none",
+    },  # see launched_runs.py
     "distillation": {"teacher": "teacher", "teacher_temperature": 2, "mixup_alpha": 0.5, "ema_decay": 0.5},
     "accumulation": {"per_device_batch_size": 1},
 }
