@@ -170,3 +170,5 @@ def test_a_file_cannot_choose_a_repository_of_kernels(folder, field):
     for auto_class in (hf_vit.HfViTForImageClassification, transformers.AutoModelForImageClassification):
         with pytest.raises(ValueError, match="owner/kernel"):
             auto_class.from_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "_attn_implementation_internal": "owner/kernel"}))
+    assert "/" not in hf_vit.HfViTForImageClassification.from_pretrained(folder).config._attn_implementation

@@ -2,6 +2,7 @@
 
 import glob
 import gzip
+import json
 import os
 import re
 import struct
@@ -156,14 +157,14 @@ def _find_remote(name: str) -> dict[str, list[str]]:
 
 def _expand(address: str) -> list[str]:
     """Return an address for each number of a range in braces, {000..146}, as in a shell."""
-    match = re.search(r"\{(\d+)\.\.(\d+)\}", address)
-    if match is None:
-        return [address]
-    first, last = match.groups()
-    if int(last) - int(first) >= MAX_ARRAYS:
-        raise ValueError(f"{{{first}..{last}}} stands for more than {MAX_ARRAYS:,} shards")
-    numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-    return [rest for number in numbers for rest in _expand(address.replace(match.group(), number, 1))]
+    found = [address]
+    while found and (match := re.search(r"\{(\d+)\.\.(\d+)\}", found[0])):
+        first, last = match.groups()
+        if len(found) * (int(last) - int(first) + 1) > MAX_ARRAYS:
+            raise ValueError(f"{without_secrets(address)} stands for more than {MAX_ARRAYS:,} shards")
+        numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        found = [rest.replace(match.group(), number, 1) for rest in found for number in numbers]
+    return found
 
 
 def _reader_of(name: str) -> tuple[str, dict[str, list[str]] | None]:
@@ -200,7 +201,7 @@ def _require_on_hub(name: str) -> None:
     if not re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name):
         raise ValueError(f"there is no folder {name}{hint}")
     try:
-        HfApi(library_name="hf_vit").dataset_info(name, timeout=10)
+        card = HfApi(library_name="hf_vit").dataset_info(name, timeout=10).card_data
     except RepositoryNotFoundError:
         raise ValueError(f"there is no folder {name} here, and no such data set on the Hub{hint}") from None
     except Exception:  # of several HTTP libraries
@@ -208,6 +209,12 @@ def _require_on_hub(name: str) -> None:
         cached = Path(HF_DATASETS_CACHE, folder)
         if not cached.is_dir():
             raise ValueError(f"there is no folder {name} here, and the Hub cannot be reached{hint}") from None
+        return
+    # `datasets` would open any address, and any file of this machine, that the README of a data set names.
+    for entry in (card or {}).get("configs") or ():
+        files = json.dumps([entry.get("data_files"), entry.get("data_dir")])
+        if outside := re.search(r'"(?:/|~|\.\.|[^"]*(?:://|/\.\.))[^"]*', files):
+            raise ValueError(f"its README names the file {shorten(outside[0][1:])}, which is not of the data set")
 
 
 def _files_by_split(files: Sequence[str]) -> dict[str, list[str]]:

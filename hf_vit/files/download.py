@@ -29,6 +29,7 @@ MAX_FAILURES = 3  # consecutive failures without any progress
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a byte
 LEAST_SPEED, GRACE = 1024, 60.0  # bytes per second, from so many seconds on: a server must not hold us forever
 RETRY_WAIT = 1.0  # seconds before the second try; twice as long before the third
+_STORES = ("s3", "gs", "gcs", "hf", "az", "abfs", "abfss")  # file systems of fsspec that encrypt, at public addresses
 TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}  # tried again (RFC 9110, 6585)
 
 
@@ -164,7 +165,8 @@ def filesystem_of(address: str) -> tuple[Any, str]:
     """
     import fsspec  # not at the top, for quick commands
 
-    if not re.search(r"(^|::)https?:", address.lower()):
+    scheme = address.split(":", 1)[0]
+    if scheme in _STORES or (allowed("private") and "http" not in address.lower()):
         return fsspec.core.url_to_fs(address)
     check_address(address)  # refuses also the chains of fsspec, such as simplecache::https://...
     return fsspec.core.url_to_fs(address, get_client=_public_session)

@@ -68,7 +68,8 @@ class Reader(io.BytesIO):
 
 
 @pytest.fixture
-def counting():
+def counting(monkeypatch):
+    monkeypatch.setenv("HF_VIT_ALLOW", "private")
     fsspec.register_implementation("counting", Counting, clobber=True)
     Counting.store.clear()
     Counting.read.clear()

@@ -4,6 +4,7 @@ import gzip
 import http.server
 import struct
 import threading
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -59,6 +60,9 @@ def test_a_name_that_the_hub_lacks(hub):
         "https://127.0.0.1:9/a-{0..1}.tar",
         "https://me:hidden@[::1]/a*.tar?signature=hidden",
         "simplecache::https://192.168.0.1/a.tar",
+        "webhdfs://127.0.0.1:9/a.tar",
+        "ftp://127.0.0.1:9/a.tar",
+        "generic://http://127.0.0.1:9/a.tar",
     ],
 )
 def test_addresses_that_are_not_encrypted_or_not_public_are_refused(address):
@@ -93,9 +97,26 @@ def test_redirects_of_shards_are_checked(monkeypatch):
     assert asked == ["/a.tar"]
 
 
-def test_a_range_of_very_many_shards_is_refused():
-    with pytest.raises(ValueError, match="20000000"):
-        sources.load_split("https://example.com/x-{0..20000000}.tar", "train")
+@pytest.mark.parametrize("numbers", ["{0..20000000}", "{0..999}{0..999}{0..999}"])
+def test_a_range_of_very_many_shards_is_refused(numbers):
+    with pytest.raises(ValueError, match="100,000"):
+        sources.load_split(f"https://example.com/x-{numbers}.tar", "train")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"data_files": "http://127.0.0.1/a.parquet"},
+        {"data_files": [{"split": "train", "path": ["a.parquet", "/etc/*.parquet"]}]},
+        {"data_files": "data/../../../b.parquet"},
+        {"data_dir": "../secret"},
+    ],
+)
+def test_a_readme_on_the_hub_names_no_files_elsewhere(files, monkeypatch):
+    info = SimpleNamespace(card_data={"configs": [{"config_name": "default", **files}]})
+    monkeypatch.setattr(HfApi, "dataset_info", lambda *_, **__: info)
+    with pytest.raises(ValueError, match="README"):
+        sources.load_split("someone/photographs", "train")
 
 
 def test_a_small_idx_file_that_unpacks_to_gigabytes_is_refused(tmp_path):
