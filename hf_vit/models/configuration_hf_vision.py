@@ -147,9 +147,8 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
             logger.warning_once(
                 f"{where} has {describe_unknown(unknown)}, which {cls.__name__} does not know: kept, not used"
             )
-            # A private field of transformers, such as `_attn_implementation_internal`, could name a repository of kernels.
-            kept = {name: value for name, value in unknown.items() if name[:1] != "_" and not hasattr(cls, name)}
-            vars(config).update(kept)
+            # Not transformers' own attributes: `_attn_implementation_internal` could name a repository of kernels.
+            vars(config).update({name: value for name, value in unknown.items() if not hasattr(config, name)})
         if wants_unused:
             return config, unused
         _refuse_left_over(cls, unused, only_alike=True)
