@@ -41,7 +41,7 @@ docs: .venv/installed
 # New environments, one after the other; an hour for all.
 ROWS ?=
 versions:
-	$(PYTHON) -m tests.versions $(ROWS)
+	$(PYTHON) -m tests.packaging.versions $(ROWS)
 
 .venv/release: .venv/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[release]'
@@ -51,7 +51,7 @@ versions:
 RELEASE ?=
 release-check: export TAG = $(RELEASE)
 release-check: .venv/release
-	$(BIN)/python -m tests.release --tag "$$TAG"
+	$(BIN)/python -m tests.packaging.release --tag "$$TAG"
 
 # What is compared with others, and then what is not; each alone is `make bench-inference` and so on.
 COMPARED := inference training_step loading floor pipeline

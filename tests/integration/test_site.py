@@ -1,6 +1,5 @@
-"""The documentation site, built strictly: no dead link, every public name in the reference, nothing from elsewhere."""
+"""The documentation site, built strictly: no dead link, nothing loaded from elsewhere, tables and search that work."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -8,20 +7,11 @@ import subprocess
 import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib import import_module
 from threading import Thread
 
 import pytest
-import yaml
 
 from ..paths import ROOT
-
-PUBLIC = {
-    f"{module}.{name}": getattr(import_module(module), name)
-    for module in ("hf_vit", "hf_vit.analysis", "hf_vit.catalog", "hf_vit.conversion")
-    for name in import_module(module).__all__
-    if callable(getattr(import_module(module), name))
-}
 
 # The cells of the column with this name, from top to bottom.
 CELLS = """name => {
@@ -33,15 +23,14 @@ CELLS = """name => {
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_the_site_has_every_public_name_fetches_nothing_and_sorts_its_tables(tmp_path):
-    """One test, because the site is built for it; the tables need a browser."""
+def test_the_site_has_no_dead_link_and_loads_nothing_from_elsewhere(tmp_path):
+    """One test, because the build takes long; tables and search need a browser."""
     pytest.importorskip("mkdocstrings_handlers.python", reason="the extra docs is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     text = "".join(page.read_text() for page in tmp_path.rglob("*.html"))
-    assert [name for name in PUBLIC if f'id="{name}"' not in text] == []
     assert re.findall(r"<(?:script|img|iframe)[^>]*src=\"?(?:https?:)?//[^>]*>", text) == []
     assert re.findall(r"<link[^>]*rel=\"?stylesheet[^>]*href=\"?(?:https?:)?//[^>]*>", text) == []
     check_llms_txt(tmp_path)
@@ -64,19 +53,6 @@ def check_llms_txt(folder):
         text = (folder / link).read_text()
         assert text.lstrip().startswith("#"), link
         assert "<!-- table" not in text, link
-
-
-def test_the_skill_is_made_from_the_pages_and_its_links_exist():
-    """`python docs/skill.py` makes it anew; tests/integration/test_pages.py runs its commands."""
-    specification = importlib.util.spec_from_file_location("skill", ROOT / "docs" / "skill.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    text = module.SKILL.read_text(encoding="utf-8")
-    assert text == module.skill()
-    assert yaml.safe_load(text.split("---")[1])["name"] == module.SKILL.parent.name
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
-    assert len(links) > 20
-    assert [link for link in links if not (module.SKILL.parent / link.partition("#")[0]).exists()] == []
 
 
 def check_tables(page, folder):

@@ -1,7 +1,7 @@
 """transformers' own common tests of models, backbones, configurations and image processors, on our classes.
 
-They run as they are, but for `DIFFERENCES`. A skip is for what this machine lacks, or for what transformers' own ViT
-or BiT skips too: `OF_OTHER_KINDS`.
+They run as they are, but for those that are overridden below. Only what transformers' own ViT or BiT skips too is
+skipped: `OF_OTHER_KINDS`.
 """
 
 import re
@@ -27,14 +27,6 @@ except transformers_sdist.NotAvailableError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 pytestmark = pytest.mark.slow  # a thousand of them
-DIFFERENCES = {
-    "test_can_init_all_missing_weights": "weights that are missing are refused, never drawn at random",
-    "test_model_weights_reload_no_missing_tied_weights": "weights that are missing are refused, never drawn at random",
-    "test_can_load_ignoring_mismatched_shapes": "a head for other classes is zero and said, without a flag",
-    "test_model_get_set_embeddings": "what embeds an image is no table; transformers' own ViT and BiT replace it too",
-    "test_model_outputs_equivalence": "its message subtracts outputs; one of masked patch prediction is of booleans",
-    "test_fast_image_processor_explicit_none_preserved": "None leaves a setting of the image processor to the preset",
-}
 OF_OTHER_KINDS = {  # they skip themselves
     "models with a vocabulary": r"tokens_embeddings|resize_embeddings|resize_position_vector|inputs_embeds"
     r"|enable_input_require_grads",
@@ -250,25 +242,3 @@ class TestImageProcessor(Common, processors.ImageProcessingTestMixin, unittest.T
     def test_fast_image_processor_explicit_none_preserved(self):
         """None leaves a setting to the preset."""
         assert HfViTImageProcessor(do_resize=None).to_dict() == HfViTImageProcessor().to_dict()
-
-
-MIXINS = (modeling.ModelTesterMixin, backbones.BackboneTesterMixin, processors.ImageProcessingTestMixin)
-
-
-def test_every_pattern_matches_a_common_test():
-    names = [name for mixin in MIXINS for name in dir(mixin) if name.startswith("test_")]
-    for pattern in f"{Common.of_other_kinds}|{WITH_ATTENTION}".split("|"):
-        assert any(re.search(pattern, name) for name in names), pattern
-
-
-def test_every_overridden_common_test_is_listed():
-    cases = [case for case in globals().values() if isinstance(case, type) and issubclass(case, Common)]
-    written_here = {
-        name
-        for case in cases
-        for kind in case.__mro__
-        for name, test in vars(kind).items()
-        if name.startswith("test_") and getattr(test, "__module__", None) == __name__
-    }
-    assert DIFFERENCES.keys() == {name for name in written_here if any(hasattr(mixin, name) for mixin in MIXINS)}
-    assert len(DIFFERENCES) <= 6

@@ -1,12 +1,12 @@
-"""What maintainers run: `make versions` and `make release-check`; and links between pages outside the site."""
+"""What maintainers run: `make versions` and `make release-check`; and links of pages outside the site."""
 
 import re
 
 import pytest
 
-from ..installed import Check, judge
 from ..paths import ROOT
-from ..release import version_problems
+from .commands import Check, judge
+from .release import version_problems
 
 CITATION = "title: hf_vit\nversion: 1.2.3\n"
 
@@ -36,7 +36,7 @@ def test_a_check_passes_is_refused_or_fails(status, output, extras, word):
         ("## Unreleased", "version: 1.2.2\n", None, 1),
     ],
 )
-def test_the_version_of_a_release_stands_everywhere(changelog, citation, tag, problems):
+def test_the_version_of_a_release_is_the_same_everywhere(changelog, citation, tag, problems):
     assert len(version_problems("1.2.3", changelog, citation, tag)) == problems
 
 

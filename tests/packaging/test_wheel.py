@@ -1,14 +1,11 @@
-"""The wheel, installed in an environment of its own and used from an empty folder: nothing of the checkout is seen."""
+"""The wheel, installed in an environment of its own and used from an empty folder, without the checkout."""
 
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import version
@@ -21,32 +18,18 @@ from PIL import Image
 
 from hf_vit.prediction import predict
 
+from ..doc_fixtures import write_data_set
 from ..paths import ROOT
 from ..tiny_models import save_tiny
+from .versions import build_wheel
 
-SOURCES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "hf_vit_command.py")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-DATA = {"hf_vit.catalog.labels", "hf_vit.conversion.web_page", "hf_vit.demo.photographs"}  # folders without code
 FEW_STEPS = "--epochs 1 --warmup-steps 0 --batch-size 4 --num-workers 0 --report-to none --image-size 24".split()
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory) -> Path:
-    """A copy of what packages are built from, so that building leaves nothing in the checkout."""
-    folder = tmp_path_factory.mktemp("sources")
-    for name in ("hf_vit", "training"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "scripts"))
-    for name in SOURCES:
-        shutil.copyfile(ROOT / name, folder / name)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(checkout) -> Path:
-    pip = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-build-isolation"]
-    built = subprocess.run([*pip, "--wheel-dir", "dist", "."], cwd=checkout, check=True, capture_output=True, text=True)
-    assert not re.search(r"Warning:", built.stdout + built.stderr)  # of setuptools
-    return next((checkout / "dist").glob("*.whl"))
+def wheel(tmp_path_factory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"), "--no-build-isolation")
 
 
 @pytest.fixture(scope="module")
@@ -76,19 +59,10 @@ def run(programs, tmp_path):
     return run
 
 
-def write_photographs(folder: Path) -> None:
-    for split, count in (("train", 4), ("val", 2)):
-        for kind, color in (("ants", (150, 40, 20)), ("bees", (200, 180, 30))):
-            (folder / split / kind).mkdir(parents=True)
-            for number in range(count):
-                Image.new("RGB", (40 + number, 36), color).save(folder / split / kind / f"{number}.png")
-
-
-def test_the_packages_of_pyproject_are_those_that_there_are():
-    names = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+def test_pyproject_lists_every_package():
+    names = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = [path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "hf_vit").rglob("__init__.py")]
-    code = {folder.replace("/", ".") for folder in folders if not folder.startswith("hf_vit/scripts")}
-    assert {name for name in names if not name.startswith("hf_vit.scripts")} == code | DATA
+    assert {folder.replace("/", ".") for folder in folders} - set(names) == set()
 
 
 @pytest.mark.slow
@@ -97,18 +71,7 @@ def test_the_wheel_has_everything_that_a_command_reads(wheel):
         names = set(archive.namelist())
     for folder, inside in (("hf_vit", "hf_vit"), ("training", "hf_vit/scripts")):
         files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-        expected = {f"{inside}/{path.relative_to(ROOT / folder).as_posix()}" for path in files}
-        assert {name for name in expected if not name.startswith("hf_vit/scripts/hf_vit")} <= names
-
-
-@pytest.mark.slow
-def test_the_source_distribution_builds_and_has_no_part_of_the_tests(checkout):
-    build = "from setuptools.build_meta import build_sdist; build_sdist('dist')"
-    subprocess.run([sys.executable, "-c", build], cwd=checkout, check=True, stdout=subprocess.DEVNULL)
-    with tarfile.open(next((checkout / "dist").glob("*.tar.gz"))) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"training/finetune.py", "training/recipes/digits.yaml", "hf_vit/py.typed"} <= names
-    assert not [name for name in names if name.startswith("tests")]
+        assert {f"{inside}/{path.relative_to(ROOT / folder).as_posix()}" for path in files} <= names
 
 
 @pytest.mark.slow
@@ -116,19 +79,17 @@ def test_from_images_to_a_model_in_an_empty_folder(run, tmp_path):
     assert run("hf-vit", "--version").startswith("hf-vit ")
     assert "finetune_small\n" in run("hf-vit", "recipes")
     save_tiny(tmp_path / "tiny")
-    write_photographs(tmp_path / "photographs")
-    said = run("hf-vit", "finetune", "--recipe", "finetune_small", "--model", "tiny", "--dataset", "photographs",
-               "--output-dir", "out", *FEW_STEPS)  # fmt: skip
-    assert "train     photographs, train: 8 images of 2 classes (ants, bees)\n" in said
-    assert "evaluate  photographs, validation: 4 images\n" in said
-    answer = json.loads(run("hf-vit", "predict", "out", "photographs/val/bees/0.png", "--json"))
-    assert {entry["label"] for entry in answer["predictions"]} == {"ants", "bees"}
+    write_data_set(tmp_path / "photographs")
+    run("hf-vit", "finetune", "--recipe", "finetune_small", "--model", "tiny", "--dataset", "photographs",
+        "--output-dir", "out", *FEW_STEPS)  # fmt: skip
+    answer = json.loads(run("hf-vit", "predict", "out", "photographs/test/tench/0.png", "--json"))
+    assert {entry["label"] for entry in answer["predictions"]} == {"tench", "goldfish"}
     template = run("hf-vit", "launch-configs", "path", "cpu").strip()
     assert "hf_vit/scripts/accelerate" in template
     launch = ("--config_file", template, "-m", "hf_vit.scripts.evaluate")
     run("python", "-m", "accelerate.commands.launch", *launch, "--model", "out", "--dataset", "photographs",
-        "--split", "val", "--num-workers", "0", "--output-dir", "results")  # fmt: skip
-    assert json.loads((tmp_path / "results" / "metrics.json").read_text())["samples"] == 4
+        "--split", "test", "--num-workers", "0", "--output-dir", "results")  # fmt: skip
+    assert json.loads((tmp_path / "results" / "metrics.json").read_text())["samples"] == 6
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
 """The wheel with each extra alone, with the lowest and the newest versions, and on other Pythons.
 
     make versions                       # every row, an hour or two on two cores; `make versions ROWS="lowest newest"`
-    python -m tests.versions --list
+    python -m tests.packaging.versions --list
 
 Each row is a new environment: the wheel, its extras, the versions of the row. In it run the commands of
-tests/installed.py from an empty folder. The lowest versions are read from pyproject.toml. The row `pip` has what
+commands.py from an empty folder. The lowest versions are read from pyproject.toml. The row `pip` has what
 `pip install` brings, 6 GB with CUDA's libraries; there a user's first commands must print our own lines only. Needs
 Linux, gcc and Python 3.11, for which the lowest versions exist; `python3.12` and `python3.13` for two rows.
 """
@@ -17,12 +17,14 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from .installed import CHECKS, Check, Outcome, run_checks
-from .paths import ROOT
+from ..paths import ROOT
+from .commands import CHECKS, Check, Outcome, run_checks
 
+_MORE_SOURCES = ("CHANGELOG.md", "CITATION.cff", "constraints.txt")  # of the source distribution
 _NO_COMMANDS = {"dev", "benchmarks", "docs", "release"}  # what a checkout needs
 _CUDA = re.compile(r"^Requires-Dist: (nvidia|cuda|triton)", re.IGNORECASE)  # of torch, in its metadata
 _PACKAGES = ("torch", "transformers", "numpy")  # whose versions the table shows, after Python's
@@ -60,21 +62,7 @@ def read_project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def requirements(extras: tuple[str, ...]) -> list[str]:
-    """Requirements of the package with extras; extras that name others are followed."""
-    project = read_project()
-    found, waiting = list(project["dependencies"]), list(extras)
-    while waiting:
-        for requirement in project["optional-dependencies"][waiting.pop()]:
-            inner = re.fullmatch(r"hf_vit\[([\w,-]+)\]", requirement)
-            if inner:
-                waiting += inner[1].split(",")
-            else:
-                found.append(requirement)
-    return found
-
-
-def included(extras: tuple[str, ...]) -> set[str]:
+def included(extras: Iterable[str]) -> set[str]:
     """The extras, and those that they name."""
     optional, found, waiting = read_project()["optional-dependencies"], set(), list(extras)
     while waiting:
@@ -85,17 +73,17 @@ def included(extras: tuple[str, ...]) -> set[str]:
     return found
 
 
-def lowest(extras: tuple[str, ...]) -> dict[str, str]:
+def lowest(extras: Iterable[str]) -> dict[str, str]:
     """The lowest version of each package that every requirement allows, such as {"torch": "2.9"}."""
-    bounds: dict[str, list[str]] = {}
-    for requirement in requirements(extras):
-        name, lower = re.fullmatch(r"([\w.-]+)(?:.*?>=([\w.]+))?.*", requirement).groups()
-        bounds.setdefault(name, []).extend([lower] if lower else [])
-    return {name: max(lower, key=_numbers) for name, lower in bounds.items() if lower}
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
+    project = read_project()
+    requirements = [*project["dependencies"]]
+    requirements += [line for extra in included(extras) for line in project["optional-dependencies"][extra]]
+    found: dict[str, str] = {}
+    for name, lower in re.findall(r"^([\w.-]+)(?:\[.*\])?>=([\w.]+)", "\n".join(requirements), re.MULTILINE):
+        found[name] = max(
+            found.get(name, "0"), lower, key=lambda version: [int(number) for number in version.split(".")]
+        )
+    return found
 
 
 def constraints(row: Row) -> list[str]:
@@ -120,14 +108,19 @@ def checks_of(row: Row) -> list[Check]:
     return [check for check in CHECKS if (check.extra in extras if check.extra else check.command.startswith(needed))]
 
 
-def build_wheel(folder: Path) -> Path:
-    """Build the wheel from a copy of what it needs, so that the checkout stays as it is."""
-    sources = folder / "sources"
+def copy_sources(folder: Path) -> Path:
+    """Copy what the packages are built from, so that building leaves nothing in the checkout."""
     for name in ("hf_vit", "training"):
-        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__", "scripts"))
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "hf_vit_command.py"):
-        shutil.copyfile(ROOT / name, sources / name)
-    _run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, sources)
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "scripts"))
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "hf_vit_command.py", *_MORE_SOURCES):
+        shutil.copyfile(ROOT / name, folder / name)
+    return folder
+
+
+def build_wheel(folder: Path, *options: str) -> Path:
+    """Build the wheel from a copy of its sources, with more options of `pip wheel`."""
+    sources = copy_sources(folder / "sources")
+    _run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *options, "--wheel-dir", folder, sources)
     return next(folder.glob("*.whl"))
 
 
@@ -175,8 +168,8 @@ def run_row(row: Row, wheel: Path, keep: Path | None = None) -> tuple[list[str],
             programs = install(row, Path(folder) / "environment", wheel)
             versions = _run(programs / "python", "-c", _VERSIONS).split()
         except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "stderr", None) or str(error)
-            return [row.name, "-", *["-"] * len(_PACKAGES), "not installed: " + said.strip()[-1000:]], []
+            reason = getattr(error, "stderr", None) or str(error)
+            return [row.name, "-", *["-"] * len(_PACKAGES), "not installed: " + reason.strip()[-1000:]], []
         if keep is not None:
             frozen = _run(programs / "python", "-m", "pip", "freeze", "--local")
             (keep / f"{row.name}.txt").write_text(frozen)

@@ -1,13 +1,10 @@
-"""What the installed `hf-vit` must do in an empty folder, with the extras that are there and without the others.
-
-    python -m tests.installed FOLDER_OF_PROGRAMS [EXTRA ...]
+"""Commands that the installed `hf-vit` must run in an empty folder, with and without extras.
 
 Every command runs as a user types it, without this checkout on the path. A command whose extra is not installed may
-work all the same, because another extra brings its packages; or it says in one sentence which extra to install. Needs
-nothing but the standard library, for the environment that is checked is another one.
+work all the same, because another extra brings its packages; or its message names the extra to install. Needs nothing
+but the standard library, because the checked environment is another one.
 """
 
-import argparse
 import os
 import re
 import shlex
@@ -18,7 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 _FEW_STEPS = "--epochs 1 --warmup-steps 0 --batch-size 4 --num-workers 0 --report-to none --image-size 24"
 _FINETUNE = f"hf-vit finetune --recipe finetune_small --model model --dataset photographs {_FEW_STEPS}"
 _OUR_LINE = re.compile(r"\s*$|hf-vit |error: |.*\d+/\d+ \w+ \[")  # of standard error: a message, or a progress bar
@@ -78,7 +75,7 @@ CHECKS = (
 
 
 class Outcome(NamedTuple):
-    """How a check ended: "passed", "refused" (its extra is absent, and said so) or "failed", with what it printed."""
+    """How a check ended: "passed", "refused" (its message names the absent extra) or "failed", with its output."""
 
     check: Check
     word: str
@@ -107,10 +104,15 @@ def _prepare(folder: Path, programs: Path) -> None:
 
 
 def _run(check: Check, folder: Path, programs: Path, extras: Collection[str], quiet: bool) -> Outcome:
+    name, *arguments = shlex.split(check.command)
     done = subprocess.run(
-        [str(programs / word) if not place else word for place, word in enumerate(shlex.split(check.command))],
-        cwd=folder, env=_environment(programs), capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+        [str(programs / name), *arguments],
+        cwd=folder,
+        env=_environment(programs),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     output = done.stdout + done.stderr
     if quiet and (others := lines_of_others(done.stderr)):
         return Outcome(check, "failed", "\n".join(others))
@@ -139,21 +141,3 @@ def _environment(programs: Path) -> dict[str, str]:
         "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
     }
-
-
-def main() -> int:
-    """Run the checks and print how each ended; 1 where one failed."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
-    parser.add_argument("programs", type=Path, help="the folder of hf-vit and python, such as venv/bin")
-    parser.add_argument("extras", nargs="*", help="extras that are installed there")
-    arguments = parser.parse_args()
-    outcomes = run_checks(arguments.programs.absolute(), arguments.extras)
-    for check, word, output in outcomes:
-        print(f"{word:8}{check.command}")
-        if word == "failed":
-            print(output)
-    return int(any(outcome.word == "failed" for outcome in outcomes))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
