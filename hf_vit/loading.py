@@ -23,10 +23,10 @@ from .files.reading import read_json_object
 from .files.versions import versions_of
 from .models.configuration_hf_bit import HfBiTConfig
 from .models.configuration_hf_vision import read_settings, saved_class
-from .models.image_presets import PRESETS, check_choices
+from .models.image_presets import PRESETS
 from .models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
-from .models.utils import WHERE, Size, as_pair, find_file
+from .models.utils import WHERE, Size, as_pair, find_file, refuse_unknown
 from .registration import AUTO_MODELS, CONFIGURATIONS
 
 logger = logging.get_logger(__name__)
@@ -81,7 +81,7 @@ def load(
         torch.Size([1, 3, 384, 512])
     """
     if preset is not None:
-        check_choices({"preset": preset})
+        refuse_unknown("preset", preset, PRESETS)
     where = {key: settings[key] for key in WHERE if key in settings}
     name = local_model(name)
     try:

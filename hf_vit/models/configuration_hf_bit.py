@@ -1,17 +1,16 @@
 """Configuration of the BiT ResNets (arXiv 1912.11370), the convolutional networks that the ViT paper compares with."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from .configuration_hf_vision import (
     MAX_WIDTH,
     HfVisionConfig,
     Size,
-    check_amounts,
-    check_counts,
-    check_depths,
-    check_sizes,
+    amount,
+    count,
     refuse_unknown,
+    size,
+    stages,
     strict,
 )
 
@@ -87,13 +86,13 @@ class HfBiTConfig(HfVisionConfig):
 
     model_type = "hf_bit"
 
-    num_channels: int = 3
-    embedding_size: int = 64
-    depths: list[int] | tuple[int, ...] = DEPTHS[50]
+    num_channels: int = count(3, MAX_WIDTH)
+    embedding_size: int = count(64, MAX_WIDTH)
+    depths: list[int] | tuple[int, ...] = stages(DEPTHS[50])
     layer_type: Literal["preactivation", "bottleneck"] = "preactivation"
-    image_size: Size = 224
-    group_norm_eps: float = 1e-5
-    weight_standardization_eps: float = 1e-10
+    image_size: Size = size(224)
+    group_norm_eps: float = amount(1e-5)
+    weight_standardization_eps: float = amount(1e-10)
     weight_standardization_form: Literal["variance", "std"] = "variance"
     padding: Literal["fixed", "same"] = "fixed"
     pool_padding: Literal["zero", "lowest"] = "zero"
@@ -144,24 +143,16 @@ class HfBiTConfig(HfVisionConfig):
         return 2 ** (len(self.depths) + 1)
 
     def validate_architecture(self) -> None:
-        """Check the fields. `@strict` calls this after construction; the model does again, as fields can change.
+        """Check fields together: after construction, and again when a model is built, as fields can change.
 
         Raises:
-            ValueError: the first field that is out of range, or contradicts another.
+            ValueError: there is no stage, or two fields contradict each other.
         """
-        check_depths(self, "depths")
-        check_counts(self, MAX_WIDTH, "embedding_size", "num_channels")
-        check_sizes(self, "image_size")
-        check_amounts(self, "group_norm_eps", "weight_standardization_eps")
-        if not self.depths or min(self.depths) < 1:
-            raise ValueError(f"depths is {_listed(self.depths)}; expected one stage or more, of at least 1 unit each")
+        if not self.depths:
+            raise ValueError("depths is empty; expected one stage or more")
         if self.embedding_size % NUM_GROUPS:
             raise ValueError(
                 f"embedding_size ({self.embedding_size}) is not a multiple of {NUM_GROUPS}, the groups of its GroupNorm"
             )
         if self.spatial_mixing == "axial_attention" and self.layer_type != "bottleneck":
             raise ValueError(f"layer_type is {self.layer_type!r}; axial attention needs units of type 'bottleneck'")
-
-
-def _listed(depths: Sequence[int]) -> str:
-    return str(list(depths))

@@ -1,20 +1,21 @@
-"""Base of all configurations: sizes, limits, input checks, and reading of a config.json.
+"""Base of all configurations: fields with limits, and reading of a config.json.
 
-A value of a wrong type or beyond its limit is refused in one sentence, before anything is built.
+A field is checked whenever it is set, by its type and its limits; `validate_architecture` checks fields together.
 """
 
 import math
 import os
 import re
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from huggingface_hub.dataclasses import strict as hub_strict
+from huggingface_hub.dataclasses import validated_field
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
@@ -25,7 +26,7 @@ from .utils import (
     Size,
     absence_explained,
     check_place,
-    closest,
+    describe_type,
     describe_unknown,
     read_json_object,
     refuse_arguments,
@@ -100,9 +101,8 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any):
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
-        refuse_arguments(type(self).__name__, kwargs.keys() - _KNOWN_EXTRAS, self.argument_names())
+        refuse_arguments(type(self).__name__, kwargs, self.argument_names())
         check_labels(kwargs.get("num_labels"), self.id2label, self.label2id)
-        self.validate_architecture()  # before anything is made of these numbers
         super().__post_init__(**kwargs)
         self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
 
@@ -118,13 +118,13 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
         Raises:
             ValueError: an argument is unknown; the message names it.
         """
-        wants_unused, is_auto = kwargs.pop("return_unused_kwargs", False), kwargs.get("_from_auto", False)
+        wants_unused = kwargs.pop("return_unused_kwargs", False)
         config, unused = super().from_pretrained(
             pretrained_model_name_or_path, *args, return_unused_kwargs=True, **kwargs
         )
         if wants_unused:
             return config, unused
-        _refuse_left_over(cls, unused, only_alike=is_auto)
+        refuse_arguments(cls.__name__, (name for name in unused if name[0] != "_"), cls.argument_names() | _OF_LOADING)
         return config
 
     @classmethod
@@ -132,32 +132,28 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
         """Build a configuration, as in transformers; unknown fields of a config.json are kept, with a warning.
 
         Raises:
-            ValueError: a value has a wrong type, or an argument looks like a misspelt field.
+            ValueError: a value has a wrong type, or the file chooses an attention implementation that it may not.
         """
-        folder = kwargs.pop("_folder", kwargs.get("name_or_path", config_dict.get("_name_or_path")))
-        where = f"the config.json of {folder}" if folder else "the configuration"
-        wants_unused, known = kwargs.pop("return_unused_kwargs", False), cls.argument_names()
+        known = cls.argument_names()
         for name in ("attn_implementation", "_attn_implementation"):
             check_attention(config_dict.get(name))
         settings = {name: value for name, value in config_dict.items() if name in known}
-        with wrong_types_refused(where):
-            config, unused = super().from_dict(settings, return_unused_kwargs=True, **kwargs)
+        with wrong_types_refused("the config.json"):
+            result: Any = super().from_dict(settings, **kwargs)
         unknown = {name: value for name, value in config_dict.items() if name not in known}
         if unknown:
             logger.warning_once(
-                f"{where} has {describe_unknown(unknown)}, which {cls.__name__} does not know: kept, not used"
+                f"config.json has {describe_unknown(unknown)}, unknown to {cls.__name__}: kept, not used"
             )
+            config = result[0] if isinstance(result, tuple) else result
             # Not transformers' own attributes: `_attn_implementation_internal` could name a repository of kernels.
             vars(config).update({name: value for name, value in unknown.items() if not hasattr(config, name)})
-        if wants_unused:
-            return config, unused
-        _refuse_left_over(cls, unused, only_alike=True)
-        return config
+        return result
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike) -> Any:
         """Read a configuration from a file, with `from_dict`."""
-        return cls.from_dict(cls._dict_from_json_file(json_file))
+        return cls.from_dict(read_json_object(json_file))
 
     # transformers would read kept fields of language models in these methods; a vision model has none.
 
@@ -180,19 +176,13 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read the settings of a config.json.
 
-        Args:
-            stored_settings: content of the config.json, if it has been read already.
-
         Raises:
             ValueError: it is of another model; the message says how to load that.
         """
-        settings = kwargs.pop("stored_settings", None)
-        if settings is None:
-            where = {name: value for name, value in kwargs.items() if name in _WHERE}
-            settings = read_settings(pretrained_model_name_or_path, **where)
-        kwargs = {name: value for name, value in kwargs.items() if name not in _WHERE}
+        where = {name: kwargs.pop(name) for name in _WHERE if name in kwargs}
+        settings = read_settings(pretrained_model_name_or_path, **where)
         cls.check_model_type(settings, str(pretrained_model_name_or_path))
-        return settings, {**kwargs, "_folder": str(pretrained_model_name_or_path)}
+        return settings, kwargs
 
     @classmethod
     def check_model_type(cls, settings: dict[str, Any], folder: str) -> None:
@@ -206,7 +196,7 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
         raise ValueError(f"{folder} holds a model of type {stored} (expected {cls.model_type}); use {call}")
 
     def validate_architecture(self) -> None:
-        """Check the fields. `@strict` calls this after construction; the model does again, as fields can change."""
+        """Check fields together: after construction, and again when a model is built, as fields can change."""
 
 
 def saved_class(settings: dict[str, Any]) -> str | None:
@@ -215,18 +205,6 @@ def saved_class(settings: dict[str, Any]) -> str | None:
     if name is None or settings.get("model_type") != "hf_vit_hybrid":
         return name
     return re.sub("^HfViT(?!Hybrid)", "HfViTHybrid", name)
-
-
-def _refuse_left_over(config_class: type[HfVisionConfig], names: Iterable[str], only_alike: bool) -> None:
-    """Refuse arguments of `from_pretrained` that are neither fields nor options of loading.
-
-    Args:
-        only_alike: refuse only those that resemble a field. Others may be for the image processor of an Auto class.
-    """
-    known = config_class.argument_names()
-    unknown = [name for name in names if not name.startswith("_") and name not in _OF_LOADING]
-    unknown = [name for name in unknown if closest(name, known, 0.7) or not only_alike]
-    refuse_arguments(config_class.__name__, unknown, known)
 
 
 Config = TypeVar("Config", bound=type)
@@ -267,18 +245,67 @@ def strict(config_class: Config) -> Config:
         except ConfigurationError:
             raise
         except StrictDataclassFieldValidationError as error:
-            expected = _describe(checked.__dataclass_fields__[name].type)
+            kind = checked.__dataclass_fields__[name].type
+            expected = error.__cause__ if isinstance(error.__cause__, ValueError) else describe_type(kind)
             raise ConfigurationError(f"{name} is {reprlib.repr(value)}; expected {expected}") from error
 
     checked.__init__, checked.__setattr__ = __init__, __setattr__
     return checked
 
 
-def _describe(kind: Any) -> str:
-    """The type of a field in words."""
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(repr, get_args(kind)))}"
-    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+# Fields with limits. A value of None is allowed where the type allows it.
+
+
+def _limited(default: Any, is_valid: Callable[[Any], bool], expected: str) -> Any:
+    def check(value: Any) -> None:
+        if value is not None and not is_valid(value):
+            raise ValueError(expected)
+
+    return validated_field(check, default=default)
+
+
+def count(default: int | None, highest: int) -> Any:
+    """Declare a field of an int from 1 to `highest`."""
+    return _limited(default, lambda value: 1 <= value <= highest, f"1 to {highest:,}")
+
+
+def amount(default: float) -> Any:
+    """Declare a field of a finite number, 0 or more."""
+    return _limited(default, lambda value: 0 <= value < math.inf, "a finite number, 0 or more")
+
+
+def rate(default: float) -> Any:
+    """Declare a field of a number from 0 to below 1."""
+    return _limited(default, lambda value: 0 <= value < 1, "0 or more, and less than 1")
+
+
+def size(default: Size | None) -> Any:
+    """Declare a field of a size in pixels or patches."""
+    return _limited(default, _is_size, _SIZE)
+
+
+def stages(default: tuple[int, ...]) -> Any:
+    """Declare a field of the units of each stage of a ResNet."""
+    return _limited(default, _are_stages, f"at most {MAX_STAGES} stages and {MAX_LAYERS:,} units, 1 or more in each")
+
+
+def _are_stages(depths: Any) -> bool:
+    return len(depths) <= MAX_STAGES and min(depths, default=1) >= 1 and sum(depths) <= MAX_LAYERS
+
+
+_SIZE = f"an int or (height, width), at least 1 and at most {MAX_PIXELS:,} in area"
+
+
+def _is_size(size: Any) -> bool:
+    sides = (size, size) if isinstance(size, int) else size
+    is_pair = isinstance(sides, list | tuple) and len(sides) == 2 and all(isinstance(side, int) for side in sides)
+    return is_pair and min(sides) >= 1 and sides[0] * sides[1] <= MAX_PIXELS
+
+
+def check_size(name: str, size: Size) -> None:
+    """Raise ValueError unless a size is an int or (height, width), at least 1 and at most `MAX_PIXELS` in area."""
+    if not _is_size(size):
+        raise ValueError(f"{name} is {reprlib.repr(size)}; expected {_SIZE}")
 
 
 class _Reader(PreTrainedConfig):
@@ -305,9 +332,8 @@ def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
         model_type, architectures = settings.get("model_type"), settings.get("architectures")
     if not isinstance(model_type, str | None):
         raise ValueError(f"the config.json of {name} has the model_type {reprlib.repr(model_type)}; expected text")
-    names = architectures or []
-    if not isinstance(names, list) or not all(isinstance(entry, str) for entry in names):
-        raise ValueError(f"the config.json of {name} has the architectures {reprlib.repr(names)}; expected names")
+    if not isinstance(architectures or [], list) or not all(isinstance(entry, str) for entry in architectures or []):
+        raise ValueError(f"the config.json of {name} has architectures {reprlib.repr(architectures)}; expected names")
     return settings
 
 
@@ -333,10 +359,9 @@ def wrong_types_refused(what: str) -> Iterator[None]:
 def check_attention(name: Any) -> None:
     """Raise ValueError for an attention implementation that a file may not choose, such as a repository of kernels."""
     if name is not None and name not in ATTENTION_IMPLEMENTATIONS:
-        known = ", ".join(ATTENTION_IMPLEMENTATIONS)
         raise ValueError(
-            f"attn_implementation is {reprlib.repr(name)} in the config.json (expected one of {known}); "
-            "pass another one as an argument of from_pretrained"
+            f"the config.json has attn_implementation {reprlib.repr(name)} (expected one of "
+            f"{', '.join(ATTENTION_IMPLEMENTATIONS)}); pass another one as an argument of from_pretrained"
         )
 
 
@@ -359,44 +384,3 @@ def check_labels(num_labels: Any, id2label: Any, label2id: Any) -> None:
             raise ValueError(f"id2label is {reprlib.repr(id2label)}; it must map class numbers to text")
     if not all(str(number).isdecimal() for number in (label2id or {}).values()):
         raise ValueError(f"label2id is {reprlib.repr(label2id)}; it must map class names to numbers")
-
-
-def check_sizes(config: Any, *names: str) -> None:
-    """Raise ValueError for the first of the named fields that is not a size, see `check_size`; None is allowed."""
-    for name in names:
-        if getattr(config, name) is not None:
-            check_size(name, getattr(config, name))
-
-
-def check_size(name: str, size: Size) -> None:
-    """Raise ValueError unless a size is an int or (height, width), at least 1 and at most `MAX_PIXELS` in area."""
-    sides = (size, size) if isinstance(size, int) else size
-    are_two = isinstance(sides, list | tuple) and len(sides) == 2
-    if not are_two or any(not isinstance(side, int) or side < 1 for side in sides):
-        raise ValueError(f"{name} is {reprlib.repr(size)}; it must be an int or (height, width), at least 1")
-    if sides[0] * sides[1] > MAX_PIXELS:
-        raise ValueError(f"{name} is {reprlib.repr(size)}; it must be at most {MAX_PIXELS:,} pixels")
-
-
-def check_counts(config: Any, highest: int, *names: str) -> None:
-    """Raise ValueError for the first of the named fields that is not between 1 and `highest`; None is allowed."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not 1 <= value <= highest:
-            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be at least 1 and at most {highest:,}")
-
-
-def check_amounts(config: Any, *names: str) -> None:
-    """Raise ValueError for the first of the named fields that is not a finite number of at least 0."""
-    for name in names:
-        if not 0 <= getattr(config, name) < math.inf:
-            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 0 and finite")
-
-
-def check_depths(config: Any, name: str) -> None:
-    """Raise ValueError where a ResNet has more than `MAX_STAGES` stages or `MAX_LAYERS` units."""
-    depths = getattr(config, name)
-    if len(depths) > MAX_STAGES or sum(depths) > MAX_LAYERS:
-        raise ValueError(
-            f"{name} is {reprlib.repr(list(depths))}; at most {MAX_STAGES} stages and {MAX_LAYERS:,} units are built"
-        )

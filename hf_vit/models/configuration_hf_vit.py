@@ -13,13 +13,14 @@ from .configuration_hf_vision import (
     MAX_WIDTH,
     HfVisionConfig,
     Size,
+    amount,
     as_pair,
-    check_amounts,
-    check_counts,
-    check_depths,
     check_size,
-    check_sizes,
+    count,
+    rate,
     refuse_unknown,
+    size,
+    stages,
     strict,
 )
 
@@ -121,24 +122,24 @@ class HfViTConfig(HfVisionConfig):
 
     model_type = "hf_vit"
 
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
+    hidden_size: int = count(768, MAX_WIDTH)
+    num_hidden_layers: int = count(12, MAX_LAYERS)
+    num_attention_heads: int = count(12, MAX_WIDTH)
+    intermediate_size: int = count(3072, MAX_WIDTH)
     hidden_act: str = "gelu_pytorch_tanh"
-    hidden_dropout_prob: float | int = 0.0
-    attention_probs_dropout_prob: float | int = 0.0
-    drop_path_rate: float | int = 0.0
-    initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-6
-    image_size: Size = 224
-    patch_size: Size = 16
-    num_channels: int = 3
+    hidden_dropout_prob: float | int = rate(0.0)
+    attention_probs_dropout_prob: float | int = rate(0.0)
+    drop_path_rate: float | int = rate(0.0)
+    initializer_range: float = amount(0.02)
+    layer_norm_eps: float = amount(1e-6)
+    image_size: Size = size(224)
+    patch_size: Size = size(16)
+    num_channels: int = count(3, MAX_WIDTH)
     qkv_bias: bool = True
     pooling: Literal["cls", "mean", "map", "none"] = "cls"
     use_cls_token: bool | None = None
-    representation_size: int | None = None
-    projection_dim: int | None = None
+    representation_size: int | None = count(None, MAX_WIDTH)
+    projection_dim: int | None = count(None, MAX_WIDTH)
     position_embedding_type: Literal["learned", "sincos2d", "learned2d", "relative", "none"] = "learned"
     position_embedding_placement: Literal["input", "every_layer", "every_layer_shared"] = "input"
     attention_axes: Literal["all", "axial"] = "all"
@@ -150,8 +151,8 @@ class HfViTConfig(HfVisionConfig):
     temperature: float | None = None
     coverage_thresholds: dict[str, float] | None = None
     patch_target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
-    stored_patch_size: Size | None = None
-    position_grid: Size | None = None
+    stored_patch_size: Size | None = size(None)
+    position_grid: Size | None = size(None)
 
     base_model_tp_plan = {  # noqa: RUF012 - transformers declares it as a class variable
         "layers.*.attention.q_proj": "colwise",
@@ -308,47 +309,36 @@ class HfViTConfig(HfVisionConfig):
         return grid[0], grid[1]
 
     def validate_architecture(self) -> None:
-        """Check the fields. `@strict` calls this after construction; the model does again, as fields can change."""
-        check_counts(self, MAX_WIDTH, "hidden_size", "num_attention_heads", "intermediate_size", "num_channels")
-        check_counts(self, MAX_WIDTH, "representation_size", "projection_dim")
-        check_counts(self, MAX_LAYERS, "num_hidden_layers")
-        check_sizes(self, "image_size", "patch_size", "stored_patch_size", "position_grid")
-        if self.position_grid is not None and not self.is_flexible:
-            raise ValueError(f"position_grid is {self.position_grid}, which needs stored_patch_size; set both")
-        check_amounts(self, "layer_norm_eps", "initializer_range")
+        """Check fields together: after construction, and again when a model is built, as fields can change.
+
+        Raises:
+            ValueError: two fields contradict each other, or the model is not defined.
+        """
+        heads, kind, placement = (
+            self.num_attention_heads,
+            self.position_embedding_type,
+            self.position_embedding_placement,
+        )
+        if self.hidden_size % heads:
+            raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of num_attention_heads ({heads})")
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act is {self.hidden_act[:50]!r}; known: {', '.join(sorted(ACT2FN))}")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size ({self.hidden_size}) is not a multiple of "
-                f"num_attention_heads ({self.num_attention_heads})"
-            )
-        self._validate_positions()
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0 and less than 1")
-        rows, columns = self.grid_size
-        if rows * columns > MAX_TOKENS:
-            raise ValueError(f"image_size {self.image_size} makes {rows * columns:,} patches; at most {MAX_TOKENS:,}")
-
-    def _validate_positions(self):
-        kind, placement = self.position_embedding_type, self.position_embedding_placement
+        if self.position_grid is not None and not self.is_flexible:
+            raise ValueError(f"position_grid is {self.position_grid}, which needs stored_patch_size; set both")
         if kind == "sincos2d" and self.hidden_size % 4:
             raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of 4, which sincos2d needs")
         if kind == "learned2d" and self.hidden_size % 2:
             raise ValueError(f"hidden_size ({self.hidden_size}) is odd; learned2d halves it between rows and columns")
         if placement != "input" and kind not in ("learned", "learned2d"):
             raise ValueError(f"position_embedding_placement {placement} is for learned and learned2d, not {kind}")
-        if self.attention_axes == "axial":
-            self._validate_axial()
-
-    def _validate_axial(self):
-        if self.use_cls_token:
-            raise ValueError("axial attention cannot have a class token; set use_cls_token=False and pooling='mean'")
-        if self.num_hidden_layers % 2:
-            raise ValueError(f"num_hidden_layers is {self.num_hidden_layers}; axial attention needs an even number")
-        if self.position_embedding_type == "relative":
-            raise ValueError("position_embedding_type is 'relative', which axial attention cannot use; set another")
+        if self.attention_axes == "axial" and (self.use_cls_token or kind == "relative" or self.num_hidden_layers % 2):
+            raise ValueError(
+                "axial attention needs use_cls_token=False, an even num_hidden_layers and no relative positions, not "
+                f"use_cls_token={self.use_cls_token}, num_hidden_layers={self.num_hidden_layers} and {kind} positions"
+            )
+        rows, columns = self.grid_size
+        if rows * columns > MAX_TOKENS:
+            raise ValueError(f"image_size {self.image_size} makes {rows * columns:,} patches; at most {MAX_TOKENS:,}")
 
 
 def stem_stride(stem_depths: Sequence[int]) -> int:
@@ -373,11 +363,11 @@ class HfViTHybridConfig(HfViTConfig):
 
     model_type = "hf_vit_hybrid"
 
-    patch_size: Size = 1
-    stem_depths: list[int] | tuple[int, ...] = (3, 4, 9)
-    stem_width: int = 64
-    group_norm_eps: float = 1e-6
-    weight_standardization_eps: float = 1e-5
+    patch_size: Size = size(1)
+    stem_depths: list[int] | tuple[int, ...] = stages((3, 4, 9))
+    stem_width: int = count(64, MAX_WIDTH)
+    group_norm_eps: float = amount(1e-6)
+    weight_standardization_eps: float = amount(1e-5)
     weight_standardization_form: Literal["std", "variance"] = "std"
 
     @property
@@ -385,11 +375,6 @@ class HfViTHybridConfig(HfViTConfig):
         return stem_stride(self.stem_depths)
 
     def validate_architecture(self) -> None:
-        check_depths(self, "stem_depths")
-        check_counts(self, MAX_WIDTH, "stem_width")
-        check_amounts(self, "group_norm_eps", "weight_standardization_eps")
-        if any(depth < 1 for depth in self.stem_depths):
-            raise ValueError(f"stem_depths is {self.stem_depths}; every stage must have at least 1 unit")
         if self.stem_width % 32:
             raise ValueError(f"stem_width ({self.stem_width}) is not a multiple of 32, the groups of its GroupNorm")
         super().validate_architecture()

@@ -1,9 +1,11 @@
 """Settings of the image processor: the presets, and the dependencies between settings."""
 
-import math
 import reprlib
 from copy import deepcopy
-from typing import Annotated, Any, get_args, get_origin
+from functools import lru_cache
+from typing import Any
+
+import torch
 
 from .image_resizing import AREA, BICUBIC, BILINEAR, KERNELS
 from .utils import allowed, as_pair
@@ -57,17 +59,6 @@ _DEFAULTS = {
     "backend": "auto",
     "on_error": "raise",
 }
-_CHOICES = {
-    "preset": tuple(PRESETS),
-    "resample": (*range(6), AREA),
-    "resize_output": ("float", "truncated", "rounded"),
-    "padding": ("max_num_patches", "longest"),
-    "backend": ("auto", "pillow", "torch"),
-    "on_error": ("raise", "skip"),
-    "return_tensors": (None, "pt", "np"),
-    "data_format": (None, "channels_first", "channels_last"),
-    "input_data_format": (None, "channels_first", "channels_last"),
-}
 
 
 def first_settings() -> dict[str, Any]:
@@ -88,7 +79,8 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
     if not changes:
         return settings
     changes |= {name: _complete_size(name, changes[name]) for name in ("size", "crop_size") if name in changes}
-    check_choices(changes)
+    if changes.get("do_pad") or changes.get("pad_size"):
+        raise ValueError("do_pad and pad_size are not supported: this image processor does not pad images")
     crop_pct = changes.pop("crop_pct", None)
     if crop_pct is not None and not 0.01 <= crop_pct <= 100:
         raise ValueError(f"crop_pct is {crop_pct}; it must be at least 0.01 and at most 100")
@@ -163,42 +155,20 @@ def _complete_size(name: str, size: Any) -> dict[str, int]:
     return size
 
 
-def describe_type(kind: Any) -> str:
-    """Describe a type in words: "int | None" -> "int"."""
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    names = (kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)).replace("typing.", "")
-    return names.removesuffix(" | None")
-
-
-def check_choices(changes: dict[str, Any]) -> None:
-    """Raise ValueError if a setting is not one of its choices, or asks for padding."""
-    for name, choices in _CHOICES.items():
-        if name in changes and changes[name] not in choices:
-            known = ", ".join(map(str, choices))
-            raise ValueError(f"{name} is {reprlib.repr(changes[name])}; it must be one of {known}")
-    for name in ("do_pad", "pad_size"):
-        if changes.get(name):
-            raise ValueError(f"{name} is {changes[name]}; this image processor does not pad images")
-
-
 def _check_settings(settings: dict[str, Any]) -> None:
     """Raise ValueError for settings that contradict each other, or cannot process any image."""
-    for name in ("rescale_factor", "image_mean", "image_std"):
-        values, channels = _as_list(settings[name]), settings["num_channels"]
-        if not all(abs(number) < math.inf for number in values):
-            raise ValueError(f"{name} is {reprlib.repr(settings[name])}; it must be finite")
-        if isinstance(settings[name], list | tuple) and channels is not None and len(values) != channels:
-            raise ValueError(f"{name} has {len(values)} entries for {channels} channels: {list(values)}")
-    if 0 in _as_list(settings["image_std"]):
-        raise ValueError(f"image_std is {settings['image_std']}; it must not be 0")
+    scale_and_offset(settings["rescale_factor"], settings["image_mean"], settings["image_std"], "cpu")
+    channels, patches = settings["num_channels"], settings["max_num_patches"]
+    for name in ("image_mean", "image_std"):
+        values = settings[name]
+        if isinstance(values, list | tuple) and channels is not None and len(values) != channels:
+            raise ValueError(f"{name} has {len(values)} entries for {channels} channels: {reprlib.repr(values)}")
     background, patch_size = settings["background"], settings["patch_size"]
     if len(background) != 3 or not all(0 <= level <= 255 for level in background):
         raise ValueError(f"background is {reprlib.repr(background)}; it must be red, green and blue from 0 to 255")
     if not isinstance(patch_size, int) and len(patch_size) != 2:
         raise ValueError(f"patch_size is {reprlib.repr(patch_size)}; it must be an int or (height, width)")
     (patch_height, patch_width), size = as_pair(patch_size), _resulting_size(settings)
-    channels, patches = settings["num_channels"], settings["max_num_patches"]
     values = size["height"] * size["width"]
     if settings["preset"] == "native":
         values = max(values, patch_height * patch_width * (patches or 1))
@@ -222,3 +192,38 @@ def _check_settings(settings: dict[str, Any]) -> None:
             f'Pillow\'s "rounded" with antialias and resample 0 to 5, or TensorFlow\'s "float" or "truncated" with '
             f'resample "{AREA}", {BILINEAR} with or without antialias, or {BICUBIC} with antialias)'
         )
+
+
+def scale_and_offset(
+    factor: float,
+    mean: float | list[float] | tuple[float, ...],
+    std: float | list[float] | tuple[float, ...],
+    device: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scale and offset, so that level * scale + offset is (level * factor - mean) / std.
+
+    Returns:
+        Two float32 tensors (channels, 1, 1).
+
+    Raises:
+        ValueError: pixel values would exceed float32.
+    """
+    mean, std = (tuple(value) if isinstance(value, list | tuple) else (value,) for value in (mean, std))
+    return _scale_and_offset(factor, mean, std, device)
+
+
+@lru_cache(maxsize=64)
+def _scale_and_offset(
+    factor: float, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
+        scale, offset = (factor / stds).float(), (-means / stds).float()
+    except (OverflowError, RuntimeError):  # an int beyond the range of float
+        scale = offset = torch.tensor(torch.inf)
+    if not (255 * scale + offset).isfinite().all():
+        numbers = (
+            f"rescale_factor {reprlib.repr(factor)}, image_mean {reprlib.repr(mean)}, image_std {reprlib.repr(std)}"
+        )
+        raise ValueError(f"{numbers} make pixel values beyond the range of float32")
+    return scale.to(device), offset.to(device)

@@ -2,10 +2,10 @@
 
 import os
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from huggingface_hub.dataclasses import validate_typed_dict
@@ -16,17 +16,18 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
 
-from .image_presets import MAX_OUTPUT_PIXELS, PRESETS, check_choices, describe_type, first_settings, override_settings
+from .image_presets import MAX_OUTPUT_PIXELS, PRESETS, first_settings, override_settings, scale_and_offset
 from .image_reading import ImageReadingError, count_images, list_images, name_image, read_image
 from .image_resizing import KERNELS, Filter, Window, center_window, cut, fit_grid, pad_to, resize, shortest_edge_size
 from .utils import (
-    HUB_NAME,
+    WHERE,
     OutdatesManifest,
     Size,
     allowed,
     as_pair,
-    closest,
+    describe_type,
     describe_unknown,
+    did_you_mean,
     find_file,
     read_json_object,
     refuse_arguments,
@@ -39,28 +40,29 @@ _FILE_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class
 _SETTINGS = tuple(first_settings())
 # Arguments of a call that are not settings of the processor.
 _CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
-# Arguments of `from_pretrained` that a processor may ignore.
-_OF_LOADING = ("code_revision", "config", "trust_remote_code", "use_fast", "user_agent")
 
 
 class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
     r"""Settings that `HfViTImageProcessor` adds to transformers' own; its docstring describes them."""
 
-    preset: str | None
+    preset: Literal["vit_jax", "augreg", "big_vision", "lit", "bit", "timm", "transformers", "native"] | None
     crop_pct: float | None
-    resample: int | str | None
+    resample: Literal[0, 1, 2, 3, 4, 5, "area"] | None
     antialias: bool | None
-    resize_output: str | None
+    resize_output: Literal["float", "truncated", "rounded"] | None
     image_mean: float | int | list[float | int] | tuple[float | int, ...] | None
     image_std: float | int | list[float | int] | tuple[float | int, ...] | None
     num_channels: int | None
     background: list[int] | tuple[int, ...] | None
     patch_size: int | list[int] | tuple[int, ...] | None
     max_num_patches: int | None
-    padding: str | None
+    padding: Literal["max_num_patches", "longest"] | None
     reduced_decoding: bool | None
-    backend: str | None
-    on_error: str | None
+    backend: Literal["auto", "pillow", "torch"] | None
+    on_error: Literal["raise", "skip"] | None
+    input_data_format: Literal["channels_first", "channels_last"] | None
+    data_format: Literal["channels_first", "channels_last"] | None
+    return_tensors: Literal["pt", "np"] | None
 
 
 class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
@@ -115,19 +117,13 @@ class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
     preset: str
 
     def __init__(self, preset: str = "vit_jax", **kwargs: Any):
-        about_file: dict[str, Any] = {name: kwargs[name] for name in kwargs if name in _FILE_KEYS or name[:1] == "_"}
+        about_file: dict[str, Any] = {
+            name: kwargs.pop(name) for name in [*kwargs] if name in _FILE_KEYS or name[0] == "_"
+        }
         super().__init__(**about_file)
+        refuse_arguments(type(self).__name__, kwargs, self.valid_kwargs.__annotations__)
         vars(self).update(first_settings())
-        changes = {name: value for name, value in kwargs.items() if name not in about_file}
-        self._refuse_unknown(changes)
-        self.update(preset=preset, **changes)
-
-    @classmethod
-    def _refuse_unknown(cls, names: Iterable[str], only_alike: bool = False) -> None:
-        """Raise ValueError for arguments that are not settings; with `only_alike`, only for similar names."""
-        known = cls.valid_kwargs.__annotations__
-        unknown = [name for name in names if name not in known and (closest(name, known, 0.7) or not only_alike)]
-        refuse_arguments(cls.__name__, unknown, known)
+        self.update(preset=preset, **kwargs)
 
     def update(self, **changes: Any) -> None:
         """Change settings permanently; dependent settings follow, as in a call."""
@@ -151,10 +147,8 @@ class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
 
     def settings_of_call(self, **kwargs: Any) -> SimpleNamespace:
         """Return the settings for one call, and the call's own arguments."""
+        self._check_types(kwargs)
         call = {name: kwargs.pop(name, None) for name in _CALL_KEYS}
-        check_choices(call)
-        if kwargs:
-            self._check_types(kwargs)
         settings = SimpleNamespace(**override_settings(self.settings(), kwargs), **call)
         if settings.backend == "pillow" and settings.device is not None and torch.device(settings.device).type != "cpu":
             raise ValueError(f'cannot compute on {settings.device} with backend="pillow" (expected the CPU)')
@@ -164,33 +158,27 @@ class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
     def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Make a processor from settings, like the base class; settings in `kwargs` change dependent ones too.
 
-        Unknown fields of a preprocessor_config.json are kept, with a warning.
+        Unknown fields of a preprocessor_config.json are kept, with a warning. Arguments of the model, which Auto
+        classes pass on, are ignored.
 
         Raises:
-            ValueError: an argument is not a setting, or a field has a wrong type.
+            ValueError: a field has a wrong type, or an argument looks like a misspelled setting.
         """
-        known = {*cls.valid_kwargs.__annotations__, *_FILE_KEYS}
-        changes = {name: value for name, value in kwargs.items() if name in cls.valid_kwargs.__annotations__}
-        rest = {name: value for name, value in kwargs.items() if name not in changes}
-        folder, is_auto = rest.pop("_folder", None), rest.pop("_is_auto", False)
-        wants_unused = rest.pop("return_unused_kwargs", False)
-        if odd := [name for name in _FILE_KEYS[:3] if not isinstance(image_processor_dict.get(name), str | None)]:
-            raise ValueError(f"{odd[0]} is {reprlib.repr(image_processor_dict[odd[0]])}; expected text")
-        unknown = {name: value for name, value in image_processor_dict.items() if name not in known}
+        known = cls.valid_kwargs.__annotations__
+        wants_unused = kwargs.pop("return_unused_kwargs", False)
+        changes = {name: kwargs.pop(name) for name in [*kwargs] if name in known}
+        stored = {name: value for name, value in image_processor_dict.items() if name in (*known, *_FILE_KEYS)}
+        unknown = {name: value for name, value in image_processor_dict.items() if name not in stored}
         if unknown:
-            where = f"the preprocessor_config.json of {folder}" if folder else "an image processor"
             logger.warning_once(
-                f"{where} has {describe_unknown(unknown)}, which {cls.__name__} does not know; kept, but not used"
+                f"preprocessor_config.json has {describe_unknown(unknown)}: kept, not used by {cls.__name__}"
             )
-        settings = {name: value for name, value in image_processor_dict.items() if name in known}
-        result: Any = super().from_dict(settings, return_unused_kwargs=True, **rest)
-        processor, unused = result
+        processor = cls(**stored)
         vars(processor).update({name: value for name, value in unknown.items() if not hasattr(cls, name)})
         processor.update(**changes)
         if wants_unused:
-            return processor, unused
-        left_over = {name for name in unused if name not in _OF_LOADING and not name.startswith("_")}
-        cls._refuse_unknown(left_over, only_alike=is_auto)  # an Auto class may also pass arguments of the model
+            return processor, kwargs
+        refuse_arguments(cls.__name__, (name for name in kwargs if did_you_mean(name, _SETTINGS)), _SETTINGS)
         return processor
 
     @classmethod
@@ -202,24 +190,26 @@ class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
     def get_image_processor_dict(
         cls, pretrained_model_name_or_path: Any, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the settings, like the base class, and add their origin for `from_dict`.
+        """Read the settings of a file, a folder or a name on the Hub.
+
+        Returns:
+            The settings, and the arguments that do not locate them.
 
         Raises:
-            FileNotFoundError: there is no such folder.
+            OSError: there are none.
             ValueError: a file is too large, too deep or not JSON.
         """
-        name = str(pretrained_model_name_or_path)
-        if not os.path.exists(name) and not HUB_NAME.fullmatch(name):
-            raise FileNotFoundError(
-                f"there is no folder {name} (expected a folder of an image processor, or owner/name on the Hub)"
-            )
-        names = (PROCESSOR_NAME, IMAGE_PROCESSOR_NAME)
-        files = [name] if os.path.isfile(name) else [find_file(name, file, kwargs) for file in names]
-        for file in filter(None, files):
-            read_json_object(file)  # limits its size
-        about = {"_folder": name, "_is_auto": kwargs.get("_from_auto", False)}
-        settings, kwargs = super().get_image_processor_dict(pretrained_model_name_or_path, **kwargs)
-        return settings, {**kwargs, **about}
+        name = os.fspath(pretrained_model_name_or_path)
+        where = {option: kwargs.pop(option) for option in WHERE if option in kwargs}
+        if os.path.isfile(name):
+            return read_json_object(name), kwargs
+        for file in (PROCESSOR_NAME, IMAGE_PROCESSOR_NAME):
+            if (path := find_file(name, file, where)) is not None:
+                settings = read_json_object(path)
+                settings = settings.get("image_processor") if file == PROCESSOR_NAME else settings
+                if isinstance(settings, dict):
+                    return settings, kwargs
+        raise OSError(f"{name} holds no {IMAGE_PROCESSOR_NAME}")
 
     @property
     def model_input_names(self) -> list[str]:
@@ -449,41 +439,6 @@ def normalize(levels: torch.Tensor, settings: SimpleNamespace, name: str) -> tor
     return torch.empty(levels.shape, device=levels.device).copy_(levels).mul_(scale).add_(offset)
 
 
-def scale_and_offset(
-    factor: float,
-    mean: float | list[float] | tuple[float, ...],
-    std: float | list[float] | tuple[float, ...],
-    device: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scale and offset, so that level * scale + offset is (level * factor - mean) / std.
-
-    Returns:
-        Two float32 tensors (channels, 1, 1).
-
-    Raises:
-        ValueError: pixel values would exceed float32.
-    """
-    mean, std = (tuple(value) if isinstance(value, list | tuple) else (value,) for value in (mean, std))
-    return _scale_and_offset(factor, mean, std, device)
-
-
-@lru_cache(maxsize=64)
-def _scale_and_offset(
-    factor: float, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    try:
-        means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
-        scale, offset = (factor / stds).float(), (-means / stds).float()
-    except (OverflowError, RuntimeError):  # an int beyond the range of float
-        scale = offset = torch.tensor(torch.inf)
-    if not (255 * scale + offset).isfinite().all():
-        numbers = (
-            f"rescale_factor {reprlib.repr(factor)}, image_mean {reprlib.repr(mean)}, image_std {reprlib.repr(std)}"
-        )
-        raise ValueError(f"{numbers} make pixel values beyond the range of float32")
-    return scale.to(device), offset.to(device)
-
-
 # Batches of processed images. Names, and the order of a patch's values, are those of transformers'
 # `Siglip2ImageProcessor`.
 
@@ -508,8 +463,12 @@ def _collate_patches(images: Iterator[torch.Tensor], length: int, settings: Simp
         raise ValueError(
             f"an image has {longest} patches (expected at most max_num_patches, {settings.max_num_patches})"
         )
-    stacked, mask = _pad_patches(patches, longest if settings.padding == "longest" else settings.max_num_patches)
-    features = {"pixel_values": stacked, "pixel_attention_mask": mask, "spatial_shapes": grids}
+    padded_length = longest if settings.padding == "longest" else settings.max_num_patches
+    features = {
+        "pixel_values": [pad(image, (0, 0, 0, padded_length - len(image))) for image in patches],
+        "pixel_attention_mask": [(torch.arange(padded_length, device=one.device) < len(one)).int() for one in patches],
+        "spatial_shapes": grids,
+    }
     return {name: stack(iter(value), length, settings.return_tensors) for name, value in features.items()}
 
 
@@ -547,18 +506,3 @@ def patchify(images: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:
     patches = images.unflatten(-2, (-1, patch_size[0])).unflatten(-1, (-1, patch_size[1]))
     patches = patches.movedim(-5, -1).movedim(-3, -4)  # (..., rows, columns, patch height, patch width, channels)
     return patches.flatten(-3).flatten(-3, -2)
-
-
-def _pad_patches(patches: Sequence[torch.Tensor], length: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Pad all images with zeros to the same number of patches.
-
-    Args:
-        patches: tensor (patches, values) of each image.
-        length: number of patches after padding.
-
-    Returns:
-        Tensor (length, values) of each image, and int32 mask (length,) of each image: 1 at patches, 0 at padding.
-    """
-    padded = [pad(image, (0, 0, 0, length - len(image))) for image in patches]
-    masks = [(torch.arange(length, device=image.device) < len(image)).int() for image in patches]
-    return padded, masks

@@ -1,12 +1,11 @@
-"""Base of all models: loading without random weights, saving, initialisation, change of the image size."""
+"""Base of all models: loading without random weights, saving, initialization, change of the image size."""
 
 import copy
 import json
 import math
 import os
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ from transformers.utils import logging
 
 from .configuration_hf_vision import HfVisionConfig, read_settings
 from .packed_linear import freeze
-from .utils import WHERE, OutdatesManifest, Size, allowed, as_pair, check_pushed, find_file, refuse_arguments
+from .utils import WHERE, OutdatesManifest, Size, allowed, as_pair, check_pushed, find_file
 
 logger = logging.get_logger(__name__)
 
@@ -27,15 +26,9 @@ HEAD_KEYS = r"^classifier\."  # parameters of a checkpoint besides the encoder's
 # Parameters that a config.json may describe beyond its weights, for a head or a pre-logits layer. A head of ViT-g/14
 # for ImageNet-21k has 31 million parameters, a fourth of this limit.
 _MORE_PARAMETERS = 2**27
+_ADAPTED = ("image_size", "patch_size", "num_channels")  # fields to which `from_pretrained` adapts weights
 # Standard deviation of the standard normal distribution truncated at 2; jax.nn.initializers divides by it.
 _TRUNCATED_STD = 0.87962566103423978
-
-
-def _sizes_of(settings: Any, config_class: Any) -> dict[str, Any]:
-    """Return what `from_pretrained` adapts: image size, number of channels and, if there is one, patch size."""
-    found = settings if isinstance(settings, dict) else vars(settings)
-    fields = [field for field in ("image_size", "patch_size", "num_channels") if hasattr(config_class, field)]
-    return {field: found.get(field, getattr(config_class, field)) for field in fields}
 
 
 class HfViTHead(nn.Linear):
@@ -98,89 +91,81 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
             ValueError: an argument is unknown; a parameter other than the head's is missing, unused or of another
                 shape; a file is damaged, or not the one that was pushed; or the model is of another library.
         """
-        name = pretrained_model_name_or_path
-        config_class: Any = cls.config_class
-        if isinstance(config, str | os.PathLike):
-            config = config_class.from_pretrained(config)
-        stored: Any = config
-        if name is not None:  # else the weights come as `state_dict=`
-            stored = read_settings(name, **{key: kwargs[key] for key in WHERE if key in kwargs})
-            config_class.check_model_type(stored, str(name))
-        stored_sizes = _sizes_of(stored, config_class)
-        asked = {field: kwargs.pop(field) for field in stored_sizes if field in kwargs}
-        sizes = {**(stored_sizes if config is None else _sizes_of(config, config_class)), **asked}
-        if config is not None:
-            config = copy.deepcopy(config)
-            for field, size in stored_sizes.items():
-                setattr(config, field, size)
-        elif name is not None:
-            kwargs["stored_settings"] = stored  # so that config.json is not read again
+        name, config_class, stored = pretrained_model_name_or_path, cast(Any, cls.config_class), config
         verify, warns_of_int8 = kwargs.pop("verify", False), kwargs.pop("_warns_of_int8", True)
         wants_info = kwargs.pop("output_loading_info", False)
+        asked = {field: kwargs.pop(field) for field in _ADAPTED if field in kwargs}
+        if isinstance(config, str | os.PathLike):
+            config = config_class.from_pretrained(config)
+        if name is not None:  # else the weights come as `state_dict=`
+            where = {key: kwargs[key] for key in WHERE if key in kwargs}
+            settings = read_settings(name, **where)
+            config_class.check_model_type(settings, str(name))
+            if not kwargs.get("force_download"):
+                check_pushed(name, where, thorough=verify)
+            fields = kwargs if config is None else {}
+            try:
+                stored, unused = config_class.from_dict(settings, return_unused_kwargs=True, **fields)
+            except ValueError as error:
+                raise ValueError(f"cannot load {name}: {error}") from error
+            config, kwargs = (stored, unused) if config is None else (config, kwargs)
+        wanted = {**{field: getattr(config, field) for field in _ADAPTED if hasattr(config, field)}, **asked}
+        config = copy.deepcopy(config)
+        for field in wanted:
+            setattr(config, field, getattr(stored, field))
         kwargs.setdefault("ignore_mismatched_sizes", True)
-        if name is not None and not kwargs.get("force_download"):
-            check_pushed(name, kwargs, thorough=verify)
-        model, info = result = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
+        model, info = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
         if name is not None:
-            check_pushed(name, kwargs)  # once more, for files that were downloaded just now
-            if warns_of_int8 and find_file(name, QUANTIZATION_RECORD, kwargs, needs_hub=False) is not None:
+            check_pushed(name, where)  # once more, for files that were downloaded just now
+            if warns_of_int8 and find_file(name, QUANTIZATION_RECORD, where, needs_hub=False) is not None:
                 logger.warning(
                     f"{name} holds an int8 program, which from_pretrained does not use: the model computes in float32. "
                     f"hf_vit.load({str(name)!r}) uses it; a pipeline takes the model and the processor that it returns."
                 )
         model._check_loading(info, name or "the state_dict")
-        model._take_sizes(sizes, stored_sizes)
-        return result if wants_info else model
+        model._adapt(wanted)
+        return (model, info) if wants_info else model
 
     @classmethod
     def _load(cls, name: str | os.PathLike | None, *model_args: Any, **kwargs: Any) -> Any:
         """Load a model, as in transformers; a damaged file or an unknown argument is a ValueError."""
         try:
             return super().from_pretrained(name, *model_args, **kwargs)
-        except (OSError, ImportError, MemoryError, NotImplementedError, torch.OutOfMemoryError) as error:
-            if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-                raise OSError(f"cannot load {name}: {error}") from error  # torch names no file
+        except (OSError, ImportError, MemoryError, NotImplementedError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             caused_by_caller = not kwargs["ignore_mismatched_sizes"] or torch.get_default_device().type == "meta"
             if isinstance(error, RuntimeError) and caused_by_caller:
                 raise
-            if found := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)):
-                config_class: Any = cls.config_class
-                known = {*config_class.argument_names(), *WHERE, "device_map", "verify"}
-                refuse_arguments(cls.__name__, [found[1]], known)
             reason = (str(error).splitlines() or [type(error).__name__])[0][:1000]
             raise ValueError(f"cannot load {name or 'the state_dict'}: {reason}") from error
 
-    def _take_sizes(self, sizes: dict[str, Any], stored: dict[str, Any]) -> None:
-        """Set the requested sizes, where they differ from the stored ones."""
-        changed = [field for field, size in sizes.items() if as_pair(size) != as_pair(stored[field])]
+    def _adapt(self, wanted: dict[str, Any]) -> None:
+        """Change image size, patch size and number of channels to the wanted ones."""
+        changed = {
+            field: size for field, size in wanted.items() if as_pair(size) != as_pair(getattr(self.config, field))
+        }
         if "num_channels" in changed:
-            self.set_num_channels(sizes["num_channels"])
-        sizes = {field: sizes[field] for field in ("image_size", "patch_size") if field in sizes}
+            self.set_num_channels(changed["num_channels"])
         if "patch_size" in changed:
-            self.set_patch_size(**sizes)
+            self.set_patch_size(changed["patch_size"], wanted["image_size"])
         elif "image_size" in changed:
-            self.set_image_size(sizes["image_size"])  # warns that the image processor keeps its size
+            self.set_image_size(changed["image_size"])  # warns that the image processor keeps its size
 
     @staticmethod
     def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load the weights, as in transformers; refuse first a model that is much larger than its files.
-
-        And refuse files of a folder's index that are elsewhere.
-        """
-        name = model.config.name_or_path
-        inside = os.path.abspath(name) + os.sep
-        for file in checkpoint_files or [] if os.path.isdir(name) else []:
-            is_adapter = (Path(file).parent / "adapter_config.json").is_file()  # of `load_adapter`, in its own folder
-            if not is_adapter and not os.path.abspath(file).startswith(inside):
-                raise ValueError(f"the index of the weights of {name} names a file outside of it: {Path(file).name}")
+        """Load the weights, as in transformers; refuse files outside the folder, and a model much larger than them."""
+        folder, files = model.config.name_or_path, [Path(file) for file in checkpoint_files or []]
+        for file in files if os.path.isdir(folder) else []:
+            is_adapter = (file.parent / "adapter_config.json").is_file()  # of `load_adapter`, in its own folder
+            if not is_adapter and not os.path.abspath(file).startswith(os.path.abspath(folder) + os.sep):
+                raise ValueError(f"the index of the weights of {folder} names a file outside of it: {file.name}")
         described = sum(parameter.numel() for parameter in model.parameters())
-        stored = 2 * sum(os.path.getsize(file) for file in checkpoint_files or [])  # at least 4 bits for a parameter
-        if checkpoint_files and described > stored + _MORE_PARAMETERS and not allowed("large"):
+        stored = sum(file.stat().st_size for file in files)
+        if files and described > 2 * stored + _MORE_PARAMETERS and not allowed("large"):  # 4 bits for a parameter
             raise ValueError(
-                f"the config.json of {Path(checkpoint_files[0]).parent} describes {described:,} parameters, but its "
-                f"weights have {stored // 2:,} bytes (HF_VIT_ALLOW=large builds it nevertheless)"
+                f"the config.json of {files[0].parent} describes {described:,} parameters, but its weights have "
+                f"{stored:,} bytes (HF_VIT_ALLOW=large builds it nevertheless)"
             )
         return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
 

@@ -9,12 +9,12 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -52,15 +52,10 @@ def allowed(what: str) -> bool:
     return what in os.environ.get("HF_VIT_ALLOW", "").replace(" ", "").split(",")
 
 
-def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most similar to a misspelt one; None if none is similar."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean NAME?" with the known name that is most similar; "" if none is similar."""
-    found = closest(name, known)
-    return f"; did you mean {found}?" if found else ""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def refuse_unknown(what: str, choice: str, known: Iterable[str]) -> None:
@@ -69,11 +64,18 @@ def refuse_unknown(what: str, choice: str, known: Iterable[str]) -> None:
         raise ValueError(f"unknown {what} {choice!r}; known: {', '.join(known)}")
 
 
-def refuse_arguments(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ValueError where there are unknown arguments; it names each, and the known one that it resembles."""
-    described = [f"{name} (did you mean {alike}?)" if (alike := closest(name, known, 0.7)) else name for name in names]
-    if described:
-        raise ValueError(f"{what} does not know {', '.join(sorted(described))}")
+def refuse_arguments(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise ValueError for the first argument that is unknown."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{what} has no argument {name}{did_you_mean(name, known)}")
+
+
+def describe_type(kind: Any) -> str:
+    """Describe a type in words: `int | None` -> "int"."""
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    name = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+    return name.replace("typing.", "").removesuffix(" | None")
 
 
 def describe_unknown(names: Iterable[str]) -> str:
@@ -169,32 +171,20 @@ def check_place(name: str | os.PathLike, subfolder: str | None = None) -> None:
     Raises:
         OSError: it is a file, a folder without a model, or a path that does not exist.
     """
-    path, text = Path(name, subfolder or ""), os.fspath(name)
+    path, expected = Path(name, subfolder or ""), "a folder of a model, or owner/name on the Hub"
     if path.is_file() and path.suffix != ".json":
-        raise NotADirectoryError(
-            f"{text} is a file (expected a folder that convert, training or save_pretrained wrote, or a name on the "
-            "Hub); convert a checkpoint with `hf-vit convert FILE FOLDER`"
-        )
+        raise NotADirectoryError(f"{name} is a file (expected {expected}); `hf-vit convert` makes a folder of it")
+    if path.is_dir() and (path / "adapter_config.json").exists() and not (path / "config.json").exists():
+        raise FileNotFoundError(f"{name} holds an adapter of PEFT: load it with hf_vit.load, and save the result")
     if path.is_dir() and not (path / "config.json").exists():
-        if (adapter := path / "adapter_config.json").is_file():
-            base = read_json_object(adapter).get("base_model_name_or_path")
-            raise FileNotFoundError(
-                f"{text} holds no model but an adapter of PEFT for {base}: hf_vit.load({text!r}) merges the two, "
-                "save_pretrained saves the result"
-            )
-        raise FileNotFoundError(
-            f"{text} holds no config.json (expected a folder that convert, training or save_pretrained wrote)"
-        )
-    if not Path(name).exists() and not HUB_NAME.fullmatch(text):
-        raise FileNotFoundError(
-            f"there is no folder {text} (expected a folder of a model, or owner/name on the Hub; `hf-vit convert` "
-            f"makes a folder of a released checkpoint, `hf-vit catalog` lists them){_suggest(Path(text))}"
-        )
+        raise FileNotFoundError(f"{name} holds no config.json (expected {expected})")
+    if not Path(name).exists() and not HUB_NAME.fullmatch(os.fspath(name)):
+        raise FileNotFoundError(f"there is no folder {name} (expected {expected}; `hf-vit catalog` lists releases)")
 
 
 @contextmanager
 def absence_explained(name: str | os.PathLike) -> Iterator[None]:
-    """Turn a failed download into one sentence: there is no such folder, and the reason given by the Hub.
+    """Add to a failed download that there is no such folder either.
 
     Raises:
         OSError: the name is neither a folder nor on the Hub, or the Hub cannot be reached.
@@ -204,18 +194,8 @@ def absence_explained(name: str | os.PathLike) -> Iterator[None]:
     except OSError as error:
         if Path(name).exists():
             raise
-        text, reason = os.fspath(name), " ".join(str(error).split())
-        raise OSError(f"there is no folder {text}{_suggest(Path(text))}; as a name on the Hub: {reason}") from error
-
-
-def _suggest(path: Path) -> str:
-    """Suggest the model folder with the most similar name, in place of a path that does not exist."""
-    try:
-        models = [config.parent.name for config in path.parent.glob("*/config.json")]
-    except OSError:  # may not be read
-        models = []
-    alike = closest(path.name, models)
-    return f"; did you mean {path.parent / alike}?" if alike else ""
+        reason = " ".join(str(error).split())
+        raise OSError(f"there is no folder {name}; as a name on the Hub: {reason}") from error
 
 
 def find_file(name: str | os.PathLike, file: str, where: Mapping[str, Any], needs_hub: bool = True) -> str | None:
@@ -298,12 +278,9 @@ def drop_manifest(folder: str | os.PathLike) -> None:
 
 
 def is_our_manifest(file: Path) -> bool:
-    """Tell whether a manifest.json is ours; also if it is damaged, but still names us."""
-    text = file.read_bytes()[:MAX_TEXT_BYTES].decode(errors="replace")
-    try:
-        return read_manifest(text) is not None
-    except ValueError:
-        return "hf_vit manifest" in text
+    """Tell whether a manifest.json, whole or damaged, is ours: its first line names the format."""
+    with open(file, "rb") as content:
+        return b"hf_vit manifest" in content.read(100)
 
 
 class OutdatesManifest:
@@ -347,21 +324,18 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
     Raises:
         ValueError: a file is not the one that was pushed, or the manifest is too large.
     """
+    from huggingface_hub import cached_assets_path  # not at the top, for quick commands
+
     try:
-        listed = read_manifest(read_text(manifest))
+        listed = read_manifest(read_text(manifest)) or {}
     except ValueError as error:
         raise ValueError(f"cannot check the files beside {manifest}: {error}; repeat the download") from None
-    if listed is None:
-        return []
-    record: Path | None = None
-    known: dict[str, Any] = {}
+    record, hashed = None, {}
     with suppress(OSError, ValueError, TypeError):
-        its_name = hashlib.sha256(os.fsencode(manifest.absolute())).hexdigest()[:32]
-        from huggingface_hub import cached_assets_path  # not at the top, for quick commands
-
-        record = cached_assets_path("hf_vit", "verified") / f"{its_name}.json"
-        known = dict(read_json(record))
-    checked, before = [], dict(known)
+        folder_hash = hashlib.sha256(os.fsencode(manifest.absolute())).hexdigest()[:32]
+        record = cached_assets_path("hf_vit", "verified") / f"{folder_hash}.json"
+        hashed = dict(read_json(record))
+    checked, before = [], dict(hashed)
     for name, expected in listed.items():
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise ValueError(f"{manifest} lists {name!r}, which is outside its folder")
@@ -371,18 +345,19 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
         checked.append(name)
         status = file.stat()
         state = [status.st_size, status.st_mtime_ns, status.st_ino, expected["sha256"]]
-        is_known = status.st_size > _SMALL and known.get(name) == state and not thorough
-        if status.st_size != expected["size"] or not (is_known or sha256_of(file) == expected["sha256"]):
+        is_hashed = hashed.get(name) == state and not thorough
+        if status.st_size != expected["size"] or not (is_hashed or sha256_of(file) == expected["sha256"]):
             raise ValueError(
                 f"{file} is not the file that was written ({status.st_size} bytes, expected {expected['size']}, and "
                 f"sha256 {expected['sha256'][:16]}...); download it again with force_download=True, or delete "
                 f"{MANIFEST} beside it if you changed it yourself"
             )
-        known |= {name: state} if status.st_size > _SMALL else {}
-    if known != before and record is not None:
+        if status.st_size > _SMALL:
+            hashed[name] = state
+    if hashed != before and record is not None:
         draft = record.with_suffix(f".{os.getpid()}")
         with suppress(OSError):  # without a cache, the weights are hashed at every load
-            draft.write_text(json.dumps(known), encoding="utf-8")
+            draft.write_text(json.dumps(hashed), encoding="utf-8")
             os.replace(draft, record)
     return checked
 

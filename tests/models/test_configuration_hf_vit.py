@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
+from transformers.utils import logging
 
 import hf_vit
 from hf_vit.loading import load, save_folder
@@ -102,6 +103,7 @@ FILES = ("config.json", "preprocessor_config.json")
 @pytest.fixture
 def newer_folder(tmp_path):
     """A folder with additional fields of a newer version or another tool."""
+    logging.warning_once.cache_clear()
     folder = save_tiny(tmp_path / "folder")
     for file in FILES:
         add_fields(folder / file, UNKNOWN_FIELDS)
@@ -129,9 +131,8 @@ LOADERS = {
 def test_unknown_fields_of_a_folder_are_kept_with_one_warning(loader, newer_folder, tmp_path, caplog):
     model, processor = loader(newer_folder)
     for file in FILES:
-        said = [record.getMessage() for record in caplog.records if f"the {file} of" in record.getMessage()]
-        assert len(said) == 1
-        assert all(name in said[0] for name in UNKNOWN_FIELDS)
+        (warning,) = (text for text in caplog.messages if text.startswith(file))
+        assert all(name in warning for name in UNKNOWN_FIELDS)
     assert model.config.added_by_a_tool == processor.added_by_a_tool == UNKNOWN_FIELDS["added_by_a_tool"]
     save_folder(tmp_path / "again", model, processor)
     for file in FILES:
@@ -144,12 +145,11 @@ def test_unknown_fields_of_a_folder_are_kept_with_one_warning(loader, newer_fold
         lambda folder, **wrong: HfViTConfig(**wrong),
         lambda folder, **wrong: HfViTConfig.from_variant("B/16", **wrong),
         HfViTConfig.from_pretrained,
-        AutoConfig.from_pretrained,
         hf_vit.HfViTModel.from_pretrained,
         AutoModel.from_pretrained,
         load,
     ],
-    ids=["configuration", "variant", "from_pretrained", "AutoConfig", "HfViTModel", "AutoModel", "load"],
+    ids=["configuration", "variant", "from_pretrained", "HfViTModel", "AutoModel", "load"],
 )
 def test_unknown_arguments_are_refused(call, tmp_path):
     folder = save_tiny(tmp_path / "folder")

@@ -211,7 +211,7 @@ def test_none_keeps_a_setting():
 )
 def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        changed(**changes)
+        HfViTImageProcessor(**changes)
 
 
 def test_a_crop_without_a_size_cuts_the_short_side():
