@@ -165,29 +165,16 @@ def test_a_host_name_whose_address_changes_is_refused(serve, monkeypatch):
 
 
 def test_a_large_body_is_refused(serve, monkeypatch):
-    def declares(handler):
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(600_000_000))
-        handler.end_headers()
-        sent = 0
-        while sent < 600_000_000:
-            sent += handler.wfile.write(bytes(1 << 16))
-
-    def hides(handler):
+    def endless(handler):
         handler.send_response(200)
         handler.end_headers()
         for _ in range(10_000):
             handler.wfile.write(bytes(1 << 16))
 
     monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
-    with pytest.raises(
-        ImageReadingError,
-        match="600,000,000",
-    ):
-        read_image(serve(declares).url)
     monkeypatch.setattr(image_reading, "_MAX_DOWNLOAD_BYTES", 2**20)
     with pytest.raises(ImageReadingError, match="1,048,576"):
-        read_image(serve(hides).url)
+        read_image(serve(endless).url)
 
 
 def test_a_slow_body_is_refused(serve, monkeypatch):
@@ -204,17 +191,6 @@ def test_a_slow_body_is_refused(serve, monkeypatch):
     with pytest.raises(ImageReadingError, match=r"0\.3"):
         read_image(serve(trickles).url)
     assert time.monotonic() - start < 3
-
-
-def test_a_compressed_body_is_refused(serve, monkeypatch):
-    def answer(handler):
-        handler.send_response(200)
-        handler.send_header("Content-Encoding", "gzip")
-        handler.end_headers()
-
-    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
-    with pytest.raises(ImageReadingError, match=r"compresses it \(expected Content-Encoding: identity\)"):
-        read_image(serve(answer).url)
 
 
 def test_a_large_checkpoint_is_refused(serve, tmp_path, monkeypatch):
