@@ -201,14 +201,14 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
         The model, and an image processor: of the adapter's folder, or else of the base.
     """
     about = read_json_object(adapter)
-    base, made_for = about.get("base_model_name_or_path"), about.get("auto_mapping")
-    if not base or not isinstance(base, str):
+    base, made_for = str(about.get("base_model_name_or_path") or ""), about.get("auto_mapping")
+    if not base:
         raise ValueError(f"{name} is an adapter of PEFT that names no base model in its {os.path.basename(adapter)}")
-    try:
-        import peft
-    except ImportError as error:
-        message = f"{name} is an adapter of PEFT for {base}, and PEFT is not installed: pip install 'hf_vit[lora]'"
-        raise ImportError(message) from error
+    from .conversion.programs import require  # imports torch's exporters
+
+    require("peft", extra="lora")
+    import peft
+
     settings = {key: value for key, value in settings.items() if key not in ("revision", "subfolder")}
     try:
         stored = _settings_of_ours(base, {key: settings[key] for key in WHERE if key in settings})
@@ -237,8 +237,7 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
         raise ValueError(f"{name}, an adapter of PEFT, does not fit {base}: {', '.join(sorted(different)[:3])}")
     trusted = settings.get("trust_remote_code", False)
     processor = load_processor(name, trusted, **where) or base_processor or load_processor(base, trusted)
-    processor = processor or _make_processor(base, model.config, {})
-    return adapted.merge_and_unload(), processor
+    return adapted.merge_and_unload(), processor or _make_processor(base, model.config, {})
 
 
 def check_for_transformers(model: Any) -> None:

@@ -82,14 +82,17 @@ def quantize(
     """
     refuse_existing(output, overwrite)
     require("openvino", "nncf", extra="quantization")
-    files = _choose(_find_images(images))
+    files = _choose_images(images)
     folder = local_model(folder)
     model, processor = _load(folder)
     pixel_values = _read(processor, files, model)
     held_out = torch.arange(len(files)) % _HELD_OUT == _HELD_OUT - 1
     expected, outliers = _observe(model, pixel_values)
     with new_folder(output, overwrite) as draft:
-        _save_float32(model, processor, str(folder), draft)
+        model.save_pretrained(draft)
+        processor.save_pretrained(draft)
+        if origin := cached_file(str(folder), CONVERSION_RECORD, _raise_exceptions_for_missing_entries=False):
+            shutil.copyfile(origin, draft / CONVERSION_RECORD)
         ranges = _write_program(model, pixel_values[~held_out], outliers, draft)
         record = {
             "format": FORMAT,
@@ -100,15 +103,24 @@ def quantize(
             "layers": ranges,
             "in_float32": outliers,
             "versions": {name: importlib.metadata.version(name) for name in ("hf_vit", "nncf", "openvino", "torch")},
-            "calibration": {"images": int((~held_out).sum()), "sha256": _digest(files)},
+            "calibration": {
+                "images": int((~held_out).sum()),
+                "sha256": hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest(),
+            },
         }
         write_json(draft / QUANTIZATION_RECORD, record)
         int8 = Int8Model(model, draft)
         logits = _logits(int8, pixel_values[held_out])
-        record["held_out"] = _compare(logits, expected[held_out])
+        classes, expected = logits.argmax(dim=1), expected[held_out]
+        agreement = (classes == expected.argmax(dim=1)).double().mean().item()
+        difference = (logits - expected).abs().max().item()
+        record["held_out"] = {"images": len(logits), "agreement": agreement, "largest_logit_difference": difference}
         if (labels := _labels(files, model.config)) is not None:
-            record["top1"] = _top1(logits, expected[held_out], labels[held_out])
-        if (agreement := record["held_out"]["agreement"]) < min_agreement:
+            of_held_out = labels[held_out]
+            record["top1"] = {"images": len(of_held_out)}
+            for name, predicted in (("int8", classes), ("float32", expected.argmax(dim=1))):
+                record["top1"][name] = (predicted == of_held_out).double().mean().item()
+        if agreement < min_agreement:
             raise ValueError(
                 f"cannot quantize {folder}: {agreement:.1%} of {int(held_out.sum())} predictions agree with float32 "
                 f"(expected {min_agreement:.1%}); calibrate with more images, of the kind that the model is for"
@@ -118,38 +130,25 @@ def quantize(
     return record
 
 
-def _save_float32(model: Any, processor: Any, source: str, folder: Path) -> None:
-    """Write the float32 model, its processor, and the conversion record of `source`."""
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    if origin := cached_file(source, CONVERSION_RECORD, _raise_exceptions_for_missing_entries=False):
-        shutil.copyfile(origin, folder / CONVERSION_RECORD)
-
-
-def _find_images(places: Sequence[str | os.PathLike]) -> list[Path]:
-    """List the image files, and those in the folders.
+def _choose_images(paths: Sequence[str | os.PathLike]) -> list[Path]:
+    """Choose at most 400 image files, evenly spread, so that all classes of a sorted folder are included.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        ValueError: there are no images in a folder.
+        ValueError: there are too few images.
     """
-    found: list[Path] = []
-    for place in map(Path, places):
-        if not place.exists():
-            raise FileNotFoundError(f"no such file or folder: {place}")
-        found += images_below(place) if place.is_dir() else [place]
-    return found
-
-
-def _choose(files: list[Path]) -> list[Path]:
-    """Choose at most 400 of the files, evenly spread, so that all classes of a sorted folder are included."""
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise FileNotFoundError(f"no such file or folder: {path}")
+        files += images_below(path) if path.is_dir() else [path]
     if len(files) < LEAST_IMAGES:
         raise ValueError(
             f"cannot calibrate with {len(files)} images (expected at least {LEAST_IMAGES}, better 300, of the kind "
             "that the model is for)"
         )
-    places = np.linspace(0, len(files) - 1, min(len(files), MOST_IMAGES)).round().astype(int)
-    return [files[place] for place in places]
+    chosen = np.linspace(0, len(files) - 1, min(len(files), MOST_IMAGES)).round().astype(int)
+    return [files[index] for index in chosen]
 
 
 def _load(folder: str | os.PathLike) -> tuple[Any, Any]:
@@ -179,11 +178,6 @@ def _read(processor: Any, files: list[Path], model: Any) -> torch.Tensor:
     return torch.cat(batches)
 
 
-def _digest(files: list[Path]) -> str:
-    """Return the sha256 of the sha256 of every file, in order."""
-    return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
-
-
 @torch.inference_mode()
 def _logits(model: Any, pixel_values: torch.Tensor) -> torch.Tensor:
     return torch.cat([model(batch).logits for batch in pixel_values.split(_BATCH_SIZE)])
@@ -191,28 +185,25 @@ def _logits(model: Any, pixel_values: torch.Tensor) -> torch.Tensor:
 
 def _observe(model: Any, pixel_values: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
     """Return the float32 logits, and the names of the linear layers whose inputs have outliers."""
-    peaks: dict[str, list[tuple[float, float]]] = {}
+    seen: dict[str, list[tuple[float, float]]] = {}  # name -> (largest, mean square) of each batch
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
     def watch(name: str) -> Callable[..., None]:
         def note(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            values = inputs[0]
-            peaks.setdefault(name, []).append((values.abs().max().item(), values.square().mean().item()))
+            seen.setdefault(name, []).append((inputs[0].abs().max().item(), inputs[0].square().mean().item()))
 
         return note
 
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     hooks = [module.register_forward_pre_hook(watch(name)) for name, module in layers.items()]
-    try:
-        logits = _logits(model, pixel_values)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return logits, [name for name, values in peaks.items() if _ratio(values) > _OUTLIER]
-
-
-def _ratio(values: list[tuple[float, float]]) -> float:
-    """Return largest value / root mean square, from the (largest, mean square) of each batch."""
-    return max(peak for peak, _ in values) / max(statistics.fmean(square for _, square in values) ** 0.5, 1e-12)
+    logits = _logits(model, pixel_values)
+    for hook in hooks:
+        hook.remove()
+    outliers = []
+    for name, batches in seen.items():
+        root_mean_square = statistics.fmean(square for _, square in batches) ** 0.5
+        if max(largest for largest, _ in batches) > _OUTLIER * max(root_mean_square, 1e-12):
+            outliers.append(name)
+    return logits, outliers
 
 
 def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], folder: Path) -> dict[str, list[float]]:
@@ -233,12 +224,13 @@ def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], 
     from nncf.quantization.range_estimator import RangeEstimatorParametersSet
 
     logging.setLoggerClass(logger_class)  # nncf puts its own there for everybody
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place, PROGRAM_FILES[0])
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary, PROGRAM_FILES[0])
         make_openvino(model, as_pair(model.config.image_size), file, ["logits"])
         program = read_openvino(file)
     nodes = _nodes_of(program, model)
-    with _errors_of("nncf"), contextlib.redirect_stdout(io.StringIO()):  # its progress bars
+    nncf.set_log_level(logging.ERROR)
+    with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
         quantized = nncf.quantize(
             program,
             nncf.Dataset([image[None] for image in pixel_values.numpy()]),
@@ -259,18 +251,6 @@ def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], 
         )
     openvino.save_model(quantized, folder / PROGRAM_FILES[0], compress_to_fp16=False)
     return dict(_input_ranges(quantized, nodes))
-
-
-@contextlib.contextmanager
-def _errors_of(package: str) -> Iterator[None]:
-    """Log only errors of a package within the block."""
-    its_logger = logging.getLogger(package)
-    level = its_logger.level
-    its_logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        its_logger.setLevel(level)
 
 
 def _nodes_of(program: Any, model: nn.Module) -> dict[str, str]:
@@ -304,15 +284,6 @@ def _numbers(weight: np.ndarray) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(weight).tobytes()).digest()
 
 
-def _compare(found: torch.Tensor, expected: torch.Tensor) -> dict[str, Any]:
-    agree = found.argmax(dim=1) == expected.argmax(dim=1)
-    return {
-        "images": len(found),
-        "agreement": agree.double().mean().item(),
-        "largest_logit_difference": (found - expected).abs().max().item(),
-    }
-
-
 def _labels(files: list[Path], config: Any) -> torch.Tensor | None:
     """Return the class of every image, by the name of its folder; None if these are not the model's classes."""
     theirs = [config.id2label[number] for number in range(config.num_labels)]
@@ -325,13 +296,6 @@ def _labels(files: list[Path], config: Any) -> torch.Tensor | None:
             return None
         numbers = {name: columns.index(number) for name, number in zip(classes, found, strict=True)}
     return torch.tensor([numbers[name] for name in names])
-
-
-def _top1(found: torch.Tensor, expected: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-    """Return the top-1 accuracy on the held-out images, in int8 and float32."""
-    both = {"int8": found, "float32": expected}
-    right = {name: (logits.argmax(dim=1) == labels).double().mean() for name, logits in both.items()}
-    return {"images": len(labels), **{name: share.item() for name, share in right.items()}}
 
 
 @torch.inference_mode()

@@ -114,7 +114,7 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
         for field in wanted:
             setattr(config, field, getattr(stored, field))
         kwargs.setdefault("ignore_mismatched_sizes", True)
-        model, info = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
+        model, info = loaded = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
         if name is not None:
             check_pushed(name, where)  # once more, for files that were downloaded just now
             if warns_of_int8 and find_file(name, QUANTIZATION_RECORD, where, needs_hub=False) is not None:
@@ -124,7 +124,7 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
                 )
         model._check_loading(info, name or "the state_dict")
         model._adapt(wanted)
-        return (model, info) if wants_info else model
+        return loaded if wants_info else model
 
     @classmethod
     def _load(cls, name: str | os.PathLike | None, *model_args: Any, **kwargs: Any) -> Any:

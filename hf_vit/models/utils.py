@@ -75,7 +75,7 @@ def describe_type(kind: Any) -> str:
     """Describe a type in words: `int | None` -> "int"."""
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     name = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
-    return name.replace("typing.", "").removesuffix(" | None")
+    return name.replace("typing.", "").replace("Literal", "one of ").removesuffix(" | None")
 
 
 def describe_unknown(names: Iterable[str]) -> str:
