@@ -1,8 +1,8 @@
-"""The page of `hf-vit demo --static` in headless Chromium: its classes beside Python's, and the time to the first one.
+"""The page of `hf-vit demo` in headless Chromium: its classes beside Python's, and the time to the first one.
 
     python benchmarks/browser.py FOLDER IMAGES [--rounds 5] [--runtime PACKAGE]
 
-FOLDER holds a classifier and its processor; IMAGES is a folder of JPEGs. PACKAGE is as in `hf-vit demo --static`. Each
+FOLDER holds a classifier and its processor; IMAGES is a folder of JPEGs. PACKAGE is as in `hf-vit demo`. Each
 picture is classified as it is, and as a PNG with the levels that Pillow decodes, by each program of the page. The times
 begin when a page is opened, in a new profile of the browser, or when `hf-vit predict` is started, and end with the
 first answer. The next picture goes to the same page, or to the model in memory. All servers are on this machine.
@@ -10,7 +10,6 @@ first answer. The next picture goes to the same page, or to the model in memory.
 """
 
 import argparse
-import re
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,6 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from shutil import which
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,24 +29,23 @@ from PIL import Image, ImageOps
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import hf_vit
-from hf_vit.demo.static_page import write_static_page
+from hf_vit.demo.page import PageHandler, write_static_page
 from hf_vit.files.image_files import images_below
 
 _BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chromium-browser")
-_ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 _LOAD = """async (file) => {
-  const settings = await (await fetch("page.json")).json();
-  window.model ??= new Worker("worker.js", { type: "module" });
+  const { models: [model] } = await (await fetch("page.json")).json();
+  window.worker ??= new Worker("worker.js", { type: "module" });
   return new Promise((resolve) => {
-    window.model.onmessage = ({ data }) => resolve(data.error ?? "");
-    window.model.postMessage({ settings, file });
+    window.worker.onmessage = ({ data }) => resolve(data.error ?? "");
+    window.worker.postMessage({ model, file });
   });
 }"""
 _CLASSIFY = """async (name) => {
   const picture = await (await fetch(name)).blob();
   return new Promise((resolve) => {
-    window.model.onmessage = ({ data }) => resolve(data.error ?? Array.from(data.logits));
-    window.model.postMessage({ id: 0, picture });
+    window.worker.onmessage = ({ data }) => resolve(data.error ?? Array.from(data.logits));
+    window.worker.postMessage({ id: 0, picture });
   });
 }"""
 _ANSWERED = "(count) => document.querySelectorAll('article:not(.waiting)').length === count"
@@ -67,7 +64,7 @@ def main() -> None:
     images = list(images_below(arguments.images))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         page = Path(folder, "page")
-        write_static_page(arguments.folder, page, arguments.runtime)
+        write_static_page([arguments.folder], page, runtime=arguments.runtime)
         path = next(filter(None, map(which, _BROWSERS)), None)
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         if not arguments.times:
@@ -78,26 +75,18 @@ def main() -> None:
         browser.close()
 
 
-class _Handler(SimpleHTTPRequestHandler):
-    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".js": "text/javascript", ".mjs": "text/javascript"}  # noqa: RUF012
+class PlainHandler(PageHandler):
+    """A server of static files without the headers for several threads."""
 
-    def __init__(self, *arguments: Any, headers: dict[str, str], **settings: Any):
-        self._more_headers = headers
-        super().__init__(*arguments, **settings)
-
-    def end_headers(self) -> None:
-        for name, value in self._more_headers.items():
-            self.send_header(name, value)
-        super().end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
+    def send_header(self, keyword: str, value: str) -> None:
+        if not keyword.startswith("Cross-Origin"):
+            super().send_header(keyword, value)
 
 
 @contextmanager
-def serve(folder: Path, headers: dict[str, str]) -> Iterator[str]:
+def serve(folder: Path, handler_class: type[SimpleHTTPRequestHandler]) -> Iterator[str]:
     """Serve a folder while the block runs; yield its address."""
-    handler = partial(_Handler, directory=str(folder), headers=headers)
+    handler = partial(handler_class, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -118,11 +107,11 @@ def compare_answers(browser: Browser, page: Path, folder: Path, images: list[Pat
         with Image.open(image) as opened:
             ImageOps.exif_transpose(opened).convert("RGB").save(page / f"{number}.png")
     rows = []
-    with serve(page, _ISOLATED) as address:
+    with serve(page, PageHandler) as address:
         tab = browser.new_page()
         tab.set_default_timeout(0)
         tab.goto(address)
-        for program in tab.evaluate("async () => (await (await fetch('page.json')).json()).programs"):
+        for program in tab.evaluate("async () => (await (await fetch('page.json')).json()).models[0].programs"):
             report_progress(program["name"])
             if error := tab.evaluate(_LOAD, program["file"]):
                 raise SystemExit(error)
@@ -154,12 +143,11 @@ def compare_times(browser: Browser, page: Path, folder: Path, image: Path, round
             return [first, seconds_of(lambda: model(**processor(str(image), return_tensors="pt")).logits)]
 
     turns: dict[str, list[list[float]]] = {}
-    with serve(page, {}) as plain, serve(page, _ISOLATED) as isolated, serve_gradio(folder) as (gradio, starting):
+    with serve(page, PlainHandler) as plain, serve(page, PageHandler) as isolated:
         openers: dict[str, Callable[[], list[float]]] = {
-            "page, one thread": lambda: visit(browser, plain, image, ask_page),
-            "page, several threads": lambda: visit(browser, isolated, image, ask_page),
+            "page, one thread": lambda: visit(browser, plain, image),
+            "page, several threads": lambda: visit(browser, isolated, image),
             "page, a later visit without a network": lambda: visit_again(browser, plain, image),
-            "Gradio page, whose server runs": lambda: visit(browser, gradio, image, ask_gradio),
             "hf-vit predict": predict,
         }
         for number in range(rounds + 1):  # the first one warms up
@@ -172,17 +160,16 @@ def compare_times(browser: Browser, page: Path, folder: Path, image: Path, round
         [name, *(milliseconds_text([one[part] for one in seconds]) for part in (0, 1))]
         for name, seconds in turns.items()
     ]
-    rows.append(["start of the Gradio server, once", milliseconds_text([starting]), ""])
     return table(["", "ms to the first answer (quartiles)", "ms to the next"], rows)
 
 
-def visit(browser: Browser, address: str, image: Path, ask: Callable[[Page, Path, int], None]) -> list[float]:
+def visit(browser: Browser, address: str, image: Path) -> list[float]:
     """Open a page in a new profile and ask for two pictures; return the seconds to the first answer and to the next."""
     with browser.new_context() as context:
-        return open_and_ask(context.new_page(), address, image, ask)
+        return open_and_ask(context.new_page(), address, image)
 
 
-def open_and_ask(tab: Page, address: str, image: Path, ask: Callable[[Page, Path, int], None]) -> list[float]:
+def open_and_ask(tab: Page, address: str, image: Path) -> list[float]:
     start = time.perf_counter()
     tab.goto(address)
     ask(tab, image, 1)
@@ -195,39 +182,15 @@ def visit_again(browser: Browser, address: str, image: Path) -> list[float]:
     """Visit the page, then again without a network, as `visit`; the second visit is timed."""
     with browser.new_context() as context:
         tab = context.new_page()
-        open_and_ask(tab, address, image, ask_page)
+        open_and_ask(tab, address, image)
         tab.evaluate("() => navigator.serviceWorker.ready.then(() => true)")
         context.set_offline(True)
-        return open_and_ask(tab, address, image, ask_page)
+        return open_and_ask(tab, address, image)
 
 
-def ask_page(tab: Page, image: Path, count: int) -> None:
+def ask(tab: Page, image: Path, count: int) -> None:
     tab.set_input_files("#files", str(image))
     tab.wait_for_function(_ANSWERED, arg=count)
-
-
-def ask_gradio(tab: Page, image: Path, count: int) -> None:
-    if count > 1:
-        tab.get_by_label("Remove Image").click()
-        tab.wait_for_function("!document.querySelector('.image-frame img')")
-    tab.set_input_files("input[type=file]", str(image))
-    tab.wait_for_function("() => document.querySelectorAll('.image-frame img').length === 2")  # picture and attention
-
-
-@contextmanager
-def serve_gradio(folder: Path) -> Iterator[tuple[str, float]]:
-    """Run `hf-vit demo` while the block runs; yield its address, and the seconds until it was shown."""
-    start = time.perf_counter()
-    command = [sys.executable, "-c", _COMMAND, "demo", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            found = re.search(r"http://\S+", server.stdout.readline())
-            if found is None:
-                raise SystemExit("hf-vit demo did not start")
-            yield found[0], time.perf_counter() - start
-        finally:
-            server.terminate()
 
 
 if __name__ == "__main__":

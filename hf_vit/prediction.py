@@ -1,17 +1,15 @@
 """Predictions for many images: classes, features, and search for similar images."""
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sized
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+import os
+from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from torch.utils.data import DataLoader, Dataset
 
 from .files.predictions import Prediction, lowest_scores, most_likely
 from .loading import load
@@ -19,8 +17,8 @@ from .models.configuration_hf_vit import HfViTConfig
 from .models.image_reading import ImageReadingError
 
 _BATCH_SIZE = 8
-_MOST_WORKERS = 8  # default maximum of workers that compute
-_READERS = 4  # default number of workers that only read
+_WORKERS = 4
+_FEW_IMAGES = 64  # are read sooner than processes start
 ROWS_AT_ONCE = 8192  # rows of features that are compared at once
 
 
@@ -99,9 +97,8 @@ def classify_batches(
         ImageReadingError: an image cannot be read, without `skip_unreadable`.
     """
     _check_classifier(model)
-    with closing(_compute(model, model, processor, images, batch_size, None, skip_unreadable)) as batches:
-        for batch in batches:
-            yield batch._replace(outputs=_classes_of(model, batch.outputs, top_k, lowest) if batch.numbers else [])
+    for batch in _compute(model, model, processor, images, batch_size, None, skip_unreadable):
+        yield batch._replace(outputs=_classes_of(model, batch.outputs, top_k, lowest) if batch.numbers else [])
 
 
 def embed(
@@ -167,13 +164,12 @@ def embed_batches(
         raise ValueError("cannot embed images: the model's pooling is 'none' (expected 'cls', 'mean' or 'map')")
     encoder = model.base_model
     forward = partial(encoder, only_pooled=True) if isinstance(model.config, HfViTConfig) else encoder
-    with closing(_compute(encoder, forward, processor, images, batch_size, workers, skip_unreadable)) as batches:
-        for batch in batches:
-            features = batch.outputs.pooler_output.float().cpu().numpy() if batch.numbers else np.empty((0, 0))
-            if not (finite := np.isfinite(features).all(axis=1)).all():
-                first = batch.numbers[int(finite.argmin())]
-                raise ValueError(f"the model computes NaN or infinite features, first for image {first}")
-            yield batch._replace(outputs=_unit(features) if normalize else features)
+    for batch in _compute(encoder, forward, processor, images, batch_size, workers, skip_unreadable):
+        features = batch.outputs.pooler_output.float().cpu().numpy() if batch.numbers else np.empty((0, 0))
+        if not (finite := np.isfinite(features).all(axis=1)).all():
+            first = batch.numbers[int(finite.argmin())]
+            raise ValueError(f"the model computes NaN or infinite features, first for image {first}")
+        yield batch._replace(outputs=_unit(features) if normalize else features)
 
 
 def search(
@@ -220,25 +216,20 @@ def _unit(features: np.ndarray) -> np.ndarray:
 def predict_batches(
     model: Any, processor: Any, images: Iterable[Any], batch_size: int = _BATCH_SIZE, workers: int | None = None
 ) -> Iterator[Any]:
-    """Compute a model's outputs for many images, batch by batch in their order; reading and computing overlap.
-
-    On a CPU, every worker reads a batch and computes it with its share of PyTorch's threads. This is faster than all
-    threads on one batch (times in benchmarks/RESULTS.md). A model that is compiled, has hooks or is on another device
-    computes in the caller's thread, while the workers read ahead.
-
-    After an error, or if the loop is left early, the workers finish their batches and stop.
+    """Compute a model's outputs for many images, batch by batch in their order.
 
     Args:
         model: a model in evaluation mode.
         processor: its image processor.
         images: images in any form that the processor takes. An iterator is read ahead by at most two batches for each
             worker.
-        batch_size: most images of a forward; fewer are used to give all workers equal shares.
-        workers: number of threads; None: PyTorch's number, at most 8, or 4 if they only read.
+        batch_size: most images of a forward.
+        workers: number of processes that read and preprocess ahead, as `num_workers` of a `DataLoader`; 0: this process
+            reads. None: 0 for up to 64 images, else 4, but no more than there are processors.
 
     Raises:
         ImageReadingError: an image cannot be read; the message names its file. Earlier batches are returned first.
-        ValueError: `batch_size` or `workers` is less than 1.
+        ValueError: `batch_size` is less than 1, or `workers` negative.
 
     Example:
         >>> import hf_vit
@@ -247,9 +238,8 @@ def predict_batches(
         >>> for outputs in predict_batches(model, processor, ["photo.png"] * 3, batch_size=2):
         ...     classes = outputs.logits.argmax(dim=-1)
     """
-    with closing(_compute(model, model, processor, images, batch_size, workers, False)) as batches:
-        for batch in batches:
-            yield batch.outputs
+    for batch in _compute(model, model, processor, images, batch_size, workers, False):
+        yield batch.outputs
 
 
 def _compute(
@@ -260,87 +250,52 @@ def _compute(
     batch_size: int,
     workers: int | None,
     skip_unreadable: bool,
-) -> Generator[Batch, None, None]:
+) -> Iterator[Batch]:
     """Implement `predict_batches`, with `forward` in place of the model; a skipped image is an empty batch."""
-    computes = _computes_in_workers(model)
-    threads = torch.get_num_threads()
     if workers is None:
-        workers = min(threads, _MOST_WORKERS) if computes else _READERS
-    if batch_size < 1 or workers < 1:
-        raise ValueError(f"batch_size is {batch_size} and workers is {workers}; both must be at least 1")
-    if computes and isinstance(images, Sized):
-        turns = -(-len(images) // (workers * batch_size))  # batches of every worker, made as equal as possible
-        batch_size = max(1, -(-len(images) // (workers * max(turns, 1))))
-
-    def read(batch: list[tuple[int, Any]]) -> list[Batch]:
-        """Read the inputs of a batch; if an image cannot be read, read its halves."""
-        numbers, items = map(list, zip(*batch, strict=True))
-        try:
-            return [Batch(numbers, processor(items, return_tensors="pt").to(model.device), {})]
-        except (ImageReadingError, OSError) as error:  # OSError: an image processor of transformers
-            if not skip_unreadable:
-                raise
-            if len(batch) == 1:
-                return [Batch([], None, {numbers[0]: error})]
-        half = len(batch) // 2
-        return read(batch[:half]) + read(batch[half:])
-
-    @torch.inference_mode()
-    def compute(parts: list[Batch]) -> list[Batch]:
-        return [part._replace(outputs=forward(**part.outputs)) if part.numbers else part for part in parts]
-
-    batches = _batches_of(enumerate(images), batch_size)
-    first, second = next(batches, None), next(batches, None)
-    if first is None:
-        return
-    if second is None:
-        yield from compute(read(first))
-        return
-    batches = chain((first, second), batches)
-    if computes:
-        with closing(_in_order(lambda batch: compute(read(batch)), batches, workers, threads // workers)) as outputs:
-            yield from chain.from_iterable(outputs)
-    else:
-        with closing(_in_order(read, batches, workers, 1)) as inputs:
-            yield from chain.from_iterable(map(compute, inputs))
-
-
-def _computes_in_workers(model: Any) -> bool:
-    """Tell whether several threads can compute with a model at once, and are faster; a backend has its own threads."""
-    is_compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
-    if model.device.type != "cpu" or is_compiled or not isinstance(model, PreTrainedModel):
-        return False
-    return not any(
-        module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook") for module in model.modules()
+        are_few = isinstance(images, Sized) and len(images) <= _FEW_IMAGES
+        workers = 0 if are_few else min(_WORKERS, os.cpu_count() or 1)
+    if batch_size < 1 or workers < 0:
+        raise ValueError(f"batch_size is {batch_size} and workers is {workers}; expected at least 1 and at least 0")
+    # The sampler yields the images themselves, so that a generator is read once, in this process.
+    loader = DataLoader(
+        _Identity(),
+        batch_sampler=cast("Any", _batches_of(enumerate(images), batch_size)),
+        collate_fn=partial(_read, processor),
+        num_workers=workers,
     )
+    for batch in chain.from_iterable(loader):
+        if batch.unreadable and not skip_unreadable:
+            raise next(iter(batch.unreadable.values()))
+        if batch.numbers:
+            with torch.inference_mode():
+                batch = batch._replace(outputs=forward(**batch.outputs.to(model.device)))
+        yield batch
+
+
+class _Identity(Dataset):
+    """Data set in which an image is its own index."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
+def _read(processor: Any, batch: list[tuple[int, Any]]) -> list[Batch]:
+    """Return the inputs of a batch of (number, image); if an image cannot be read, those of its halves."""
+    numbers, items = map(list, zip(*batch, strict=True))
+    try:
+        return [Batch(numbers, processor(items, return_tensors="pt"), {})]
+    except (ImageReadingError, OSError) as error:  # OSError: an image processor of transformers
+        if len(batch) == 1:
+            return [Batch([], None, {numbers[0]: error})]
+    half = len(batch) // 2
+    return _read(processor, batch[:half]) + _read(processor, batch[half:])
 
 
 def _batches_of(images: Iterable[Any], batch_size: int) -> Iterator[list[Any]]:
     left = iter(images)
     while batch := list(islice(left, batch_size)):
         yield batch
-
-
-def _in_order(
-    function: Callable[[Any], Any], items: Iterable[Any], workers: int, torch_threads: int
-) -> Generator[Any, None, None]:
-    """Yield a function's results in the order of the items, computed by threads that work ahead by two items each.
-
-    Args:
-        torch_threads: number of PyTorch's threads in each of them.
-    """
-    own_threads, pending = torch.get_num_threads(), deque[Future[Any]]()
-    pool = ThreadPoolExecutor(workers, "hf_vit", torch.set_num_threads, (max(torch_threads, 1),))
-    try:
-        for item in items:
-            pending.append(pool.submit(function, item))
-            if len(pending) == 2 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(own_threads)  # new threads take the number that was set last in any thread
 
 
 @torch.inference_mode()

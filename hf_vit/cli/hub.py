@@ -42,10 +42,10 @@ def push(
     with TemporaryDirectory() as scratch:
         page = Path(scratch, "page")
         if static_space and not dry_run:
-            from ..demo.static_page import write_static_page
+            from ..demo.page import write_static_page
 
             space = full_space_name(static_space)
-            write_static_page(folder, page, runtime, [full_space_name(repository)])
+            write_static_page([folder], page, runtime=runtime, repositories=[full_space_name(repository)])
         pushed = push(
             folder,
             repository,

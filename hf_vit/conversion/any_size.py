@@ -125,6 +125,8 @@ class AnySizeClassifier(nn.Module):
     def __init__(self, model: Any, processor: HfViTImageProcessor):
         super().__init__()
         self.processor, self.model = TensorImageProcessor(processor), copy.deepcopy(model).float()
+        if getattr(model.config, "is_flexible", False):
+            self.model.make_fixed()
         self.has_attention = hasattr(model, "vit")
         if self.has_attention:
             self.model.set_attn_implementation("eager")

@@ -2,15 +2,15 @@
 
 | file | content |
 | --- | --- |
-| model.onnx, or model.xml and model.bin | levels 0 to 255 (batch, 3, height, width) -> logits, with normalisation |
+| model.onnx, or model.xml and model.bin | levels 0 to 255 (batch, 3, height, width) -> logits, with normalization |
 | labels.json | class names by number |
 | preprocessing.json | settings of the image processor |
+| thresholds.json | scores from which on a class is predicted, for `--threshold auto` and `--coverage` |
 | predict.py | `python predict.py IMAGE ...`, the script |
 """
 
 import copy
 import os
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offs
 from ..models.image_resizing import AREA, BILINEAR
 from ..models.pretrained import HfVisionPreTrainedModel
 from .any_size import ANY_SIZE, make_any_size_onnx
-from .programs import make_onnx, make_openvino, require
+from .programs import make_onnx, make_openvino, require, stored_thresholds
 from .tables import ConversionError
 
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}  # format -> package that the script needs
@@ -82,7 +82,8 @@ def export_deployment(
             make_openvino(model, image_size, draft / _PROGRAMS[to], scaling=scaling)
         write_json(draft / "labels.json", {str(index): name for index, name in sorted(model.config.id2label.items())})
         write_json(draft / "preprocessing.json", {name: settings[name] for name in _WRITTEN})
-        write_text(draft / "predict.py", _script(settings, RUNTIMES[to], score_function(model.config), any_size))
+        write_json(draft / "thresholds.json", stored_thresholds(model.config))
+        write_text(draft / "predict.py", _script(settings, RUNTIMES[to], model.config, any_size))
 
 
 def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageProcessor:
@@ -142,16 +143,7 @@ def _scaling(settings: dict[str, Any]) -> tuple[Any, Any]:
     return scale_and_offset(settings["rescale_factor"] if settings["do_rescale"] else 1, mean, std, "cpu")
 
 
-@cache
-def _template() -> jinja2.Template:
-    text = files("hf_vit.conversion").joinpath("predict.py.jinja").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.from_string(text)
-
-
-def _script(settings: dict[str, Any], runtime: str, function: str, any_size: bool) -> str:
+def _script(settings: dict[str, Any], runtime: str, config: Any, any_size: bool) -> str:
     """Render predict.py with only the code that these settings need."""
     if any_size:
         how = "inside"
@@ -159,9 +151,14 @@ def _script(settings: dict[str, Any], runtime: str, function: str, any_size: boo
         how = "pillow"
     else:
         how = {AREA: "area", BILINEAR: "bilinear"}[settings["resample"]]
-    return _template().render(
+    text = files("hf_vit.conversion").joinpath("predict.py.jinja").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.from_string(text).render(
         runtime=runtime,
-        function=function,
+        function=score_function(config),
+        coverages=", ".join(stored_thresholds(config)["coverage"]),
         filter=how,
         edge="shortest_edge" in settings["size"],
         truncate=settings["resize_output"] == "truncated",

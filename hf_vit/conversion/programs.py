@@ -19,6 +19,7 @@ from torch.export import Dim, ExportedProgram
 
 from ..files.output import new_file, refuse_existing
 from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.configuration_hf_vision import thresholds_of
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
@@ -230,6 +231,15 @@ def _free_sizes(config: HfViTConfig | HfBiTConfig) -> dict[int, Any]:
 def _check_suffix(path: str | os.PathLike, suffix: str) -> None:
     if Path(path).suffix != suffix:
         raise ConversionError(f"cannot write {path}: PyTorch's programs end in {suffix}; rename it")
+
+
+def stored_thresholds(config: Any) -> dict[str, Any]:
+    """Return the scores from which on a class is predicted: "auto", of each class or of all, and for each coverage."""
+    thresholds = thresholds_of(config)
+    return {
+        "auto": thresholds if len(set(thresholds)) > 1 else thresholds[0],
+        "coverage": getattr(config, "coverage_thresholds", None) or {},
+    }
 
 
 def require(*packages: str, extra: str = "export") -> None:

@@ -3,7 +3,7 @@
 | file | content |
 | --- | --- |
 | index.html, page.js, worker.js, service-worker.js, styles.css | the page |
-| page.json | what the page knows about the model and its preprocessing |
+| page.json | what the page knows about the models and their preprocessing |
 | onnx/model.onnx | the program of `any_size`, for levels in float32 |
 | onnx/model_fp16.onnx | its weights in float16, computed in float32 |
 | onnx/model_quantized.onnx | its weights in int8 with a scale for each output, computed in float32 |
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ from ..files.contents import refuse_model
 from ..files.download import sha256_of
 from ..files.output import new_folder, refuse_existing, write_json
 from ..models.configuration_hf_vision import score_function
+from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
 from .any_size import make_any_size_onnx
-from .programs import require
+from .programs import require, stored_thresholds
 from .tables import ConversionError
 
 _RUNTIME = "onnxruntime-web@1.30.0"  # of npm, MIT license
@@ -46,7 +48,6 @@ def export_web(
     folder: str | os.PathLike,
     processor: HfViTImageProcessor | None,
     *,
-    name: str | None = None,
     runtime: str | os.PathLike | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -56,7 +57,6 @@ def export_web(
         model: a classifier of images with 1 or 3 channels, on the CPU.
         folder: the folder to write; it appears when it is complete.
         processor: the model's image processor.
-        name: name of the model on the page; by default that of its folder.
         runtime: the npm package onnxruntime-web, as a folder or a .tgz; by default npm downloads version 1.30.0 once
             into the cache.
         overwrite: replace an existing folder.
@@ -66,26 +66,77 @@ def export_web(
         FileExistsError: `folder` exists and may not be overwritten, or holds a model.
         ImportError: the extra `export` is not installed.
     """
+    name = Path(model.config.name_or_path or "").name or "the model"
+    write_web_page(folder, {name: (model, processor)}, runtime=runtime, overwrite=overwrite)
+
+
+def write_web_page(
+    folder: str | os.PathLike,
+    models: Mapping[str, tuple[Any, Any]],
+    *,
+    examples: Sequence[Path] = (),
+    credits: str = "",
+    runtime: str | os.PathLike | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a page of one or several models; other arguments and errors as in `export_web`.
+
+    Args:
+        models: name on the page -> (model, image processor). The files of all but the first are in folders, "model2/"
+            and so on.
+        examples: pictures that a visitor can choose; copied into the folder.
+        credits: text about the examples.
+    """
     refuse_existing(folder, overwrite)
     refuse_model(folder)
     require("onnx", "onnxscript")
-    if (channels := model.config.num_channels) not in (1, 3):
-        raise ConversionError(f"the model takes images of {channels} channels (expected 1 or 3, as a browser decodes)")
     runtime = find_runtime() if runtime is None else Path(runtime)
-    program = make_any_size_onnx(model, processor, torch.float32)
     with new_folder(folder, overwrite) as draft:
         _copy_runtime(runtime, draft / "runtime")
-        (draft / "onnx").mkdir()
-        program.save(draft / "onnx" / "model.onnx")
-        _compress(draft / "onnx" / "model.onnx", draft / "onnx" / "model_fp16.onnx", _as_float16)
-        _compress(draft / "onnx" / "model.onnx", draft / "onnx" / "model_quantized.onnx", _as_int8)
         for file in _PAGE_FILES:
             (draft / file).write_bytes(files("hf_vit.conversion").joinpath("web_page", file).read_bytes())
-        write_json(draft / "config.json", _config(model.config))
-        write_json(draft / "preprocessor_config.json", _PREPROCESSOR)
-        settings = processor.settings()  # pyright: ignore[reportOptionalMemberAccess] - `make_any_size_onnx` refuses None
-        name = name or Path(model.config.name_or_path or "").name or "the model"
-        write_json(draft / "page.json", _page(name, model.config, settings, draft / "onnx"))
+        entries = []
+        for number, (name, (model, processor)) in enumerate(models.items(), start=1):
+            place = "" if number == 1 else f"model{number}/"
+            entries.append({"name": name, "folder": place, **_write_model(draft / place, model, processor)})
+        for example in examples:
+            (draft / "examples").mkdir(exist_ok=True)
+            shutil.copyfile(example, draft / "examples" / example.name)
+        shown = [f"examples/{example.name}" for example in examples]
+        write_json(draft / "page.json", {"models": entries, "examples": shown, "credits": credits})
+
+
+def _write_model(folder: Path, model: Any, processor: Any) -> dict[str, Any]:
+    """Write the programs of a model and the files of transformers.js; return what page.json says of it."""
+    config = model.config
+    if config.num_channels not in (1, 3):
+        raise ConversionError(f"the model takes images of {config.num_channels} channels (expected 1 or 3)")
+    program = make_any_size_onnx(model, processor, torch.float32)
+    programs = folder / "onnx"
+    programs.mkdir(parents=True)
+    program.save(programs / "model.onnx")
+    _compress(programs / "model.onnx", programs / "model_fp16.onnx", _as_float16)
+    _compress(programs / "model.onnx", programs / "model_quantized.onnx", _as_int8)
+    write_json(folder / "config.json", _config(config))
+    write_json(folder / "preprocessor_config.json", _PREPROCESSOR)
+    settings = processor.settings()
+    # of a crop the page shows the part of the image that the model sees, relative to its size after the resize
+    crop = {"size": settings["size"], "crop_size": settings["crop_size"]} if settings["do_center_crop"] else None
+    height, width = as_pair(config.image_size)
+    choices = {"int8": "model_quantized.onnx", "float16": "model_fp16.onnx", "float32": "model.onnx"}
+    return {
+        "facts": f"{model.num_parameters():,} parameters, {config.num_labels:,} classes, {height} x {width} pixels",
+        "scores": score_function(config),
+        "thresholds": stored_thresholds(config),
+        "attention": hasattr(model, "vit"),
+        "channels": config.num_channels,
+        "background": settings["background"],
+        "crop": crop,
+        "programs": [
+            {"name": kind, "file": f"onnx/{file}", "bytes": (programs / file).stat().st_size}
+            for kind, file in choices.items()
+        ],
+    }
 
 
 # transformers.js passes the levels of the image on; the program resizes and normalizes them.
@@ -99,36 +150,16 @@ _PREPROCESSOR = {
 
 
 def _config(config: Any) -> dict[str, Any]:
-    """Return config.json with the fields that transformers.js reads."""
-    is_vit = config.model_type == "hf_vit"
+    """Return config.json with the fields that transformers.js reads; for it every classifier is a ViT."""
     labels = {str(index): label for index, label in sorted(config.id2label.items())}
     return {
-        "model_type": "vit" if is_vit else config.model_type,
-        "architectures": ["ViTForImageClassification" if is_vit else config.architectures],
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification"],
         "image_size": config.image_size,
         "num_channels": config.num_channels,
         "problem_type": config.problem_type,
         "id2label": labels,
         "label2id": {label: int(index) for index, label in labels.items()},
-    }
-
-
-def _page(name: str, config: Any, settings: dict[str, Any], programs: Path) -> dict[str, Any]:
-    """Return page.json."""
-    crop = None
-    if settings["do_center_crop"]:  # the part of the image that the model sees, relative to its size after the resize
-        crop = {"size": settings["size"], "crop_size": settings["crop_size"]}
-    choices = {"int8": "model_quantized.onnx", "float16": "model_fp16.onnx", "float32": "model.onnx"}
-    return {
-        "name": name,
-        "scores": score_function(config),
-        "channels": config.num_channels,
-        "background": settings["background"],
-        "crop": crop,
-        "programs": [
-            {"name": kind, "file": f"onnx/{file}", "bytes": (programs / file).stat().st_size}
-            for kind, file in choices.items()
-        ],
     }
 
 

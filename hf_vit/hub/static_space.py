@@ -19,7 +19,7 @@ _README = """\
 This page classifies pictures in the visitor's browser; no picture is uploaded. `hf-vit demo --static` wrote it.
 It uses [ONNX Runtime](https://github.com/microsoft/onnxruntime), MIT license.
 
-Locally: `python -m http.server` in this folder, then open http://localhost:8000. On the Hub, under a name of your own:
+Locally: `hf-vit demo FOLDER`, or `python -m http.server` in this folder. On the Hub, under a name of your own:
 
 ```bash
 hf upload OWNER/NAME . --repo-type space
@@ -64,6 +64,6 @@ def push_static_space(folder: Path, space: str, private: bool | None = None) -> 
         folder_path=Path(folder),
         commit_message="Upload with hf_vit",
         ignore_patterns=[MARK],
-        delete_patterns=["onnx/*", "runtime/*"],  # of an earlier push
+        delete_patterns=["onnx/*", "runtime/*", "examples/*", "model?/*"],  # of an earlier push
     )
     return str(url)

@@ -3,11 +3,13 @@
 const TOP = 5;
 const find = (id) => document.getElementById(id);
 
-const settings = await getJson("page.json");
-const labels = (await getJson("config.json")).id2label;
+const page = await getJson("page.json");
+const labels = new Map(); // folder of a model -> its class names
 const worker = new Worker("worker.js", { type: "module" });
-const waiting = new Map(); // number of a picture -> its article
-let pictures = 0;
+const shown = new Set(); // { file, article, request, answer }
+const waiting = new Map(); // number of a request -> its entry of `shown`
+let model; // the chosen entry of page.models
+let requests = 0;
 let failed = false;
 
 async function getJson(name) {
@@ -27,19 +29,54 @@ navigator.serviceWorker?.register("service-worker.js").catch(() => {}); // witho
 
 // The model
 
-for (const { name, file, bytes } of settings.programs) {
-  find("programs").add(new Option(`${name} (${(bytes / 1e6).toFixed(1)} MB)`, file));
+const programs = page.models.flatMap((model) => model.programs.map((program) => ({ ...program, model })));
+for (const { name, bytes, model } of programs) {
+  const owner = page.models.length > 1 ? `${model.name}, ` : "";
+  find("programs").add(new Option(`${owner}${name} (${(bytes / 1e6).toFixed(1)} MB)`));
 }
-find("name").textContent = settings.name;
-document.title = `Classify pictures with ${settings.name}`;
+find("name").textContent = page.models.map(({ name }) => name).join(" and ");
+document.title = document.querySelector("h1").textContent;
+find("facts").textContent = page.models.map(({ name, facts }) => `${name}: ${facts}.`).join(" ");
 find("programs").addEventListener("change", loadModel);
-loadModel();
+await loadModel();
 
-function loadModel() {
-  const { value: file, selectedOptions } = find("programs");
+async function loadModel() {
+  const { selectedIndex, selectedOptions } = find("programs");
+  const program = programs[selectedIndex];
+  const { folder } = program.model;
+  if (!labels.has(folder)) labels.set(folder, (await getJson(`${folder}config.json`)).id2label);
+  const isOther = model !== program.model;
+  model = program.model;
   failed = false;
+  if (isOther) showChoices();
   say(`Loading the model, ${selectedOptions[0].text} …`);
-  worker.postMessage({ settings, file });
+  worker.postMessage({ model, file: folder + program.file });
+  for (const entry of shown) ask(entry);
+}
+
+// Which classes are shown: the most likely, or those whose score reaches a threshold.
+function showChoices() {
+  const { coverage } = model.thresholds;
+  const rules = find("rule");
+  const severalLabels = model.scores === "sigmoid";
+  rules.replaceChildren(new Option(`the ${TOP} most likely classes`, "top"));
+  if (severalLabels) rules.add(new Option("all classes that reach their threshold", "auto"));
+  for (const share of Object.keys(coverage)) {
+    rules.add(new Option(`a set with the right class in ${+(100 * share).toFixed(1)} % of cases`, share));
+  }
+  rules.value = severalLabels ? "auto" : "top";
+  find("rules").hidden = rules.length === 1;
+  find("overlays").hidden = !model.attention;
+}
+find("rule").addEventListener("change", () => {
+  for (const entry of shown) if (entry.answer) showClasses(entry);
+});
+
+function chosenClasses(scores, order) {
+  const rule = find("rule").value;
+  if (rule === "top") return order.slice(0, TOP);
+  const { auto, coverage } = model.thresholds;
+  return order.filter((index) => scores[index] >= (rule === "auto" ? (auto[index] ?? auto) : coverage[rule]));
 }
 
 worker.onerror = (event) => {
@@ -54,10 +91,11 @@ worker.onmessage = ({ data: answer }) => {
     failed = true;
     say(answer.error);
   } else {
-    const article = waiting.get(answer.id);
+    const entry = waiting.get(answer.id);
     waiting.delete(answer.id);
-    if (answer.error) showError(article, answer.error);
-    else showAnswer(article, answer);
+    if (!shown.has(entry) || entry.request !== answer.id) return; // removed, or asked again
+    if (answer.error) showError(entry, answer.error);
+    else showAnswer(entry, answer);
   }
 };
 
@@ -65,24 +103,32 @@ worker.onmessage = ({ data: answer }) => {
 
 function classify(files) {
   for (const file of files) {
-    const id = pictures++;
     const article = find("result").content.cloneNode(true).firstElementChild;
-    article.dataset.name = file.name || "picture";
-    article.querySelector("h2").textContent = article.dataset.name;
-    article.querySelector("p").textContent = "waiting …";
-    article.querySelector("button").setAttribute("aria-label", `Remove ${article.dataset.name}`);
-    article.querySelector("button").addEventListener("click", () => remove(article));
-    article.classList.add("waiting");
+    const name = file.name || "picture";
+    const entry = { file, article, name };
+    article.querySelector("h2").textContent = name;
+    article.querySelector("button").setAttribute("aria-label", `Remove ${name}`);
+    article.querySelector("button").addEventListener("click", () => remove(entry));
     find("results").prepend(article);
-    waiting.set(id, article);
-    worker.postMessage({ id, picture: file });
+    shown.add(entry);
+    ask(entry);
   }
   if (files.length && !failed) say(`Pictures to classify: ${waiting.size}.`);
 }
 
-function remove(article) {
-  const next = article.nextElementSibling ?? article.previousElementSibling;
-  article.remove();
+function ask(entry) {
+  entry.request = requests++;
+  entry.article.classList.add("waiting");
+  entry.article.classList.remove("error");
+  entry.article.querySelector("p").textContent = "waiting …";
+  waiting.set(entry.request, entry);
+  worker.postMessage({ id: entry.request, picture: entry.file });
+}
+
+function remove(entry) {
+  const next = entry.article.nextElementSibling ?? entry.article.previousElementSibling;
+  entry.article.remove();
+  shown.delete(entry);
   (next?.querySelector("button") ?? find("files")).focus();
 }
 
@@ -104,28 +150,32 @@ document.addEventListener("drop", (event) => {
   classify([...event.dataTransfer.files]);
 });
 
+for (const path of page.examples) {
+  const name = path.split("/").pop();
+  const button = document.createElement("button");
+  const image = document.createElement("img");
+  button.type = "button";
+  image.src = path;
+  image.alt = `Classify ${name}`;
+  button.append(image);
+  button.addEventListener("click", async () => {
+    const picture = await (await fetch(path)).blob();
+    classify([new File([picture], name, { type: picture.type })]);
+  });
+  find("examples").append(button);
+  find("examples").hidden = false;
+}
+find("credits").textContent = page.credits;
+find("credits").hidden = !page.credits;
+
 // Answers
 
-function showAnswer(article, { scores, attention, milliseconds, width, height, thumbnail }) {
-  const name = article.dataset.name;
+function showAnswer(entry, answer) {
+  const { article, name } = entry;
+  const { scores, attention, milliseconds, width, height, thumbnail } = answer;
   const order = Array.from(scores.keys()).sort((a, b) => scores[b] - scores[a]);
+  entry.answer = { scores, order };
   article.classList.remove("waiting");
-  const list = article.querySelector("ol");
-  for (const index of order.slice(0, TOP)) {
-    const item = document.createElement("li");
-    const label = document.createElement("span");
-    const score = document.createElement("span");
-    label.textContent = labels[index];
-    score.textContent = show(scores[index]);
-    item.append(label, score);
-    if (settings.scores !== "none") {
-      const bar = document.createElement("progress");
-      bar.value = scores[index];
-      bar.setAttribute("aria-hidden", "true"); // the number beside it says the same
-      item.append(bar);
-    }
-    list.append(item);
-  }
   const { decoding, model } = milliseconds;
   article.querySelector("p").textContent =
     `${width} × ${height} pixels; ${Math.round(decoding)} ms to decode, ${Math.round(model)} ms for the model`;
@@ -134,19 +184,49 @@ function showAnswer(article, { scores, attention, milliseconds, width, height, t
   draw(picture, thumbnail);
   if (attention) drawAttention(overlay, attention, width, height, thumbnail);
   thumbnail.close();
-  const best = order[0];
-  say(`${name}: ${labels[best]}, ${show(scores[best])}.${waiting.size ? ` Pictures to classify: ${waiting.size}.` : ""}`);
+  const first = showClasses(entry);
+  say(`${name}: ${first}.${waiting.size ? ` Pictures to classify: ${waiting.size}.` : ""}`);
+}
+
+// Show the classes of a picture; return a text with the first one.
+function showClasses({ article, answer: { scores, order } }) {
+  const list = article.querySelector("ol");
+  const classes = chosenClasses(scores, order);
+  const names = labels.get(model.folder);
+  list.replaceChildren();
+  for (const index of classes) {
+    const item = document.createElement("li");
+    const label = document.createElement("span");
+    const score = document.createElement("span");
+    label.textContent = names[index];
+    score.textContent = show(scores[index]);
+    item.append(label, score);
+    if (model.scores !== "none") {
+      const bar = document.createElement("progress");
+      bar.value = scores[index];
+      bar.setAttribute("aria-hidden", "true"); // the number beside it says the same
+      item.append(bar);
+    }
+    list.append(item);
+  }
+  if (classes.length) return `${names[classes[0]]}, ${show(scores[classes[0]])}`;
+  const none = document.createElement("li");
+  none.textContent = "No class reaches its threshold.";
+  list.append(none);
+  return "no class reaches its threshold";
 }
 
 function show(score) {
-  return settings.scores === "none" ? score.toPrecision(4) : `${(100 * score).toFixed(1)} %`;
+  return model.scores === "none" ? score.toPrecision(4) : `${(100 * score).toFixed(1)} %`;
 }
 
-function showError(article, error) {
+function showError(entry, error) {
+  const { article, name } = entry;
+  entry.answer = undefined;
   article.classList.replace("waiting", "error");
-  article.querySelector(".picture").remove();
+  article.querySelector("ol").replaceChildren();
   article.querySelector("p").textContent = error;
-  say(`${article.dataset.name}: ${error}`);
+  say(`${name}: ${error}`);
 }
 
 function draw(canvas, bitmap) {
@@ -154,14 +234,15 @@ function draw(canvas, bitmap) {
   canvas.getContext("2d").drawImage(bitmap, 0, 0);
 }
 
-// Darken the picture where the model looks less, and where it looks not at all: outside its crop.
+// Darken the picture where the model looks less, and outside its crop. Brightness grows with the square root of the
+// attention, because on a linear scale a few patches would leave all others black.
 function drawAttention(canvas, { values, grid }, width, height, thumbnail) {
   const [rows, columns] = grid;
-  const largest = Math.max(...values);
+  const [least, largest] = [Math.min(...values), Math.max(...values)];
   const small = new OffscreenCanvas(columns, rows);
   const image = new ImageData(columns, rows);
   values.forEach((value, index) => {
-    image.data[4 * index + 3] = 255 * 0.85 * (1 - value / largest);
+    image.data[4 * index + 3] = 255 * 0.85 * (1 - Math.sqrt((value - least) / (largest - least || 1)));
   });
   small.getContext("2d").putImageData(image, 0, 0);
   [canvas.width, canvas.height] = [thumbnail.width, thumbnail.height];
@@ -170,13 +251,14 @@ function drawAttention(canvas, { values, grid }, width, height, thumbnail) {
   context.fillStyle = "rgb(0 0 0 / 85%)";
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.clearRect(x, y, seenWidth, seenHeight);
+  context.imageSmoothingQuality = "high";
   context.drawImage(small, x, y, seenWidth, seenHeight);
 }
 
 // The part of the canvas that the crop leaves: [x, y, width, height].
 function seenPart(width, height, canvas) {
-  if (!settings.crop) return [0, 0, canvas.width, canvas.height];
-  const { size, crop_size: crop } = settings.crop;
+  if (!model.crop) return [0, 0, canvas.width, canvas.height];
+  const { size, crop_size: crop } = model.crop;
   const short = Math.min(width, height);
   const across = crop.width / (size.width ?? (size.shortest_edge * width) / short);
   const down = crop.height / (size.height ?? (size.shortest_edge * height) / short);

@@ -5,7 +5,7 @@ ort.env.wasm.wasmPaths = { wasm: new URL("./runtime/ort-wasm-simd-threaded.wasm"
 ort.env.wasm.numThreads = self.crossOriginIsolated ? Math.min(navigator.hardwareConcurrency || 1, 8) : 1;
 
 const THUMBNAIL = 640; // pixels of the longer side
-let settings; // of page.json
+let settings; // of the loaded model, from page.json
 let loaded; // { file, session }: one session at a time, because each keeps its weights in memory
 let queue = Promise.resolve(); // pictures are classified one after the other
 
@@ -15,8 +15,8 @@ self.onmessage = ({ data: request }) => {
 
 async function answer(request) {
   try {
-    if (request.settings) {
-      settings = request.settings;
+    if (request.model) {
+      settings = request.model;
       await load(request.file);
       self.postMessage({ ready: request.file });
     } else {
@@ -39,6 +39,7 @@ async function load(file) {
 }
 
 async function classify(picture) {
+  if (!loaded) throw new Error("The model is not loaded.");
   const start = performance.now();
   const { bitmap, levels } = await decode(picture);
   const decoded = performance.now();
