@@ -73,7 +73,7 @@ def test_images_are_taken_from_the_source_only_when_needed(pair, files):
 
 def test_ctrl_c_leaves_no_processes(pair, files):
     model, processor = pair
-    endless = (number == 9 and _thread.interrupt_main() or file for number, file in enumerate(itertools.cycle(files)))
+    endless = ((number == 9 and _thread.interrupt_main()) or file for number, file in enumerate(itertools.cycle(files)))
     with pytest.raises(KeyboardInterrupt):
         list(predict_batches(model, processor, endless, 4, 2))
     assert multiprocessing.active_children() == []
@@ -81,5 +81,5 @@ def test_ctrl_c_leaves_no_processes(pair, files):
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": -1}])
 def test_bad_batch_sizes_and_numbers_of_workers_are_refused(pair, files, wrong):
-    with pytest.raises(ValueError, match="is -1|is 0"):
+    with pytest.raises(ValueError, match=r"is -1|is 0"):
         next(predict_batches(pair[0], pair[1], files, **wrong))

@@ -37,7 +37,6 @@ def demo(
     """
     if port is not None and not 1 <= port <= 65535:
         raise ValueError(f"--port is {port}; it must be at least 1 and at most 65535")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that temporary files are deleted
     silence_progress_bars()
     from ..demo.page import serve, write_static_page
 
@@ -51,6 +50,7 @@ def demo(
     elif Path(folder, "page.json").is_file():
         serve(Path(folder), host, port, open)
     else:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the folder is deleted
         with TemporaryDirectory(prefix="hf_vit_demo_") as scratch:
             page = Path(scratch, "page")
             write_static_page(models, page, examples=examples, runtime=runtime)

@@ -17,7 +17,7 @@ _EXTRAS = {
     "onnxruntime": ("onnxruntime",),
     "openvino": ("openvino",),
     "quantization": ("nncf",),
-    "demo": ("gradio", "scikit-learn"),
+    "demo": ("scikit-learn",),
 }
 
 

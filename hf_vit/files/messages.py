@@ -20,7 +20,7 @@ _EXTRAS = {  # imported package -> the extra that installs it
     **dict.fromkeys(("matplotlib", "scipy"), "analysis"),
     **dict.fromkeys(("msgpack", "tensorstore"), "jax-checkpoints"),
     **dict.fromkeys(("onnx", "onnxscript"), "export"),
-    **dict.fromkeys(("gradio", "sklearn"), "demo"),
+    **dict.fromkeys(("sklearn",), "demo"),
     **{"peft": "lora", "openvino": "openvino", "onnxruntime": "onnxruntime", "nncf": "quantization"},
 }
 _LAST_ERROR = re.compile(r"^[\w.]+: (.+)$", re.MULTILINE)

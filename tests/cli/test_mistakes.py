@@ -81,11 +81,11 @@ COMMANDS = [
     "inspect model --output out --image-size 21",
     "inspect model --output hybrid --overwrite",
     "inspect model --output out --flow",
-    "demo model --wheel x.whl",
-    "demo model --space out --port 7000",
-    "demo model --space pets",
-    "demo model --space out --wheel photo.png",
+    "demo model --static model --overwrite",
+    "demo model --static pets",
+    "demo model model",
     "demo model --examples empty",
+    "demo model --runtime empty",
     "demo model --port 99999",
     # finetune, pretrain, evaluate
     "finetune",
@@ -134,7 +134,7 @@ MISSING = [
     ("accelerate", "finetune"),
     ("matplotlib", "inspect model --output out"),
     ("onnx", "export model out.onnx --to onnx"),
-    ("gradio", "demo model"),
+    ("onnxscript", "demo model"),
     ("openvino", "predict model photo.png --backend openvino"),
 ]
 PYTHON = [

@@ -5,7 +5,7 @@ import os
 import shutil
 import threading
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -16,7 +16,9 @@ import hf_vit
 from hf_vit import HfViTImageProcessor
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, export, web
+from hf_vit.demo.page import PHOTOGRAPHS, PageHandler
 from hf_vit.loading import save_folder
+from hf_vit.prediction import predict
 
 from ..paths import ROOT
 from ..tiny_models import tiny
@@ -32,23 +34,24 @@ OUTLINE = """() => {
   return outlineStyle === "none" ? 0 : parseFloat(outlineWidth);
 }"""
 CLASSIFY = """async ([name, file]) => {
-  const settings = await (await fetch("page.json")).json();
-  window.model ??= new Worker("worker.js", { type: "module" });
-  window.model.postMessage({ settings, file });
+  const { models: [model] } = await (await fetch("page.json")).json();
+  window.worker ??= new Worker("worker.js", { type: "module" });
+  window.worker.postMessage({ model, file });
   const picture = await (await fetch(name)).blob();
   return new Promise((resolve) => {
-    window.model.onmessage = ({ data }) => "id" in data && resolve(data.error ?? Array.from(data.logits));
-    window.model.postMessage({ id: 0, picture });
+    window.worker.onmessage = ({ data }) => "id" in data && resolve(data.error ?? Array.from(data.logits));
+    window.worker.postMessage({ id: 0, picture });
   });
 }"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model with a crop, one class with markup as its name."""
+    """A calibrated model with a crop, and markup in the names of its classes."""
     folder = tmp_path_factory.mktemp("web") / "kinds"
     model = tiny(num_hidden_layers=1)
     model.config.id2label = {index: f"kind {index} {EVIL}" for index in range(11)}
+    model.config.coverage_thresholds = {"0.9": 0.01, "0.95": 1e-9}
     save_folder(folder, model, HfViTImageProcessor("augreg", size=(20, 36), background=[200, 30, 90]))
     return folder
 
@@ -71,11 +74,14 @@ def test_the_programs_agree_with_the_model(folder, package, tmp_path):
     assert (output / "runtime" / "ort-wasm-simd-threaded.wasm").read_text() == "ort-wasm-simd-threaded.wasm"
     assert "sdk: static" in (output / "README.md").read_text()
     assert json.loads((output / "config.json").read_text())["model_type"] == "vit"
+    assert {file.name for file in (output / "examples").iterdir()} == {"china.jpg", "flower.jpg"}
+    (entry,) = json.loads((output / "page.json").read_text())["models"]
+    assert entry["thresholds"] == {"auto": 0.5, "coverage": {"0.9": 0.01, "0.95": 1e-9}}
     model, processor = hf_vit.load(folder)
     levels = torch.randint(0, 256, (5, 3, 31, 77), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         expected = model(**processor(levels.byte(), return_tensors="pt")).logits.numpy()
-    for program in json.loads((output / "page.json").read_text())["programs"]:
+    for program in entry["programs"]:
         file = output / program["file"]
         assert program["bytes"] == file.stat().st_size
         assert str(ROOT).encode() not in file.read_bytes()  # paths of this machine
@@ -96,7 +102,6 @@ def test_the_programs_agree_with_the_model(folder, package, tmp_path):
 
 def test_bad_input_is_refused(folder, package, tmp_path):
     model, processor = hf_vit.load(folder)
-    (package / "dist" / "ort-wasm-simd-threaded.wasm").unlink()
     for arguments, message in (
         ({"processor": None, "runtime": package}, "NoneType"),
         ({"processor": HfViTImageProcessor("native"), "runtime": package}, "native"),
@@ -107,23 +112,18 @@ def test_bad_input_is_refused(folder, package, tmp_path):
         export(model, tmp_path / "page", "onnx", processor=processor, runtime=package)
     with pytest.raises(ConversionError, match="5 channels"):
         export(tiny(num_channels=5), tmp_path / "page", "web", processor=processor, runtime=package)
+    (package / "dist" / "ort-wasm-simd-threaded.wasm").unlink()
     with pytest.raises(ConversionError, match="onnxruntime-web"):
-        web._copy_runtime(package, tmp_path / "runtime")
-    assert main(["demo", str(folder), "--static", str(tmp_path / "page"), "--port", "80"]) == 2
+        export(model, tmp_path / "page", "web", processor=processor, runtime=package)
     assert not (tmp_path / "page").exists()
 
 
-class Handler(SimpleHTTPRequestHandler):
+class Handler(PageHandler):
     """A server that sends the policy of the page with every file, so that it holds in the workers too."""
-
-    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".js": "text/javascript", ".mjs": "text/javascript"}  # noqa: RUF012
 
     def end_headers(self):
         self.send_header("Content-Security-Policy", self.server.policy)
         super().end_headers()
-
-    def log_message(self, *_):
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +138,9 @@ def page(folder, tmp_path_factory):
     except ConversionError as error:
         pytest.skip(f"set HF_VIT_WEB_RUNTIME to the npm package onnxruntime-web, which cannot be downloaded: {error}")
     output = tmp_path_factory.mktemp("page") / "page"
-    model, processor = hf_vit.load(folder)
-    export(model, output, "web", processor=processor, runtime=runtime)
+    several = tiny(num_hidden_layers=1, problem_type="multi_label_classification", label_thresholds=[0.3] * 10 + [0.9])
+    models = {"kinds": hf_vit.load(folder), "several": (several, HfViTImageProcessor(size=(20, 36)))}
+    web.write_web_page(output, models, examples=[PHOTOGRAPHS / "flower.jpg"], runtime=runtime)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(output)))
     server.policy = (output / "index.html").read_text().split('content="default-src')[1].split('"')[0].strip()
     server.policy = f"default-src {server.policy}"
@@ -149,7 +150,7 @@ def page(folder, tmp_path_factory):
         chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox", *CAMERA])
         page = chromium.new_page(viewport={"width": 390, "height": 844})
         page.set_default_timeout(60_000)
-        page.folder, page.foreign = output, []
+        page.folder, page.models, page.foreign = output, models, []
         page.on("request", lambda request: request.url.startswith((address, "data:")) or page.foreign.append(request))
         page.goto(address)
         page.wait_for_function("() => document.getElementById('status').textContent.startsWith('Ready')")
@@ -193,7 +194,7 @@ def test_logits_in_a_browser_are_those_of_python(page, folder, tmp_path):
         logits = page.evaluate(CLASSIFY, [name, "onnx/model.onnx"])
         np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance, err_msg=name)
     Image.open(page.folder / "color.jpg").save(page.folder / "decoded.png")
-    for program in json.loads((page.folder / "page.json").read_text())["programs"]:
+    for program in json.loads((page.folder / "page.json").read_text())["models"][0]["programs"]:
         decoded, jpeg = (page.evaluate(CLASSIFY, [name, program["file"]]) for name in ("decoded.png", "color.jpg"))
         np.testing.assert_allclose(jpeg, decoded, rtol=0, atol=1e-5, err_msg=program["name"])  # decodes as Pillow
     assert not page.foreign
@@ -215,11 +216,6 @@ def test_a_visitor_classifies_pictures_without_a_network(page, tmp_path):
     assert len(page.query_selector_all("article.error")) == 1
     assert page.evaluate("() => crossOriginIsolated")  # the runtime may use several threads
     assert page.evaluate("() => document.documentElement.scrollWidth") == 390
-    names = page.evaluate(
-        "() => [...document.querySelectorAll('button, input, select')].map((one) => (one.ariaLabel || "
-        "one.labels?.[0]?.textContent || one.textContent).trim())"
-    )
-    assert all(names)
     page.context.set_offline(False)
     assert not page.foreign
 
@@ -239,6 +235,29 @@ def walk_with_tab(page):
         assert page.evaluate(OUTLINE) >= 2, found[-1]
     accessibility.detach()
     return found
+
+
+@pytest.mark.browser
+def test_thresholds_and_the_choice_of_a_model(page):
+    """The shown classes are those of `hf_vit.predict` with a coverage, and with the thresholds of several labels."""
+    page.reload()
+    page.get_by_role("status").filter(has_text="Ready").wait_for()
+    page.locator("#programs").select_option(index=2)  # in float32
+    page.get_by_role("button", name="flower.jpg").click()
+    page.get_by_role("status").filter(has_text="flower.jpg: kind").wait_for()
+    assert page.locator("article li").count() == 5
+    page.locator("#rule").select_option("0.95")
+    assert page.locator("article li").count() == 11
+    page.locator("#rule").select_option("0.9")
+    shown = [label.split(" ")[1] for label in page.locator("article li span:first-child").all_inner_texts()]
+    (expected,) = predict(page.models["kinds"], [PHOTOGRAPHS / "flower.jpg"], coverage=0.9)
+    assert shown == [prediction.label.split(" ")[1] for prediction in expected]
+
+    page.locator("#programs").select_option(index=5)  # of the second model
+    page.get_by_role("status").filter(has_text="flower.jpg: LABEL_").wait_for()
+    (scores,) = predict(page.models["several"], [PHOTOGRAPHS / "flower.jpg"], threshold="auto")
+    shown = page.locator("article li").all_inner_texts()
+    assert [line.split() for line in shown] == [[label, f"{100 * score:.1f}", "%"] for label, score in scores]
 
 
 @pytest.mark.browser
@@ -265,11 +284,11 @@ def test_keyboard_and_screen_reader_reach_every_control(page, tmp_path):
     page.keyboard.press("Enter")  # shows the text with a link
     walk_with_tab(page)  # to the end, where Tab begins again
     found = walk_with_tab(page)
-    roles = ["button", "button", "combobox", "checkbox", "button", "DisclosureTriangle", "link"]
+    roles = ["button", "button", "button", "combobox", "combobox", "checkbox", "button", "DisclosureTriangle", "link"]
     assert [role for role, _ in found] == roles
     assert len(found) == page.locator(CONTROLS).count()
     assert all(name for _, name in found)
-    assert "green.png" in found[4][1]  # a button of one of several pictures
+    assert "green.png" in found[6][1]  # a button of one of several pictures
 
     page.locator("#camera").focus()
     page.keyboard.press("Enter")

@@ -14,7 +14,6 @@ from transformers import pipeline
 import hf_vit
 from hf_vit.analysis.inspection import inspect
 from hf_vit.cli import main
-from hf_vit.demo.looking import Demo
 from hf_vit.prediction import classify
 
 from ..tiny_models import save_tiny
@@ -75,17 +74,6 @@ def test_the_text_is_in_percent_unless_it_is_a_regression(folder, picture, expec
     first = next(iter(expected.values()))
     is_regression = hf_vit.load(folder)[0].config.problem_type == "regression"
     assert shown == (f"{first:.4g}" if is_regression else f"{100 * first:.1f}%")
-
-
-def test_the_demo(folder, picture, expected):
-    if hf_vit.load(folder)[0].config.problem_type == "regression":
-        with pytest.raises(ValueError, match="regression"):
-            Demo(folder)
-        return
-    demo = Demo(folder)
-    assert list(demo.look(picture)[0].items()) == close(expected)
-    (batch,) = demo.classify_all([picture])
-    assert batch.outputs[0] == close(expected)
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,14 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import sysconfig
 import tomllib
 import zipfile
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import yaml
-from packaging.requirements import Requirement
-from PIL import Image
-
-from hf_vit.prediction import predict
 
 from ..doc_fixtures import write_data_set
 from ..paths import ROOT
@@ -90,43 +83,3 @@ def test_from_images_to_a_model_in_an_empty_folder(run, tmp_path):
     run("python", "-m", "accelerate.commands.launch", *launch, "--model", "out", "--dataset", "photographs",
         "--split", "test", "--num-workers", "0", "--output-dir", "results")  # fmt: skip
     assert json.loads((tmp_path / "results" / "metrics.json").read_text())["samples"] == 6
-
-
-@pytest.mark.slow
-def test_a_space_installs_the_wheel_beside_it_and_answers(run, wheel, tmp_path):
-    """In an environment without hf_vit, from an empty folder, as the Hub starts it."""
-    client = pytest.importorskip("gradio_client")
-    save_tiny(tmp_path / "tiny")
-    Image.new("RGB", (40, 30), "red").save(tmp_path / "red.png")
-    run("hf-vit", "demo", "tiny", "--space", "space", "--wheel", wheel)
-    run("hf-vit", "demo", "tiny", "--space", "space", "--wheel", wheel, "--overwrite")
-    metadata = yaml.safe_load((tmp_path / "space" / "README.md").read_text().split("---")[1])
-    assert {**metadata, "sdk": "gradio", "sdk_version": version("gradio"), "app_file": "app.py"} == metadata
-    needed = {Requirement(line).name for line in (tmp_path / "space" / "requirements.txt").read_text().splitlines()}
-    assert {"torch", "transformers", "gradio", "datasets", "matplotlib"} <= needed
-    assert "hf_vit" not in needed
-
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    packages = next((tmp_path / "bare").glob("lib/*/site-packages"))
-    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    (tmp_path / "empty").mkdir()
-    command = [tmp_path / "bare" / "bin" / "python", tmp_path / "space" / "app.py"]
-    (tmp_path / "temporary").mkdir()
-    environment = {**ENVIRONMENT, "HF_HUB_OFFLINE": "1", "TMPDIR": str(tmp_path / "temporary")}
-    with subprocess.Popen(command, cwd=tmp_path / "empty", env=environment, stdout=subprocess.PIPE, text=True) as page:
-        try:
-            assert page.stdout is not None
-            address = page.stdout.readline().split(" is shown at ")[1].split()[0]
-            classes, shown = client.Client(address, verbose=False, download_files=tmp_path / "answers").predict(
-                client.handle_file(tmp_path / "red.png"), api_name="/look"
-            )
-            assert list((tmp_path / "temporary").rglob("red.png"))
-        finally:
-            page.terminate()
-    assert page.returncode == 128 + signal.SIGTERM
-    left = [path for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
-    assert not left
-    ((entry, *_),) = predict(tmp_path / "tiny", [tmp_path / "red.png"])
-    assert classes["label"] == entry.label
-    with Image.open(shown) as image:
-        assert image.size == (36 * 22, 20 * 22)
