@@ -309,25 +309,26 @@ def _packages() -> str:
 @cache
 def _digits_page() -> Path | None:
     """Write the page of the demo's digits model; None without the packages, or neither a network nor the runtime."""
-    import hf_vit.demo
-    from hf_vit.conversion import ConversionError, convert, export
+    from hf_vit import demo
+    from hf_vit.conversion import ConversionError, convert_to_folder
+    from hf_vit.demo.page import write_static_page
 
-    folder = Path(mkdtemp()) / "digits"
-    model, processor = convert(Path(hf_vit.demo.__file__).with_name("digits.npz"), labels=list("0123456789"))
-    model.config.name_or_path = "digits"
+    folder, runtime = Path(mkdtemp()), os.environ.get("HF_VIT_WEB_RUNTIME")
+    checkpoint = Path(demo.__file__).with_name("digits.npz")
+    convert_to_folder(checkpoint, folder / "digits", labels=list("0123456789"))
     try:
-        export(model, folder, "web", processor=processor, runtime=os.environ.get("HF_VIT_WEB_RUNTIME"))
+        write_static_page([folder / "digits"], folder / "page", runtime=Path(runtime) if runtime else None)
     except (ImportError, ConversionError) as error:
         logging.getLogger("mkdocs.hooks").info(f"The site is built without the live page: {error}")
         return None
-    return folder
+    return folder / "page"
 
 
 def _live_page() -> str:
     if _digits_page() is None:
         return "(This copy of the site was built without the page itself.)"
     return (
-        '<a href="live/index.html">Open the page</a> with a small model, and give it a picture of a handwritten digit.'
+        '<a href="live/index.html">Open the page</a> with a small model of handwritten digits.'
     )
 
 

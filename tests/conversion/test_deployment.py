@@ -19,6 +19,7 @@ from PIL import Image
 from hf_vit import HfViTImageProcessor
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, deployment, export
+from hf_vit.files.predictions import lowest_scores, most_likely
 from hf_vit.loading import save_folder
 from hf_vit.models.image_presets import PRESETS
 from hf_vit.models.image_processing_hf_vit import scale_and_offset
@@ -64,6 +65,7 @@ def photographs(tmp_path_factory):
 def model():
     classifier = tiny(num_hidden_layers=1)
     torch.nn.init.normal_(classifier.classifier.weight)
+    classifier.config.coverage_thresholds = {"0.9": 0.03}
     return classifier
 
 
@@ -96,8 +98,14 @@ def test_the_same_pixels_and_classes_for_every_preset(preset, model, program, ph
         pixel_values = torch.from_numpy(script.preprocess(script.read(path))) * scale + offset
         assert torch.equal(pixel_values, inputs["pixel_values"]), path.name
         with torch.no_grad():
-            expected = model(**inputs).logits.softmax(-1)[0]
-        np.testing.assert_allclose(script.predict(path), expected, rtol=0, atol=1e-5, err_msg=path.name)
+            logits = model(**inputs).logits
+        scores = script.predict(path)
+        np.testing.assert_allclose(scores, logits.softmax(-1)[0], rtol=0, atol=1e-5, err_msg=path.name)
+        for given in ({"top_k": 3}, {"threshold": 0.2}, {"threshold": "auto"}, {"coverage": 0.9}):
+            lowest = lowest_scores(model.config, given.get("threshold"), given.get("coverage"))
+            (expected,) = most_likely(logits, model.config, given.get("top_k", 5), lowest)
+            labels = [script.LABELS[str(index)] for index in script.select(scores, **given)]
+            assert labels == [prediction.label for prediction in expected], (path.name, given)
 
 
 @pytest.mark.slow
@@ -114,7 +122,7 @@ def test_the_command_writes_a_script_that_needs_no_torch(
     save_folder(folder, model, HfViTImageProcessor("augreg", size=SIZE, **IMAGENET))
     assert main(["export", str(folder), str(deployed), "--to", to]) == 0
     programs = {"onnx": {"model.onnx"}, "openvino": {"model.xml", "model.bin"}}[to]
-    written = {".hf_vit", "labels.json", "preprocessing.json", "predict.py"}
+    written = {".hf_vit", "labels.json", "preprocessing.json", "thresholds.json", "predict.py"}
     assert {path.name for path in deployed.iterdir()} == programs | written
     assert json.loads((deployed / "preprocessing.json").read_text())["image_std"] == IMAGENET["image_std"]
     capsys.readouterr()
