@@ -15,7 +15,7 @@ from hf_vit.conversion import convert
 from hf_vit.demo import page
 from hf_vit.prediction import classify
 
-from ..launching import start
+from ..processes import start
 
 DEMO = """
 import tempfile
