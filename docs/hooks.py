@@ -327,9 +327,7 @@ def _digits_page() -> Path | None:
 def _live_page() -> str:
     if _digits_page() is None:
         return "(This copy of the site was built without the page itself.)"
-    return (
-        '<a href="live/index.html">Open the page</a> with a small model of handwritten digits.'
-    )
+    return '<a href="live/index.html">Open the page</a> with a small model of handwritten digits.'
 
 
 def on_post_build(config: MkDocsConfig) -> None:
