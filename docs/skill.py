@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1]
 SKILL = ROOT / "skills" / "hf-vit" / "SKILL.md"
 SECTIONS = {  # page -> headings of its sections
     "README.md": (
+        "Install",
         "From a name to a prediction",
         "From your photographs to a fine-tuned model",
-        "Install",
         "When to use timm or transformers instead",
     ),
     "docs/index.md": ("By task", "Which command reads which format"),
