@@ -78,7 +78,7 @@ def augreg_hyper_parameters(name: AugRegName) -> dict[str, str]:
     """Return the settings of the training run, under the names that a model card uses."""
     paper, layers, magnitude, alpha = AUGMENTATION[name.augmentation]
     rows = {
-        "optimiser": "Adam, beta1 0.9, beta2 0.999, gradients clipped at global norm 1",
+        "optimizer": "Adam, beta1 0.9, beta2 0.999, gradients clipped at global norm 1",
         "batch size": "4096",
         "epochs": name.epochs,
         "learning rate": f"{name.learning_rate}, warm-up over 10,000 steps, then cosine decay",

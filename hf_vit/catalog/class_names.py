@@ -16,7 +16,7 @@ def built_in_class_names(name: str) -> list[str]:
 def imagenet_numbers(names: Sequence[str]) -> list[int] | None:
     """Return each name's class number among ImageNet's 1000 classes; None if the classes are not ImageNet's.
 
-    Two forms are recognised: wnids (n01440764) of any number of classes in any order, and 1000 names in words in
+    Two forms are recognized: wnids (n01440764) of any number of classes in any order, and 1000 names in words in
     ImageNet's order. The comparison of words ignores case, synonyms after a comma and notes in brackets. Up to 50 names
     may have a wording that ImageNet does not have; a name of another ImageNet class means another order, hence None.
     """

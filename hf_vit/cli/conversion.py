@@ -34,7 +34,7 @@ def convert(
         str | None, "AugReg's index.csv, for `augreg:best:` with variants that have no recommended file"
     ] = None,
     check: Annotated[
-        bool, "write nothing; print the recognised model with reasons, unused weights, and assumptions"
+        bool, "write nothing; print the recognized model with reasons, unused weights, and assumptions"
     ] = False,
     labels: Annotated[str | None, "class names: imagenet1k, a text file with one per line, or a JSON file"] = None,
     image_size: Annotated[Size, "image size in pixels, to which position embeddings are resampled"] = None,

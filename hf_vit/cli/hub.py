@@ -8,7 +8,7 @@ from ..files.output import write_text
 from .arguments import Images, SaveFor, images_at_hand
 
 _FOLDER = "a folder that convert, training or save_pretrained wrote"
-_License = Annotated[str | None, "licence such as apache-2.0, if the card does not have one", {"metavar": "ID"}]
+_License = Annotated[str | None, "license such as apache-2.0, if the card does not have one", {"metavar": "ID"}]
 
 
 def push(
@@ -28,7 +28,7 @@ def push(
     runtime: Annotated[Path | None, "for --static-space: as in `hf-vit demo --static`", {"metavar": "PACKAGE"}] = None,
     code: Annotated[bool, "add the code, for trust_remote_code=True without hf_vit"] = False,
     license: _License = None,
-    allow_incomplete_card: Annotated[bool, "push even if the card lacks something, such as a licence"] = False,
+    allow_incomplete_card: Annotated[bool, "push even if the card lacks something, such as a license"] = False,
     message: Annotated[str, "message of the commit"] = "Upload with hf_vit",
     dry_run: Annotated[bool, "list the files to push, but push nothing"] = False,
 ) -> None:

@@ -43,7 +43,7 @@ def embed(
         "file to write: .npz or .parquet (needs the extra training) for `hf-vit search`, or .csv",
         {"metavar": "FILE"},
     ],
-    normalize: Annotated[bool, "normalise the features of each image to length 1 (L2)"] = False,
+    normalize: Annotated[bool, "normalize the features of each image to length 1 (L2)"] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Write features of images (the input of a classifier's head) to a file.

@@ -1,4 +1,4 @@
-"""Check of a model card: missing licence, numbers without a source, unknown data sets."""
+"""Check of a model card: missing license, numbers without a source, unknown data sets."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ from .cards import split_readme
 
 _PLACEHOLDER = re.compile(r"more information needed", re.IGNORECASE)
 _CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
-_LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]*")
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _NUMBER = re.compile(r"\d+(\.\d+)?\s*%")
 
 
@@ -18,11 +18,13 @@ def check_card(card: str) -> list[str]:
     """Return the problems of a card, a sentence each; none for a good card."""
     metadata = split_readme(card)[0]
     problems = []
-    licence = metadata.get("license")
-    if not licence:
-        problems.append("it names no licence; give license= (--license), or write `license:` into the front matter")
-    elif not all(_LICENCE.fullmatch(str(name)) for name in (licence if isinstance(licence, list) else [licence])):
-        problems.append(f"its licence {licence!r} is no identifier of the Hub (expected one such as apache-2.0 or mit)")
+    license = metadata.get("license")
+    if not license:
+        problems.append("it names no license; give license= (--license), or write `license:` into the front matter")
+    elif not all(_LICENSE.fullmatch(str(name)) for name in (license if isinstance(license, list) else [license])):
+        problems.append(
+            f"its license {license!r} is not an identifier of the Hub (expected one such as apache-2.0 or mit)"
+        )
     if _PLACEHOLDER.search(card):
         problems.append("it says 'More Information Needed'; write that information, or delete the line")
     problems += _unknown_data_sets(metadata)
@@ -59,5 +61,5 @@ def _unsourced_numbers(part: str) -> list[str]:
         if line.startswith("|") and not cells[-1]:
             problems.append(f"the result {cells[2]} ({cells[0]} {cells[1]}) has no source")
         elif not line.startswith("|") and _NUMBER.search(line):
-            problems.append(f"a number stands outside the tables of results: {line.strip()}")
+            problems.append(f"a percentage is outside the tables of results: {line.strip()}")
     return problems

@@ -18,7 +18,7 @@ _JAX = ("vit_jax", "flax", "big_vision", "big_transfer", "bit_paper", "bit")  # 
 _MARKUP = re.compile(r"[\\`*\[\]<>|~$&]")
 _FIGURES = {  # figures of a training run: their alternative texts
     "confusion_matrix.png": "Confusion matrix: held-out images by label (rows) and prediction (columns)",
-    "learning_curve.png": "Learning curve: loss, accuracy and learning rate by optimiser step",
+    "learning_curve.png": "Learning curve: loss, accuracy and learning rate by optimizer step",
 }
 # Settings of a training run that do not change its result, and those that stand elsewhere on the card.
 _NOT_LISTED = ("dataset", "model", "eval_batch_size", "eval_every", "keep_checkpoints", "log_every", "num_processes")
@@ -46,12 +46,12 @@ inputs = processor(load_image("{image}"), return_tensors="pt")
 print(model(**inputs).{output}.shape)  # ({shape})"""
 
 
-def render_sections(sources: Sources, name: str, licence: str | None, has_title: bool, space: str | None) -> str:
+def render_sections(sources: Sources, name: str, license: str | None, has_title: bool, space: str | None) -> str:
     """Render our part of a card.
 
     Args:
         name: name of the repository or folder.
-        licence: licence in the front matter.
+        license: the one in the front matter.
         has_title: begin with a heading; False if the user's own text stands above.
         space: name of a Space with the model's page.
     """
@@ -83,7 +83,7 @@ def render_sections(sources: Sources, name: str, licence: str | None, has_title:
         ],
         conversion=_conversion(sources, name),
         compute=_compute(sources),
-        licence=_licence_in_words(sources, licence),
+        license=_license_in_words(sources, license),
         citations=_citations(sources),
     )
 
@@ -112,7 +112,7 @@ def _summary(sources: Sources) -> str:
         return (
             f"A {what} {kind}: {short}-{variant}, {sources.facts['title']}. "
             f'Paper: "[{paper["title"]}](https://arxiv.org/abs/{paper["arxiv"]})". '
-            "It is converted from a JAX checkpoint, and computes the same numbers in PyTorch. "
+            "It was converted from a JAX checkpoint, and computes the same outputs in PyTorch. "
             "The authors of the paper did not write this card."
         )
     text = f"A {what} {kind} ([arXiv {arxiv}](https://arxiv.org/abs/{arxiv})) for hf_vit and transformers."
@@ -151,7 +151,7 @@ def _architecture(sources: Sources) -> dict[str, str]:
         "none": "none (one output for each patch)",
     }[config["pooling"]]
     if config.get("projection_dim") is not None:
-        rows["embedding (`image_embeds`)"] = f"{config['projection_dim']} numbers, not normalised"
+        rows["embedding (`image_embeds`)"] = f"{config['projection_dim']} numbers, not normalized"
     if sources.classifies:
         rows["classes"] = _count_classes(config)
     return rows
@@ -165,7 +165,7 @@ def _architecture_of_bit(sources: Sources) -> dict[str, str]:
         "parameters": f"{_count_parameters(config):,}",
         "units per stage": f"{', '.join(map(str, config['depths']))}, {form[config['layer_type']]}",
         "width": f"{width} channels after the root convolution (width factor {width / 64:g})",
-        "normalisation": "GroupNorm with 32 groups, standardised weights",
+        "normalization": "GroupNorm with 32 groups, standardized weights",
         "image size": f"{_size(config['image_size'])} pixels; other sizes work too",
         "pooling": "mean of the last feature map",
     }
@@ -212,7 +212,7 @@ def _limits(sources: Sources) -> list[str]:
     if any(key.startswith("imagenet") for key in sources.data_sets):
         paragraphs.append(
             "ImageNet's images come from the web, mostly from North America and Europe. Its classes were chosen for "
-            "a competition. People, places and things of other regions are recognised less well. The features contain "
+            "a competition. People, places and things of other regions are recognized less well. The features contain "
             "the biases of these images. Do not use the model to judge people."
         )
     elif sources.data_sets:
@@ -246,11 +246,11 @@ def _preprocessing(sources: Sources) -> str:
         return "This repository has no image processor. Scale pixel values to [-1, 1]."
     steps = [_resize_in_words(settings)] if settings.get("do_resize", True) else []
     if settings.get("do_center_crop") and (crop := settings.get("crop_size")):
-        steps.append(f"The centre of {crop['height']} x {crop['width']} pixels is cropped.")
+        steps.append(f"The image is center-cropped to {crop['height']} x {crop['width']} pixels.")
     if settings.get("do_rescale", True) and settings.get("do_normalize", True):
         mean, std = (settings.get(name, 0.5) for name in ("image_mean", "image_std"))
         is_half = all(value in (0.5, [0.5], [0.5] * 3) for value in (mean, std))
-        scaled = "scaled to [-1, 1]" if is_half else f"normalised with mean {mean} and deviation {std}"
+        scaled = "scaled to [-1, 1]" if is_half else f"normalized with mean {mean} and standard deviation {std}"
         steps.append(f"Pixel values are {scaled}.")
     steps.append(f"The image processor does this; its preset is `{settings.get('preset', 'vit_jax')}`.")
     return " ".join(steps)
@@ -394,11 +394,11 @@ def _compute(sources: Sources) -> str:
     return text
 
 
-def _licence_in_words(sources: Sources, licence: str | None) -> str:
-    if licence is None:
-        return "The uploader states no licence."
-    return f"`{licence}`" + (
-        ", the licence of the released weights." if sources.facts.get("license") == licence else "."
+def _license_in_words(sources: Sources, license: str | None) -> str:
+    if license is None:
+        return "The uploader did not state a license."
+    return f"`{license}`" + (
+        ", the license of the released weights." if sources.facts.get("license") == license else "."
     )
 
 

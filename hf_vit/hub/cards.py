@@ -1,6 +1,6 @@
 """Model cards: the README of a repository, rendered from a folder.
 
-Our part of a card stands between two marks and is rendered again at every push. The user's own text around it is kept.
+Our part of a card is between two marks and is rendered again at every push. The user's own text around it is kept.
 """
 
 import re

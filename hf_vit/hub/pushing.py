@@ -54,7 +54,7 @@ class PushError(OSError):
 
 
 class IncompleteCardError(PushError):
-    """Push of a card with missing information, such as a licence."""
+    """Push of a card with missing information, such as a license."""
 
 
 class _Target(NamedTuple):
@@ -141,7 +141,7 @@ def push(
         license: such as "apache-2.0"; needed once, if the README has none and the source is unknown.
         tags: more tags for the card.
         space: owner/name of a Space with the model's page, which the card links; None: that of the repository's card.
-        allow_incomplete_card: push even if `hf_vit.hub.card_check` finds problems, such as a missing licence.
+        allow_incomplete_card: push even if `hf_vit.hub.card_check` finds problems, such as a missing license.
         message: message of the commit.
         token: used instead of the token of `hf auth login` or HF_TOKEN; False for none.
 

@@ -44,7 +44,7 @@ def write_space_readme(folder: str | os.PathLike, title: str, models: Sequence[s
 
 
 def full_space_name(space: str) -> str:
-    """Return owner/name; a name alone is a Space of one's own."""
+    """Return owner/name; a name without an owner belongs to the user."""
     return space if "/" in space else f"{HfApi().whoami(cache=True)['name']}/{space}"
 
 

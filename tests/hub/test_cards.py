@@ -245,8 +245,8 @@ datasets: [uoft-cs/cifar10]
 
 
 def faults():
-    yield "license: apache-2.0\n", "", "it names no licence"
-    yield "apache-2.0", "Apache 2.0", "its licence 'Apache 2.0' is no identifier of the Hub"
+    yield "license: apache-2.0\n", "", "it names no license"
+    yield "apache-2.0", "Apache 2.0", "its license 'Apache 2.0'"
     yield "## Compute", "[More Information Needed]\n## Compute", "More Information Needed"
     yield "| Table 5 |", "| |", "the result 98.1 % (CIFAR-10 accuracy) has no source"
     yield "## Compute", "It reaches 99 % elsewhere.\n## Compute", "outside the tables of results: It reaches 99 %"
@@ -273,7 +273,7 @@ def test_card_command(folder, capsys):
     assert main(["card", str(folder), "--license", "mit", "--name", "me/vit"]) == 0
     assert 'model="me/vit"' in capsys.readouterr().out
     assert main(["card", str(folder), "--write"]) == 2
-    assert "hf-vit card: the card has problems: it names no licence" in capsys.readouterr().err
+    assert "hf-vit card: the card has problems: it names no license" in capsys.readouterr().err
     assert (folder / "README.md").read_text() == render_card(
         {name: (folder / name).read_text() for name in ("config.json", "preprocessor_config.json")}, "folder"
     )

@@ -84,7 +84,7 @@ def test_own_text_is_kept_and_replaced_weights_are_deleted(hub, client, folder, 
     """
     client(code)
     assert "its preset is `vit_jax`" in readme_of(hub, "alice/vit")  # the processor came after its model
-    client(push(folder, "alice/vit"))  # its licence stands in the README there
+    client(push(folder, "alice/vit"))  # its license stands in the README there
     names = commits_of(hub, "alice/vit")[0]["files"]
     assert "model.safetensors" in names
     assert not [name for name in names if "-of-" in name or name.endswith("index.json")]
@@ -116,7 +116,7 @@ def test_transformers_default_card_never_appears(hub, client, folder):
 def test_branches_pull_requests_and_dry_runs(hub, client, folder):
     output = client(push(folder, "acme/vit", "--dry-run"))
     assert "nothing was pushed" in output
-    assert "it names no licence" in output
+    assert "it names no license" in output
     assert not [
         request for request in hub.requests if request["method"] != "GET" and request["path"] != "/api/telemetry"
     ]
@@ -313,11 +313,11 @@ def test_a_hub_without_xet_is_named(hub, client, folder):
 
 def test_an_incomplete_card_is_refused_unless_allowed(hub, client, folder):
     error = client(push(folder, "alice/vit"), status=2)
-    assert error.startswith("hf-vit push: alice/vit: the card has problems: it names no licence; give license=")
+    assert error.startswith("hf-vit push: alice/vit: the card has problems: it names no license; give license=")
     assert "--allow-incomplete-card" in error
     assert not [request for request in hub.requests if "repos/create" in request["path"]]
     output = client(push(folder, "alice/vit", "--allow-incomplete-card"))
-    assert "the card: it names no licence" in output
+    assert "the card: it names no license" in output
     assert "model.safetensors" in commits_of(hub, "alice/vit")[0]["files"]
     client(push(folder, "alice/vit"), status=2)
     assert len(commits_of(hub, "alice/vit")) == 2
