@@ -73,7 +73,7 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
             _check_paths(samples, path if path.is_dir() else path.parent if files else None)
         return samples
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
-        raise ValueError(f"cannot read split {split!r} of {without_secrets(name)}: {_reason(error, name)}") from error
+        raise ValueError(f"cannot read split {split!r} of {without_secrets(name)}: {_reason(error)}") from error
 
 
 def _check_paths(samples: datasets.Dataset, folder: Path | None) -> None:
@@ -117,12 +117,12 @@ def names_of_splits(name: str, config: str | None = None) -> list[str]:
         builder = datasets.load_dataset_builder(path=builder, name=config, **_arguments(path, builder, files))
         return [str(split) for split in builder.config.data_files or builder.info.splits or ()]
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
-        raise ValueError(f"cannot read {without_secrets(name)}: {_reason(error, name)}") from error
+        raise ValueError(f"cannot read {without_secrets(name)}: {_reason(error)}") from error
 
 
-def _reason(error: Exception, name: str) -> str:
-    """Return the message of an error, in which an address stands without its secrets."""
-    return " ".join(str(error.__cause__ or error).split()).replace(name, without_secrets(name))
+def _reason(error: Exception) -> str:
+    """Return the message of an error, on one line and without secrets."""
+    return without_secrets(" ".join(str(error.__cause__ or error).split()))
 
 
 def _shards_of(files: Mapping[str, Sequence[str]], name: str, split: str) -> list[str]:

@@ -29,7 +29,7 @@ from ..files.reading import parse_json
 from ..files.versions import versions_of
 from ..loading import copy_for
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
-from ..models.utils import MANIFEST, as_pair, check_place, manifest_entry, manifest_text, read_manifest
+from ..models.utils import MANIFEST, as_pair, check_place, manifest_entry, manifest_text, read_manifest, without_secrets
 from .card_check import check_card
 from .card_metadata import eval_results_file
 from .cards import CARD_SOURCES, read_source, render_card
@@ -189,6 +189,9 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
             )
     check_place(folder)
     files: _Files = {entry.relative_to(folder).as_posix(): entry for entry in chosen if entry.is_file()}
+    for name in ("recipe.yaml", "card_data.json", "metrics.json"):  # the address of a data set may have a password
+        if name in files and (public := without_secrets(text := read_source(folder / name))) != text:
+            files[name] = public.encode()
     left_out = [entry.name for entry in entries if entry.name not in files and entry.name not in _NOT_REPORTED]
     weights = [name for name in files if _WEIGHTS.fullmatch(name)]
     if not weights:

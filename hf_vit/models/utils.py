@@ -450,13 +450,10 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
     return address.is_global and not address.is_multicast
 
 
-def without_secrets(url: str) -> str:
-    """Return an address for messages: without user names, keys and signatures, at most 200 characters.
+def without_secrets(text: str) -> str:
+    """Return an address, or a text with addresses, for messages: without user names, keys and signatures.
 
-    Anything that is not an address is returned as it is; in gs:// a question mark is part of the name.
+    In gs:// a question mark is part of the name.
     """
-    if not url.lower().startswith(("http://", "https://")):
-        return url
-    parts = urlsplit(url)
-    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-    return bare if len(bare) <= 200 else f"{bare[:200]}..."
+    text = re.sub(r"(\w://)[^\s/'\"]*@", r"\1", text)
+    return re.sub(r"(?i)(\bhttps?://[^\s?'\"]*)\?[^\s'\"),;]*?(?=[:.]?(?:[\s'\"),;]|$))", r"\1", text)

@@ -338,6 +338,8 @@ def test_only_what_belongs_to_a_model_is_pushed_and_the_rest_is_named(hub, clien
         (folder / name).write_text("secret")
     for name in ("conversion.json", "metrics.json"):
         (folder / name).write_text("{}")
+    address = "https://me:hidden@example.org/x-{0..9}.tar?signature=hidden"
+    (folder / "card_data.json").write_text(json.dumps({"dataset": address, "command": f"finetune --dataset '{address}'"}))
     results = {"recipe.yaml", "learning_curve.png", "confusion_matrix.png", "vit.onnx"}
     for name in (*results, ".hf_vit"):
         (folder / name).write_text("part of it")
@@ -360,8 +362,12 @@ def test_only_what_belongs_to_a_model_is_pushed_and_the_rest_is_named(hub, clien
         "conversion.json",
         "metrics.json",
     }
-    ours |= results | {"manifest.json", ".gitattributes"}
+    ours |= results | {"manifest.json", ".gitattributes", "card_data.json"}
     assert set(commits_of(hub, "alice/vit")[0]["files"]) == ours
+    for name in ("README.md", "card_data.json"):
+        content = read_file(hub, "alice/vit", name)
+        assert b"example.org/x-{0..9}.tar" in content
+        assert b"hidden" not in content
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "metrics.json", "token.txt", ".eval_results"])
