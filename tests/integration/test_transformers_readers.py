@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +85,8 @@ def bare(tmp_path_factory) -> Path:
     environment = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     packages = next(environment.glob("lib/*/site-packages"))
-    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")  # whose own .pth files are not read
+    others = [path for path in sys.path if path.endswith("site-packages")]  # whose own .pth files are not read
+    (packages / "others.pth").write_text("\n".join(others) + "\n")
     return environment / "bin" / "python"
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
@@ -17,6 +16,8 @@ from ..tiny_models import save_tiny
 from .versions import build_wheel
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+# Everything else that is installed here, but not the package, because .pth files in these folders are not read.
+OTHERS = "".join(f"{path}\n" for path in sys.path if path.endswith("site-packages"))
 FEW_STEPS = "--epochs 1 --warmup-steps 0 --batch-size 4 --num-workers 0 --report-to none --image-size 24".split()
 
 
@@ -34,7 +35,7 @@ def programs(wheel, tmp_path_factory) -> Path:
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--ignore-installed", wheel], env=ENVIRONMENT, check=True)
     own = next(environment.glob("lib/*/site-packages"))
-    (own / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")  # whose .pth files are not read
+    (own / "others.pth").write_text(OTHERS)
     return python.parent
 
 

@@ -27,10 +27,6 @@ POSITIONS = {
 GRIDS = [(3, 5), (5, 6), (3, 5), (7, 2), (1, 1)]
 
 
-def slow(*cases) -> list:
-    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
-
-
 def patch_pixels(config) -> tuple[int, int]:
     height, width = config.patch_size
     return height * config.stride, width * config.stride
@@ -132,7 +128,9 @@ def test_saves_record_the_trained_size_and_the_history(tmp_path):
     [
         *(("cls", method) for method in ("jax", "jax_exact", "bilinear", "bicubic")),
         ("learned2d", "bicubic"),
-        *slow(("1-D shared", "jax"), ("relative", "jax"), ("relative", "bicubic"), ("axial", "jax")),
+        ("1-D shared", "jax"),
+        ("relative", "bicubic"),
+        ("axial", "jax"),
     ],
 )
 def test_exports_with_dynamic_height_and_width(name, method):
@@ -149,7 +147,7 @@ def test_exports_with_dynamic_height_and_width(name, method):
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["cls", *slow("2-D shared", "relative", "axial")])
+@pytest.mark.parametrize("name", ["cls", "2-D shared", "relative", "axial"])
 def test_compiles_for_any_size(name):
     torch.compiler.reset()  # other tests compile the same code for other models
     model = tiny(**POSITIONS[name])
