@@ -1,8 +1,8 @@
 """All settings of training and evaluation, each declared once with its help text."""
 
 import dataclasses
-import math
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -17,12 +17,8 @@ def setting(default: Any, about: str, group: str = "", **bounds: float) -> Any:
         group: heading in `--help`.
         bounds: `above`, `at_least`, `below` and `at_most`, the limits of a number or of every number of a list.
     """
-    metadata = {"about": about, "group": group, "bounds": bounds}
-    return (
-        field(default_factory=default, metadata=metadata)
-        if callable(default)
-        else field(default=default, metadata=metadata)
-    )
+    default = {"default_factory" if callable(default) else "default": default}
+    return field(**default, metadata={"about": about, "group": group, "bounds": bounds})
 
 
 def check_bounds(settings: Any) -> None:
@@ -41,13 +37,16 @@ _HOLDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "
 _data = partial(setting, group="data")
 _run = partial(setting, group="run")
 _length = partial(setting, group="length and batches")
-_optimizer = partial(setting, group="optimiser")
+_optimizer = partial(setting, group="optimizer")
 _schedule = partial(setting, group="learning rate schedule")
 _model = partial(setting, group="model")
-_augmentation = partial(setting, group="augmentation")
+_augment = partial(setting, group="augmentation")
 _loss = partial(setting, group="loss")
 _report = partial(setting, group="evaluation, checkpoints and reports")
 _protocol = partial(setting, group="protocol")
+
+Backend = Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"]
+Mistakes = Iterator[tuple[Any, str]]
 
 
 @dataclass
@@ -55,49 +54,30 @@ class DataSettings:
     """Data, device and output of a run."""
 
     dataset: str | None = _data(
-        None, "data set: name on the Hub, folder, parquet or tar file(s), or digits (from scikit-learn)"
+        None, "data set: a Hub name, folder, parquet or tar file(s), or digits (scikit-learn's)"
     )
     dataset_config: str | None = _data(None, "configuration of a Hub data set that has several")
     image_column: str | None = _data(None, "name of the image column; by default the only column of images")
     label_column: str | None = _data(None, "name of the label column; by default the only column of labels")
-    streaming: bool = _data(
-        False, "read parquet and tar files in place, without a copy; always so for addresses such as s3://..."
-    )
-    num_labels: int | None = _data(
-        None, "number of classes, for labels without names; by default the highest label plus one", above=0
-    )
-    label_names: str | None = _data(None, "text file of the class names in the order of their numbers, one per line")
-    exclude: str | None = _data(
-        None, "issues.csv of `hf-vit audit`, or any CSV with a column image: the images to leave out"
-    )
-    relabel: str | None = _data(
-        None, "issues.csv of `hf-vit audit`, or any CSV with columns image and suggested: the labels to set"
-    )
+    streaming: bool = _data(False, "read parquet and tar files without copying them; always so for URLs")
+    num_labels: int | None = _data(None, "number of classes, for labels without names; by default counted", above=0)
+    label_names: str | None = _data(None, "text file of the class names, one per line, in the order of their numbers")
+    exclude: str | None = _data(None, "images to leave out: issues.csv of `hf-vit audit`, or a CSV with a column image")
+    relabel: str | None = _data(None, "labels to set: issues.csv, or a CSV with the columns image and suggested")
     num_workers: int | Literal["auto"] = _data(
-        AUTO,
-        "data worker processes (decoding and augmentation) per training process; auto: the processors of each process, "
-        "less one, from 1 to 16",
-        at_least=0,
+        AUTO, "data workers (decoding, augmentation) per process; auto: its processors, less one, up to 16", at_least=0
     )
-    image_size: int | list[int] | None = _data(
-        None, "image size in pixels, a number or [height, width]; by default the model's"
-    )
+    image_size: int | list[int] | None = _data(None, "image size in pixels, or [height, width]; by default the model's")
     preset: str | None = _data(
-        None,
-        "preprocessing preset of the evaluation; by default the model's own; native also keeps the aspect ratios in "
-        "training",
+        None, "preprocessing preset of the evaluation; by default the model's; native: also train at aspect ratios"
     )
     eval_batch_size: int = _run(64, "images per forward and process in evaluation", above=0)
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = _run(
-        None, "mixed precision; by default that of `accelerate launch`"
-    )
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = _run(None, "by default that of `accelerate launch`")
     compile: bool | Literal["auto"] = _run(
-        AUTO, "compile the model with torch.compile; auto: for training of at least 1,000 steps on a CUDA device"
+        AUTO, "compile the model with torch.compile; auto: for training of 1,000 steps or more on a CUDA device"
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = _run("default", "mode of torch.compile")
-    deterministic: bool = _run(
-        False, "use only deterministic algorithms, so that a run on a GPU repeats bit by bit; others are an error"
-    )
+    deterministic: bool = _run(False, "make runs on a GPU equal bit by bit; operations that cannot be are an error")
     tf32: bool = _run(False, "let NVIDIA GPUs round the factors of float32 products to TensorFloat-32")
     cudnn_benchmark: bool = _run(False, "let cuDNN time its convolutions and take the fastest, for ResNets")
     seed: int = _run(0, "random seed of weights, sample order and augmentation", at_least=0)
@@ -107,13 +87,22 @@ class DataSettings:
 
     def validate(self) -> None:
         """Raise ValueError for a setting that is out of range or contradicts another one."""
-        if not self.dataset and not self.print_config:
-            raise ValueError("no data: set --dataset to a Hub name, a folder, a file or digits")
         if "://" in (self.dataset or ""):
             self.streaming = True
-        if self.deterministic and self.cudnn_benchmark:
-            raise ValueError("deterministic and cudnn_benchmark exclude each other: the fastest algorithm may differ")
+        for is_wrong, message in self.mistakes():
+            if is_wrong:
+                raise ValueError(message)
         check_bounds(self)
+
+    def mistakes(self) -> Mistakes:
+        """Yield (is_wrong, message) for each rule that these settings must follow."""
+        runs = not self.print_config
+        yield runs and not self.dataset, "no data: set --dataset to a Hub name, a folder, a file or digits"
+        yield (
+            runs and not getattr(self, "model", "of a variant"),
+            "no model: set --model to a Hub name or a folder",
+        )
+        yield self.deterministic and self.cudnn_benchmark, "deterministic excludes cudnn_benchmark: choose one"
 
 
 @dataclass
@@ -122,15 +111,12 @@ class TrainingSettings(DataSettings):
 
     train_split: str = _data("train", "split to train on, such as train or train[:98%]")
     eval_split: str | None = _data(
-        None,
-        "split to evaluate on, such as test or train[98%:]; auto: a held-out split, or a tenth of train_split",
+        None, "split to evaluate on, such as test or train[98%:]; auto: a held-out split, or a tenth of train_split"
     )
     prefetch_factor: int = _data(4, "batches that each data worker loads ahead in training", above=0)
-    steps: int | None = _length(None, "length of the run in optimiser steps; set this or epochs", above=0)
-    epochs: float | None = _length(
-        None, "length of the run in passes over the training images; set this or steps", above=0
-    )
-    batch_size: int = _length(512, "images per optimiser step, over all processes and accumulated forwards", above=0)
+    steps: int | None = _length(None, "length of the run in optimizer steps; set this or epochs", above=0)
+    epochs: float | None = _length(None, "length in passes over the training images; set this or steps", above=0)
+    batch_size: int = _length(512, "images per optimizer step, over all processes and accumulated forwards", above=0)
     per_device_batch_size: int | None = _length(
         None, "images per forward and process; by default batch_size / processes", above=0
     )
@@ -139,13 +125,11 @@ class TrainingSettings(DataSettings):
         "natural", "balanced: draw each class equally often; every image of a class is drawn before one repeats"
     )
     shuffle_buffer: int | None = _length(
-        None,
-        "images from shards that are shuffled together; by default 250,000, or fewer if they exceed 4 GiB",
-        above=0,
+        None, "images of shards that are shuffled together; by default 250,000, or as many as fit into 4 GiB", above=0
     )
 
     optimizer: Literal["sgd", "adamw", "muon"] = _optimizer(
-        "sgd", "optimiser; sgd has momentum; muon trains the matrices of hidden layers, and adamw the rest"
+        "sgd", "sgd has momentum; muon trains the matrices of hidden layers, and adamw the rest"
     )
     learning_rate: float = _optimizer(0.03, "peak learning rate, reached after the warm-up", above=0)
     momentum: float = _optimizer(0.9, "momentum of sgd and of muon (0.95 is usual for muon)", at_least=0, below=1)
@@ -156,14 +140,12 @@ class TrainingSettings(DataSettings):
     adam_beta2: float = _optimizer(0.999, "decay of the second moment of adamw", at_least=0, below=1)
     adam_epsilon: float = _optimizer(1e-8, "epsilon of adamw, added to the root of the second moment")
     weight_decay: float = _optimizer(
-        0.0, "weight decay, of matmul and convolution kernels only; sgd adds it to the gradient (L2)", at_least=0
+        0.0, "weight decay of matmul and convolution kernels; sgd adds it to the gradient (L2)", at_least=0
     )
     weight_decay_convention: Literal["torch", "jax"] = _optimizer(
         "torch", "weight decay of adamw: torch multiplies it by the learning rate, jax does not"
     )
-    max_grad_norm: float | None = _optimizer(
-        1.0, "gradient clipping: the largest norm, over all parameters; none: no clipping", above=0
-    )
+    max_grad_norm: float | None = _optimizer(1.0, "largest norm of all gradients; none: no clipping", above=0)
     layer_decay: float | None = _optimizer(
         None, "layer-wise decay: a layer's learning rate divided by the next layer's; by default 1", above=0, at_most=1
     )
@@ -171,125 +153,97 @@ class TrainingSettings(DataSettings):
         list, "parameters to freeze: encoder, embeddings, 'first 6 layers', or regular expressions of their names"
     )
     ema_decay: float | None = _optimizer(
-        None,
-        "decay of an exponential moving average of the weights, which is then evaluated and saved",
-        at_least=0,
-        below=1,
+        None, "decay of a moving average of the weights, which is evaluated and saved", at_least=0, below=1
     )
 
     schedule: Literal["linear", "cosine", "polynomial", "constant", "rsqrt", "staircase", "wsd"] = _schedule(
         "cosine", "learning rate after the warm-up; wsd (warm-up, stable, decay): constant until the cooldown_steps"
     )
     warmup_steps: int | float = _schedule(
-        0,
-        "optimiser steps of the linear warm-up from 0 to learning_rate; below 1: as a share of the run, rounded down",
-        at_least=0,
+        0, "optimizer steps of the linear warm-up from 0; below 1: a share of the run, rounded down", at_least=0
     )
     decay_steps: list[int] = _schedule(
-        list,
-        "staircase: steps at which the rate is divided by 10; linear, cosine and polynomial: the step at which the "
-        "decay ends, by default the last one",
+        list, "staircase: steps at which the rate is divided by 10; linear, cosine, polynomial: the last decay step"
     )
     decay_factors: list[float] = _schedule(
         list, "staircase: the rate after each of decay_steps, as a share of learning_rate, instead of the tenths"
     )
     decay_power: float = _schedule(2.0, "exponent of the polynomial schedule", above=0)
-    timescale: float = _schedule(
-        10_000, "rsqrt: number of steps after which the rate has fallen to 1 / sqrt(2)", above=0
-    )
+    timescale: float = _schedule(10_000, "rsqrt: steps after which the rate has fallen to 1 / sqrt(2)", above=0)
     timescale_shift: float = _schedule(0, "rsqrt: number of steps to start ahead on the curve", at_least=0)
     cooldown_steps: int = _schedule(
-        0,
-        "length of the linear cool-down to 0 at the end, in steps; for wsd its decay, by default a fifth of the run",
-        at_least=0,
+        0, "steps of the linear cool-down to 0 at the end; for wsd its decay, by default a fifth of the run", at_least=0
     )
     final_learning_rate: float = _schedule(
         0.0, "last learning rate of linear, cosine, polynomial and wsd", at_least=0, at_most=1
     )
 
-    dropout: float | None = _model(
-        None, "dropout rate; by default that of the model's configuration", at_least=0, below=1
-    )
+    dropout: float | None = _model(None, "dropout rate; by default the configuration's", at_least=0, below=1)
     attention_dropout: float | None = _model(
-        None,
-        "dropout rate of the attention probabilities; by default that of the model's configuration",
-        at_least=0,
-        below=1,
+        None, "dropout rate of attention probabilities; by default the configuration's", at_least=0, below=1
     )
     drop_path: float | None = _model(
-        None,
-        "stochastic depth rate of the last layer; by default that of the model's configuration",
-        at_least=0,
-        below=1,
+        None, "stochastic depth rate of the last layer; by default the configuration's", at_least=0, below=1
     )
     gradient_checkpointing: bool = _model(False, "recompute activations in the backward pass to save memory")
-    patch_sizes: list[int] = _model(
-        list, "train at several patch sizes: one of these is drawn per step (FlexiViT)", above=0
-    )
+    patch_sizes: list[int] = _model(list, "train at several patch sizes, one drawn per step (FlexiViT)", above=0)
     eval_patch_sizes: list[int] = _model(list, "patch sizes to evaluate at; by default patch_sizes", above=0)
     patch_size_weights: list[float] = _model(list, "relative frequency of each of patch_sizes; by default equal")
 
-    crop: Literal["inception", "random", "resmall", "none"] = _augmentation(
+    crop: Literal["inception", "random", "resmall", "none"] = _augment(
         "inception",
         "training crop; inception: random area and shape; random: after a resize to a fixed rectangle; resmall: after "
         "a resize of the shorter side; none: resize the whole image",
     )
-    crop_area: list[float] = _augmentation(
-        lambda: [0.05, 1.0], "crop inception: smallest and largest share of the image's area"
+    crop_area: list[float] = _augment(
+        lambda: [0.05, 1.0], "crop inception: smallest and largest share of the image's area", above=0, at_most=1
     )
-    resize: int | list[int] | None = _augmentation(
+    resize: int | list[int] | None = _augment(
         None, "size before the crop in pixels; random: [height, width]; resmall: the shorter side"
     )
-    flip: bool = _augmentation(True, "mirror half of the images")
-    randaugment_layers: int = _augmentation(0, "RandAugment: number of operations per image; 0: off", at_least=0)
-    randaugment_magnitude: float = _augmentation(0, "RandAugment: strength of the operations, from 0 to 10", at_least=0)
-    mixup_alpha: float = _augmentation(0.0, "mixup: parameter of its Beta distribution; 0: off", at_least=0)
-    cutmix_alpha: float = _augmentation(0.0, "CutMix: parameter of its Beta distribution; 0: off", at_least=0)
-    antialias: bool = _augmentation(False, "antialias when a crop is made smaller; the original does not")
-    reduced_decoding: bool = _augmentation(
+    flip: bool = _augment(True, "mirror half of the images")
+    randaugment_layers: int = _augment(0, "RandAugment: number of operations per image; 0: off", at_least=0)
+    randaugment_magnitude: float = _augment(0, "RandAugment: strength of the operations, from 0 to 10", at_least=0)
+    mixup_alpha: float = _augment(0.0, "mixup: parameter of its Beta distribution; 0: off", at_least=0)
+    cutmix_alpha: float = _augment(0.0, "CutMix: parameter of its Beta distribution; 0: off", at_least=0)
+    antialias: bool = _augment(False, "antialias when a crop is made smaller; the original does not")
+    reduced_decoding: bool = _augment(
         False, "decode large JPEGs at 1/2, 1/4 or 1/8 of their size, where the crop stays large enough"
     )
-    augment_on: Literal["auto", "cpu", "device"] = _augmentation(
+    augment_on: Literal["auto", "cpu", "device"] = _augment(
         AUTO,
-        "where crops are resized and flipped and RandAugment is applied; cpu: in the data workers; device: on the "
-        "device, in batches; auto: device if it is a GPU, else cpu",
+        "where to resize and flip crops and to apply RandAugment; cpu: in the data workers; device: on the device, in "
+        "batches; auto: device if it is a GPU, else cpu",
     )
-
-    token_drop: float = _augmentation(
+    token_drop: float = _augment(
         0.0, "share of each image's patches to drop in training (NaViT); needs preset native", at_least=0, at_most=0.95
     )
 
     task: Literal["auto", "single-label", "multi-label"] = _loss(
-        AUTO, "labels of an image: one (single-label) or any number (multi-label); auto: as the data say"
+        AUTO, "labels of an image: one (single-label) or any number (multi-label); auto: as in the data"
     )
     loss: Literal["auto", "softmax", "sigmoid"] = _loss(
-        AUTO,
-        "loss function; softmax: cross-entropy over all classes; sigmoid: of each class by itself; auto: sigmoid "
-        "for a multi-label task, else softmax",
+        AUTO, "softmax: cross-entropy over all classes; sigmoid: of each class; auto: sigmoid for a multi-label task"
     )
     class_weights: Literal["none", "balanced"] = _loss(
         "none", "balanced: weight each class by the inverse of its frequency in the training split, 1 on average"
     )
-    label_smoothing: float = _loss(
-        0.0, "label smoothing: share of the target that is spread over all classes", at_least=0, at_most=1
-    )
+    label_smoothing: float = _loss(0.0, "share of the target that is spread over all classes", at_least=0, at_most=1)
     teacher: str | None = _loss(
-        None,
-        "knowledge distillation: trained model whose probabilities replace the labels in the loss, on the same crops; "
-        "name on the Hub, folder, or anything that `hf_vit.load` takes",
+        None, "knowledge distillation: model whose probabilities replace the labels; anything that `hf_vit.load` takes"
     )
     teacher_temperature: float = _loss(
         1.0, "distillation: temperature, by which the logits of teacher and student are divided", above=0
     )
     head_bias: float | None = _loss(None, "initial value of the head's biases; by default 0")
 
-    log_every: int = _report(10, "optimiser steps between two log entries", above=0)
+    log_every: int = _report(10, "optimizer steps between two log entries", above=0)
     eval_every: int | None = _report(
-        None, "optimiser steps between two evaluations; by default a tenth of the run", above=0
+        None, "optimizer steps between two evaluations; by default a tenth of the run", above=0
     )
-    save_every: int | None = _report(None, "optimiser steps between two checkpoints; by default eval_every", above=0)
+    save_every: int | None = _report(None, "optimizer steps between two checkpoints; by default eval_every", above=0)
     best_metric: str = _report(
-        "auto",
+        AUTO,
         "metric that chooses the best model, such as loss or accuracy/cat; auto: accuracy, for a multi-label task "
         "mean_average_precision, without labels loss",
     )
@@ -299,86 +253,62 @@ class TrainingSettings(DataSettings):
     keep_checkpoints: int = _report(2, "number of newest checkpoints to keep", above=0)
     resume: bool = _report(False, "continue from the newest checkpoint in output_dir")
     overwrite: bool = _report(False, "delete the run in output_dir first")
-    report_to: str = _report(
-        "auto", "experiment tracker: tensorboard, trackio, wandb or none; auto: tensorboard if it is installed"
-    )
-    profile: int | None = _report(
-        None, "number of optimiser steps to trace into output_dir/profile, after a few warm-up steps", above=0
-    )
+    report_to: str = _report(AUTO, "tracker: tensorboard, trackio, wandb or none; auto: tensorboard if installed")
+    profile: int | None = _report(None, "optimizer steps to trace into output_dir/profile, after a warm-up", above=0)
     stall_timeout: float = _report(
         480, "seconds without progress after which the run ends and names the missing process; 0: never", at_least=0
     )
 
-    def validate(self) -> None:
-        super().validate()
-        if not self.print_config and not self.output_dir:
-            raise ValueError("no folder for the result: set --output-dir")
-        if (self.steps is None) == (self.epochs is None):
-            given = "none is" if self.steps is None else f"both are ({self.steps} and {self.epochs})"
-            raise ValueError(f"set one of steps and epochs; {given} set. Try --epochs 10")
-        if self.class_sampling == self.class_weights == "balanced":
-            raise ValueError("class_sampling and class_weights both balance the classes: choose one")
-        if self.early_stopping and not self.eval_split:
-            raise ValueError(f"early_stopping ({self.early_stopping}) needs evaluations, but eval_split is none")
-        if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
-            raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a share below 1")
-        if self.steps is not None and self.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps ({self.warmup_steps}) must be less than steps ({self.steps})")
-        none = dict.fromkeys(("constant", "rsqrt", "wsd"), (0, 0))
-        fewest, most = {"staircase": (1, math.inf), **none}.get(self.schedule, (0, 1))
-        if not fewest <= len(self.decay_steps) <= most:
-            raise ValueError(
-                f"schedule is {self.schedule} and decay_steps {self.decay_steps}: staircase needs one step or more, "
-                "linear, cosine and polynomial take at most one, constant, rsqrt and wsd none"
-            )
-        if self.decay_steps and min(self.decay_steps) <= self.warmup_steps and self.schedule != "staircase":
-            raise ValueError(f"decay_steps {self.decay_steps} must be above warmup_steps ({self.warmup_steps})")
-        if self.decay_factors and len(self.decay_factors) != len(self.decay_steps):
-            raise ValueError(
-                f"decay_factors {self.decay_factors} must have as many entries as decay_steps {self.decay_steps}"
-            )
-        if self.final_learning_rate and self.schedule not in ("linear", "cosine", "polynomial", "wsd"):
-            raise ValueError(
-                f"final_learning_rate ({self.final_learning_rate}) needs schedule linear, cosine, polynomial or wsd; "
-                f"schedule is {self.schedule}"
-            )
-        if self.final_learning_rate > self.learning_rate:
-            raise ValueError(
-                f"final_learning_rate ({self.final_learning_rate}) is above learning_rate ({self.learning_rate})"
-            )
-        if self.optimizer == "sgd" and self.weight_decay and self.momentum_dtype == "bfloat16":
-            raise ValueError(
-                f"momentum_dtype is bfloat16, but sgd with weight_decay ({self.weight_decay}) needs float32"
-            )
-        if self.optimizer == "muon" and self.momentum_dtype == "bfloat16":
-            raise ValueError("momentum_dtype is bfloat16, but muon keeps its momentum in float32")
-        if len(self.crop_area) != 2 or not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
-            raise ValueError(f"crop_area is {self.crop_area}; it must be two shares, as 0.05,1: above 0 and at most 1")
-        if self.crop in ("random", "resmall") and self.resize is None:
-            raise ValueError(f"crop {self.crop} needs resize, the size before the crop")
-        if self.reduced_decoding and self.crop in ("random", "resmall"):
-            raise ValueError(f"crop is {self.crop}; reduced_decoding needs crop inception or none")
-        if self.crop == "resmall" and isinstance(self.resize, list):
-            raise ValueError(f"resize is {self.resize}; crop resmall takes one number, the shorter side")
-        weights = self.patch_size_weights
-        if weights and (len(weights) != len(self.patch_sizes) or min(weights) < 0 or not sum(weights)):
-            raise ValueError(
-                f"patch_size_weights is {weights}; it must have {len(self.patch_sizes)} numbers, one for each of "
-                "patch_sizes, none below 0 and at least one above"
-            )
-        if self.token_drop and self.preset != "native":
-            raise ValueError(f"token_drop ({self.token_drop}) needs preset native; preset is {self.preset}")
-        unused = [name for name in ("class_weights", "label_smoothing") if getattr(self, name) not in ("none", 0)]
-        if self.teacher and unused:
-            raise ValueError(f"{unused[0]} ({getattr(self, unused[0])}) changes the labels, which teacher replaces")
+    def mistakes(self) -> Mistakes:
+        yield from super().mistakes()
+        yield not self.print_config and not self.output_dir, "no folder for the result: set --output-dir"
+        lengths = f"steps is {self.steps} and epochs {self.epochs}"
+        yield (self.steps is None) == (self.epochs is None), f"{lengths}: set one of them, such as --epochs 10"
+        balanced = self.class_sampling == self.class_weights == "balanced"
+        yield balanced, "class_sampling and class_weights both balance the classes: choose one"
+        is_share = self.warmup_steps < 1 or self.warmup_steps == int(self.warmup_steps)
+        yield not is_share, f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a share below 1"
+        too_long = self.steps is not None and self.warmup_steps >= self.steps
+        yield too_long, f"warmup_steps ({self.warmup_steps}) must be less than steps ({self.steps})"
+        yield from self._mistakes_of_decay()
+        is_compact = self.momentum_dtype == "bfloat16"
+        needs_float32 = self.optimizer == "muon" or (self.optimizer == "sgd" and self.weight_decay)
+        yield is_compact and needs_float32, "momentum_dtype must be float32 for muon, and for sgd with weight_decay"
+        area = self.crop_area
+        yield len(area) != 2 or area[0] > area[-1], f"crop_area is {area}; it must be two shares, as 0.05,1"
+        resizes_first = self.crop in ("random", "resmall")
+        yield resizes_first and self.resize is None, f"crop {self.crop} needs resize, the size before the crop"
+        yield resizes_first and self.reduced_decoding, f"reduced_decoding does not work with crop {self.crop}"
+        is_pair = self.crop == "resmall" and isinstance(self.resize, list)
+        yield is_pair, f"resize is {self.resize}; crop resmall takes one number, the shorter side"
+        weights, sizes = self.patch_size_weights, self.patch_sizes
+        wrong = weights and (len(weights) != len(sizes) or min(weights) < 0 or not sum(weights))
+        yield wrong, f"patch_size_weights is {weights}; it must have a number from 0 for each of patch_sizes {sizes}"
+        yield self.token_drop and self.preset != "native", f"token_drop ({self.token_drop}) needs preset native"
+        for name, unset in {"class_weights": "none", "label_smoothing": 0}.items():
+            is_set = getattr(self, name) != unset
+            yield self.teacher and is_set, f"{name} ({getattr(self, name)}) changes the labels, which teacher replaces"
         of_one_size = "mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes compile reduced_decoding teacher".split()
         wrong = [name for name in of_one_size if getattr(self, name) not in (None, 0, [], AUTO)]
-        wrong += ["crop"] if self.crop in ("random", "resmall") else []
-        wrong += ["augment_on"] if self.augment_on == "device" else []
-        if wrong and self.preset == "native":
-            raise ValueError(f"{wrong[0]} ({getattr(self, wrong[0])}) needs images of one size; preset native has many")
-        if self.resume and self.overwrite:
-            raise ValueError("resume continues the run and overwrite deletes it: choose one")
+        wrong += ["crop"] * resizes_first + ["augment_on"] * (self.augment_on == "device")
+        if self.preset == "native":
+            yield wrong, f"{', '.join(wrong)} must be unset with preset native, whose images have different sizes"
+        yield self.resume and self.overwrite, "resume continues the run and overwrite deletes it: choose one"
+
+    def _mistakes_of_decay(self) -> Mistakes:
+        schedule, steps, last = self.schedule, self.decay_steps, self.final_learning_rate
+        decays = schedule in ("linear", "cosine", "polynomial")
+        fits = len(steps) >= 1 if schedule == "staircase" else len(steps) <= decays
+        needed = "staircase needs one step or more, linear, cosine and polynomial take at most one, others none"
+        yield not fits, f"schedule is {schedule} and decay_steps {steps}: {needed}"
+        too_early = steps and schedule != "staircase" and steps[0] <= self.warmup_steps
+        yield too_early, f"decay_steps {steps} must be above warmup_steps ({self.warmup_steps})"
+        factors = self.decay_factors
+        differ = factors and len(factors) != len(steps)
+        yield differ, f"decay_factors {factors} must have as many entries as decay_steps {steps}"
+        yield last and not (decays or schedule == "wsd"), f"schedule {schedule} has no final_learning_rate ({last})"
+        too_high = last > self.learning_rate
+        yield too_high, f"final_learning_rate ({last}) is above learning_rate ({self.learning_rate})"
 
 
 @dataclass
@@ -399,39 +329,25 @@ class FinetuneSettings(TrainingSettings):
     model: str | None = _model(None, "model to fine-tune: name on the Hub, or folder")
     keep_pre_logits: bool = _model(False, "keep the head's pre-logits layer and replace only its last layer")
     linear_probe: bool = _model(False, "train only the head")
-    lora_rank: int | None = _model(
-        None, "LoRA (PEFT): rank of the adapters; only they and the head are trained", above=0
-    )
+    lora_rank: int | None = _model(None, "LoRA (PEFT): train only the head and adapters of this rank", above=0)
     num_channels: int | None = _model(
-        None,
-        "number of image channels, by default the model's; others repeat or sum the kernels of its first layer",
-        above=0,
+        None, "image channels, by default the model's; others repeat or sum the first layer's kernels", above=0
     )
     lora_alpha: float = _model(16, "LoRA: alpha; the adapters are scaled by alpha / rank", above=0)
-    lora_target_modules: list[str] = _model(
-        lambda: ["q_proj", "v_proj"], "LoRA: names of the modules that get adapters"
-    )
+    lora_target_modules: list[str] = _model(lambda: ["q_proj", "v_proj"], "LoRA: modules that get adapters")
 
-    audit: bool = _report(
-        False, "audit the images after the run, see `hf-vit audit`: in output_dir/audit and report.html"
-    )
+    audit: bool = _report(False, "audit the images after the run, see `hf-vit audit`; adds to report.html")
     save_for: Literal["hf_vit", "transformers"] = _report(
-        "hf_vit",
-        "readers of the final model (also --for): hf_vit, or transformers' own classes; hf_vit.load reads both",
+        "hf_vit", "readers of the final model (also --for): hf_vit, or transformers' classes; hf_vit.load reads both"
     )
 
-    def validate(self) -> None:
-        super().validate()
-        if not self.model and not self.print_config:
-            raise ValueError("no model: set --model to a Hub name or a folder")
-        if self.folds and self.eval_split not in (AUTO, None):
-            raise ValueError(f"folds ({self.folds}) hold out parts of train_split; eval_split is {self.eval_split}")
-        if self.audit and self.streaming:
-            raise ValueError("audit compares single images: leave streaming off")
-        if self.linear_probe and self.lora_rank:
-            raise ValueError(f"linear_probe freezes the layers that lora_rank ({self.lora_rank}) adapts: choose one")
-        if self.lora_rank and self.optimizer == "muon":
-            raise ValueError(f"lora_rank is {self.lora_rank}, but muon does not train adapters: use adamw")
+    def mistakes(self) -> Mistakes:
+        yield from super().mistakes()
+        has_split = self.folds and self.eval_split not in (AUTO, None)
+        yield has_split, f"folds ({self.folds}) hold out parts of train_split; eval_split is {self.eval_split}"
+        yield self.audit and self.streaming, "audit compares single images: leave streaming off"
+        yield self.linear_probe and self.lora_rank, "linear_probe freezes the layers that lora_rank adapts: choose one"
+        yield self.lora_rank and self.optimizer == "muon", "lora_rank is set, but muon does not train adapters"
 
 
 @dataclass
@@ -440,21 +356,14 @@ class AuditSettings(DataSettings):
 
     model: str | None = _model(None, "model whose features are compared: name on the Hub, or folder")
     splits: list[str] = _data(list, "splits to audit, such as train,test; by default all")
-    train: str | None = _data(
-        None, "another data set, on which a model is trained: images of dataset that it also has are leaks"
-    )
+    train: str | None = _data(None, "data set of a model's training; images of dataset that it also has are leaks")
     output_dir: str | None = _run("audit", "folder of issues.csv, audit.html and contact sheets")
-    backend: Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"] = _model(
-        "eager", "how the forward is computed, as in `hf-vit predict --backend`"
-    )
+    backend: Backend = _model("eager", "how the forward is computed, as in `hf-vit predict --backend`")
     overwrite: bool = _report(False, "replace issues.csv in output_dir, and ignore the cached features")
 
-    def validate(self) -> None:
-        super().validate()
-        if not self.model and not self.print_config:
-            raise ValueError("no model: set --model to a Hub name or a folder")
-        if self.streaming:
-            raise ValueError("an audit compares single images: leave streaming off")
+    def mistakes(self) -> Mistakes:
+        yield from super().mistakes()
+        yield self.streaming, "an audit compares single images: leave streaming off"
 
 
 @dataclass
@@ -467,44 +376,34 @@ class PretrainSettings(TrainingSettings):
     variant: str | None = _model(None, "architecture, such as B/16 or R50x1; config changes single fields of it")
     config: dict[str, Any] = _model(dict, "fields of HfViTConfig or HfBiTConfig, as a YAML table")
     head: Literal["linear", "mlp"] = _model("linear", "head; mlp has a tanh layer before the linear one")
-    corruption: float = _loss(0.5, "masked patch prediction: share of the patches to corrupt", at_least=0, at_most=1)
+    corruption: float = _loss(0.5, "masked patch prediction: share of patches to corrupt", at_least=0, at_most=1)
     mask_share: float = _loss(
-        0.8, "masked patch prediction: share of the corrupted patches that become the mask token", at_least=0, at_most=1
+        0.8, "masked patch prediction: share of corrupted patches that become the mask token", at_least=0, at_most=1
     )
     random_patch_share: float = _loss(
-        0.1,
-        "masked patch prediction: share of the corrupted patches that become another patch of the image",
-        at_least=0,
-        at_most=1,
+        0.1, "masked patch prediction: share of corrupted patches that become another patch", at_least=0, at_most=1
     )
     target: Literal["mean_color", "downsized", "pixels"] = _loss(
         "mean_color", "masked patch prediction: property of a corrupted patch to predict"
     )
 
-    def validate(self) -> None:
-        super().validate()
-        if not self.variant and not self.config and not self.print_config:
-            raise ValueError("no architecture: set variant (such as B/16), or config, or both")
-        if self.teacher and self.objective != "supervised":
-            raise ValueError(f"teacher ({self.teacher}) needs objective supervised; it is {self.objective}")
-        if self.head == "mlp" and self.config.get("representation_size"):
-            raise ValueError("head mlp and config's representation_size both make a tanh layer: choose one")
-        if self.mask_share + self.random_patch_share > 1:
-            raise ValueError(
-                f"mask_share ({self.mask_share}) plus random_patch_share ({self.random_patch_share}) is above 1"
-            )
-        if self.objective == "masked_patch_prediction" and self.preset == "native":
-            raise ValueError("preset is native, but masked_patch_prediction needs images of one size")
-        if self.objective == "masked_patch_prediction" and (sizes := self.patch_sizes or self.eval_patch_sizes):
-            raise ValueError(f"patch_sizes is {sizes}, but masked_patch_prediction has one patch size")
-        if self.objective == "masked_patch_prediction" and self.head == "mlp":
-            raise ValueError("head is mlp, but masked_patch_prediction has no head")
-        if self.objective == "masked_patch_prediction" and (self.mixup_alpha or self.cutmix_alpha):
-            raise ValueError("mixup_alpha or cutmix_alpha is set, but masked_patch_prediction has no labels to mix")
-        of_labels = {"class_weights": "none", "class_sampling": "natural", "label_smoothing": 0, "loss": AUTO}
-        for name, usual in {**of_labels, "head_bias": None}.items():
-            if self.objective == "masked_patch_prediction" and getattr(self, name) != usual:
-                raise ValueError(f"{name} is {getattr(self, name)}, but masked_patch_prediction has no labels")
+    def mistakes(self) -> Mistakes:
+        yield from super().mistakes()
+        is_unknown = not self.variant and not self.config and not self.print_config
+        yield is_unknown, "no architecture: set variant (such as B/16), or config, or both"
+        twice = self.head == "mlp" and self.config.get("representation_size")
+        yield twice, "head mlp and config's representation_size both make a tanh layer: choose one"
+        share = self.mask_share + self.random_patch_share
+        yield share > 1, f"mask_share and random_patch_share add up to {share}, more than 1"
+        if self.objective == "masked_patch_prediction":
+            defaults = {one.name: one.default for one in dataclasses.fields(self)}
+            for name in "class_weights class_sampling label_smoothing loss head_bias teacher head".split():
+                value = getattr(self, name)
+                yield value != defaults[name], f"{name} is {value}, but masked_patch_prediction has no labels"
+            sizes = self.patch_sizes or self.eval_patch_sizes or self.preset == "native"
+            yield sizes, "masked_patch_prediction needs images and patches of one size: unset patch_sizes and preset"
+            mixes = self.mixup_alpha or self.cutmix_alpha
+            yield mixes, "mixup_alpha or cutmix_alpha is set, but masked_patch_prediction has no labels to mix"
 
 
 Protocol = Literal["accuracy", "real", "objectnet", "few_shot", "linear_probe", "knn", "vtab"]
@@ -517,21 +416,17 @@ class EvaluateSettings(DataSettings):
     model: str | None = _model(None, "model to evaluate: name on the Hub, or folder")
     protocol: Protocol = _protocol("accuracy", "way to evaluate the model")
     split: str | None = _data(
-        None,
-        "split to evaluate on; by default test, else what training held out; for protocol real validation, for "
-        "objectnet train",
+        None, "split to evaluate on; by default test, else what training held out; real: validation, objectnet: train"
     )
     patch_size: int | list[int] | None = _model(
         None, "patch size in pixels, a number or [height, width]; by default the model's"
     )
-    backend: Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"] = _model(
+    backend: Backend = _model(
         "eager", "how the forward is computed, as in `hf-vit predict --backend`; int8 is written by hf-vit quantize"
     )
     overwrite: bool = _report(False, "ignore the cached features and results in output_dir")
 
-    label_map: str | None = _data(
-        None, "YAML or JSON file that maps the data's class names to the model's class names or numbers"
-    )
+    label_map: str | None = _data(None, "YAML or JSON file: the data's class names -> the model's names or numbers")
     real_labels: str | None = _protocol(
         None, 'real: JSON file, a list with a list of class numbers per image ("Are we done with ImageNet?")'
     )
@@ -543,20 +438,18 @@ class EvaluateSettings(DataSettings):
     features: Literal["pre_logits", "class_token", "patch_mean"] = _protocol(
         "pre_logits", "few_shot, linear_probe, knn: features to use: the head's input, or tokens of the last layer"
     )
-    feature_layer: int | None = _protocol(
-        None, "number of encoder layers before the features are taken; by default all of them", above=0
-    )
+    feature_layer: int | None = _protocol(None, "encoder layers before the features; by default all", above=0)
     shots: list[int] = _protocol(lambda: [1, 5, 10, 25], "few_shot: images per class", above=0)
     seeds: int = _protocol(3, "few_shot: number of random draws of these images", above=0)
-    l2_reg: list[float] = _protocol(lambda: [1024.0], "few_shot: L2 regularisation", above=0)
+    l2_reg: list[float] = _protocol(lambda: [1024.0], "few_shot: L2 regularization", above=0)
     probe_l2: list[float] = _protocol(
-        lambda: [10.0**power for power in range(-6, 2)], "linear_probe: L2 regularisations to choose from", above=0
+        lambda: [10.0**power for power in range(-6, 2)], "linear_probe: L2 regularizations to choose from", above=0
     )
     held_out: float = _protocol(
         0.2, "linear_probe: share of the training split that is held out to choose probe_l2", above=0, at_most=0.9
     )
-    neighbors: list[int] = _protocol(lambda: [10, 20], "knn: number of neighbours that vote", above=0)
-    temperature: float = _protocol(0.07, "knn: temperature of the neighbours' votes", above=0)
+    neighbors: list[int] = _protocol(lambda: [10, 20], "knn: number of neighbors that vote", above=0)
+    temperature: float = _protocol(0.07, "knn: temperature of the neighbors' votes", above=0)
 
     tasks: list[str] = _protocol(list, "vtab: names of the tasks; by default all 19")
     finetune: dict[str, Any] = _protocol(dict, "vtab: settings of fine-tuning that differ from the paper's")
@@ -566,18 +459,18 @@ class EvaluateSettings(DataSettings):
         if self.protocol == "vtab" and self.dataset is None:
             self.dataset = "hub"  # each task has a name there
         super().validate()
-        if not self.model and not self.print_config:
-            raise ValueError("no model: set --model to a Hub name or a folder")
-        if self.protocol == "vtab" and not self.output_dir and not self.print_config:
-            raise ValueError("no folder for the results of the tasks: set --output-dir")
-        if self.patch_size is not None and self.protocol == "vtab":
-            raise ValueError(f"patch_size is {self.patch_size}, but vtab fine-tunes models at their own patch size")
-        mixed = self.mixed_precision not in (None, "no")
-        if self.backend != "eager" and (self.protocol == "vtab" or self.compile is True or mixed):
-            raise ValueError(f"backend is {self.backend}, which vtab, compile and mixed_precision do not support")
-        if self.label_map and self.protocol not in ("accuracy", "real"):
-            raise ValueError(f"label_map needs protocol accuracy or real; protocol is {self.protocol}")
-        if self.protocol in ("few_shot", "linear_probe", "knn", "objectnet") and self.streaming:
-            raise ValueError(f"protocol {self.protocol} selects single images: leave streaming off")
-        if empty := [name for name in ("shots", "l2_reg", "probe_l2", "neighbors") if not getattr(self, name)]:
-            raise ValueError(f"{empty[0]} is empty; it must have one entry or more")
+
+    def mistakes(self) -> Mistakes:
+        yield from super().mistakes()
+        is_vtab = self.protocol == "vtab"
+        yield is_vtab and not self.output_dir and not self.print_config, "no folder for the results: set --output-dir"
+        yield is_vtab and self.patch_size is not None, "patch_size is set, but vtab uses the model's own"
+        is_plain = not is_vtab and self.compile is not True and self.mixed_precision in (None, "no")
+        takes_eager = self.backend != "eager" and not is_plain
+        yield takes_eager, f"backend is {self.backend}, which vtab, compile and mixed_precision do not support"
+        has_map = self.label_map and self.protocol not in ("accuracy", "real")
+        yield has_map, f"label_map needs protocol accuracy or real; protocol is {self.protocol}"
+        selects = self.protocol in ("few_shot", "linear_probe", "knn", "objectnet")
+        yield selects and self.streaming, f"protocol {self.protocol} selects single images: leave streaming off"
+        for name in ("shots", "l2_reg", "probe_l2", "neighbors"):
+            yield not getattr(self, name), f"{name} is empty; it must have one entry or more"

@@ -1,9 +1,11 @@
-"""The reader of settings: it checks the names and types of values from YAML, the command line and Python."""
+"""Values of settings, from YAML, the command line or Python: their names and types are checked."""
 
 import dataclasses
 import math
+import os
 import types
 import typing
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import yaml
@@ -12,7 +14,6 @@ from ..files.messages import did_you_mean, shorten
 from .parser import SettingsError as SettingsError
 
 _Settings = TypeVar("_Settings")
-_EXCLUSIVE = (("steps", "epochs"),)  # setting one of these unsets the other
 
 
 def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
@@ -23,9 +24,8 @@ def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
     """
     fields = {field.name: field.type for field in dataclasses.fields(settings_class)}  # pyright: ignore[reportArgumentType]
     if unknown := sorted(values.keys() - fields.keys()):
-        listed = ", ".join(shorten(name).strip("'") for name in unknown[:10])
         hint = did_you_mean(str(unknown[0]), fields)
-        raise SettingsError(f"{settings_class.__name__} has no setting called {listed}{hint}")
+        raise SettingsError(f"{settings_class.__name__} has no setting called {shorten(unknown[0])}{hint}")
     settings = settings_class(**{name: convert(name, value, fields[name]) for name, value in values.items()})
     try:
         settings.validate()  # pyright: ignore[reportAttributeAccessIssue]
@@ -41,46 +41,35 @@ def convert(name: str, value: Any, kind: Any) -> Any:
         SettingsError: no type of `kind` fits.
     """
     for option in sorted(alternatives(kind), key=lambda option: option is not type(None)):  # None before text
-        try:
+        with suppress(TypeError, ValueError, OverflowError):
             return _convert_to(value, option)
-        except (TypeError, ValueError, OverflowError):
-            continue
-    raise SettingsError(f"{name} is {shorten(value)}; it must be {_describe(kind)}")
+    expected = " or ".join(map(_describe, alternatives(kind)))
+    raise SettingsError(f"{name} is {shorten(value)}; it must be {expected}")
 
 
 def _convert_to(value: Any, kind: Any) -> Any:
-    origin = typing.get_origin(kind)
-    if kind is typing.Any:
+    """Convert `value` to one type; raise TypeError or ValueError if it does not fit."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or (kind is bool and isinstance(value, bool)):
         return value
-    if kind is type(None):
-        if value is None or value == "none":
-            return None
-    elif origin is typing.Literal:
-        text = {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value  # YAML reads no
-        if text in typing.get_args(kind):
+    if kind is type(None) and value in (None, "none"):
+        return None
+    if origin is typing.Literal:
+        text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value  # YAML reads no as false
+        if text in arguments:
             return text
     elif origin is list:
-        items = (
-            [item.strip() for item in value.split(",")]
-            if isinstance(value, str)
-            else [value]
-            if isinstance(value, int | float)
-            else value
-        )
-        if isinstance(items, list | tuple):
-            return [_convert_to(item, typing.get_args(kind)[0]) for item in items]
-    elif origin is dict:
-        if isinstance(value, dict):
-            of_keys, of_values = typing.get_args(kind)
-            return {_convert_to(key, of_keys): _convert_to(item, of_values) for key, item in value.items()}
-    elif kind is bool:
-        if isinstance(value, bool):
-            return value
-    elif kind is str:
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            return str(value)
-    elif not isinstance(value, bool) and kind(value) == float(value) and math.isfinite(float(value)):  # int or float
-        return kind(value)
+        items = [item.strip() for item in value.split(",")] if isinstance(value, str) else value
+        items = items if isinstance(items, list | tuple) else [items]
+        return [_convert_to(item, arguments[0]) for item in items]
+    elif origin is dict and isinstance(value, dict):
+        return {_convert_to(key, arguments[0]): _convert_to(item, arguments[1]) for key, item in value.items()}
+    elif kind is str and isinstance(value, str | int | float | os.PathLike) and not isinstance(value, bool):
+        return str(value)
+    elif kind in (int, float) and not isinstance(value, bool):
+        number = float(value)
+        if math.isfinite(number) and kind(value) == number:
+            return kind(value)
     raise TypeError
 
 
@@ -90,24 +79,18 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def _describe(kind: Any) -> str:
-    """`int | None` -> "int or none"."""
-    if len(alternatives(kind)) > 1:
-        return " or ".join(_describe(option) for option in alternatives(kind))
+    """Describe a type that is no union."""
     if typing.get_origin(kind) is typing.Literal:
         return " or ".join(typing.get_args(kind))
-    if kind is type(None):
-        return "none"
     if typing.get_origin(kind) is dict:
-        of_values = _describe(typing.get_args(kind)[1])
-        return "a table" + (f" of tables{of_values.removeprefix('a table')}" if of_values.startswith("a table") else "")
-    return str(kind) if typing.get_args(kind) else kind.__name__
+        return "a table"
+    return "none" if kind is type(None) else str(kind) if typing.get_args(kind) else kind.__name__
 
 
 def merge(values: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
     """Override `values` by `later`; tables, such as `config`, are merged field by field."""
-    for pair in _EXCLUSIVE:
-        if any(later.get(name) is not None for name in pair):
-            values = {name: value for name, value in values.items() if name not in pair}
+    if any(later.get(name) is not None for name in ("steps", "epochs")):  # each unsets the other
+        values = {name: value for name, value in values.items() if name not in ("steps", "epochs")}
     tables = [name for name, value in later.items() if isinstance(value, dict) and isinstance(values.get(name), dict)]
     return {**values, **later, **{name: {**values[name], **later[name]} for name in tables}}
 

@@ -1,6 +1,6 @@
 """Recipes: YAML files that set fields of a settings class.
 
-They lie beside the scripts and are installed with them. Three more keys shorten families of recipes:
+They are installed with the scripts. Three more keys shorten families of recipes:
 
 * `base` names a recipe to start from, in the same folder or installed.
 * `options` holds groups of named levels; each level is a set of fields.
@@ -12,7 +12,6 @@ that differ from them, each with its reason. tests/training/test_recipe_audit.py
 """
 
 import os
-from collections.abc import Iterable
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
@@ -53,7 +52,7 @@ def find_recipe(name: str | os.PathLike) -> Path:
     """Return the file of a recipe.
 
     Args:
-        name: a file, the address of a file to download, or the name of an installed recipe, such as "digits".
+        name: a file, the URL of a file to download, or the name of an installed recipe, such as "digits".
 
     Raises:
         SettingsError: the recipe does not exist.
@@ -114,7 +113,7 @@ def _select_levels(layers: list[dict[str, Any]], select: dict[str, str], path: P
     selected, implied = defaults | select, {}
     groups = {group for layer in layers for group in layer.get("options", {})}
     if unknown := sorted(selected.keys() - groups):
-        raise SettingsError(f"{path} has no option group {shorten(unknown[0])}; it has {_listing(sorted(groups))}")
+        raise SettingsError(f"{path} has no option group {shorten(unknown[0])}; it has {shorten(sorted(groups))}")
     for layer in layers:
         for group, levels in layer.get("options", {}).items():
             if group in selected:
@@ -124,7 +123,7 @@ def _select_levels(layers: list[dict[str, Any]], select: dict[str, str], path: P
 
 def _level_of(group: str, levels: dict[str, Any], level: str, path: Path) -> dict[str, Any]:
     if level not in levels:
-        raise SettingsError(f"{group} in {path} has no level {shorten(level)}; it has {_listing(levels)}")
+        raise SettingsError(f"{group} in {path} has no level {shorten(level)}; it has {shorten(list(levels))}")
     return levels[level]
 
 
@@ -143,19 +142,15 @@ def _read_layers(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
     for name in _STRUCTURE.keys() & layer.keys():
         layer[name] = convert(f"{name} in {path}", layer[name], _STRUCTURE[name])
     for group, levels in layer.get("options", {}).items():
-        for level, fields in levels.items():
+        for fields in levels.values():
             if "select" in fields:
-                place = f"select in level {shorten(level)} of {shorten(group)} in {path}"
-                fields["select"] = convert(place, fields["select"], _STRUCTURE["select"])
+                name = f"select in {shorten(group)} of {path}"
+                fields["select"] = convert(name, fields["select"], _STRUCTURE["select"])
     if "base" not in layer:
         return [layer]
-    beside = path.parent / layer["base"]
-    base = beside if beside.is_file() else find_recipe(layer["base"])
+    neighbor = path.parent / layer["base"]
+    base = neighbor if neighbor.is_file() else find_recipe(layer["base"])
     return [*_read_layers(base, (*above, path.resolve())), layer]
-
-
-def _listing(names: Iterable[str]) -> str:
-    return ", ".join(shorten(name).strip("'") for name in list(names)[:50]) or "none"
 
 
 def build_settings(

@@ -140,7 +140,16 @@ def train_steps(output, monkeypatch, around_step=None, **settings):
     rare = dict.fromkeys(("log_every", "eval_every", "save_every"), 1000)
     own = {**EVERY_RUN, "steps": 5, "ema_decay": 0.9, "schedule": "constant", **rare, **settings}
     with pytest.raises(LastStepError):
-        hf_vit.pretrain("digits", output, **own)
+        hf_vit.pretrain(own.pop("dataset", "digits"), output, **own)
+
+
+def write_labeled(folder):
+    """Write eight images with up to two labels each."""
+    folder.mkdir()
+    for number in range(8):
+        Image.fromarray(np.full((9, 12, 3), 30 * number, np.uint8)).save(folder / f"{number}.png")
+    rows = [f"{number}.png,{'cat;dog' if number % 2 else 'dog'}" for number in range(8)]
+    (folder / "labels.csv").write_text("\n".join(["image,labels", *rows]))
 
 
 KINDS = {
@@ -155,6 +164,8 @@ KINDS = {
     "sincos2d": {"config": {**MODEL, "position_embedding_type": "sincos2d", "hidden_size": 16}},
     "hybrid": {"config": None, "variant": "R26+S/32", "image_size": 64},
     "bit": {"config": None, "variant": "R50x1", "image_size": 64},
+    "distilled": {"teacher": "teacher", "mixup_alpha": 0.2},
+    "several labels": {"dataset": "labeled"},
 }
 
 
@@ -164,6 +175,12 @@ def test_a_step_reads_nothing_from_its_device(tmp_path, monkeypatch, kind):
     monkeypatch.delenv("ACCELERATE_USE_CPU")
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "meta")
     settings = {"config": MODEL, **KINDS[kind]}
+    if kind == "distilled":
+        save_tiny(tmp_path / "teacher", num_labels=10, image_size=(40, 72), id2label=dict(enumerate("0123456789")))
+        settings["teacher"] = tmp_path / "teacher"
+    if kind == "several labels":
+        write_labeled(tmp_path / "labeled")
+        settings["dataset"] = tmp_path / "labeled"
     train_steps(tmp_path / "out", monkeypatch, **{name: value for name, value in settings.items() if value})
 
 
