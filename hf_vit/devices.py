@@ -159,7 +159,7 @@ def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @torch.no_grad()
 def make_states(optimizer: torch.optim.Optimizer) -> None:
-    """Create an optimiser's state as zeros, by a step with a learning rate of 0 without gradients."""
+    """Create an optimizer's state as zeros, by a step with a learning rate of 0 without gradients."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0

@@ -125,8 +125,8 @@ def clean(split: "Split", settings: DataSettings, spec: str) -> "Split":
 def excluded_images(settings: DataSettings) -> set[str]:
     """Return the images that `settings.exclude` names, without those whose rows `settings.relabel` mends."""
     rows = read_issues(settings.exclude) if settings.exclude else []
-    relabelled = _read_labels(settings.relabel) if settings.relabel else {}
-    return {row["image"] for row in rows if not (row.get("suggested") and row["image"] in relabelled)}
+    relabeled = _read_labels(settings.relabel) if settings.relabel else {}
+    return {row["image"] for row in rows if not (row.get("suggested") and row["image"] in relabeled)}
 
 
 def _read_labels(path: str) -> dict[str, str]:

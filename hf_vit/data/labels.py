@@ -104,7 +104,7 @@ def state_classes(split: "Split", num_labels: int | None, names_file: str | None
     return replace(split, label_names=names or split.label_names, num_labels=count)
 
 
-def refuse_unlabelled(split: "Split", name: str) -> None:
+def refuse_unlabeled(split: "Split", name: str) -> None:
     """Raise ValueError if images of a split have no class number. The labels of shards are not read in advance.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 from ..models.image_reading import ImageReadingError
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
 from .issues import clean
-from .labels import match_to_split, refuse_one_class, refuse_unlabelled, state_classes
+from .labels import match_to_split, refuse_one_class, refuse_unlabeled, state_classes
 from .shard_index import Columns, open_index
 from .shards import ShardedDataset
 from .sources import (
@@ -206,7 +206,7 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
         ValueError: they do not, or images have no labels.
     """
     split = open_named(settings, settings.train_split, needs_labels)
-    refuse_unlabelled(split, settings.train_split)
+    refuse_unlabeled(split, settings.train_split)
     if split.multi_label and settings.task == "single-label":
         raise ValueError(f"task is single-label, but images of {settings.dataset} have several labels")
     if needs_labels:
@@ -221,7 +221,7 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     if settings.eval_split == AUTO:
         return split_off_holdout(split)
     eval_split = open_named(settings, settings.eval_split, needs_labels)
-    refuse_unlabelled(eval_split, settings.eval_split)
+    refuse_unlabeled(eval_split, settings.eval_split)
     return split, match_to_split(split, eval_split, settings.train_split, settings.eval_split)
 
 

@@ -25,7 +25,7 @@ def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
     fields = {field.name: field.type for field in dataclasses.fields(settings_class)}  # pyright: ignore[reportArgumentType]
     if unknown := sorted(values.keys() - fields.keys()):
         hint = did_you_mean(str(unknown[0]), fields)
-        raise SettingsError(f"{settings_class.__name__} has no setting called {shorten(unknown[0])}{hint}")
+        raise SettingsError(f"{settings_class.__name__} has no setting called {str(unknown[0])[:100]}{hint}")
     settings = settings_class(**{name: convert(name, value, fields[name]) for name, value in values.items()})
     try:
         settings.validate()  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,1 +1,1 @@
-"""Training on Accelerate: models, objectives, optimisers and schedules, the loop, checkpoints and reports."""
+"""Training on Accelerate: models, objectives, optimizers and schedules, the loop, checkpoints and reports."""

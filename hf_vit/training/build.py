@@ -99,7 +99,7 @@ def build_objective(
 
 
 def count_steps(settings: TrainingSettings, split: Split) -> int:
-    """Number of optimiser steps of the run."""
+    """Number of optimizer steps of the run."""
     if settings.steps is not None:
         return settings.steps
     assert settings.epochs is not None

@@ -188,7 +188,7 @@ def _plan(trainer: "Trainer") -> Iterator[tuple[str, str]]:
         yield "warning", f"no image to train on has a class of the evaluation: {in_words(unseen, _LISTED)}"
     steps = trainer.num_steps
     epochs = steps * settings.batch_size / max(len(split), 1)
-    yield "length", f"{steps:,} optimiser steps of {settings.batch_size:,} images ({epochs:.3g} epochs)"
+    yield "length", f"{steps:,} optimizer steps of {settings.batch_size:,} images ({epochs:.3g} epochs)"
     processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
     precision = {"no": "float32"}.get(accelerator.mixed_precision, f"{accelerator.mixed_precision} autocast")
     yield "device", f"{describe_device(accelerator.device)}, {precision}{processes}"

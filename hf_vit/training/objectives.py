@@ -37,7 +37,7 @@ def is_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 class Mixer:
-    """Mixup or CutMix of each image of a batch with its neighbour, and of the targets.
+    """Mixup or CutMix of each image of a batch with its neighbor, and of the targets.
 
     As in big_vision (`get_mixup` in utils.py), a batch has one mixing weight, and the partner of an image is the one
     before it. The weight of mixup is max(a, 1 - a) with a from Beta(alpha, alpha), so that the image itself dominates.
@@ -104,12 +104,12 @@ def _mix(
 
 def _clipped_span(length: int, share: float, rng: np.random.Generator) -> tuple[int, int]:
     half = int(length * share) // 2
-    centre = int(rng.integers(length))
-    return max(centre - half, 0), min(centre + half, length)
+    center = int(rng.integers(length))
+    return max(center - half, 0), min(center + half, length)
 
 
 def draw_sizes(settings: TrainingSettings, step: int) -> dict[str, int]:
-    """Return the patch size of an optimiser step (from 0) as an argument of the forward; {} for a fixed patch size.
+    """Return the patch size of an optimizer step (from 0) as an argument of the forward; {} for a fixed patch size.
 
     FlexiViT (arXiv 2212.08013) draws one for each step. The sequence is that of big_vision (trainers/proj/flexi/,
     train.py and common.py). Each step has its own generator, seeded with the numbers of experiment, work unit and
@@ -123,7 +123,7 @@ def draw_sizes(settings: TrainingSettings, step: int) -> dict[str, int]:
 
 
 class Normalizer:
-    """Normalisation of uint8 pixels on the device, in one operation: (pixel / 255 - mean) / std."""
+    """Normalization of uint8 pixels on the device, in one operation: (pixel / 255 - mean) / std."""
 
     def __init__(self, mean: Any, std: Any, device: torch.device):
         mean, std = (torch.tensor(np.atleast_1d(value), dtype=torch.float64).view(-1, 1, 1) for value in (mean, std))
@@ -131,13 +131,13 @@ class Normalizer:
         self.offset = (-mean / std).float().to(device)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalise (batch, height, width, channels) uint8 to (batch, channels, height, width) float32.
+        """Normalize (batch, height, width, channels) uint8 to (batch, channels, height, width) float32.
 
         Patches (batch, patches, values) keep their shape.
         """
         if images.ndim == 3:  # (batch, patches, patch height * patch width * channels)
-            colours = images.unflatten(2, (-1, len(self.scale)))
-            return torch.addcmul(self.offset.flatten(), colours, self.scale.flatten()).flatten(2)
+            colors = images.unflatten(2, (-1, len(self.scale)))
+            return torch.addcmul(self.offset.flatten(), colors, self.scale.flatten()).flatten(2)
         return torch.addcmul(self.offset, images.permute(0, 3, 1, 2), self.scale)
 
     def inverse(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -213,7 +213,7 @@ class MaskedPatches:
     ) -> dict[str, float]:
         """Return loss and accuracy on a split; the corruption of an image depends on its index alone.
 
-        "histogram_entropy" is the loss of a predictor that only knows how often each colour occurs.
+        "histogram_entropy" is the loss of a predictor that only knows how often each color occurs.
         """
         config: Any = getattr(model, "module", model).config
         counts = torch.zeros(LEVELS**config.num_channels, dtype=torch.long, device=accelerator.device)

@@ -1,4 +1,4 @@
-"""Optimisers and learning rate schedules of the original recipes, and groups of parameters with their decay."""
+"""Optimizers and learning rate schedules of the original recipes, and groups of parameters with their decay."""
 
 # pyright: reportPrivateImportUsage=false
 # torch's own optimizers use torch._foreach_*: one call for many tensors; there are no public names.
@@ -110,7 +110,7 @@ def layer_of(name: str, num_layers: int) -> int:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float = 0.0, layer_decay: float | None = None) -> list[_State]:
-    """Return the groups for an optimiser; `lr_scale` of a group multiplies the schedule (see `set_learning_rate`).
+    """Return the groups for an optimizer; `lr_scale` of a group multiplies the schedule (see `set_learning_rate`).
 
     Args:
         weight_decay: weight decay of `kernel_names(model)`; other parameters have none.
@@ -138,13 +138,13 @@ def torch_weight_decay(weight_decay: float, convention: str, learning_rate: floa
 
 
 def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = False) -> torch.optim.Optimizer:
-    """Return the optimiser of the model's trainable parameters.
+    """Return the optimizer of the model's trainable parameters.
 
     Args:
         fused: update all parameters in one kernel; torch has it for CPUs and NVIDIA GPUs with float32 momentum.
 
     Raises:
-        ValueError: the optimiser is Muon, but no hidden matrix trains.
+        ValueError: the optimizer is Muon, but no hidden matrix trains.
     """
     decay = torch_weight_decay(settings.weight_decay, settings.weight_decay_convention, settings.learning_rate)
     groups = parameter_groups(model, decay, settings.layer_decay)
@@ -170,7 +170,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
-    """Return the learning rate as a function of the optimiser step: 0, 1, ..., num_steps - 1.
+    """Return the learning rate as a function of the optimizer step: 0, 1, ..., num_steps - 1.
 
     It is a decay that starts when the warm-up ends, times a linear warm-up from 0, times a linear cool-down to 0. It
     follows `create_learning_rate_schedule` of google-research/vision_transformer (vit_jax/utils.py) and of big_vision

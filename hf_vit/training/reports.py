@@ -80,7 +80,7 @@ def _describe_run(trainer: "Trainer", facts: Mapping[str, Any]) -> dict[str, str
         **({"teacher": settings.teacher} if settings.teacher else {}),
         "held out": "a tenth of the training images" if settings.eval_split == AUTO else str(settings.eval_split),
         **({"best": f"{describe_best(metrics)}, in best/"} if metrics["best"] is not None else {}),
-        "length": f"{step:,} optimiser steps of {settings.batch_size:,} images{early}",
+        "length": f"{step:,} optimizer steps of {settings.batch_size:,} images{early}",
         **({"throughput": speed} if metrics["train_images_per_second"] else {}),  # a resumed run may have no step left
         "device": facts["device"] + (f", {facts['processes']} processes" if facts["processes"] > 1 else ""),
         **({"patch size": f"{sizes[-1]} on this page, of {', '.join(map(str, sizes))}"} if sizes else {}),
@@ -111,7 +111,7 @@ def write_curve(history: list[dict], path: Path) -> None:
         axes.set_ylim(min(0, axes.dataLim.y0), 1.02 if title == "accuracy" else None)
         if title == "accuracy":
             axes.yaxis.set_major_formatter("{x:.0%}")
-        axes.set_xlabel("optimiser step")
+        axes.set_xlabel("optimizer step")
         axes.set_title(title, fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(True, color=page_color("line"), lw=0.7)

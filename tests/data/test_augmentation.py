@@ -118,7 +118,7 @@ def test_training_crops_equal_the_originals(goldens, crop, original, resize, sid
             assert np.abs(difference).max() <= (0 if crop == "resmall" else 1), name
 
 
-def test_resmall_crop_takes_a_grey_image():
+def test_resmall_crop_takes_a_gray_image():
     image = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(6, 8))
     transform = TrainTransform((4, 5), crop="resmall", resize=(6, 6), flip=False, mode="L")
     window = transform(image, sample_generator(0, 0, 0))[..., 0]
@@ -205,14 +205,14 @@ def test_cutout_equals_the_original(randaugmented):
     keys = [key for key in randaugmented.files if key.startswith("Cutout/") and not key.endswith("box")]
     assert len(keys) == 13
     for key in keys:
-        _, magnitude, centre = key.split("/")
-        y, x = map(int, centre.split("_"))
+        _, magnitude, center = key.split("/")
+        y, x = map(int, center.split("_"))
         ours = augment("Cutout", randaugmented["cutout_image"], int(magnitude), HeldDraws(x, y))
         assert np.array_equal(ours, randaugmented[key]), key
 
 
 def test_contrast_at_all_sizes_equals_the_original(randaugmented):
-    """It blends with a grey of the number of pixels over 256, at most 255: 196 at 224 x 224."""
+    """It blends with a gray of the number of pixels over 256, at most 255: 196 at 224 x 224."""
     keys = [key for key in randaugmented.files if key.startswith("contrast_sizes/")]
     assert len(keys) == 6
     for key in keys:
@@ -241,10 +241,10 @@ def test_tiny_images_are_augmented(size):
 
 
 @pytest.mark.parametrize("name", MOVES)
-def test_grey_images_are_moved_like_colour_channels(name):
-    colour = np.random.default_rng(0).integers(0, 256, (21, 34, 3), dtype=np.uint8)
-    moved = augment(name, colour, 3, HeldDraws(sign="minus"))
-    assert np.array_equal(augment(name, colour[..., 1], 3, HeldDraws(sign="minus")), moved[..., 1])
+def test_gray_images_are_moved_like_color_channels(name):
+    color = np.random.default_rng(0).integers(0, 256, (21, 34, 3), dtype=np.uint8)
+    moved = augment(name, color, 3, HeldDraws(sign="minus"))
+    assert np.array_equal(augment(name, color[..., 1], 3, HeldDraws(sign="minus")), moved[..., 1])
 
 
 def test_operations_are_drawn_evenly():

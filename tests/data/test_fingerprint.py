@@ -33,7 +33,7 @@ def tiny(tmp_path):
 
 @pytest.fixture
 def colors(tmp_path):
-    """Pictures of three colours, 8 of each to learn from and 4 to measure on."""
+    """Pictures of three colors, 8 of each to learn from and 4 to measure on."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 8), ("test", 4)):
         for name, color in COLORS.items():
@@ -50,7 +50,7 @@ def edit_config(folder, **fields):
 
 
 def replace_in_silence(folder, like):
-    """Pictures of another colour in the place of those of a class: same names, sizes and times."""
+    """Pictures of another color in the place of those of a class: same names, sizes and times."""
     for file in folder.iterdir():
         before = file.stat()
         shutil.copyfile(like / file.name, file)

@@ -54,7 +54,7 @@ def test_labels_are_set(folder, table):
     expected = labels_by_file(open_named(settings(folder), "train")) | {"train/ants/3.png": 2}
     assert labels_by_file(train) == expected
     assert (train.label_names, train.num_labels) == (["ants", "bees", "wasps"], 3)
-    both, _ = open_splits(settings(folder, relabel=issues, exclude=issues))  # the relabelled image stays
+    both, _ = open_splits(settings(folder, relabel=issues, exclude=issues))  # the relabeled image stays
     assert labels_by_file(both) == {file: label for file, label in expected.items() if file != "train/bees/0.png"}
 
 

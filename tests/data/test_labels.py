@@ -24,7 +24,7 @@ from ..tiny_models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 
-COLORS = {"blue": (30, 60, 220), "green": (40, 200, 50), "red": (220, 40, 40), "grey": (128, 128, 128)}
+COLORS = {"blue": (30, 60, 220), "green": (40, 200, 50), "red": (220, 40, 40), "gray": (128, 128, 128)}
 
 
 def split_of(names, count=None, samples=None, **fields) -> Split:
@@ -43,7 +43,7 @@ def numbers(data, model, **options):
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
-    """A model that tells three colours apart: the first patch's mean decides, by a head that was solved for it."""
+    """A model that tells three colors apart: the first patch's mean decides, by a head that was solved for it."""
     folder = save_tiny(tmp_path_factory.mktemp("model") / "tiny", num_labels=4)
     model = HfViTForImageClassification.from_pretrained(folder)
     pixels, rng = [], np.random.default_rng(3)
@@ -65,7 +65,7 @@ def classifier(tmp_path_factory):
 
 
 def write(folder, names, order=tuple(COLORS), count=3):
-    """A test split of pictures of the colours in `order`, whose classes have the names `names`; None: only numbers."""
+    """A test split of pictures of the colors in `order`, whose classes have the names `names`; None: only numbers."""
     rng, rows = np.random.default_rng(1), {"image": [], "label": []}
     for number, color in enumerate(order):
         rows["image"] += [draw_picture(COLORS[color], rng) for _ in range(count)]
@@ -82,7 +82,7 @@ def measure(model, data, **options):
 
 
 def test_equal_names_in_another_order_are_mapped(classifier, tmp_path):
-    order = ["red", "grey", "blue", "green"]
+    order = ["red", "gray", "blue", "green"]
     assert measure(classifier, write(tmp_path / "same", list(COLORS))) == 1.0
     assert measure(classifier, write(tmp_path / "other", order, order)) == 1.0
     assert measure(classifier, write(tmp_path / "fewer", order[:2], order[:2])) == 1.0
@@ -90,7 +90,7 @@ def test_equal_names_in_another_order_are_mapped(classifier, tmp_path):
 
 def test_names_in_another_case_are_refused_with_pairs(classifier, tmp_path, capsys):
     """Matched by number, the accuracy would depend on the order of the names."""
-    data = write(tmp_path, ["Red", "blue", "green", "Gr_ey"], ["red", "blue", "green", "grey"])
+    data = write(tmp_path, ["Red", "blue", "green", "Gr_ay"], ["red", "blue", "green", "gray"])
     with pytest.raises(SystemExit) as exit_status:
         run_script(evaluate, arguments(model=classifier, dataset=data, num_workers=0))
     assert exit_status.value.code == 2
@@ -107,7 +107,7 @@ def test_other_names_are_refused(classifier, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["yaml", "json"])
 def test_a_file_states_the_mapping(classifier, tmp_path, suffix):
-    data = write(tmp_path / "data", ["Rot", "blue", "green", "Grau"], ["red", "blue", "green", "grey"])
+    data = write(tmp_path / "data", ["Rot", "blue", "green", "Grau"], ["red", "blue", "green", "gray"])
     stated = {"Rot": "red", "Grau": 3}
     text = json.dumps(stated) if suffix == "json" else "\ufeffRot: red\nGrau: 3\n"
     (tmp_path / f"map.{suffix}").write_text(text, encoding="utf-8")
@@ -170,7 +170,7 @@ def test_ambiguous_class_name_is_refused():
         numbers(["kite", "crane"], ["crane", "crane", "kite"])
 
 
-def test_unlabelled_images_are_refused(classifier, tmp_path):
+def test_unlabeled_images_are_refused(classifier, tmp_path):
     """A test split whose labels are withheld, which are -1."""
     data = datasets.Dataset.from_parquet(str(write(tmp_path / "data", list(COLORS)) / "test.parquet"))
     hidden = data.map(lambda row: {"label": -1})

@@ -21,16 +21,16 @@ def statistics_of(order: np.ndarray) -> np.ndarray:
     size = len(order)
     steps = np.diff(order)
     mean_of_distances = (np.abs(order - np.arange(size)).mean() - size / 3) / (size * 0.3 / np.sqrt(size))
-    neighbours = np.corrcoef(order[:-1], order[1:])[0, 1] * np.sqrt(size)
+    neighbors = np.corrcoef(order[:-1], order[1:])[0, 1] * np.sqrt(size)
     left_in_place = ((order == np.arange(size)).sum() - 1) / 1
     followed = ((steps == 1).sum() - 1) / 1
     cells = [np.histogram2d(left, order[-len(left) :], bins=32)[0] for left in (np.arange(size), order[:-1])]
     chi = [((cell - cell.mean()) ** 2 / cell.mean()).sum() for cell in cells]
-    return np.array([mean_of_distances, neighbours, left_in_place, followed, *((np.array(chi) - 1023) / np.sqrt(2046))])
+    return np.array([mean_of_distances, neighbors, left_in_place, followed, *((np.array(chi) - 1023) / np.sqrt(2046))])
 
 
 def test_permutation_is_as_random_as_numpys():
-    """Distances, neighbours, fixed points and two-dimensional counts of 20 permutations lie where NumPy's do."""
+    """Distances, neighbors, fixed points and two-dimensional counts of 20 permutations lie where NumPy's do."""
     size = 2**17 + 12_345
     ours = [statistics_of(permute(np.arange(size), size, (seed, 0))) for seed in range(10)]
     theirs = [statistics_of(np.random.default_rng(seed).permutation(size)) for seed in range(10)]

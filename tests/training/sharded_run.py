@@ -1,6 +1,6 @@
 """Program of test_sharded_weights.py on two processes: FSDP2 without Accelerate, whose FSDP2 needs a GPU.
 
-Each optimiser continues exactly from a checkpoint, and takes the steps that it takes on one device.
+Each optimizer continues exactly from a checkpoint, and takes the steps that it takes on one device.
 """
 
 import errno

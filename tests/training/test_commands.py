@@ -47,7 +47,7 @@ SHORT = {**DIGITS, "steps": 6, "num_workers": 0}
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    """An image folder of two flags, three stripes each, in shades; one file is broken and one is grey."""
+    """An image folder of two flags, three stripes each, in shades; one file is broken and one is gray."""
     root = tmp_path_factory.mktemp("flags")
     rng = np.random.default_rng(0)
     for split, count in (("train", 20), ("test", 9)):

@@ -54,8 +54,8 @@ def test_cutmix_is_a_copy_of_the_rectangle():
         mixed, soft = cutmix(images, targets, weight, np.random.default_rng(seed))
         rng, spans = np.random.default_rng(seed), []
         for length in (20, 36):
-            half, centre = int(length * (1 - weight) ** 0.5) // 2, int(rng.integers(length))
-            spans.append(slice(max(centre - half, 0), min(centre + half, length)))
+            half, center = int(length * (1 - weight) ** 0.5) // 2, int(rng.integers(length))
+            spans.append(slice(max(center - half, 0), min(center + half, length)))
         expected = images.numpy().copy()
         expected[:, :, spans[0], spans[1]] = np.roll(images.numpy(), 1, axis=0)[:, :, spans[0], spans[1]]
         np.testing.assert_array_equal(mixed, expected)

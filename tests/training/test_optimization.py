@@ -1,4 +1,4 @@
-"""Optimisers against outputs of optax (goldens/training), and their groups of parameters."""
+"""Optimizers against outputs of optax (goldens/training), and their groups of parameters."""
 
 import re
 
@@ -187,7 +187,7 @@ def test_updates_equal_optax(optax, run):
 
 
 def run_golden(optax, run: str, changes: dict):
-    """{step: (kernel, bias)} of a run's recorded steps, the optimiser, and the layer at the end."""
+    """{step: (kernel, bias)} of a run's recorded steps, the optimizer, and the layer at the end."""
     start = run.removesuffix("_float32") if f"{run}/initial/kernel" not in optax.files else run
     settings = settings_with(**changes, learning_rate=float(optax[f"{start}/base_lr"]))
     settings.weight_decay = float(optax[f"{start}/wd"]) if f"{start}/wd" in optax.files else 0.0

@@ -1,6 +1,6 @@
-"""Weights sharded over two processes: optimisers and checkpoints.
+"""Weights sharded over two processes: optimizers and checkpoints.
 
-Judged by the same optimisers on one device, which test_optimization.py holds to optax.
+Judged by the same optimizers on one device, which test_optimization.py holds to optax.
 """
 
 from safetensors.torch import load_file

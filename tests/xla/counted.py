@@ -1,7 +1,7 @@
 """What test_xla.py has `accelerate launch` start: a training script that counts what XLA does.
 
 `main` runs the command that $COMMAND names with the arguments of the command line, and writes to the file $COUNTS the
-counters of torch_xla at the beginning of each optimiser step and at the end.
+counters of torch_xla at the beginning of each optimizer step and at the end.
 """
 
 import json

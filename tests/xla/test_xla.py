@@ -73,7 +73,7 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor],
 
 
 def last_checkpoint(output: Path) -> dict[str, torch.Tensor]:
-    """The weights, the optimiser's state and the averages."""
+    """The weights, the optimizer's state and the averages."""
     files = (output / "checkpoints/step_00000012").glob("*.safetensors")
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
