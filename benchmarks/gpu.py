@@ -418,7 +418,9 @@ def _cells(results: Results, row: dict[str, Any]) -> dict[str, str]:
 
 
 def _as_text(value: Any) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:,.0f}" if 1000 <= value < 1e9 else f"{value:.4g}"
 
 
 if __name__ == "__main__":

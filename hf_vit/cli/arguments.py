@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal
 
 from ..files.image_files import images_below
-from ..settings.parser import OptionParser
+from ..settings.options import OptionParser
 
 
 def add_arguments(parser: OptionParser, command: Callable[..., None]) -> None:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from ..files.messages import did_you_mean, ends_in_one_sentence
-from ..settings.parser import OptionParser
+from ..settings.options import OptionParser
 from . import (
     analysis,
     benchmark,

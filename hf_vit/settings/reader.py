@@ -11,9 +11,12 @@ from typing import Any, TypeVar
 import yaml
 
 from ..files.messages import did_you_mean, shorten
-from .parser import SettingsError as SettingsError
 
 _Settings = TypeVar("_Settings")
+
+
+class SettingsError(ValueError):
+    """Error for a setting that is unknown, of the wrong type, or contradicts another one."""
 
 
 def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..files.download import fetch
 from ..files.messages import did_you_mean, shorten
 from ..files.reading import read_text, read_yaml
-from .parser import SettingsError
-from .reader import build, convert, merge
+from .reader import SettingsError, build, convert, merge
 
 _Settings = TypeVar("_Settings")
 
