@@ -74,12 +74,7 @@ def start_accelerator(settings: DataSettings) -> Accelerator:
         # Here bf16 means autocast, as on all other devices. This must come before any tensor is on the device.
         os.environ.update(XLA_USE_BF16="0", XLA_DOWNCAST_BF16="0")
         accelerator.native_amp = accelerator.mixed_precision == "bf16"
-    _check_launch(accelerator)
-    if settings.num_processes not in (None, accelerator.num_processes):
-        raise SettingsError(
-            f"--num-processes is {settings.num_processes}, but {accelerator.num_processes} run. "
-            "`accelerate launch --cpu` always starts one; for several on CPUs use the launch template multi_cpu"
-        )
+    _check_launch(settings, accelerator)
     start_server(settings.num_workers)
     return accelerator
 
@@ -96,25 +91,31 @@ def _set_algorithms(settings: DataSettings) -> None:
         torch.backends.cudnn.benchmark = True
 
 
-def _started_processes() -> int:
-    """Number of processes that the launcher started, by its own variable; 1 without one."""
-    return int(os.environ.get("WORLD_SIZE") or 1)
-
-
-def _check_launch(accelerator: Accelerator) -> None:
+def _check_launch(settings: DataSettings, accelerator: Accelerator) -> None:
     """Raise SettingsError if the accelerator silently differs from the launch."""
-    if accelerator.num_processes == 1 and (started := _started_processes()) > 1:
+    device, processes, started = accelerator.device.type, accelerator.num_processes, _started_processes()
+    if processes == 1 < started:
         raise SettingsError(
             f"WORLD_SIZE is {started}, but this process would train alone (RANK or LOCAL_RANK is not set): start the "
             "processes with accelerate launch or torchrun"
         )
-    if accelerator.device.type == "cpu" and accelerator.mixed_precision == "fp16":
+    if settings.num_processes not in (None, processes):
+        raise SettingsError(
+            f"--num-processes is {settings.num_processes}, but {processes} run. `accelerate launch --cpu` always "
+            "starts one; for several on CPUs use the launch template multi_cpu"
+        )
+    if device == "cpu" and accelerator.mixed_precision == "fp16":
         raise SettingsError("mixed precision fp16 needs a GPU (the device is a CPU): use bf16 or no")
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and not is_sharded(accelerator):
         raise SettingsError(
-            f"the launch asks for FSDP, which Accelerate does not have on {accelerator.device.type} with "
-            f"{accelerator.num_processes} processes: use another launch template (hf-vit launch-configs)"
+            f"the launch asks for FSDP, which Accelerate does not have on {device} with {processes} processes: use "
+            "another launch template (hf-vit launch-configs)"
         )
+
+
+def _started_processes() -> int:
+    """Number of processes that the launcher started, by its own variable; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def choose_trackers(report_to: str) -> list[str]:
@@ -159,7 +160,7 @@ def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @torch.no_grad()
 def make_states(optimizer: torch.optim.Optimizer) -> None:
-    """Create an optimizer's state as zeros, by a step with a learning rate of 0 without gradients."""
+    """Create an optimizer's state as zeros, by a step with gradients and a learning rate of 0."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -184,19 +185,12 @@ def has_fused_optimizers(accelerator: Accelerator) -> bool:
     return accelerator.device.type in ("cpu", "cuda") and not is_sharded(accelerator)
 
 
-def resizes_fast(device: torch.device) -> bool:
-    """Tell whether images are cropped and resized faster on the device than in data workers."""
-    return device.type not in ("cpu", "xla", "mps")
-
-
 def memory_in_use(device: torch.device) -> dict[str, float]:
     """Return the peak memory so far in GiB: of the GPU if there is one, else of this process."""
     if device.type == "cuda":
         return {"memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
-    if resource is None:
-        return {}
     unit = 1 if sys.platform == "darwin" else 2**10  # of ru_maxrss
-    return {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
+    return {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30} if resource else {}
 
 
 def peak_of(device: str) -> float | None:
@@ -229,7 +223,11 @@ def shard_by_layers(accelerator: Accelerator, model: Any) -> None:
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     plugin: Any = accelerator.state.fsdp_plugin
     if "FSDP_TRANSFORMER_CLS_TO_WRAP" not in os.environ:
-        plugin.transformer_cls_names_to_wrap = _layer_classes(model)
+        modules = {type(module).__name__: module for module in model.modules()}
+        embeddings = set(model.get_input_embeddings().modules())
+        names = [name for name in model._no_split_modules if name in modules]
+        names = [name for name in names if not embeddings & set(modules[name].modules())]
+        plugin.transformer_cls_names_to_wrap = names
     policy = plugin.mixed_precision_policy
     if policy is not None:
         plugin.mixed_precision_policy = MixedPrecisionPolicy(
@@ -246,15 +244,6 @@ def sharded_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         if isinstance(module, FSDPModule):
             module.reshard()
     return dict(model.named_parameters())
-
-
-def _layer_classes(model: Any) -> list[str]:
-    """Names in `_no_split_modules` that occur in the model and do not hold its input embeddings."""
-    modules = {type(module).__name__: module for module in model.modules()}
-    embeddings = set(model.get_input_embeddings().modules())
-    return [
-        name for name in model._no_split_modules if name in modules and not embeddings & set(modules[name].modules())
-    ]
 
 
 def cpu_group(purpose: str) -> Any:

@@ -24,7 +24,6 @@ from ..devices import (
     is_xla,
     make_states,
     mark_step,
-    resizes_fast,
     shard_by_layers,
 )
 from ..evaluation.predictions import TOP_K
@@ -110,9 +109,8 @@ def augments_on_device(settings: TrainingSettings, device: torch.device) -> bool
     """Tell whether the pixels of the augmentation are computed on the device."""
     if settings.augment_on == "device" and device.type == "xla":
         raise SettingsError("augment_on is device, which XLA would compile for every batch: set augment_on to cpu")
-    if settings.augment_on == AUTO:
-        return resizes_fast(device) and settings.preset != "native"
-    return settings.augment_on == "device"
+    is_gpu = device.type not in ("cpu", "xla", "mps")  # whose transforms are faster than those of data workers
+    return settings.augment_on == "device" or (settings.augment_on == AUTO and is_gpu and settings.preset != "native")
 
 
 def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_device: bool = False) -> TrainTransform:

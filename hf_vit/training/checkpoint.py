@@ -346,12 +346,12 @@ def save(trainer: "Trainer") -> None:
     Raises:
         OSError: the previous checkpoint could not be written.
     """
-    tensors, accelerator = run_tensors(*_holders(trainer)), trainer.accelerator
-    if is_xla(accelerator):  # each process has all tensors, and torch.distributed is not initialized
-        if accelerator.is_main_process:
-            trainer.checkpoints.save(trainer.state.step, on_cpu(tensors), _state_of(trainer))
-    else:
-        trainer.checkpoints.save(trainer.state.step, tensors, _state_of(trainer))
+    tensors = run_tensors(*_holders(trainer))
+    if is_xla(trainer.accelerator):  # each process has all tensors, and torch.distributed is not initialized
+        if not trainer.accelerator.is_main_process:
+            return
+        tensors = on_cpu(tensors)
+    trainer.checkpoints.save(trainer.state.step, tensors, _state_of(trainer))
 
 
 def _holders(trainer: "Trainer") -> tuple[torch.nn.Module, torch.optim.Optimizer, Tensors | None]:
