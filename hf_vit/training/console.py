@@ -11,23 +11,19 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ..data.device_augmentation import CutTransform
 from ..data.labels import distinguish, names_of
 from ..data.loaders import count_processors, count_workers
-from ..data.splits import Split
 from ..devices import describe_device, memory_in_use, peak_of
 from ..files.contents import in_words
-from ..files.output import new_file
 from ..loading import find_better
 from ..models.configuration_hf_vit import as_pair
-from ..settings.fields import AUTO, TrainingSettings
+from ..settings.fields import AUTO
 from .reports import describe_best
 
 if TYPE_CHECKING:
     from .trainer import Trainer
 
 logger = logging.getLogger(__name__)
-_BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
 _LOGGED_CLASSES = 20  # with more classes, trackers get no metrics per class
 _SLOW_DATA = 0.1  # share of the time that waits for data
 _LISTED = 4  # number of class names to list
@@ -52,7 +48,7 @@ class Console:
         self.bar = tqdm(
             total=trainer.num_steps,
             initial=self.start_step,
-            bar_format=_BAR,
+            bar_format="{desc}|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
             disable=not is_main,
             dynamic_ncols=True,
             mininterval=0.2 if sys.stderr.isatty() else 30,  # rarely in a log file
@@ -183,7 +179,10 @@ def _plan(trainer: "Trainer") -> Iterator[tuple[str, str]]:
     classes = "" if split.label_column is None else f" of {split.num_labels:,} classes"
     classes += f" ({in_words(split.label_names, _LISTED)})" if classes and split.label_names else ""
     yield "train", f"{settings.dataset}, {settings.train_split}: {len(split):,} images{classes}"
-    yield "evaluate", _describe_evaluation(settings, trainer.eval_split)
+    held_out, where = trainer.eval_split, f"{settings.dataset}, {settings.eval_split}"
+    if settings.eval_split == AUTO:
+        where = "a tenth of each class of the training images, which are not trained on"
+    yield "evaluate", "nothing; set --eval-split" if held_out is None else f"{where}: {len(held_out):,} images"
     if unseen := _unseen_classes(trainer):
         yield "warning", f"no image to train on has a class of the evaluation: {in_words(unseen, _LISTED)}"
     steps = trainer.num_steps
@@ -192,8 +191,7 @@ def _plan(trainer: "Trainer") -> Iterator[tuple[str, str]]:
     processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
     precision = {"no": "float32"}.get(accelerator.mixed_precision, f"{accelerator.mixed_precision} autocast")
     yield "device", f"{describe_device(accelerator.device)}, {precision}{processes}"
-    on_device = isinstance(trainer.transform, CutTransform)
-    where = "on the device" if on_device else "in the workers"
+    where = "on the device" if trainer.augmentation else "in the workers"
     yield "data", f"{count_workers(settings.num_workers)} data workers, augmentation {where}"
     yield "result", str(settings.output_dir)
 
@@ -206,14 +204,6 @@ def _unseen_classes(trainer: "Trainer") -> list[str]:
     trained, evaluated = (np.unique(split.class_numbers()) for split in splits)
     names = distinguish(names_of(trainer.config))
     return [names[number] for number in np.setdiff1d(evaluated, trained) if number >= 0]
-
-
-def _describe_evaluation(settings: TrainingSettings, split: Split | None) -> str:
-    if split is None:
-        return "nothing; set --eval-split"
-    if settings.eval_split == AUTO:
-        return f"{len(split):,} of the training images, a tenth of each class, which are not trained on"
-    return f"{settings.dataset}, {settings.eval_split}: {len(split):,} images"
 
 
 def conclude(trainer: "Trainer", metrics: dict[str, Any]) -> None:
@@ -257,8 +247,7 @@ def start_profiler(trainer: "Trainer", steps: int) -> torch.profiler.profile:
     def write(profile: torch.profiler.profile) -> None:
         file = trainer.output / "profile" / "trace.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(file, overwrite=True) as draft:
-            profile.export_chrome_trace(str(draft))
+        profile.export_chrome_trace(str(file))
         print(f"The trace is {file}: open it in https://ui.perfetto.dev or chrome://tracing.")
 
     profiler = torch.profiler.profile(

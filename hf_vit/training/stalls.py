@@ -6,7 +6,6 @@ progress has not reached the collective. A single process ends if its images do 
 """
 
 import json
-import logging
 import multiprocessing
 import os
 import socket
@@ -24,9 +23,7 @@ import torch.distributed as dist
 from ..data.samplers import BatchLayout
 from ..files.messages import FAILED
 
-logger = logging.getLogger(__name__)
 _ANSWER = timedelta(seconds=10)  # timeout of the store
-_NAMED = 8  # largest number of processes in a message
 
 
 @dataclass
@@ -80,12 +77,7 @@ def named_when_missing(progress: Progress, layout: BatchLayout, timeout: float) 
         yield
         return
     progress.since = time.monotonic()
-    try:
-        watcher = Watcher(progress, layout.rank, layout.processes, timeout)
-    except (RuntimeError, OSError) as error:
-        logger.warning(f"Stalled processes cannot be named: the store of the processes does not answer ({error})")
-        yield
-        return
+    watcher = Watcher(progress, layout.rank, layout.processes, timeout)
     watcher.start()
     try:
         yield
@@ -161,17 +153,13 @@ class Watcher(threading.Thread):
         behind = [rank for rank in ranks if after[rank][1] < self.progress.passed]
         for missing, state in ((silent, "stopped or dead, and"), (behind, "alive, but")):
             if missing:
-                named = ", ".join(f"rank {rank} {after[rank][2]}" for rank in missing[:_NAMED])
-                more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-                self._end(f"{named}{more}: {state} the others wait at {self._where}")
+                named = ", ".join(f"rank {rank} {after[rank][2]}" for rank in missing)
+                self._end(f"{named}: {state} the others wait at {self._where}")
         if self.warned != self.progress.passed:
             self.warned = self.progress.passed
-            self._say(f"no process has moved for {self.timeout:g} s; all are at {self._where}")
-
-    def _say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+            print(f"no process has moved for {self.timeout:g} s; all are at {self._where}", file=sys.stderr, flush=True)
 
     def _end(self, why: str) -> None:
-        advice = "Continue from the newest checkpoint with --resume"
-        self._say(f"error: no progress for {self.timeout:g} s (--stall-timeout): {why}. {advice}")
+        text = f"no progress for {self.timeout:g} s (--stall-timeout): {why}. Continue from the newest checkpoint"
+        print(f"error: {text} with --resume", file=sys.stderr, flush=True)
         os._exit(FAILED)  # the main thread waits in a collective, where no exception reaches it

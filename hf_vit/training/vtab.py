@@ -34,14 +34,6 @@ _SHARED = (  # of both kinds of settings
 )
 
 _COLORS = {"natural": "tab:red", "specialized": "tab:green", "structured": "tab:blue"}  # as in Figure 2 of the paper
-_PARTS = {  # parts of `made_with`, in words
-    "model": "another model or version of the code",
-    "dataset": "another data set",
-    "split": "another split",
-    "train": "other training data",
-    "test": "other test data",
-    "finetune": "other settings",
-}
 
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
@@ -83,14 +75,6 @@ def takes_presets(model: str) -> bool:
     return isinstance(AutoImageProcessor.from_pretrained(model, trust_remote_code=False), HfViTImageProcessor)
 
 
-def _refuse_differences(file: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Raise ValueError for a result of another model, other data or other settings."""
-    earlier = asdict(FinetuneSettings()) | saved["finetune"]
-    saved = {**saved, "finetune": {name: earlier[name] for name in current["finetune"]}}
-    if changed := [_PARTS[name] for name in current if saved.get(name) != current[name]]:
-        raise ValueError(f"{file} is of {' and '.join(changed)}: give another --output-dir or --overwrite")
-
-
 class Runner:
     """Runner of tasks, each in its own folder, which keeps their results.
 
@@ -112,7 +96,7 @@ class Runner:
         }
 
     def run(self, task: Task) -> dict[str, Any]:
-        """Fine-tune on a task and measure the model; delete it unless `keep_models` is set."""
+        """Fine-tune on a task, measure the model, and keep the result; delete the model unless `keep_models` is set."""
         started = time.perf_counter()
         data = open_task(task, str(self.settings.dataset))
         train, test = self._splits_of(data)
@@ -129,7 +113,10 @@ class Runner:
             "made_with": self.made_with(task, data),
         }
         if self.accelerator.is_main_process:
-            self.keep(task, result)
+            write_json(self.result_file(task), result)
+            folder = self.output / task.folder
+            for unneeded in (folder / "checkpoints", folder / "best") if self.settings.keep_models else (folder,):
+                shutil.rmtree(unneeded)
         self.accelerator.wait_for_everyone()
         return result
 
@@ -182,16 +169,12 @@ class Runner:
         except ValueError as error:
             self.accelerator.print(f"{error}; the result in {file} is used without a check of its data")
             return result
-        current = self.made_with(task, data)
-        _refuse_differences(file, result["made_with"], json.loads(json.dumps(current)))
+        current, saved = json.loads(json.dumps(self.made_with(task, data))), result["made_with"]
+        saved["finetune"] = asdict(FinetuneSettings()) | saved["finetune"]
+        saved["finetune"] = {name: saved["finetune"][name] for name in current["finetune"]}
+        if changed := [name for name in current if saved.get(name) != current[name]]:
+            raise ValueError(f"{file} has another {' and '.join(changed)}: give another --output-dir or --overwrite")
         return result
-
-    def keep(self, task: Task, result: dict[str, Any]):
-        """Write a result and delete the checkpoints."""
-        write_json(self.result_file(task), result)
-        folder = self.output / task.folder
-        for unneeded in (folder / "checkpoints", folder / "best") if self.settings.keep_models else (folder,):
-            shutil.rmtree(unneeded)
 
     def report(self, tasks: list[Task], results: dict[str, dict[str, Any]], paper: dict) -> dict[str, Any]:
         """Write vtab.json, vtab.md and vtab.png of the finished tasks."""
