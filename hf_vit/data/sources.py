@@ -51,29 +51,38 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
     if found := _VALIDATION.search(split):
         names = names_of_splits(name, config)
         split = split if found[0] in names or "validation" not in names else _VALIDATION.sub("validation", split)
-    if name == "digits":
-        return slice_split(load_digits(), split)
     path = Path(name).expanduser()
-    if path.is_dir() and any(path.glob("*-images-idx3-ubyte*")):
-        return slice_split(_load_idx_folder(path), split)
     try:
-        if "://" in name:
-            return _shards_of(_find_remote(name), name, split)
-        if (table := find_table(path)) is not None:
-            return slice_split(load_table(table), split)
+        splits = _find_splits(name)
+        if splits is not None and "://" not in name:
+            return slice_split(splits, split)
+        if splits is not None:
+            return _shards_of(splits, split)
         builder, files = _reader_of(name)
-        if builder == "imagefolder":
-            if (splits := load_folder(path)) is not None:
-                return slice_split(splits, split)
-        elif streaming:
+        if streaming and builder != "imagefolder":
             files = files or datasets.load_dataset_builder(name, name=config).config.data_files
-            return _shards_of(files or {}, name, split)
+            return _shards_of(files or {}, split)
         samples: Any = datasets.load_dataset(path=builder, name=config, split=split, **_arguments(path, builder, files))
         if samples.info.builder_name != "imagefolder":  # whose paths come from a listing, not from the data
             _check_paths(samples, path if path.is_dir() else path.parent if files else None)
         return samples
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
         raise ValueError(f"cannot read split {split!r} of {without_secrets(name)}: {_reason(error)}") from error
+
+
+def _find_splits(name: str) -> dict[str, Any] | None:
+    """Return the splits that this package reads itself, as data sets, or as addresses of shards; None for others."""
+    path = Path(name).expanduser()
+    if name == "digits":
+        return load_digits()
+    if "://" in name:
+        return _find_remote(name)
+    if path.is_dir() and any(path.glob("*-images-idx3-ubyte*")):
+        return _load_idx_folder(path)
+    if (table := find_table(path)) is not None:
+        return load_table(table)
+    is_folder = path.is_dir() and _reader_of(name)[0] == "imagefolder"
+    return load_folder(path) if is_folder else None
 
 
 def _check_paths(samples: datasets.Dataset, folder: Path | None) -> None:
@@ -101,19 +110,13 @@ def names_of_splits(name: str, config: str | None = None) -> list[str]:
     Raises:
         ValueError: there is no such data set; the message is one sentence.
     """
-    if name == "digits":
-        return ["train", "test"]
     path = Path(name).expanduser()
     if path.is_dir() and (files := sorted(path.glob("*-images-idx3-ubyte*"))):
-        return [_split_of_idx(file) for file in files]
+        return [_split_of_idx(file) for file in files]  # decoding them takes long
     try:
-        if "://" in name:
-            return list(_find_remote(name))
-        if (table := find_table(path)) is not None:
-            return list(load_table(table))
-        builder, files = _reader_of(name)
-        if builder == "imagefolder" and (splits := load_folder(path)) is not None:
+        if (splits := _find_splits(name)) is not None:
             return list(splits)
+        builder, files = _reader_of(name)
         builder = datasets.load_dataset_builder(path=builder, name=config, **_arguments(path, builder, files))
         return [str(split) for split in builder.config.data_files or builder.info.splits or ()]
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
@@ -125,7 +128,7 @@ def _reason(error: Exception) -> str:
     return without_secrets(" ".join(str(error.__cause__ or error).split()))
 
 
-def _shards_of(files: Mapping[str, Sequence[str]], name: str, split: str) -> list[str]:
+def _shards_of(files: Mapping[str, Sequence[str]], split: str) -> list[str]:
     """The shards of one split."""
     if "[" in split:
         raise ValueError("shards have no slices; name a whole split")
