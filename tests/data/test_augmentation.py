@@ -7,13 +7,7 @@ import pytest
 from PIL import Image
 from scipy.stats import ks_2samp
 
-from hf_vit.data.augmentation import (
-    Box,
-    TrainTransform,
-    crop_and_resize,
-    sample_generator,
-    sample_inception_box,
-)
+from hf_vit.data.augmentation import Box, TrainTransform, crop_and_resize, sample_generator, sample_inception_box
 from hf_vit.data.randaugment import NAMES, apply, draw, randaugment
 
 

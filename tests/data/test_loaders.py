@@ -16,14 +16,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from hf_vit.data import loaders
 from hf_vit.data.augmentation import TrainTransform
-from hf_vit.data.loaders import (
-    EvalDataset,
-    TrainDataset,
-    count_processors,
-    count_workers,
-    run_ahead,
-    train_loader,
-)
+from hf_vit.data.loaders import EvalDataset, TrainDataset, count_processors, count_workers, run_ahead, train_loader
 from hf_vit.data.samplers import BatchLayout, StepBatchSampler
 from hf_vit.data.sources import load_split, read_idx, split_digits
 from hf_vit.data.splits import open_split
@@ -211,10 +204,7 @@ def test_balanced_sampling_repeats_no_image_before_its_class_is_complete():
         assert all(len({*rows[n : n + size]}) == len(rows[n : n + size]) for n in range(0, 11, size))
     owl = [samples[position]["image"] for position in range(33) if labels[position] == 2]
     assert len({pixels.tobytes() for pixels in owl}) == 11  # an image that comes again is augmented anew
-    with pytest.raises(
-        ValueError,
-        match="--class-sampling",
-    ):
+    with pytest.raises(ValueError, match="--class-sampling"):
         TrainDataset(replace(split, label_column=None), TRANSFORM, 5, "balanced")
 
 

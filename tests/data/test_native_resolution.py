@@ -55,8 +55,7 @@ def samples_of(folder, transform=WHOLE, token_drop=0.0) -> NativeDataset:
 
 
 @pytest.mark.parametrize(
-    ("variant", "autocast"),
-    [*((name, False) for name in ("cls", "mean", "map", "sincos", "learned2d")), ("cls", True)],
+    ("variant", "autocast"), [*((name, False) for name in ("cls", "mean", "map", "sincos", "learned2d")), ("cls", True)]
 )
 def test_logits_do_not_depend_on_the_batch(strips, variant, autocast):
     model, samples = tiny(**VARIANTS[variant]), samples_of(strips)

@@ -41,10 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {  # settings of each kind of run
     "SGD, bfloat16 momentum": {"momentum_dtype": "bfloat16"},
     "AdamW, bfloat16 momentum": {**ADAMW, "momentum_dtype": "bfloat16"},
     "checkpointing": {"gradient_checkpointing": "true"},
-    "find batch size": {
-        "find_batch_size": "true",
-        "per_device_batch_size": "none",
-    },  # see launched_runs.py
+    "find batch size": {"find_batch_size": "true", "per_device_batch_size": "none"},  # see launched_runs.py
     "distillation": {"teacher": "teacher", "teacher_temperature": 2, "mixup_alpha": 0.5, "ema_decay": 0.5},
     "accumulation": {"per_device_batch_size": 1},
 }

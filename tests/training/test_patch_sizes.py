@@ -75,10 +75,7 @@ def test_a_run_draws_and_evaluates_patch_sizes(tmp_path):
         ({"patch_sizes": "4,0"}, "--patch-sizes"),
         ({"patch_size_weights": "1,2"}, "--patch-size-weights"),
         ({"objective": "masked_patch_prediction"}, "masked_patch_prediction"),
-        (
-            {"config": json.dumps({"depths": [1], "image_size": 8})},
-            "HfBiTForImageClassification",
-        ),
+        ({"config": json.dumps({"depths": [1], "image_size": 8})}, "HfBiTForImageClassification"),
     ],
 )
 def test_impossible_patch_sizes_are_refused(tmp_path, changes, message):

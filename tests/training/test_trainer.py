@@ -218,10 +218,7 @@ def test_operations_of_an_optimizer_step(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"eval_split": "none", "best_metric": "loss"},
-            "best_metric",
-        ),
+        ({"eval_split": "none", "best_metric": "loss"}, "best_metric"),
         ({"best_metric": "acuracy"}, "best_metric"),
         ({"best_metric": "accuracy/ten"}, "best_metric"),
     ],
