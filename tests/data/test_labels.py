@@ -138,7 +138,7 @@ def test_numeric_keys_of_a_label_map_are_names(tmp_path):
 
 
 def test_label_map_needs_a_classifier(classifier, tmp_path):
-    with pytest.raises(ValueError, match="--label-map"):
+    with pytest.raises(ValueError, match="label_map"):
         measure(classifier, tmp_path, protocol="knn", label_map="map.yaml")
 
 
