@@ -2,7 +2,8 @@
 
 Candidates are the nearest neighbors of an image by the model's features, and by small pictures of the images and of
 their mirror images. A candidate is decided by its pixels: one image is registered in the other (a window of it, perhaps
-mirrored), and the two must then correlate.
+mirrored), and then the two and their gradients must correlate. Different pictures of one kind, such as airplanes in a
+blue sky, correlate in their levels, but not in their edges.
 """
 
 import numpy as np
@@ -16,7 +17,9 @@ _PLAUSIBLE = 0.85  # correlation in the coarse window above which a pair is regi
 _NEIGHBORS, _SIMILAR = 10, 3  # candidates of an image by its features, and by each of the two pictures
 _STEPS = 12  # of the registration
 _SAMPLE, _FEWEST = 400, 100  # pairs that show how well different images of this data set correlate
-_USUAL, _LOWEST, _HIGHEST = 0.95, 0.9, 0.995  # correlation from which two images are duplicates
+_LEVELS = 0.9  # correlation of the levels of duplicates, at least
+_LOWEST, _HIGHEST = 0.78, 0.97  # correlation of the gradients from which two images are duplicates
+_DEVIATIONS = 8  # it is at least so far above that of different images
 _RELATED = 0.5  # cosine of the features of duplicates, at least
 _PAIRS_AT_ONCE = 256
 _ROWS_AT_ONCE = 1024
@@ -25,26 +28,23 @@ _ROWS_AT_ONCE = 1024
 def find_near_duplicates(features: torch.Tensor, pictures: torch.Tensor) -> dict[tuple[int, int], float]:
     """Return pairs of rows that show the same picture, the smaller row first, with their correlations.
 
-    The correlation from which they count depends on the data: four deviations above that of different images, as
-    handwritten digits resemble each other more than photographs.
+    The correlation of the gradients from which they count depends on the data: eight deviations above that of different
+    images, as handwritten digits resemble each other more than photographs.
 
     Args:
         features: (images, features)
         pictures: (images, SIDE, SIDE) gray levels
     """
     pairs = find_candidates(features, pictures)
-    scores = torch.cat([_compare(pictures, part) for part in pairs.split(_PAIRS_AT_ONCE)])
-    threshold = _USUAL
+    scores, edges = _compare(pictures, pairs)
+    threshold = _LOWEST
     if len(pairs) >= _FEWEST:
         chosen = torch.from_numpy(np.random.default_rng(0).permutation(len(pairs))[:_SAMPLE])
-        usual = torch.cat([_compare(pictures, part, -1) for part in pairs[chosen].split(_PAIRS_AT_ONCE)]).clamp(
-            max=0.999
-        )
-        z = usual.atanh()  # Fisher's transformation
+        z = _compare(pictures, pairs[chosen], -1)[1].clamp(-0.999, 0.999).atanh()  # Fisher's transformation
         deviation = 1.4826 * (z - z.median()).abs().median()
-        threshold = float((z.median() + 4 * deviation).tanh().clamp(_LOWEST, _HIGHEST))
+        threshold = float((z.median() + _DEVIATIONS * deviation).tanh().clamp(_LOWEST, _HIGHEST))
     cosines = F.cosine_similarity(features[pairs[:, 0]], features[pairs[:, 1]])
-    found = ((scores >= threshold) & (cosines >= _RELATED)).nonzero().flatten()
+    found = ((scores >= _LEVELS) & (edges >= threshold) & (cosines >= _RELATED)).nonzero().flatten()
     return {
         (first, second): float(scores[row]) for row, (first, second) in zip(found, pairs[found].tolist(), strict=True)
     }
@@ -76,16 +76,26 @@ def find_candidates(features: torch.Tensor, pictures: torch.Tensor) -> torch.Ten
     return torch.cat(pairs).sort(dim=1).values.unique(dim=0)
 
 
-def _compare(pictures: torch.Tensor, pairs: torch.Tensor, plausible: float = _PLAUSIBLE) -> torch.Tensor:
-    """Return the correlation of each pair: after registration where it is plausible, else of the coarse windows."""
-    first, second = pictures[pairs[:, 0]].float(), pictures[pairs[:, 1]].float()
-    whole, part = torch.cat([first, second]), torch.cat([second, first])  # either may be the cropped one
-    scores, mirror, window = _find_window(whole, part)
-    chosen = (scores >= plausible).nonzero().flatten()
-    if len(chosen):
-        part = torch.where(mirror[:, None, None], part.flip(2), part)
-        scores[chosen] = _register(whole[chosen], part[chosen], window[chosen])
-    return torch.maximum(*scores.chunk(2))
+def _compare(
+    pictures: torch.Tensor, pairs: torch.Tensor, plausible: float = _PLAUSIBLE
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the correlations of each pair, of the levels and of the gradients.
+
+    Where it is not plausible that they are duplicates, the levels are those of the coarse windows, and the gradients 0.
+    """
+    results = []
+    for rows in pairs.split(_PAIRS_AT_ONCE):
+        first, second = pictures[rows[:, 0]].float(), pictures[rows[:, 1]].float()
+        whole, part = torch.cat([first, second]), torch.cat([second, first])  # either may be the cropped one
+        scores, mirror, window = _find_window(whole, part)
+        edges, chosen = torch.zeros_like(scores), (scores >= plausible).nonzero().flatten()
+        if len(chosen):
+            part = torch.where(mirror[:, None, None], part.flip(2), part)
+            scores[chosen], edges[chosen] = _register(whole[chosen], part[chosen], window[chosen])
+        (score, other), (edge, its_edge) = scores.chunk(2), edges.chunk(2)
+        results.append((torch.maximum(score, other), torch.where(score >= other, edge, its_edge)))
+    scores, edges = zip(*results, strict=True)
+    return torch.cat(scores), torch.cat(edges)
 
 
 def _find_window(whole: torch.Tensor, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -120,14 +130,20 @@ def _find_window(whole: torch.Tensor, part: torch.Tensor) -> tuple[torch.Tensor,
     return best, mirror, window
 
 
-def _register(whole: torch.Tensor, part: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
-    """Move the windows by Gauss-Newton steps to where they correlate most with `part`; return that, (pairs,)."""
+def _register(whole: torch.Tensor, part: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Move the windows by Gauss-Newton steps to where they correlate most with `part`.
+
+    Returns:
+        (pairs,) correlations of the levels there, and of the gradients.
+    """
     axis = (torch.arange(SIDE) + 0.5) / SIDE * 2 - 1
     across, along = axis.repeat(SIDE), axis.repeat_interleave(SIDE)  # x and y of each pixel
     target = _standardize(part).flatten(1)
-    slopes = (torch.gradient(whole, spacing=2 / SIDE, dim=dim)[0] for dim in (2, 1))
+    slopes, target_slopes = (
+        [torch.gradient(pictures, spacing=2 / SIDE, dim=dim)[0] for dim in (2, 1)] for pictures in (whole, part)
+    )
     source = torch.stack([whole, *slopes], dim=1)
-    best = torch.full((len(whole),), -1.0)
+    best, best_edges = torch.full((len(whole),), -1.0), torch.zeros(len(whole))
     for _ in range(_STEPS):
         x, y = window[:, :1] * axis + window[:, 2:3], window[:, 1:2] * axis + window[:, 3:]  # (pairs, SIDE)
         grid = torch.stack(torch.broadcast_tensors(x[:, None], y[:, :, None]), dim=3)
@@ -136,7 +152,11 @@ def _register(whole: torch.Tensor, part: torch.Tensor, window: torch.Tensor) -> 
         levels = levels - levels.mean(dim=1, keepdim=True)
         norm = levels.norm(dim=1, keepdim=True).clamp(min=1e-6)
         correlation = (levels / norm * target).sum(dim=1)
-        best = torch.maximum(best, correlation)
+        moved = torch.cat([slope_x * window[:, :1], slope_y * window[:, 1:2]], dim=1)  # slopes of the window
+        edges = F.cosine_similarity(moved, torch.stack(target_slopes, dim=1).flatten(1))
+        best, best_edges = torch.where(
+            correlation > best, torch.stack([correlation, edges]), torch.stack([best, best_edges])
+        )
         jacobian = torch.stack([slope_x * across, slope_y * along, slope_x, slope_y], dim=2)  # (pairs, pixels, 4)
         jacobian = (jacobian - jacobian.mean(dim=1, keepdim=True)) / norm[:, :, None]
         residual = target * correlation[:, None].clamp(min=0.1) - levels / norm
@@ -144,7 +164,7 @@ def _register(whole: torch.Tensor, part: torch.Tensor, window: torch.Tensor) -> 
         step = torch.linalg.solve(normal, jacobian.mT @ residual[:, :, None]).squeeze(2)
         window = window + step.clamp(-0.1, 0.1)
         window[:, :2] = window[:, :2].clamp(0.5, 1.1)
-    return best
+    return best, best_edges
 
 
 def _standardize(pictures: torch.Tensor) -> torch.Tensor:
