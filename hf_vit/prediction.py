@@ -41,6 +41,7 @@ def predict(
     backend: str | None = None,
     threshold: float | Literal["auto"] | None = None,
     coverage: float | None = None,
+    reject: bool = False,
 ) -> Iterator[list[Prediction]]:
     """Predict the `top_k` most likely classes of every image, most likely first.
 
@@ -53,6 +54,8 @@ def predict(
             thresholds, which training chose for images with several labels.
         coverage: instead of `top_k`, predict sets of classes that hold the right one with this frequency: 0.8, 0.9,
             0.95 or 0.99, of a model that `hf_vit.calibrate` wrote.
+        reject: predict no class for an image that is unlike those of all classes, of a model that `hf_vit.calibrate`
+            wrote.
 
     Returns:
         For each image, in their order, its classes as `Prediction`: "label", "score" and "index". They are computed
@@ -69,7 +72,7 @@ def predict(
     loaded, processor = model if isinstance(model, tuple) else load(model, backend=backend)
     named = [str(image) if isinstance(image, Path) else image for image in images]
     lowest = lowest_scores(loaded.config, threshold, coverage)
-    for batch in classify_batches(loaded, processor, named, top_k, batch_size, lowest=lowest):
+    for batch in classify_batches(loaded, processor, named, top_k, batch_size, lowest=lowest, reject=reject):
         yield from batch.outputs
 
 
@@ -81,13 +84,14 @@ def classify_batches(
     batch_size: int = _BATCH_SIZE,
     skip_unreadable: bool = False,
     lowest: list[float] | None = None,
+    reject: bool = False,
 ) -> Iterator[Batch]:
     """Predict the `top_k` most likely classes of many images, most likely first, batch by batch.
 
     Args:
         model, processor, images, batch_size: as in `predict_batches`.
         skip_unreadable: skip images that cannot be read.
-        lowest: as in `most_likely`.
+        lowest, reject: as in `most_likely`.
 
     Returns:
         Batches whose `outputs` are lists of `Prediction`, one list for each image.
@@ -98,7 +102,8 @@ def classify_batches(
     """
     _check_classifier(model)
     for batch in _compute(model, model, processor, images, batch_size, None, skip_unreadable):
-        yield batch._replace(outputs=_classes_of(model, batch.outputs, top_k, lowest) if batch.numbers else [])
+        classes = _classes_of(model, batch.outputs, top_k, lowest, reject) if batch.numbers else []
+        yield batch._replace(outputs=classes)
 
 
 def embed(
@@ -330,9 +335,11 @@ def _check_classifier(model: Any) -> None:
         raise ValueError(f"cannot classify: {type(model).__name__} has no classification head; load a classifier")
 
 
-def _classes_of(model: Any, outputs: Any, top_k: int, lowest: list[float] | None = None) -> list[list[Prediction]]:
+def _classes_of(
+    model: Any, outputs: Any, top_k: int, lowest: list[float] | None = None, reject: bool = False
+) -> list[list[Prediction]]:
     if outputs.logits.ndim != 2:
         raise ValueError(f"cannot classify images: the model classifies tokens (pooling {model.config.pooling!r})")
     if not outputs.logits.isfinite().all():
         raise ValueError("cannot classify images: the model computes NaN or infinite logits")
-    return most_likely(outputs.logits, model.config, top_k, lowest)
+    return most_likely(outputs.logits, model.config, top_k, lowest, reject)

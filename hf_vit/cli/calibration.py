@@ -18,7 +18,7 @@ def calibrate(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Calibrate the probabilities of a classifier, and the sets of classes of `hf-vit predict --coverage`."""
+    """Calibrate a classifier: its probabilities, and what `hf-vit predict --coverage` and `--reject` go by."""
     refuse_source(output, folder)
     refuse_existing(output, overwrite)  # before the work, not after
     silence_progress_bars()
@@ -30,4 +30,6 @@ def calibrate(
     print(f"expected calibration error: {errors['before']:.2%} before, {errors['after']:.2%} after")
     for coverage, found in results["coverage"].items():
         print(f"coverage {coverage}: {found['measured']:.1%} measured, {found['classes']:.2f} classes an image")
+    rejection = results["rejection"]
+    print(f"none of the classes: {rejection['measured']:.1%} of these images are rejected")
     print(f"saved in {output}")

@@ -53,6 +53,10 @@ def predict(
         "print the set of classes that holds the right one with this frequency instead, such as 0.95; of a model that "
         "`hf-vit calibrate` wrote",
     ] = None,
+    reject: Annotated[
+        bool,
+        "print no class for an image that is unlike those of all classes; of a model that `hf-vit calibrate` wrote",
+    ] = False,
     format: Annotated[
         Literal["text", "jsonl", "csv"] | None,
         "output format; jsonl: one JSON object per image; csv: one row per image and class (default: by the suffix of "
@@ -82,7 +86,8 @@ def predict(
 
     model, processor = load_on(folder, device, backend, image_size=image_size, preset=preset)
     lowest = lowest_scores(model.config, threshold, coverage)
-    batches = classify_batches(model, processor, found, top_k, batch_size, skip_unreadable=True, lowest=lowest)
+    chosen = {"lowest": lowest, "reject": reject}
+    batches = classify_batches(model, processor, found, top_k, batch_size, skip_unreadable=True, **chosen)
     progress = BatchProgress("hf-vit predict", found)
     with _opened(output, overwrite) as file:
         write = predictions_writer(kind, file, in_percent=score_function(model.config) != "none")

@@ -1,10 +1,13 @@
-"""Calibrated probabilities: temperature scaling, and sets of classes that hold the right one as often as asked.
+"""Calibrated probabilities, sets of classes that hold the right one as often as asked, and "none of the classes".
 
 Temperature scaling: Guo et al., "On calibration of modern neural networks", arXiv 1706.04599. Sets of classes: split
 conformal prediction with the label's probability as its score, Angelopoulos and Bates, arXiv 2107.07511, section 1.
+None of the classes: the largest logit is too far below those of the class's own images; Vaze et al., "Open-set
+recognition: a good closed-set classifier is all you need", arXiv 2110.06207, judge images by the largest logit.
 """
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 
 from ..data.labels import match_to_model
 from ..devices import start_accelerator
+from ..files.contents import REPORTS
 from ..files.output import refuse_existing, write_json
 from ..loading import save_folder
 from ..models.configuration_hf_vision import score_function
@@ -25,6 +29,7 @@ from .predictions import collect, evaluation_batches, model_inputs
 from .result_page import reliability
 
 COVERAGES = (0.8, 0.9, 0.95, 0.99)
+REJECTED = 0.05  # share of the images of known classes that may be rejected
 _FEWEST = 20  # images; with fewer, no set of classes can promise anything
 _STEPS = 50  # of Newton's method, which needs about 5
 
@@ -40,7 +45,8 @@ def calibrate(
 
     The logits are divided by a temperature, which the head's weights and biases take in, so that every program that
     loads or exports the model has calibrated probabilities. The configuration states it (`temperature`), and for each
-    coverage the probability from which on a class belongs to the predicted set (`coverage_thresholds`).
+    coverage the probability from which on a class belongs to the predicted set (`coverage_thresholds`), and for each
+    class the logit below which an image shows none of the classes (`rejection_thresholds`).
 
     Args:
         model: name on the Hub, or a folder.
@@ -49,7 +55,9 @@ def calibrate(
 
     Returns:
         "temperature"; "expected_calibration_error" "before" and "after"; "coverage": for each coverage its "threshold",
-        and the share of images whose set holds their label ("measured") with the mean number of "classes" in a set.
+        and the share of images whose set holds their label ("measured") with the mean number of "classes" in a set;
+        "rejection": the share of images of the model's classes that are to be rejected ("asked"), and that are
+        ("measured").
         Errors and shares are measured on half of the images, with what the other half gives; the saved values are those
         of all images.
 
@@ -82,8 +90,13 @@ def calibrate(
     results = {"split": name, "images": len(labels), **measure(logits, labels)}
     if accelerator.is_main_process:
         scale_head(plain, results["temperature"])
+        limits = rejection_limits(logits / results["temperature"], labels)
+        plain.config.rejection_thresholds = limits.tolist()
         plain.config.coverage_thresholds = {key: entry["threshold"] for key, entry in results["coverage"].items()}
         save_folder(output_dir, plain, processor, resolved.overwrite)
+        for file in (Path(model, name) for name in REPORTS):  # of the training, for the card
+            if file.is_file():
+                shutil.copy(file, output_dir)
         write_json(Path(output_dir) / "calibration.json", results)
     accelerator.wait_for_everyone()
     return results
@@ -108,7 +121,36 @@ def measure(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
             "classes": float(chosen.sum(axis=1).mean()),
         }
     errors = {"before": calibration_error(before, labels[rest]), "after": calibration_error(after, labels[rest])}
-    return {"temperature": temperature, "expected_calibration_error": errors, "coverage": coverage}
+    limits, scaled = rejection_limits(logits[half] / fitted, labels[half]), logits[rest] / fitted
+    rejection = {
+        "asked": REJECTED,
+        "measured": float((scaled.max(axis=1) < limits[scaled.argmax(axis=1)]).mean()),
+    }
+    return {
+        "temperature": temperature,
+        "expected_calibration_error": errors,
+        "coverage": coverage,
+        "rejection": rejection,
+    }
+
+
+def rejection_limits(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return for each class the lowest logit of an image that is not rejected, (classes,).
+
+    It is the same distance below the mean of each class's own logits, such that 5 % of the images are rejected. A
+    class without images has the mean of all.
+
+    Args:
+        logits: (images, classes), calibrated.
+        labels: (images,)
+    """
+    own, predicted = logits[np.arange(len(labels)), labels], logits.argmax(axis=1)
+    counts = np.bincount(labels, minlength=logits.shape[1])
+    sums = np.bincount(labels, weights=own, minlength=logits.shape[1])
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), own.mean())
+    closeness = logits.max(axis=1) - means[predicted]
+    rank = int(np.floor((len(labels) + 1) * REJECTED + 1e-9))  # as in `coverage_threshold`
+    return means + (np.sort(closeness)[rank - 1] if rank else closeness.min())
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:

@@ -16,6 +16,7 @@ LOCK = ".lock"  # an empty file that a training run locks
 _HASHED = 2**20  # bytes; larger files are hashed only if they are newer than the marker
 # Of a training run, for its card.
 REPORTS = ("metrics.json", "card_data.json", "learning_curve.png", "confusion_matrix.png", "recipe.yaml")
+REPORTS += ("calibration.json",)
 # The only files of a folder that are pushed to the Hub, besides code that its `auto_map` names.
 PUSHED = (
     *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),

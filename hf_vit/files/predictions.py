@@ -19,7 +19,7 @@ class Prediction(NamedTuple):
 
 
 def most_likely(
-    logits: torch.Tensor, config: Any, top_k: int = 5, lowest: list[float] | None = None
+    logits: torch.Tensor, config: Any, top_k: int = 5, lowest: list[float] | None = None, reject: bool = False
 ) -> list[list[Prediction]]:
     """Return the `top_k` most likely classes of each image, most likely first.
 
@@ -27,17 +27,43 @@ def most_likely(
         logits: (batch, num_labels)
         config: configuration of the model: its class names, and its problem type.
         lowest: instead of `top_k`, the score from which on each class is returned, of `lowest_scores`.
+        reject: return no class for an image that shows none of them, see `distances_to_classes`.
     """
     count = logits.shape[-1] if lowest is not None else min(top_k, logits.shape[-1])
     scores, indices = scores_of(logits, config).topk(count)
+    rejected = distances_to_classes(logits, config) > 0 if reject else torch.zeros(len(logits), dtype=torch.bool)
     return [
         [
             Prediction(config.id2label[index], score)
             for index, score in zip(its_indices, its_scores, strict=True)
-            if lowest is None or score >= lowest[index]
+            if not is_rejected and (lowest is None or score >= lowest[index])
         ]
-        for its_indices, its_scores in zip(indices.tolist(), scores.tolist(), strict=True)
+        for its_indices, its_scores, is_rejected in zip(
+            indices.tolist(), scores.tolist(), rejected.tolist(), strict=True
+        )
     ]
+
+
+def distances_to_classes(logits: torch.Tensor, config: Any) -> torch.Tensor:
+    """Return how far each image is beyond the limit of the class that it resembles most; above 0: none of the classes.
+
+    The distance is that of the largest logit below the class's `rejection_thresholds`: the open-set score of Vaze et
+    al., arXiv 2110.06207, relative to each class.
+
+    Args:
+        logits: (batch, num_labels)
+
+    Returns:
+        (batch,)
+
+    Raises:
+        ValueError: the model was not calibrated.
+    """
+    limits = getattr(config, "rejection_thresholds", None) or []
+    if len(limits) != logits.shape[-1]:
+        raise ValueError("the model has no rejection_thresholds: calibrate it first (hf-vit calibrate)")
+    highest, indices = logits.float().max(dim=-1)
+    return torch.tensor(limits, device=logits.device)[indices] - highest
 
 
 def lowest_scores(
@@ -84,8 +110,9 @@ def predictions_writer(kind: str, file: TextIO, in_percent: bool = True) -> Call
             json.dumps({"image": image, "predictions": [entry._asdict() for entry in predictions]}), file=file
         )
     form = "6.1%" if in_percent else "10.4g"
+    nothing = ["  none of the classes"]
     return lambda image, predictions: print(
-        image, *(f"  {entry.score:{form}}  {entry.label}" for entry in predictions), sep="\n", file=file
+        image, *([f"  {entry.score:{form}}  {entry.label}" for entry in predictions] or nothing), sep="\n", file=file
     )
 
 

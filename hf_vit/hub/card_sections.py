@@ -26,6 +26,7 @@ _NOT_LISTED += ("num_workers", "overwrite", "print_config", "profile", "report_t
 _NOT_LISTED += ("stall_timeout", "prefetch_factor", "augment_on")
 _METRICS = {"samples": "images", "skipped": "images skipped"}  # display names of metrics
 _BOOKKEEPING = ("best", "best_step")  # about the best step; the card is about the last
+_UNCALIBRATED = "Its scores are not calibrated probabilities."
 _FILTERS = {2: "bilinear", 3: "bicubic", "area": "area"}  # `resample`: its name
 COCO_CATS = "http://images.cocodataset.org/val2017/000000039769.jpg"
 
@@ -81,6 +82,7 @@ def render_sections(sources: Sources, name: str, license: str | None, has_title:
             for file, text in _FIGURES.items()
             if file in sources.training.get("figures", ())
         ],
+        calibration=_calibration(sources),
         conversion=_conversion(sources, name),
         compute=_compute(sources),
         license=_license_in_words(sources, license),
@@ -200,9 +202,8 @@ def _limits(sources: Sources) -> list[str]:
         predicts = "It predicts one of its classes for every image, even if the image shows none of them. "
         if sources.config.get("problem_type") == "multi_label_classification":
             predicts = "It scores every class by itself (sigmoid): an image may show several of them, or none. "
-        use = (
-            f"Use it to classify images into its classes, or fine-tune it. {predicts}"
-            "Its scores are not calibrated probabilities."
+        use = f"Use it to classify images into its classes, or fine-tune it. {predicts}" + (
+            "Its scores are calibrated on held-out images." if sources.calibration else _UNCALIBRATED
         )
     paragraphs = [
         use,
@@ -340,6 +341,25 @@ def _by_class(sources: Sources) -> dict[str, Any]:
         for one in classes
     ]
     return {"rows": rows, "count": f"{count:,}", "left_out": len(rows) < count} if rows else {}
+
+
+def _calibration(sources: Sources) -> dict[str, Any]:
+    """Return what a calibration measured on held-out images; empty without one."""
+    found = sources.calibration
+    if not found:
+        return {}
+    errors, rejection = found["expected_calibration_error"], found.get("rejection", {})
+    return {
+        "images": f"{found['images']:,}",
+        "temperature": f"{found['temperature']:.3g}",
+        "before": f"{errors['before']:.2%}",
+        "after": f"{errors['after']:.2%}",
+        "rows": [
+            (f"{float(asked):.0%}", f"{one['measured']:.1%}", f"{one['classes']:.2f}")
+            for asked, one in found["coverage"].items()
+        ],
+        "rejected": f"{rejection['measured']:.1%}" if rejection else "",
+    }
 
 
 def _plain(text: str) -> str:

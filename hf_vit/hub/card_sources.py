@@ -22,16 +22,16 @@ class Sources:
 
     Args:
         texts: texts of config.json and, if they exist, preprocessor_config.json, conversion.json (written by
-            `convert`), card_data.json (written by training) and README.md.
+            `convert`), card_data.json (written by training), calibration.json (written by `calibrate`) and README.md.
 
     Raises:
         ValueError: a file is not JSON, or config.json is of a model of another package.
     """
 
     def __init__(self, texts: Mapping[str, str]):
-        self.config, self.processor, self.conversion, self.training = (
-            _parse(texts.get(name, "{}"), name)
-            for name in ("config.json", "preprocessor_config.json", "conversion.json", "card_data.json")
+        names = "config.json", "preprocessor_config.json", "conversion.json", "card_data.json", "calibration.json"
+        self.config, self.processor, self.conversion, self.training, self.calibration = (
+            _parse(texts.get(name, "{}"), name) for name in names
         )
         self.cost = describe_cost(self.config)  # of the nearest preprocessing of transformers' own classes
         self.is_of_transformers = is_of_transformers(self.config)

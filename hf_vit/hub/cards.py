@@ -16,7 +16,8 @@ from .card_metadata import metadata_yaml, render_metadata
 from .card_sections import render_sections
 from .card_sources import Sources
 
-CARD_SOURCES = ("config.json", "preprocessor_config.json", "conversion.json", "card_data.json", "README.md")
+CARD_SOURCES = ("config.json", "preprocessor_config.json", "conversion.json", "card_data.json", "calibration.json")
+CARD_SOURCES += ("README.md",)
 _SPACE_LINK = re.compile(r"\(https://huggingface\.co/spaces/([\w.-]+/[\w.-]+)\)")
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTALL)
 # Sentences of the card that transformers writes by default; it is not the user's own text.

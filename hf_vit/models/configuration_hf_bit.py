@@ -79,6 +79,8 @@ class HfBiTConfig(HfVisionConfig):
             held-out images; None: 0.5.
         temperature: what the head's logits were divided by in a calibration (`hf_vit.calibrate`); the weights have it.
         coverage_thresholds: coverage ("0.95") -> the probability from which on a class belongs to the predicted set.
+        rejection_thresholds: for each class the logit below which an image that resembles it most shows none of the
+            classes.
 
     Raises:
         ValueError: the fields contradict each other, or an argument is unknown.
@@ -100,6 +102,7 @@ class HfBiTConfig(HfVisionConfig):
     label_thresholds: list[float] | None = None
     temperature: float | None = None
     coverage_thresholds: dict[str, float] | None = None
+    rejection_thresholds: list[float] | None = None
 
     def __post_init__(self, **kwargs):
         self.depths = list(self.depths)

@@ -107,6 +107,8 @@ class HfViTConfig(HfVisionConfig):
             held-out images; None: 0.5.
         temperature: what the head's logits were divided by in a calibration (`hf_vit.calibrate`); the weights have it.
         coverage_thresholds: coverage ("0.95") -> the probability from which on a class belongs to the predicted set.
+        rejection_thresholds: for each class the logit below which an image that resembles it most shows none of the
+            classes.
         patch_target: target of masked patch prediction: "mean_color" (3 bits per channel), "downsized" (the same for
             each cell of a 4 x 4 grid) or "pixels".
 
@@ -150,6 +152,7 @@ class HfViTConfig(HfVisionConfig):
     label_thresholds: list[float] | None = None
     temperature: float | None = None
     coverage_thresholds: dict[str, float] | None = None
+    rejection_thresholds: list[float] | None = None
     patch_target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
     stored_patch_size: Size | None = size(None)
     position_grid: Size | None = size(None)

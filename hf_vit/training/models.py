@@ -104,7 +104,8 @@ def _name_labels(config: Any, split: Split, loss: str) -> None:
     names = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
     config.id2label = dict(enumerate(names))
     config.label2id = {name: number for number, name in config.id2label.items()}
-    config.label_thresholds = config.temperature = config.coverage_thresholds = None  # of an earlier head
+    for name in ("label_thresholds", "temperature", "coverage_thresholds", "rejection_thresholds"):
+        setattr(config, name, None)  # of an earlier head
     config.problem_type = "multi_label_classification" if loss == "sigmoid" else "single_label_classification"
 
 

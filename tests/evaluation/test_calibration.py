@@ -13,7 +13,15 @@ from torch.nn.functional import softmax
 import hf_vit
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data.sources import load_split
-from hf_vit.evaluation.calibration import calibration_error, coverage_threshold, fit_temperature, measure
+from hf_vit.evaluation.calibration import (
+    REJECTED,
+    calibration_error,
+    coverage_threshold,
+    fit_temperature,
+    measure,
+    rejection_limits,
+)
+from hf_vit.hub.cards import render_folder_card
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
 
@@ -69,6 +77,21 @@ def test_sets_hold_the_label_as_often_as_asked(coverage):
     assert low - spread <= held <= high + spread
 
 
+def test_images_of_no_class_are_rejected():
+    """5 % of new images of the classes by NumPy's definition, and nearly all whose logits are far lower."""
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 5, 4000)
+    logits = rng.normal(size=(4000, 7)) + np.eye(7)[labels] * (6 + np.arange(7))[labels, None]
+    limits = rejection_limits(logits[:2000], labels[:2000])
+    highest, predicted = logits[2000:].max(axis=1), logits[2000:].argmax(axis=1)
+    assert (highest < limits[predicted]).mean() == pytest.approx(REJECTED, abs=4 * np.sqrt(0.05 * 0.95 / 1000))
+    means = [logits[:2000][labels[:2000] == number, number].mean() for number in range(5)]
+    np.testing.assert_allclose(limits[:5] - limits[0], np.array(means) - means[0])
+    assert (rng.normal(size=(500, 7)).max(axis=1) < limits.min()).mean() > 0.9
+    measured = measure(logits, labels)["rejection"]["measured"]
+    assert measured == pytest.approx(REJECTED, abs=0.02)
+
+
 def test_a_calibrated_folder_has_divided_logits(tmp_path, fresh_accelerator):
     torch.manual_seed(0)
     config = HfViTConfig(**SHAPE, image_size=8, patch_size=4, num_channels=1, num_labels=10)
@@ -81,6 +104,7 @@ def test_a_calibrated_folder_has_divided_logits(tmp_path, fresh_accelerator):
         model.classifier.weight.copy_(30 * torch.linalg.lstsq(features, targets).solution.T)
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "card_data.json").write_text('{"dataset": "digits of scikit-learn"}')
     more = {"num_workers": 0, "eval_batch_size": 40}
     results = hf_vit.calibrate(tmp_path / "model", "digits", tmp_path / "calibrated", "test[:90]", **more)
     assert results == json.loads((tmp_path / "calibrated" / "calibration.json").read_text())
@@ -90,6 +114,10 @@ def test_a_calibrated_folder_has_divided_logits(tmp_path, fresh_accelerator):
     torch.testing.assert_close(calibrated(pixels).logits, expected, rtol=1e-5, atol=1e-5)
     assert calibrated.config.temperature == results["temperature"] > 1.5
     assert calibrated.config.coverage_thresholds["0.9"] == results["coverage"]["0.9"]["threshold"]
+    assert len(calibrated.config.rejection_thresholds) == 10
+    card = render_folder_card(tmp_path / "calibrated")
+    assert f"| 90% | {results['coverage']['0.9']['measured']:.1%} |" in card
+    assert "digits of scikit-learn" in card
     again = hf_vit.calibrate(tmp_path / "calibrated", "digits", tmp_path / "twice", "test[:90]", **more)
     assert again["temperature"] == pytest.approx(1, abs=1e-3)
     with pytest.raises(FileExistsError):
