@@ -63,7 +63,7 @@ def _export_torchvision(model, path: Path) -> None:
 
     if model.config.model_type != "hf_vit":
         raise ConversionError("torchvision has no hybrids")
-    torch.save(to_theirs(model.state_dict(), Torchvision().rules(model.config, has_head=True)), path)
+    torch.save(to_theirs(model.state_dict(), Torchvision().rules(model)), path)
 
 
 class NotThere(Exception):

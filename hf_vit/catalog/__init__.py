@@ -1,21 +1,19 @@
 """The catalog of released checkpoints: meaning of file names, list of files, choice of the best one."""
 
 from .augreg import AUGREG_MODELS, INDEX, parse_augreg
-from .explaining import explain
 from .released import (
     Released,
     copies_of,
     families,
     find_released,
     lost_by,
-    refused,
     released,
     released_facts,
     released_with,
     variants,
     with_cards,
 )
-from .searching import address_of, best_augreg, files_of, search
+from .searching import address_of, best_augreg, explain, files_of, search
 
 __all__ = [
     "AUGREG_MODELS",
@@ -30,7 +28,6 @@ __all__ = [
     "find_released",
     "lost_by",
     "parse_augreg",
-    "refused",
     "released",
     "released_facts",
     "released_with",

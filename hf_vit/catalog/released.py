@@ -112,7 +112,7 @@ def copies_of(location: str) -> list[str]:
 
 def lost_by(copy: str) -> list[str]:
     """Return the layers of the original that a copy of `copies_of` lacks."""
-    return ["pre-logits layer"] if copy in released_facts()["copies_without_pre_logits"] else []
+    return released_facts()["lost_by_copies"].get(copy, [])
 
 
 def released_with(fingerprint: str) -> str | None:

@@ -1,10 +1,11 @@
-"""Search for checkpoints in released.yaml, or in AugReg's index of 51,509 fine-tuned files."""
+"""Search for checkpoints in released.yaml, or in AugReg's index of 51,509 fine-tuned files; description of a file."""
 
 import csv
 import math
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
@@ -13,12 +14,23 @@ from ..files.download import fetch
 from ..files.messages import shorten
 from ..files.reading import read_text
 from .augreg import ADAPTED_TO, AUGREG, AUGREG_MODELS, INDEX, parse_augreg
-from .released import Released, families, released, released_facts, variants
+from .released import (
+    Released,
+    bare_name,
+    copies_of,
+    data_set_name,
+    families,
+    find_released,
+    refused,
+    released,
+    released_facts,
+    variants,
+)
 
 COLUMNS = ("name", "ds", "final_val", "adapt_ds", "adapt_resolution", "adapt_final_val", "adapt_final_test",
            "filename", "adapt_filename")  # fmt: skip
 _FILE = re.compile(r"[\w.+-]*")  # a file name in the index, without folders; empty for a model without fine-tuning
-_PLACE = "(place)"  # key of a row's origin: index file and line
+_ORIGIN = "(origin)"  # key of a row's index file and line
 
 
 class Found(NamedTuple):
@@ -57,12 +69,12 @@ def search(
             f"cannot search for files fine-tuned on {adapted_to!r}: unknown data set (expected {', '.join(ADAPTED_TO)})"
         )
     if index is None:
-        found = [entry for entry in released() if _fits(entry, variant, adapted_to, resolution)]
-        by_pattern = [
-            *(found for family, facts in released_facts()["patterns"].items() if variant in facts["variants"]
-              for found in files_of(family))
-        ] if adapted_to is None and resolution is None else []  # fmt: skip
-        return [*(Found(entry.location, entry.facts["title"]) for entry in found), *by_pattern][:limit]
+        found = [Found(entry.location, entry.facts["title"]) for entry in released()
+                 if _fits(entry, variant, adapted_to, resolution)]  # fmt: skip
+        if adapted_to is None and resolution is None:
+            for family, facts in released_facts()["patterns"].items():
+                found += files_of(family) if variant in facts["variants"] else []
+        return found[:limit]
     rows = (row for row in _read_index(index) if row["name"] == variant)
     if adapted_to is None and resolution is None:
         best = sorted({(_number(row, "final_val"), row["filename"], row["ds"]) for row in rows}, reverse=True)
@@ -115,21 +127,17 @@ def _read_index(index: str | os.PathLike) -> Iterator[dict[str, str]]:
     path = Path(index)
     if "://" in str(index):
         path = fetch(str(index)).path
-    reader = csv.DictReader(StringIO(read_text(path), newline=""), strict=True)
     try:
+        reader = csv.DictReader(StringIO(read_text(path), newline=""), strict=True)
         if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
-            raise ValueError(
-                f"cannot read {index}: it lacks the columns {', '.join(missing)} (expected AugReg's index.csv)"
-            )
+            raise ValueError(f"no column {', '.join(missing)} (expected AugReg's index.csv)")
         for row in reader:
-            place = f"{index}, line {reader.line_num}"
-            if None in row or None in row.values():
-                raise ValueError(f"cannot read {place}: it has more or fewer values than columns")
-            if odd := [row[column] for column in ("filename", "adapt_filename") if not _FILE.fullmatch(row[column])]:
-                raise ValueError(f"cannot read {place}: {shorten(odd[0])} is not a file name")
-            yield {**row, _PLACE: place}
-    except csv.Error as error:
-        raise ValueError(f"cannot read {index}: {error}") from None
+            files = (row["filename"], row["adapt_filename"])
+            if None in row or None in row.values() or not all(map(_FILE.fullmatch, files)):
+                raise ValueError(f"line {reader.line_num} has no file names, or too few or too many values")
+            yield {**row, _ORIGIN: f"{index}, line {reader.line_num}"}
+    except (csv.Error, ValueError) as error:
+        raise ValueError(f"cannot read {index}: {error}") from error
 
 
 def _number(row: dict[str, str], column: str) -> float:
@@ -138,13 +146,10 @@ def _number(row: dict[str, str], column: str) -> float:
     Raises:
         ValueError: the text is not a finite number; the message names the line.
     """
-    try:
-        number = float(row[column])
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"cannot read {row[_PLACE]}: {column} is {shorten(row[column])} (expected a number)")
-    return number
+    with suppress(ValueError):
+        if math.isfinite(number := float(row[column])):
+            return number
+    raise ValueError(f"cannot read {row[_ORIGIN]}: {column} is {shorten(row[column])} (expected a number)")
 
 
 def best_augreg(variant: str, index: str | os.PathLike | None = None) -> str:
@@ -214,3 +219,55 @@ def address_of(source: str, index: str | os.PathLike | None = None) -> str:
     elif parse_augreg(name.removesuffix(".npz")) is None:
         raise ValueError(f"{name!r} is not the name of an AugReg file; give `augreg:best:B/16` to choose one")
     return f"{AUGREG}/{name.removesuffix('.npz')}.npz"
+
+
+def explain(name: str) -> str:
+    """Describe a released file in words.
+
+    Args:
+        name: name of a file, with or without its address and `.npz`: an AugReg name, `augreg:Ti/16`, `sam/ViT-B_16`,
+            ... Where several files have the name, all of them are described.
+
+    Raises:
+        ValueError: no released file has this name.
+    """
+    name = address_of(name)
+    bare = bare_name(name)
+    entry = find_released(name)
+    namesakes = [other for other in released() if other.name == bare]
+    if entry is None and not namesakes:
+        if (what := refused(name)) is not None:
+            return f"{name}\nnot converted by hf_vit: {what}"
+        raise ValueError(
+            f"cannot explain {name!r}: it is no released file, no architecture (expected {', '.join(variants())}) "
+            f"and no family (expected {', '.join(families())})"
+        )
+    return "\n\n".join(_describe(entry) for entry in ([entry] if entry else namesakes))
+
+
+def _describe(entry: Released) -> str:
+    facts = entry.facts
+    resolution = facts.get("resolution")
+    architecture = f"{'BiT' if entry.family.startswith('bit') else 'ViT'}-{entry.variant.removesuffix('-gap-norep')}"
+    lines = [
+        entry.location if "://" in facts["location"] else f"{entry.location} ({facts['location']})",
+        f"{architecture}, {facts['title']}"
+        + (f"; {resolution} x {resolution} pixels" if resolution else "; its resolution is read from the file"),
+    ]
+    if "beside" in facts:
+        lines.append(f"  also in the file, not converted: {', '.join(facts['beside'])}")
+    lines += [f"  {label}: {text}" for label, text in facts["hyper_parameters"].items()]
+    for result in facts.get("results", ()):
+        of = f" of {result['of']}" if "of" in result else ""
+        lines.append(
+            f"  {data_set_name(result['dataset'])} {result['metric']}{of}: {result['value']} % "
+            f"({result['source']['name']}, {result['table']})"
+        )
+    path = bare_name(entry.location).removeprefix("gs://")
+    if copies := copies_of(entry.location):
+        lines.append(f"  the same numbers: {', '.join(copies)}")
+    if (fingerprint := released_facts()["fingerprints"].get(path)) is not None:
+        lines.append(f"  fingerprint: {fingerprint}")
+    if entry.variant == "B/8" and entry.family == "augreg":
+        lines.append("  note: B/8 was released at 224 x 224 pixels only")
+    return "\n".join(lines)

@@ -14,7 +14,7 @@ _OF_ANY_MODEL = {field.name for field in fields(PreTrainedConfig)} | {"torch_dty
 _BESIDE = {  # names of other parts in files of the original repositories
     "b": "bias of the similarity",
     "llm": "language model",
-    "opt": "state of the optimiser",
+    "opt": "state of the optimizer",
     "t": "temperature of the similarity",
     "txt": "text tower",
 }
@@ -32,7 +32,7 @@ def check(
 ) -> str:
     """Report the model that `convert` would make: each field with its reason, assumptions, and omitted parts.
 
-    Nothing is written. Only arrays that are needed to recognise the model are read, so values are not checked.
+    Nothing is written. Only arrays that are needed to recognize the model are read, so values are not checked.
 
     Args:
         source, labels, image_size, patch_size, position_grid, preset, overrides: arguments of `convert`.

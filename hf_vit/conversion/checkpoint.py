@@ -1,4 +1,4 @@
-"""An open checkpoint, before its source is recognised and its arrays are read."""
+"""An open checkpoint, before its source is recognized and its arrays are read."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping

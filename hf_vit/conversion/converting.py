@@ -1,18 +1,22 @@
 """Conversion of a checkpoint from any known source to a model and its image processor."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 import torch
 from safetensors import safe_open
 
 from ..catalog import address_of, lost_by
+from ..catalog.class_names import BUILT_IN, built_in_class_names
 from ..files.download import public_name, sha256_at
+from ..files.messages import shorten
 from ..files.output import new_folder, write_text
+from ..files.reading import read_json, read_json_object, read_text
 from ..files.readme import render_readme
 from ..files.versions import versions_of
 from ..models.configuration_hf_bit import HfBiTConfig
@@ -23,13 +27,13 @@ from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.utils import MANIFEST
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .exporting import check_readers, export
+from .jax.checkpoints import JaxSource
 from .jax.tables import original_rules
-from .labels import set_labels
-from .recognition import recognise
+from .recognition import recognize
 from .source import (
+    CONFIGURATIONS,
     Fields,
     Inferred,
-    JaxSource,
     Request,
     Source,
     as_configured,
@@ -37,7 +41,8 @@ from .source import (
     has_head,
     one_or_pair,
 )
-from .tables import ConversionError, Rule
+from .tables import ConversionError
+from .torch_files import read_shards
 
 _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")  # whose versions are recorded
 
@@ -55,7 +60,7 @@ def convert(
 ) -> tuple[HfVisionPreTrainedModel, HfViTImageProcessor]:
     """Convert a checkpoint of the original family, or of one of its ports.
 
-    The source is recognised from the content:
+    The source is recognized from the content:
 
     - the original's arrays (vit_jax, big_vision, big_transfer) in an .npz, a .msgpack of flax, an Orbax folder, or a
       TensorStore folder of big_vision's trainer;
@@ -120,7 +125,7 @@ def convert_request(
             checkpoint = read_as_original(checkpoint, fetched.location)
         path = checkpoint.path
         hashing = executor.submit(lambda: fetched.sha256 or sha256_at(path)) if not request.without_weights else None
-        its_source, naming = recognise(checkpoint, request)
+        its_source, naming = recognize(checkpoint, request)
         model, fields, read = its_source.read(checkpoint, naming, request)  # while the file is hashed
         sha256 = {"sha256": hashing.result()} if hashing is not None else {}
     record: dict[str, Any] = {"source": public_name(fetched), "file": path.name, **sha256, **read}
@@ -128,23 +133,20 @@ def convert_request(
         record["copy"] = {"name": fetched.copy, "without": lost_by(fetched.copy)}
     if not request.without_weights:
         record["fingerprint"] = _fingerprint(model, request.weights)
-    sizes = _take_sizes(model, request, image_size)
-    its_labels = _take_labels(model, its_source, checkpoint, labels)
-    if preset:
-        preprocessing = Inferred({"preset": preset}, "stated")
-    else:
+    sizes = _set_sizes(model, request, image_size)
+    found_labels = _label(model, its_source, checkpoint, labels)
+    preprocessing = Inferred({"preset": preset}, "stated")
+    if not preset:
         with wrong_types_refused(f"the preprocessing beside {path.name}"):
             preprocessing = its_source.preprocessing(checkpoint, naming.dialect)
     processor = HfViTImageProcessor.for_model(model.config, **preprocessing.value)
-    has_own_size = "image_size" in sizes or not isinstance(model.config, HfBiTConfig)  # BiT's arrays show no size
-    if not has_own_size and "size" in preprocessing.value:
+    shows_size = "image_size" in sizes or not isinstance(model.config, HfBiTConfig)  # BiT's arrays show no size
+    if follows := not shows_size and "size" in preprocessing.value:
         model.set_image_size(output_size(processor) or model.config.image_size, processor_follows=True)
         fields["image_size"] = preprocessing
-    sync_processor_size(
-        model, processor, source, asked="image_size" in sizes or fields.get("image_size") is preprocessing
-    )
+    sync_processor_size(model, processor, source, asked="image_size" in sizes or follows)
     used = preprocessing.value["preset"]
-    fields |= {"preset": preprocessing._replace(value=used), "labels": its_labels}
+    fields |= {"preset": preprocessing._replace(value=used), "labels": found_labels}
     stated = {"patch_size": request.patch_size, "image_size": image_size}
     stated = request.overrides.keys() | {name for name, size in stated.items() if size is not None}
     found = as_configured(fields, model.config, stated)
@@ -153,51 +155,19 @@ def convert_request(
     return model, processor, found
 
 
-def _fingerprint(model: HfVisionPreTrainedModel, weights: Path | None) -> str:
-    """Return the content fingerprint of a model as it was read; of the streamed weights if it is empty."""
-    parameters = model.state_dict()
-    rules = original_rules(model.config, has_head(model), parameters)
-    if weights is None or model.device.type != "meta":
-        return fingerprint_of(rules, parameters.__getitem__)
-    with safe_open(weights, "pt") as streamed:
-        return fingerprint_of(rules, streamed.get_tensor)
-
-
-def _take_sizes(model: Any, request: Request, image_size: Size | None) -> dict[str, Any]:
+def _set_sizes(model: Any, request: Request, image_size: Size | None) -> dict[str, Any]:
     """Give a model the sizes that the caller states; return their entries for `conversion.json`."""
-    said: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     if request.patch_size is not None:
         image_size = _set_patch_size(model, request.patch_size, image_size, request.overrides)
-        said["patch_size"] = request.patch_size
+        record["patch_size"] = request.patch_size
     elif image_size is not None:
         model.set_image_size(image_size, processor_follows=True)
     if image_size is not None:
-        said["image_size"] = image_size
+        record["image_size"] = image_size
     if getattr(model.config, "is_flexible", False):
-        said["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
-    return said
-
-
-def _take_labels(
-    model: HfVisionPreTrainedModel, source: Source, checkpoint: Checkpoint, labels: str | Path | list[str] | None
-) -> Inferred:
-    """Name the classes of a model, by the caller's names or else the source's; return their number and origin."""
-    names = labels
-    if names is None and has_head(model):
-        with wrong_types_refused(f"the config.json beside {checkpoint.path.name}"):
-            names = source.labels(checkpoint, model.config.num_labels or 0)
-    if names is not None:
-        set_labels(model, names)
-    if not hasattr(model, "classifier"):
-        return Inferred(None, "there is no trained head")
-    used = list(model.config.id2label.values())
-    if all(name == f"LABEL_{index}" for index, name in enumerate(used)):
-        return Inferred(None, "no names are stored")
-    origin = "stated in config.json" if labels is None else "stated"
-    if labels is None and isinstance(source, JaxSource):  # it names the classes of released files only
-        origin = "those of the released file"
-    shown = ", ".join(map(str, used[:3])) + (", ..." if len(used) > 3 else "")
-    return Inferred(len(used), f"{origin}: {shown}")
+        record["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
+    return record
 
 
 def _set_patch_size(model: Any, patch_size: Size, image_size: Size | None, overrides: dict[str, Any]) -> Size | None:
@@ -220,6 +190,65 @@ def _set_patch_size(model: Any, patch_size: Size, image_size: Size | None, overr
         config.grid_of(*as_pair(image_size))  # raises if the patches do not divide the size
         model.set_image_size(image_size, processor_follows=True)
     return image_size
+
+
+def _label(
+    model: HfVisionPreTrainedModel, source: Source, checkpoint: Checkpoint, labels: str | Path | list[str] | None
+) -> Inferred:
+    """Name the classes of a model, by the caller's names or else the source's; return their number and origin."""
+    names = labels
+    if names is None and has_head(model):
+        with wrong_types_refused(f"the config.json beside {checkpoint.path.name}"):
+            names = source.labels(checkpoint, model.config.num_labels or 0)
+    if names is not None:
+        set_labels(model, names)
+    if not hasattr(model, "classifier"):
+        return Inferred(None, "there is no trained head")
+    used = list(model.config.id2label.values())
+    if all(name == f"LABEL_{index}" for index, name in enumerate(used)):
+        return Inferred(None, "no names are stored")
+    origin = "stated in config.json" if labels is None else "stated"
+    if labels is None and isinstance(source, JaxSource):  # it names the classes of released files only
+        origin = "those of the released file"
+    shown = ", ".join(map(str, used[:3])) + (", ..." if len(used) > 3 else "")
+    return Inferred(len(used), f"{origin}: {shown}")
+
+
+def set_labels(model: HfVisionPreTrainedModel, labels: str | Path | list[str]) -> None:
+    """Name the classes of a model.
+
+    Args:
+        model: the model; its configuration is changed.
+        labels: "imagenet1k"; a file with one name per line, or JSON (a list, or an object from index to name); a list.
+
+    Raises:
+        ConversionError: the model has no head or another number of classes, the file holds no names, or a name is not
+            printable text.
+    """
+    if not hasattr(model, "classifier"):
+        raise ConversionError("cannot name the classes: the checkpoint has no trained head; omit labels")
+    names = labels if isinstance(labels, list) else _read_labels(labels)
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not name.strip() or any(category(letter) in ("Cc", "Cs") for letter in name):
+            raise ConversionError(f"the name of class {index} is {shorten(name)} (expected text on one line)")
+    if len(names) != model.config.num_labels:
+        raise ConversionError(f"{len(names)} labels are given, but the head has {model.config.num_labels} classes")
+    model.config.id2label = dict(enumerate(names))
+    model.config.label2id = {name: index for index, name in enumerate(names)}
+
+
+def _read_labels(source: str | Path) -> list[str]:
+    """Read class names, in the order of the head's outputs."""
+    if str(source) in BUILT_IN:
+        return built_in_class_names(str(source))
+    try:
+        if Path(source).suffix != ".json":
+            return [line.strip() for line in read_text(source).splitlines() if line.strip()]
+        content = read_json(source)
+        return [content[str(index)] for index in range(len(content))] if isinstance(content, dict) else [*content]
+    except Exception as error:  # no such file, no text, no list
+        kinds = f"{', '.join(BUILT_IN)}, a file with one name per line, or a .json with a list"
+        raise ConversionError(f"cannot read class names from {source} (expected {kinds}): {error!s:.300}") from error
 
 
 def convert_to_folder(
@@ -268,20 +297,66 @@ def convert_to_folder(
     return model
 
 
-def fingerprint_of(rules: list[Rule], read: Callable[[str], torch.Tensor]) -> str:
+def fingerprint(source: str | Path, **options: Any) -> str:
+    """Return the fingerprint of a model's content: one SHA-256, equal for the same numbers in any container.
+
+    It covers names, shapes, dtypes and bytes of all arrays, in the layout of the original's files and in float32. An
+    .npz, our folder, timm's .safetensors and transformers' folder of the same numbers have one fingerprint. An
+    untrained head (all zero) is not part of it, since every conversion drops it. Settings (GELU, preprocessing) are no
+    content.
+
+    Args:
+        source: as in `convert`, or a folder of hf_vit, here or on the Hub.
+        options: as in `convert`, for a file that does not show its grid or heads.
+
+    Raises:
+        ValueError, OSError: as in `convert`.
+    """
+    location = address_of(str(source))
+    folder = Path() if "://" in location else fetch_any(location).path
+    file = folder / "config.json"
+    settings = read_json_object(file) if "://" not in location and file.is_file() else {}
+    config_class = CONFIGURATIONS.get(str(settings.get("model_type")))
+    if config_class is None:
+        model, _ = convert(source, **options)
+        return (model.conversion_record or {})["fingerprint"]
+    index = folder / "model.safetensors.index.json"
+    weights = read_shards(index if index.is_file() else folder / "model.safetensors")
+    return _hash(_original_arrays(config_class.from_dict(settings), weights, weights.__getitem__))
+
+
+def _fingerprint(model: HfVisionPreTrainedModel, weights: Path | None) -> str:
+    """Return the content fingerprint of a model as it was read; of the streamed weights if it is empty."""
+    parameters = model.state_dict()
+    if weights is None or model.device.type != "meta":
+        return _hash(_original_arrays(model.config, parameters, parameters.__getitem__))
+    with safe_open(weights, "pt") as streamed:
+        return _hash(_original_arrays(model.config, parameters, streamed.get_tensor))
+
+
+def _original_arrays(
+    config: Any, names: Collection[str], read: Callable[[str], torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, array) of a model in the layout of the released files, sorted by name.
+
+    Args:
+        names: our names of the parameters.
+        read: function that returns a parameter by our name.
+    """
+    for theirs, ours, layout in original_rules(config, names):
+        yield theirs, layout.to_theirs(read(ours).detach())
+
+
+def _hash(arrays: Iterator[tuple[str, torch.Tensor]]) -> str:
     """Return the SHA-256 of the lines `<sha256 of the bytes>  <dtype>  <shape>  <name>` of all arrays.
 
     Bytes are those of a little-endian, C-ordered float32 array: a conversion widens half precision, without loss.
-
-    Args:
-        rules: the rules of `original_rules`.
-        read: function that returns a parameter by our name.
     """
     lines = hashlib.sha256()
-    for theirs, ours, layout in rules:
-        array = layout.to_theirs(read(ours).detach()).float().contiguous().numpy()
+    for name, tensor in arrays:
+        array = tensor.float().contiguous().numpy()
         shape = "x".join(map(str, array.shape))
-        lines.update(f"{hashlib.sha256(array.data).hexdigest()}  {array.dtype}  {shape}  {theirs}\n".encode())
+        lines.update(f"{hashlib.sha256(array.data).hexdigest()}  {array.dtype}  {shape}  {name}\n".encode())
     return lines.hexdigest()
 
 
@@ -294,15 +369,9 @@ def read_as_original(copy: Checkpoint, location: str) -> Checkpoint:
         copy: the open copy.
         location: address of the original.
     """
-    request = Request(None, None, {})
-    source, naming = recognise(copy, request)
-    model, _, _ = source.read(copy, naming, request)
-    arrays = dict(_arrays(model))
+    source, naming = recognize(copy, Request())
+    model, _, _ = source.read(copy, naming, Request())
+    parameters = model.state_dict()
+    arrays = dict(_original_arrays(model.config, parameters, parameters.__getitem__))
     shapes = {name: tuple(array.shape) for name, array in arrays.items()}
     return Checkpoint(location, copy.path, {}, shapes, dict.fromkeys(arrays, "float32"), "", arrays.__getitem__)
-
-
-def _arrays(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    parameters = model.state_dict()
-    for theirs, ours, layout in original_rules(model.config, has_head(model), parameters):
-        yield theirs, layout.to_theirs(parameters[ours])

@@ -2,22 +2,28 @@
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers.utils import logging
 
+from ..catalog import address_of
+from ..files.download import Fetched, sha256_at
+from ..files.npz import write_npz
 from ..files.output import refuse_existing
-from ..models.configuration_hf_vit import Size
+from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
 from .any_size import ANY_SIZE, export_any_size_onnx
+from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .deployment import RUNTIMES, export_deployment
-from .jax.beside import export_beside
+from .jax.checkpoints import JaxSource
+from .jax.tables import POSITIONS
 from .programs import export_aot_inductor, export_onnx, export_torch
-from .recognition import SOURCES
-from .source import Writer, Writing
+from .recognition import SOURCES, recognize
+from .source import Naming, Request, Writer, Writing, record_of
 from .tables import ConversionError
 from .web import export_web
 
@@ -88,7 +94,7 @@ def export(
         _PROGRAMS[to](model, path, size, overwrite)
         return {}
     if beside is not None:
-        export_beside(model, Path(path), str(beside))
+        _export_beside(model, Path(path), str(beside))
         return {}
     width = getattr(model.config, "projection_dim", None)
     if to == "jax" and width is not None:
@@ -104,16 +110,16 @@ def _check_options(to: str, dialect: str | None, size: Size | str | None, beside
     """Refuse an unknown format, and options that it does not take."""
     if to not in FORMATS:
         raise ConversionError(f"cannot export to {to!r}: unknown format (expected {', '.join(FORMATS)})")
-    if to in (*_WITH_SIZE, "web") and (dialect, beside) != (None, None):
-        raise ConversionError(f"cannot export to {to} with a dialect or beside (expected jax); leave them out")
-    if to not in _WITH_SIZE and size is not None:
-        raise ConversionError(
-            f"cannot export to {to} with a size (expected {', '.join(_WITH_SIZE)}); convert at that size instead"
-        )
-    if size == ANY_SIZE and to != "onnx":
-        raise ConversionError(f"cannot export to {to} with size {ANY_SIZE!r} (expected onnx); state a size")
-    if beside is not None and (to != "jax" or dialect is not None):
-        raise ConversionError(f"beside cannot be combined with to={to!r} and dialect={dialect!r} (expected jax, None)")
+    is_program = to in (*_WITH_SIZE, "web")
+    not_taken = {
+        "dialect": is_program and dialect is not None,
+        "beside": beside is not None and (to != "jax" or dialect is not None),
+        "size": size is not None and to not in _WITH_SIZE,
+        f"size={ANY_SIZE!r}": size == ANY_SIZE and to != "onnx",
+    }
+    if found := [option for option, is_given in not_taken.items() if is_given]:
+        with_dialect = f" and dialect={dialect!r}" if beside is not None and dialect is not None else ""
+        raise ConversionError(f"cannot export to {to}{with_dialect} with {found[0]}; leave it out")
 
 
 def _fixed(model: Any, size: Size | str | None) -> Any:
@@ -227,3 +233,77 @@ def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = N
     if not fitting:
         raise ConversionError(f"{choices[0][1] or to} has no {', no '.join(lacking[0])}")
     return fitting[0]
+
+
+def _export_beside(model: HfVisionPreTrainedModel, path: Path, beside: str) -> None:
+    """Write a copy of the checkpoint `beside` as .npz, with the arrays of `model` instead of its own.
+
+    Names, order, stacking and dtypes are those of `beside`. Its other arrays are copied, one at a time.
+
+    Args:
+        model: the model.
+        path: the .npz to write.
+        beside: path or address of the checkpoint that the model was converted from.
+
+    Raises:
+        ConversionError: the model was not converted from `beside`, or `beside` holds another architecture.
+    """
+    config: Any = model.config
+    grid = None  # (rows, columns) of the positions in the file, before any resampling
+    if isinstance(config, HfViTConfig):
+        first_size = (config.image_size_history or [config.image_size])[0]
+        grid = config.stored_grid if config.is_flexible else config.grid_of(*as_pair(first_size))
+    fetched = fetch_any(address_of(beside))
+    with open_checkpoint(fetched) as checkpoint:
+        file = checkpoint.path.name
+        source, naming = recognize(checkpoint, Request(grid))
+        if not isinstance(source, JaxSource) or not isinstance(model, source.models):
+            raise ConversionError(f"{file} is no checkpoint of the original JAX code with a {type(model).__name__}")
+        _check_original(record_of(model), fetched, checkpoint, naming)
+        arrays = dict(source.arrays(model, naming.dialect))  # views, no copies
+        expected = {name: checkpoint.shapes[stored.name] for name, stored in naming.arrays.items()}
+        expected |= {name: expected[name][1:] for name, stored in naming.arrays.items() if stored.index is not None}
+        found = {name: tuple(array.shape) for name, array in arrays.items()}
+        if getattr(config, "image_size_history", None) and POSITIONS in found:  # resampled
+            found[POSITIONS] = expected.get(POSITIONS, ())
+        if different := sorted(name for name, _ in found.items() ^ expected.items()):
+            theirs, ours = expected.get(different[0]), found.get(different[0])
+            raise ConversionError(f"{file} does not fit: {different[0]} is {theirs} there, {ours} in the model")
+        write_npz(path, _merge(arrays, checkpoint, naming))
+
+
+def _check_original(record: Mapping[str, Any], fetched: Fetched, checkpoint: Checkpoint, naming: Naming) -> None:
+    """Refuse a file that the model was not converted from, by the sha256 (or else the dialect) in the record."""
+    identity = "sha256" if "sha256" in record else "dialect"
+    found = naming.dialect if identity == "dialect" else fetched.sha256 or sha256_at(checkpoint.path)
+    if record and record.get(identity) != found:
+        origin = f"{record.get('file', 'another file')} ({identity} {record.get(identity)})"
+        raise ConversionError(
+            f"{checkpoint.path.name} ({identity} {found}) does not fit: the model was converted from {origin}"
+        )
+
+
+def _merge(
+    arrays: Mapping[str, torch.Tensor], checkpoint: Checkpoint, naming: Naming
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, array) of the whole file in its order; the model's arrays replace their originals, in their dtype.
+
+    Raises:
+        ConversionError: a value is too large for the dtype.
+    """
+    own: dict[str, list[tuple[int, str]]] = {}
+    for name, stored in naming.arrays.items():
+        own.setdefault(stored.name, []).append((-1 if stored.index is None else stored.index, name))
+    for stored_name in checkpoint.shapes:
+        if stored_name not in own:
+            yield stored_name, checkpoint.read(stored_name)
+            continue
+        (index, name), *_ = places = sorted(own[stored_name])
+        array = arrays[name] if index == -1 else torch.stack([arrays[one] for _, one in places])
+        dtype = checkpoint.dtypes[stored_name]
+        array = array.to(getattr(torch, dtype, array.dtype))
+        if not torch.isfinite(array).all():
+            raise ConversionError(
+                f"cannot write {stored_name}: it has values that are not finite in the file's dtype, {dtype}"
+            )
+        yield stored_name, array

@@ -4,14 +4,12 @@ import re
 from collections.abc import Collection
 
 from .checkpoint import Checkpoint
-from .jax.bit import JaxBiT
-from .jax.vit import Jax
+from .jax.checkpoints import Jax, JaxBiT
 from .source import Naming, Request, Source
 from .tables import ConversionError
 from .timm import Timm, TimmBit
 from .torchvision import Torchvision
-from .transformers.flax import FlaxTransformers
-from .transformers.source import Transformers
+from .transformers.source import FlaxTransformers, Transformers
 
 SOURCES: tuple[Source, ...] = (
     Jax(),
@@ -32,10 +30,10 @@ _MODELS = (
     (r"(?:cnn_encoder|cnn_decoder|decoder_stem)/", "a VAE of GIVT"),
     (r"EmbedPatches/", "UViM's second stage, an encoder with a decoder"),
     (r"(?:decoder/EncDecBlock|encoder/embedding/kernel$)", "a CapPa captioner, an encoder with a decoder of text"),
-    (r"couplings/", "a Jet, a normalising flow"),
+    (r"couplings/", "a Jet, a normalizing flow"),
     (r"Embed(?:Image|Text)/", "a JetFormer, which generates images and text"),
     (r"_vq_vae\.", "the VQ-VAE of PaliGemma's segmentation"),
-    (r"(?:batch_stats/|bn_init/|init_bn/|(?:Bottleneck)?ResNetBlock_\d+/)", "a ResNet with batch normalisation"),
+    (r"(?:batch_stats/|bn_init/|init_bn/|(?:Bottleneck)?ResNetBlock_\d+/)", "a ResNet with batch normalization"),
 )
 # The same, for files without an image tower.
 _TEXTS = (
@@ -44,7 +42,7 @@ _TEXTS = (
 )
 
 
-def recognise(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]:
+def recognize(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]:
     """Find the source of a checkpoint from its content, and the naming of its arrays.
 
     Raises:

@@ -1,10 +1,11 @@
-"""What all sources share: the interface of a source, one object per checkpoint format, and reading by rules."""
+"""What all sources share: the interface of a source, reading by rules, and inference from shapes."""
 
 import json
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from ..models.modeling_hf_vit import (
 )
 from ..models.pretrained import CONVERSION_RECORD, HfVisionPreTrainedModel
 from .checkpoint import Checkpoint
-from .tables import ConversionError, Rule, check_names, check_shapes, check_values
+from .tables import ConversionError, Rule, check_names, check_shapes, check_values, expand
 
 Model = HfVisionPreTrainedModel
 Shapes = Mapping[str, tuple[int, ...]]
@@ -50,7 +51,7 @@ Fields = dict[str, Inferred]
 
 
 class StoredArray(NamedTuple):
-    """Place of an array in the file.
+    """Where and how an array is stored in a file.
 
     name: name in the file.
     index: index in a stack of several arrays; None without a stack.
@@ -64,19 +65,20 @@ class StoredArray(NamedTuple):
     shape: tuple[int, ...] | None = None
 
 
-class Request(NamedTuple):
-    """Statements of the caller of `convert`.
+@dataclass(frozen=True)
+class Request:
+    """Arguments of `convert` that a source needs.
 
     position_grid: (rows, columns) of the table of positions; None for a square.
     weights: a .safetensors file to stream an .npz into; None to keep the weights in memory.
     overrides: configuration fields that no array shows.
     patch_size: patch size of the model, if it differs from the stored kernel's.
-    without_weights: leave the model on the meta device, and read only the arrays that are needed to recognise it.
+    without_weights: leave the model on the meta device, and read only the arrays that are needed to recognize it.
     """
 
-    position_grid: Grid
-    weights: Path | None
-    overrides: dict[str, Any]
+    position_grid: Grid = None
+    weights: Path | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)
     patch_size: Size | None = None
     without_weights: bool = False
 
@@ -100,7 +102,7 @@ class Naming(NamedTuple):
     """Naming of a checkpoint's arrays.
 
     dialect: description of the dialect for `conversion.json`.
-    arrays: name in the rules -> place.
+    arrays: name in the rules -> stored array.
     beside: names of the file's other parts.
     similarity: numbers for the similarity of two towers' embeddings, read from the other parts.
     """
@@ -183,11 +185,22 @@ class RuleSource(Source):
         """
 
     @abstractmethod
-    def rules(self, config: Any, has_head: bool) -> list[Rule]:
-        """Return a rule for every array of a model: the classifier, or the bare encoder."""
+    def table(self, config: Any) -> list[Rule]:
+        """Return the table of a model's parameters; see `expand`."""
+
+    def rules(self, model: Model) -> list[Rule]:
+        """Return a rule for every parameter of a model: the classifier, or the bare encoder.
+
+        Raises:
+            ConversionError: the table has no row for a parameter.
+        """
+        rules, names = expand(self.table(model.config), model.state_dict()), set(model.state_dict())
+        if missing := sorted(names - {rule.ours for rule in rules}):
+            raise ConversionError(f"files of this format have no array for {', '.join(missing)}")
+        return rules
 
     def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
-        left_out = untrained_head(checkpoint, naming.arrays, self.head, self.outputs_first)
+        left_out = self._untrained_head(checkpoint, naming.arrays)
         arrays = {name: stored for name, stored in naming.arrays.items() if not left_out or name not in self.head}
         shapes, file = shapes_of(checkpoint, arrays), checkpoint.path.name
         for name, ndim in self.axes.items():
@@ -199,11 +212,9 @@ class RuleSource(Source):
             raise ConversionError(
                 f"cannot convert {file}: its arrays do not match its architecture; missing: {error.args[0]}"
             ) from error
-        has_head = self.head[0] in arrays
-        config = build_config({**values_of(fields), **request.overrides})
-        rules = self.rules(config, has_head)
-        check_names(rules, arrays, file)  # before a model of that depth is built
-        model = empty_model(config, has_head)
+        model = empty_model(build_config({**values_of(fields), **request.overrides}), self.head[0] in arrays)
+        rules = self.rules(model)
+        check_names(rules, arrays, file)
         check_shapes(shapes, model.state_dict(), rules, file)
         if not request.without_weights:
             fill(model, rules, checkpoint, arrays, request.weights)
@@ -218,20 +229,15 @@ class RuleSource(Source):
         }
         return model.eval(), fields, record
 
-
-class JaxSource(RuleSource, Writer):
-    """A format of the original code."""
-
-    format = "jax"
-
-    @abstractmethod
-    def arrays(self, model: Model, dialect: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name in the rules, array) of a model in a dialect.
-
-        Args:
-            model: the model.
-            dialect: description of the dialect, see `Naming`.
-        """
+    def _untrained_head(self, checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, dict[str, Any]]:
+        """Describe an untrained head (weight all zero, bias constant), with JAX's shape; {} for any other head."""
+        if any(name not in arrays for name in self.head):
+            return {}
+        weight, bias = (checkpoint.read(arrays[name].name) for name in self.head)
+        if weight.ndim < 2 or weight.any() or not bias.ndim or (bias != bias[0]).any():
+            return {}
+        shape = [weight.shape[1], weight.shape[0]] if self.outputs_first else list(weight.shape)
+        return {"head": {"shape": shape, "bias": float(bias[0])}}
 
 
 # Width -> number of heads, for known models whose heads do not have 64 channels (ViT-H; big_vision's So400m, g and G).
@@ -343,7 +349,7 @@ def has_head(model: HfVisionPreTrainedModel) -> bool:
 
 
 def shapes_of(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that the rules see: of a single block, with a row for the class token."""
+    """Return the shapes that the rules expect: of a single block, with a row for the class token."""
     shapes = {}
     for name, stored in arrays.items():
         shape = stored.shape or checkpoint.shapes[stored.name]
@@ -353,26 +359,6 @@ def shapes_of(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict
             shape = (shape[0], shape[1] + 1, *shape[2:])
         shapes[name] = shape
     return shapes
-
-
-def untrained_head(
-    checkpoint: Checkpoint, arrays: Mapping[str, StoredArray], head: tuple[str, str], outputs_first: bool
-) -> dict[str, dict[str, Any]]:
-    """Describe an untrained head (weight all zero, bias constant); return an empty dictionary for any other head.
-
-    Args:
-        checkpoint: the open checkpoint.
-        arrays: name in the rules -> place.
-        head: names of the head's weight and bias.
-        outputs_first: the weight is (out, in, ...); the returned shape is JAX's, (in, out).
-    """
-    if any(name not in arrays for name in head):
-        return {}
-    weight, bias = (checkpoint.read(arrays[name].name) for name in head)
-    if weight.ndim < 2 or weight.any() or not bias.ndim or (bias != bias[0]).any():
-        return {}
-    shape = [weight.shape[1], weight.shape[0]] if outputs_first else list(weight.shape)
-    return {"head": {"shape": shape, "bias": float(bias[0])}}
 
 
 def fill(

@@ -1,12 +1,14 @@
 """Rule tables: one row per parameter, with their name, our name and the layout; every array must be used."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from ..models.configuration_hf_vision import MAX_STAGES
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class ConversionError(ValueError):
@@ -27,9 +29,6 @@ class Rule(NamedTuple):
     ours: str
     layout: Layout
 
-
-# (prefix of their names, prefix of our names, rules)
-Block = tuple[str, str, Iterable[Rule]]
 
 as_is = Layout(lambda array: array, lambda parameter: parameter)
 transpose = Layout(lambda kernel: kernel.transpose(0, 1), lambda weight: weight.T)  # (in, out) -> (out, in)
@@ -69,29 +68,33 @@ def weight_and_bias(theirs: str, ours: str, layout: Layout = as_is) -> tuple[Rul
     return Rule(f"{theirs}.weight", f"{ours}.weight", layout), Rule(f"{theirs}.bias", f"{ours}.bias", layout)
 
 
-def table(blocks: Iterable[Block]) -> list[Rule]:
-    """Return the rules of all blocks, with full names."""
-    return [
-        Rule(theirs + rule.theirs, ours + rule.ours, rule.layout) for theirs, ours, rules in blocks for rule in rules
-    ]
+def within(theirs: str, ours: str, rules: Iterable[Rule]) -> list[Rule]:
+    """Put prefixes in front of the names of rules."""
+    return [Rule(theirs + rule.theirs, ours + rule.ours, rule.layout) for rule in rules]
 
 
-def resnet_units(
-    depths: Sequence[int], name: str, first: int, ours: str, unit: Iterable[Rule], projection: Iterable[Rule]
-) -> Iterator[Block]:
-    """Yield a block for every residual unit of a ResNet.
+def expand(table: Iterable[Rule], names: Iterable[str]) -> list[Rule]:
+    """Return the rules of a model's parameters that a table has.
+
+    In a table, `{}` in both names stands for a number; `{+}` in theirs for the number plus 1, and `{+02}` for that
+    with two digits. Our names are without the prefix of the encoder.
 
     Args:
-        depths: units per stage.
-        name: format of their names, with the numbers of stage and unit.
-        first: their first number.
-        ours: prefix of our ResNet's names.
-        unit, projection: rules of every unit, and additional rules of the first unit of each stage.
+        table: one rule for each kind of parameter.
+        names: our names of the parameters.
     """
-    for stage, depth in enumerate(depths):
-        for index in range(depth):
-            rules = (*unit, *projection) if index == 0 else unit
-            yield name.format(stage + first, index + first), f"{ours}stages.{stage}.layers.{index}.", rules
+    rows = {rule.ours: rule for rule in table}
+    rules = []
+    for name in names:
+        bare = re.sub(r"^(vit|bit)\.", "", name)
+        if (row := rows.get(_NUMBER.sub("{}", bare))) is not None:
+            rules.append(row._replace(theirs=_numbered(row.theirs, _NUMBER.findall(bare)), ours=name))
+    return rules
+
+
+def _numbered(theirs: str, numbers: Iterable[str]) -> str:
+    remaining = map(int, numbers)
+    return re.sub(r"\{(\+?)(\d*)\}", lambda mark: format(next(remaining) + len(mark[1]), f"{mark[2]}d"), theirs)
 
 
 def count_units(names: Iterable[str], pattern: str, first: int) -> list[int]:

@@ -45,17 +45,15 @@ from .source import (
 from .tables import (
     IMAGENET,
     TIMM_NUMBERS,
-    Block,
     ConversionError,
     Layout,
     Rule,
     as_is,
     count_units,
     part,
-    resnet_units,
-    table,
     to_theirs,
     weight_and_bias,
+    within,
 )
 
 _RESAMPLING = {"bilinear": BILINEAR, "bicubic": BICUBIC}
@@ -76,24 +74,17 @@ def preprocessing_of(pretrained_cfg: dict[str, Any]) -> Inferred:
 
 
 def _write(
-    model: Model,
-    rules: list[Rule],
-    path: Path,
-    overwrite: bool,
-    architecture: str,
-    arguments: dict[str, Any],
-    evaluation: dict[str, Any],
+    source: Any, model: Model, options: Writing, path: Path, architecture: str, arguments: dict[str, Any]
 ) -> dict[str, Any]:
     """Write the weights to a .safetensors file, or to a folder with a config.json.
 
     Args:
         architecture: timm's name of the architecture.
         arguments: arguments of `timm.create_model`, which are returned.
-        evaluation: settings of the evaluation below 384 pixels.
     """
-    arrays = to_theirs(model.state_dict(), rules)
+    arrays = to_theirs(model.state_dict(), source.rules(model))
     if path.suffix == ".safetensors":
-        with new_file(path, overwrite) as file:
+        with new_file(path, options.overwrite) as file:
             save_file(arrays, file, metadata={"format": "pt"})
         return arguments
     config: Any = model.config
@@ -107,7 +98,7 @@ def _write(
         "num_features": config.hidden_size,
         "pretrained_cfg": {
             "input_size": [config.num_channels, height, width],
-            **evaluation,
+            **source.evaluation,
             **({"crop_pct": 1.0} if max(height, width) >= 384 else {}),
             "mean": [0.5] * config.num_channels,
             "std": [0.5] * config.num_channels,
@@ -116,88 +107,49 @@ def _write(
         **({"global_pool": arguments["global_pool"]} if "global_pool" in arguments else {}),
         "model_args": arguments,
     }
-    with new_folder(path, overwrite) as folder:
+    with new_folder(path, options.overwrite) as folder:
         save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
         write_json(folder / "config.json", described)
     return arguments
 
 
 POSITIONS = "pos_embed"
-UNIT_NAME = "stages.{}.blocks.{}."  # name of a ResNet's unit
 
 
-def _fused(theirs: str, ours: str, projections: tuple[str, ...], bias: bool = True) -> Iterator[Rule]:
+def _fused(theirs: str, ours: str, *projections: str) -> Iterator[Rule]:
     for index, name in enumerate(projections):
-        rules = weight_and_bias(theirs, f"{ours}{name}", part(index, len(projections)))
-        yield from rules if bias else rules[:1]
+        yield from weight_and_bias(theirs, f"{ours}{name}", part(index, len(projections)))
 
 
-def _encoder_block(qkv_bias: bool) -> tuple[Rule, ...]:
-    return (
-        *weight_and_bias("norm1", "layernorm_before"),
-        *_fused("attn.qkv", "attention.", ("q_proj", "k_proj", "v_proj"), qkv_bias),
-        *weight_and_bias("attn.proj", "attention.o_proj"),
-        *weight_and_bias("norm2", "layernorm_after"),
-        *weight_and_bias("mlp.fc1", "mlp.fc1"),
-        *weight_and_bias("mlp.fc2", "mlp.fc2"),
-    )
-
-
+_ENCODER_BLOCK = (
+    *weight_and_bias("norm1", "layernorm_before"),
+    *_fused("attn.qkv", "attention.", "q_proj", "k_proj", "v_proj"),
+    *weight_and_bias("attn.proj", "attention.o_proj"),
+    *weight_and_bias("norm2", "layernorm_after"),
+    *weight_and_bias("mlp.fc1", "mlp.fc1"),
+    *weight_and_bias("mlp.fc2", "mlp.fc2"),
+)
 _MAP_HEAD = (
     Rule("latent", "probe", as_is),
     *weight_and_bias("q", "q_proj"),
-    *_fused("kv", "", ("k_proj", "v_proj")),
+    *_fused("kv", "", "k_proj", "v_proj"),
     *weight_and_bias("proj", "o_proj"),
     *weight_and_bias("norm", "layernorm"),
     *weight_and_bias("mlp.fc1", "mlp.fc1"),
     *weight_and_bias("mlp.fc2", "mlp.fc2"),
 )
 _RESNET_ROOT = (Rule("conv.weight", "convolution.weight", as_is), *weight_and_bias("norm", "norm"))
-RESNET_UNIT = tuple(
+_RESNET_MODULES = [f"{kind}{number}" for kind in ("conv", "norm") for number in (1, 2, 3)]
+_RESNET_UNIT = [  # a convolution has no bias
     rule
-    for number in (1, 2, 3)
-    for rule in (
-        Rule(f"conv{number}.weight", f"conv{number}.weight", as_is),
-        *weight_and_bias(f"norm{number}", f"norm{number}"),
-    )
-)
-RESNET_PROJECTION = (
-    Rule("downsample.conv.weight", "downsample.conv.weight", as_is),
-    *weight_and_bias("downsample.norm", "downsample.norm"),
-)
-
-
-def _vit_rules(config: HfViTConfig, has_head: bool) -> list[Rule]:
-    """Return the rules of all arrays of a classifier or a bare encoder, with timm's names."""
-    base = "vit." if has_head else ""
-    blocks: list[Block] = []
-    if isinstance(config, HfViTHybridConfig):
-        theirs, ours, depths = "patch_embed.backbone.", f"{base}embeddings.stem.", config.stem_depths
-        blocks.append((f"{theirs}stem." if depths else theirs, ours, _RESNET_ROOT))
-        blocks += resnet_units(depths, theirs + UNIT_NAME, 0, ours, RESNET_UNIT, RESNET_PROJECTION)
-    blocks.append(("", f"{base}embeddings.", _embeddings(config)))
-    for index in range(config.num_hidden_layers):
-        blocks.append((f"blocks.{index}.", f"{base}layers.{index}.", _encoder_block(config.qkv_bias)))
-    blocks.append(("", base, weight_and_bias("fc_norm" if config.norm_after_pooling else "norm", "layernorm")))
-    if config.pooling == "map":
-        blocks.append(("attn_pool.", f"{base}pooler.map.", _MAP_HEAD))
-    if config.representation_size is not None:
-        blocks.append(("", base, weight_and_bias("pre_logits.fc", "pooler.dense")))
-    return table([*blocks, ("", "", weight_and_bias("head", "classifier") if has_head else ())])
-
-
-def _embeddings(config: HfViTConfig) -> list[Rule]:
-    rules = list(weight_and_bias("patch_embed.proj", "patch_embeddings.projection"))
-    if config.use_cls_token:
-        rules.append(Rule("cls_token", "cls_token", as_is))
-    if config.position_embedding_type == "learned":
-        rules.append(Rule(POSITIONS, "position_embeddings", as_is))
-    return rules
+    for name in (*_RESNET_MODULES, "downsample.conv", "downsample.norm")
+    for rule in weight_and_bias(f"stages.{{}}.blocks.{{}}.{name}", f"stages.{{}}.layers.{{}}.{name}")
+]
 
 
 _FC1 = "blocks.0.mlp.fc1.weight"
 _RESNET_ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
-# the evaluations of DeiT, MAE and DINO: resize 256, centre crop 224
+# the evaluations of DeiT, MAE and DINO: resize 256, center crop 224
 _FACEBOOK = {"preset": "timm", "resample": BICUBIC, "crop_pct": 224 / 256, **IMAGENET}
 # timm's names of activations and poolings -> ours.
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "quick_gelu": "quick_gelu"}
@@ -224,6 +176,7 @@ class Timm(TorchSource, Writer):
         **dict.fromkeys(_RESNET_ROOTS, 4),
     }
     format = "timm"
+    evaluation = {"interpolation": "bicubic", "crop_pct": 0.9}  # noqa: RUF012 - of models below 384 pixels
     models = (HfViTModel, HfViTForImageClassification)
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
@@ -238,14 +191,14 @@ class Timm(TorchSource, Writer):
         has_cls = "cls_token" in shapes
         stem = _stem(shapes)
         stride = stem_stride(stem["stem_depths"].value) if stem else 1
-        last_block = max((int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")), default=0)
+        blocks = {name.split(".")[1] for name in shapes if name.startswith("blocks.")}
         kernel = f"{self.marker} is {by(shapes[self.marker])}"
         class_token = has_array("cls_token", shapes)
         fields: Fields = {
             "patch_size": Inferred(one_or_pair(patch_rows, patch_columns), kernel),
             "num_channels": Inferred(map_channels, kernel),
             "hidden_size": Inferred(hidden_size, kernel),
-            "num_hidden_layers": Inferred(last_block + 1, f"the last block is blocks.{last_block}"),
+            "num_hidden_layers": Inferred(len(blocks) or 1, "the number of encoder blocks"),
             "intermediate_size": Inferred(shapes[_FC1][0], f"{_FC1} is {by(shapes[_FC1])}"),
             **with_reason({"hidden_act": "gelu", "layer_norm_eps": 1e-6}, "no array shows it; timm's default", True),
             "qkv_bias": has_array("blocks.0.attn.qkv.bias", shapes),
@@ -279,11 +232,24 @@ class Timm(TorchSource, Writer):
             fields["pooling"] = _POOLINGS[settings["global_pool"]]
         return fields
 
-    def rules(self, config: HfViTConfig, has_head: bool) -> list[Rule]:
-        return _vit_rules(config, has_head)
+    def table(self, config: HfViTConfig) -> list[Rule]:
+        backbone, stem = "patch_embed.backbone.", "embeddings.stem."
+        root = f"{backbone}stem." if getattr(config, "stem_depths", ()) else backbone
+        return [
+            *within(root, stem, _RESNET_ROOT),
+            *within(backbone, stem, _RESNET_UNIT),
+            *weight_and_bias("patch_embed.proj", "embeddings.patch_embeddings.projection"),
+            Rule("cls_token", "embeddings.cls_token", as_is),
+            Rule(POSITIONS, "embeddings.position_embeddings", as_is),
+            *within("blocks.{}.", "layers.{}.", _ENCODER_BLOCK),
+            *weight_and_bias("fc_norm" if config.norm_after_pooling else "norm", "layernorm"),
+            *within("attn_pool.", "pooler.map.", _MAP_HEAD),
+            *weight_and_bias("pre_logits.fc", "pooler.dense"),
+            *weight_and_bias("head", "classifier"),
+        ]
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
-        """Return the preprocessing; DeiT, MAE and DINO are recognised by the key that holds the weights."""
+        """Return the preprocessing; DeiT, MAE and DINO are recognized by the key that holds the weights."""
         if checkpoint.container in ("model", "teacher", "student"):
             reason = f"the weights are under {checkpoint.container!r}, as in DeiT, MAE and DINO"
             return Inferred(_FACEBOOK, reason, is_assumed=True)
@@ -291,28 +257,29 @@ class Timm(TorchSource, Writer):
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
-        lacking = variants_of_the_paper(config) + projection(config)
-        if config.representation_size is not None:
-            lacking.append("pre-logits layer (representation_size)")
-        if config.position_embedding_type == "sincos2d":
-            lacking.append("position embeddings of type sincos2d")
-        if config.hidden_act not in _ACTIVATIONS.values():
-            lacking.append(f"activation {config.hidden_act}")
-        if config.pooling in ("mean", "map") and config.use_cls_token and not config.pool_patches_only:
-            lacking.append("pooling that includes the class token")
-        if config.pooling == "cls" and config.norm_after_pooling:
-            lacking.append("LayerNorm of the class token only")
-        if isinstance(config, HfViTHybridConfig) and tuple(config.stem_depths) not in _HYBRIDS:
-            lacking.append(f"ResNet of depths {list(config.stem_depths)}")
-        return lacking
+        is_hybrid, pooling, positions = (
+            isinstance(config, HfViTHybridConfig),
+            config.pooling,
+            config.position_embedding_type,
+        )
+        depths = tuple(config.stem_depths) if is_hybrid else ()
+        pools_token = pooling in ("mean", "map") and config.use_cls_token and not config.pool_patches_only
+        features = {
+            "pre-logits layer (representation_size)": config.representation_size is not None,
+            f"position embeddings of type {positions}": positions == "sincos2d",
+            f"activation {config.hidden_act}": config.hidden_act not in _ACTIVATIONS.values(),
+            "pooling that includes the class token": pools_token,
+            "LayerNorm of the class token only": pooling == "cls" and config.norm_after_pooling,
+            f"ResNet of depths {list(depths)}": is_hybrid and depths not in _HYBRIDS,
+        }
+        found = variants_of_the_paper(config) + projection(config)
+        return found + [feature for feature, is_used in features.items() if is_used]
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
         config: Any = model.config
         is_hybrid = isinstance(config, HfViTHybridConfig)
         architecture = _HYBRIDS[tuple(config.stem_depths)] if is_hybrid else "vit_base_patch16_224"
-        rules, arguments = self.rules(config, has_head(model)), _model_arguments(config, has_head(model))
-        evaluation = {"interpolation": "bicubic", "crop_pct": 0.9}
-        return _write(model, rules, path, options.overwrite, architecture, arguments, evaluation)
+        return _write(self, model, options, path, architecture, _model_arguments(config, has_head(model)))
 
 
 def _pooling(shapes: Shapes) -> Inferred:
@@ -382,6 +349,7 @@ class TimmBit(TorchSource, Writer):
     head = ("head.fc.weight", "head.fc.bias")
     axes = {_ROOT: 4, marker: 4, "head.fc.weight": 4}  # noqa: RUF012
     format = "timm"
+    evaluation = {"interpolation": "bilinear", "crop_pct": 0.875}  # noqa: RUF012
     models = (HfBiTModel, HfBiTForImageClassification)
 
     def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
@@ -404,28 +372,19 @@ class TimmBit(TorchSource, Writer):
         size = (settings.get("pretrained_cfg") or settings).get("input_size")
         return {} if size is None else {"image_size": one_or_pair(*size[1:])}
 
-    def rules(self, config: HfBiTConfig, has_head: bool) -> list[Rule]:
-        base = "bit." if has_head else ""
-        resnet = f"{base}resnet."
-        head = (
+    def table(self, config: HfBiTConfig) -> list[Rule]:
+        return [
+            Rule(_ROOT, "resnet.convolution.weight", as_is),
+            *within("", "resnet.", _RESNET_UNIT),
+            *weight_and_bias("norm", "norm"),
             Rule("head.fc.weight", "classifier.weight", _one_by_one),
             Rule("head.fc.bias", "classifier.bias", as_is),
-        )
-        return table(
-            [
-                ("", resnet, [Rule(_ROOT, "convolution.weight", as_is)]),
-                *resnet_units(
-                    config.depths, UNIT_NAME, 0, resnet, RESNET_UNIT, RESNET_PROJECTION[:1]
-                ),  # without a norm
-                ("", base, weight_and_bias("norm", "norm")),
-                ("", "", head if has_head else ()),
-            ]
-        )
+        ]
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         if stated := checkpoint.settings.get("pretrained_cfg"):
             return preprocessing_of(stated)
-        usual = preprocessing_of({"crop_pct": 0.875, "interpolation": "bilinear"}).value
+        usual = preprocessing_of(self.evaluation).value
         return Inferred(usual, "no config.json states it; timm's default for BiT", is_assumed=True)
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
@@ -438,8 +397,7 @@ class TimmBit(TorchSource, Writer):
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
         config: Any = model.config
         arguments = {"in_chans": config.num_channels, "num_classes": config.num_labels if has_head(model) else 0}
-        rules, evaluation = self.rules(config, has_head(model)), {"interpolation": "bilinear", "crop_pct": 0.875}
-        return _write(model, rules, path, options.overwrite, _architecture(config), arguments, evaluation)
+        return _write(self, model, options, path, _architecture(config), arguments)
 
 
 def _architecture(config: HfBiTConfig) -> str:

@@ -6,17 +6,12 @@ from ..models.configuration_hf_vit import HfViTConfig
 from ..models.image_resizing import BILINEAR
 from .checkpoint import Checkpoint
 from .source import Fields, Grid, Inferred, Shapes, TorchSource, by, image_size_of, length_of, one_or_pair, with_reason
-from .tables import IMAGENET, Block, Rule, as_is, part, table, weight_and_bias
+from .tables import IMAGENET, Rule, as_is, part, weight_and_bias, within
 
 _POSITIONS = "encoder.pos_embedding"
 _BLOCK = "encoder.layers.encoder_layer_"
 _FC1 = f"{_BLOCK}0.mlp.0.weight"
 
-_EMBEDDINGS = (
-    Rule("class_token", "cls_token", as_is),
-    *weight_and_bias("conv_proj", "patch_embeddings.projection"),
-    Rule(_POSITIONS, "position_embeddings", as_is),
-)
 # in_proj_weight and in_proj_bias hold query, key and value
 _ENCODER_BLOCK = (
     *weight_and_bias("ln_1", "layernorm_before"),
@@ -30,6 +25,17 @@ _ENCODER_BLOCK = (
     *weight_and_bias("mlp.0", "mlp.fc1"),
     *weight_and_bias("mlp.3", "mlp.fc2"),
 )
+
+
+_TABLE = [
+    Rule("class_token", "embeddings.cls_token", as_is),
+    *weight_and_bias("conv_proj", "embeddings.patch_embeddings.projection"),
+    Rule(_POSITIONS, "embeddings.position_embeddings", as_is),
+    *within(f"{_BLOCK}{{}}.", "layers.{}.", _ENCODER_BLOCK),
+    *weight_and_bias("encoder.ln", "layernorm"),
+    *weight_and_bias("heads.pre_logits", "pooler.dense"),
+    *weight_and_bias("heads.head", "classifier"),
+]
 
 
 class Torchvision(TorchSource):
@@ -49,15 +55,14 @@ class Torchvision(TorchSource):
 
     def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
         hidden_size, channels, *pixels = shapes[self.marker]
-        layers = (int(name.removeprefix(_BLOCK).split(".")[0]) for name in shapes if name.startswith(_BLOCK))
-        last_block = max(layers, default=0)
+        blocks = {name.removeprefix(_BLOCK).split(".")[0] for name in shapes if name.startswith(_BLOCK)}
         kernel = f"{self.marker} is {by(shapes[self.marker])}"
         theirs = {"hidden_act": "gelu", "layer_norm_eps": 1e-6, "position_interpolation": "bicubic"}
         fields = {
             "patch_size": Inferred(one_or_pair(*pixels), kernel),
             "num_channels": Inferred(channels, kernel),
             "hidden_size": Inferred(hidden_size, kernel),
-            "num_hidden_layers": Inferred(last_block + 1, f"the last block is encoder_layer_{last_block}"),
+            "num_hidden_layers": Inferred(len(blocks) or 1, "the number of encoder blocks"),
             "intermediate_size": Inferred(shapes[_FC1][0], f"{_FC1} is {by(shapes[_FC1])}"),
             "image_size": image_size_of(shapes[_POSITIONS][1] - 1, pixels, grid, file, has_cls=True),
             **with_reason(theirs, "as in torchvision's ViTs"),
@@ -67,17 +72,10 @@ class Torchvision(TorchSource):
             fields["num_labels"] = length_of("heads.head.weight", shapes, 0)
         return fields
 
-    def rules(self, config: HfViTConfig, has_head: bool) -> list[Rule]:
-        base = "vit." if has_head else ""
-        blocks: list[Block] = [("", f"{base}embeddings.", _EMBEDDINGS)]
-        for index in range(config.num_hidden_layers):
-            blocks.append((f"{_BLOCK}{index}.", f"{base}layers.{index}.", _ENCODER_BLOCK))
-        blocks.append(("", base, weight_and_bias("encoder.ln", "layernorm")))
-        if config.representation_size is not None:
-            blocks.append(("", base, weight_and_bias("heads.pre_logits", "pooler.dense")))
-        return table([*blocks, ("", "", weight_and_bias("heads.head", "classifier") if has_head else ())])
+    def table(self, config: HfViTConfig) -> list[Rule]:
+        return _TABLE
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
-        """Return the preprocessing of ViT_..._Weights.transforms(): resize 256, centre crop 224."""
+        """Return the preprocessing of ViT_..._Weights.transforms(): resize 256, center crop 224."""
         settings = {"preset": "timm", "resample": BILINEAR, "crop_pct": 224 / 256, **IMAGENET}
         return Inferred(settings, "no array shows it; as for most of torchvision's weights", is_assumed=True)

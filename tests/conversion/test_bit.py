@@ -215,7 +215,7 @@ def test_the_bit_of_transformers_loads_by_its_name_too(tmp_path):
     [
         ({"global_padding": "VALID"}, "global_padding"),
         ({"layer_type": "bottleneck"}, "layer_type"),
-        ({"output_stride": 8}, "output_stride 8"),
+        ({"output_stride": 8}, "output_stride"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"width_factor": 2}, "embedding_size"),
     ],

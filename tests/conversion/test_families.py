@@ -17,7 +17,7 @@ import torch
 from hf_vit.catalog import families
 from hf_vit.conversion import ConversionError, convert
 from hf_vit.conversion.checkpoint import Checkpoint
-from hf_vit.conversion.recognition import recognise
+from hf_vit.conversion.recognition import recognize
 from hf_vit.conversion.source import Request
 
 from ..paths import MORE, PEERS, ROOT
@@ -69,7 +69,7 @@ REFUSED = {
     "JetFormer": "a JetFormer",
     "text tower": "a text tower without an image tower",
     "language model": "a language model without an image tower",
-    "ResNet of Flax": "a ResNet with batch normalisation",
+    "ResNet of Flax": "a ResNet with batch normalization",
 }
 # Family in families.csv -> its trees above, or the test with its golden.
 FAMILIES = {
@@ -152,8 +152,8 @@ def test_every_family_is_here():
 
 def model_of(shapes: dict[str, tuple[int, ...]]):
     """Convert a file without its values: all checks of a conversion except that of values."""
-    checkpoint, request = file_of(shapes), Request(None, None, {}, without_weights=True)
-    source, naming = recognise(checkpoint, request)
+    checkpoint, request = file_of(shapes), Request(without_weights=True)
+    source, naming = recognize(checkpoint, request)
     model, _, _ = source.read(checkpoint, naming, request)
     return model
 

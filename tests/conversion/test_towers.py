@@ -143,13 +143,13 @@ def test_beside_must_be_the_models_own_file(tmp_path):
     with pytest.raises(ConversionError, match=r"paligemma2.npz"):
         export_jax(model, out, beside=MORE / "paligemma2.npz")
     model.conversion_record = None
-    with pytest.raises(ConversionError, match="14"):
+    with pytest.raises(ConversionError, match="siglip"):
         export_jax(model, out, beside=MORE / "siglip.npz")
     with torch.no_grad():
         model.projection.bias[0] = 1e5
     with pytest.raises(ConversionError, match="img/head/bias"):
         export_jax(model, out, beside=MORE / "paligemma_f16.npz")
-    with pytest.raises(ConversionError, match="beside cannot be combined with"):
+    with pytest.raises(ConversionError, match="beside"):
         export_jax(model, out, "flax", beside=MORE / "paligemma.npz")
     assert not list(tmp_path.iterdir())
 

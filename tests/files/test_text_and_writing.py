@@ -40,7 +40,7 @@ IN_ANOTHER_LOCALE = """
 import json, locale, sys
 from pathlib import Path
 from hf_vit import HfViTConfig, HfViTForImageClassification
-from hf_vit.conversion.labels import set_labels
+from hf_vit.conversion.converting import set_labels
 from hf_vit.hub.cards import render_folder_card
 from hf_vit.loading import load, save_folder
 from hf_vit.settings.options import parse_settings

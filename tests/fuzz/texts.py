@@ -15,9 +15,8 @@ from transformers import ViTImageProcessorPil
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.catalog.searching import COLUMNS, best_augreg, search
-from hf_vit.conversion.converting import convert_to_folder
+from hf_vit.conversion.converting import convert_to_folder, set_labels
 from hf_vit.conversion.exporting import export
-from hf_vit.conversion.labels import set_labels
 from hf_vit.data.labels import match_to_model
 from hf_vit.data.splits import Split
 from hf_vit.evaluation.classification import read_objectnet_classes, read_real_labels

@@ -14,7 +14,7 @@ from hf_vit.catalog import address_of, copies_of
 from hf_vit.conversion import convert, export_jax, export_timm, export_transformers, fingerprint
 from hf_vit.conversion.checkpoint import fetch_any, open_checkpoint
 from hf_vit.conversion.converting import read_as_original
-from hf_vit.conversion.recognition import recognise
+from hf_vit.conversion.recognition import recognize
 from hf_vit.conversion.source import Request
 
 from ..paths import PEERS, SHARED
@@ -189,7 +189,7 @@ def test_what_a_copy_has_lost_is_said(client, closed_bucket, tmp_path):
     output = client(with_bucket(closed_bucket, f"from hf_vit.cli import main\nmain({command!r})"))
     assert "pre-logits" in output
     record = json.loads((tmp_path / "out" / "conversion.json").read_text())
-    assert record["copy"] == {"name": "timm/vit_base_patch16_224.orig_in21k", "without": ["pre-logits layer"]}
+    assert record["copy"] == {"name": "timm/vit_base_patch16_224.orig_in21k", "without": ["pre-logits layer", "head of zeros"]}
 
 
 def test_mirrors_come_first(client, closed_bucket, tmp_path):
@@ -215,7 +215,7 @@ def test_an_error_names_every_place(client, closed_bucket):
 def test_a_resnet_of_timm_is_read_as_the_originals():
     with open_checkpoint(fetch_any(str(PEERS / "timm_bit.safetensors"))) as copy:
         original = read_as_original(copy, "gs://bit_models/BiT-M-R50x1.npz")
-    source, naming = recognise(original, request := Request(None, None, {}))
+    source, naming = recognize(original, request := Request())
     model, _, record = source.read(original, naming, request)
     assert record["dialect"]["names"] == "big_transfer"
     assert model.config.weight_standardization_eps == 1e-10

@@ -19,7 +19,8 @@ import pytest
 import torch
 import yaml
 
-from hf_vit.conversion.jax.tables import vit_rules
+from hf_vit.conversion.jax.tables import vit_table
+from hf_vit.conversion.tables import expand
 from hf_vit.data.splits import Split
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
@@ -139,7 +140,8 @@ def pretrained_fields(settings: PretrainSettings, original: dict[str, Any]) -> d
     config.num_labels = original["num_classes"]
     with torch.device("meta"):
         model = HfViTForImageClassification(config)
-    shapes = {rule.theirs: tuple(model.get_parameter(rule.ours).shape) for rule in vit_rules(config, has_head=True)}
+    rules = expand(vit_table(config), model.state_dict())
+    shapes = {rule.theirs: tuple(model.get_parameter(rule.ours).shape) for rule in rules}
     rows = shapes.get("Transformer/posembed_input/pos_embedding", (0, 0))[1]
     small = dataclasses.replace(settings, variant=None, config={**settings.config, **SIZES, "hidden_size": 16})
     trained, processor = build_for_pretraining(small, FIVE_LABELS)
@@ -352,5 +354,6 @@ def test_splits_of_bit_are_those_of_fine_tuning():
 def test_what_decays_is_what_the_originals_call_kernels(fields):
     """big_vision decays `.*/kernel$`."""
     model = tiny(**fields)
-    decayed = {rule.ours for rule in vit_rules(model.config, has_head=True) if re.fullmatch(".*/kernel", rule.theirs)}
+    rules = expand(vit_table(model.config), model.state_dict())
+    decayed = {rule.ours for rule in rules if re.fullmatch(".*/kernel", rule.theirs)}
     assert kernel_names(model) == decayed

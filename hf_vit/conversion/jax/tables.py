@@ -1,23 +1,21 @@
-"""Rules of the original JAX checkpoints: of ViTs with the names of the released vit_jax files, of BiT for each code."""
+"""Tables of the original JAX checkpoints: ViTs with the names of the released vit_jax files, BiT for each code."""
 
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from ...models.configuration_hf_bit import HfBiTConfig
-from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from ..tables import (
-    Block,
     Layout,
     Rule,
     as_is,
     channels_first,
+    expand,
     flatten,
     flatten_heads,
     merge_heads,
-    resnet_units,
     split_heads,
-    table,
     transpose,
+    within,
 )
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
@@ -33,92 +31,67 @@ def dense(theirs: str, ours: str) -> tuple[Rule, Rule]:
     return Rule(f"{theirs}/kernel", f"{ours}.weight", transpose), Rule(f"{theirs}/bias", f"{ours}.bias", as_is)
 
 
-RESNET_ROOT = (
-    Rule("conv_root/kernel", "convolution.weight", channels_first),
-    *norm("gn_root", "norm", flatten),
-)
-RESNET_UNIT = tuple(
-    rule
-    for number in (1, 2, 3)
-    for rule in (
-        Rule(f"conv{number}/kernel", f"conv{number}.weight", channels_first),
-        *norm(f"gn{number}", f"norm{number}", flatten),
-    )
-)
-RESNET_PROJECTION = (
-    Rule("conv_proj/kernel", "downsample.conv.weight", channels_first),
-    *norm("gn_proj", "downsample.norm", flatten),
-)
-HEAD = dense("head", "classifier")
-PROJECTION = dense("projection", "projection")
-
-
-def vit_rules(config: HfViTConfig, has_head: bool) -> list[Rule]:
-    """Return the rules of all arrays of a classifier or a bare encoder, with the names of the released files."""
-    base, heads = "vit." if has_head else "", config.num_attention_heads
-    blocks: list[Block] = []
-    if isinstance(config, HfViTHybridConfig):
-        stem = f"{base}embeddings.stem."
-        blocks.append(("", stem, RESNET_ROOT))
-        blocks += resnet_units(config.stem_depths, "block{}/unit{}/", 1, stem, RESNET_UNIT, RESNET_PROJECTION)
-    blocks.append(("", f"{base}embeddings.", _embeddings(config)))
-    for index in range(config.num_hidden_layers):
-        blocks.append((f"Transformer/encoderblock_{index}/", f"{base}layers.{index}.", _encoder_block(heads)))
-    blocks.append(("Transformer/", base, norm("encoder_norm", "layernorm")))
-    if config.pooling == "map":
-        blocks.append(("MAPHead_0/", f"{base}pooler.map.", _map_head(heads)))
-    if config.representation_size is not None:
-        blocks.append(("", base, dense("pre_logits", "pooler.dense")))
-    if config.projection_dim is not None:
-        blocks.append(("", base, PROJECTION))
-    return table([*blocks, ("", "", HEAD if has_head else ())])
-
-
-def with_flat_norms(rules: list[Rule]) -> list[Rule]:
-    """Adapt rules to GroupNorm arrays of shape (channels,); released files have (1, 1, 1, channels)."""
-    return [rule._replace(layout=as_is) if rule.layout is flatten else rule for rule in rules]
-
-
-def _embeddings(config: HfViTConfig) -> list[Rule]:
+def _attention(theirs: str, ours: str, heads: int) -> list[Rule]:
     rules = [
-        Rule("embedding/kernel", "patch_embeddings.projection.weight", channels_first),
-        Rule("embedding/bias", "patch_embeddings.projection.bias", as_is),
+        Rule(f"{theirs}/out/kernel", f"{ours}o_proj.weight", merge_heads(heads)),
+        Rule(f"{theirs}/out/bias", f"{ours}o_proj.bias", as_is),
     ]
-    if config.use_cls_token:
-        rules.append(Rule("cls", "cls_token", as_is))
-    if config.position_embedding_type == "learned":
-        rules.append(Rule(POSITIONS, "position_embeddings", as_is))
+    for their_name, our_name in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):
+        rules.append(Rule(f"{theirs}/{their_name}/kernel", f"{ours}{our_name}.weight", split_heads(heads)))
+        rules.append(Rule(f"{theirs}/{their_name}/bias", f"{ours}{our_name}.bias", flatten_heads(heads)))
     return rules
 
 
-def _encoder_block(heads: int) -> tuple[Rule, ...]:
-    return (
+def _convolution(theirs: str, ours: str) -> Rule:
+    return Rule(f"{theirs}/kernel", f"{ours}.weight", channels_first)
+
+
+_RESNET_ROOT = (_convolution("conv_root", "convolution"), *norm("gn_root", "norm", flatten))
+_RESNET_UNIT = (
+    *(_convolution(f"conv{number}", f"conv{number}") for number in (1, 2, 3)),
+    *(rule for number in (1, 2, 3) for rule in norm(f"gn{number}", f"norm{number}", flatten)),
+    _convolution("conv_proj", "downsample.conv"),
+    *norm("gn_proj", "downsample.norm", flatten),
+)
+_HEAD = dense("head", "classifier")
+
+
+def vit_table(config: Any) -> list[Rule]:
+    """Return the table of ViTs and hybrids."""
+    heads, stem = config.num_attention_heads, "embeddings.stem."
+    encoder_block = (
         *norm("LayerNorm_0", "layernorm_before"),
         *_attention("MultiHeadDotProductAttention_1", "attention.", heads),
         *norm("LayerNorm_2", "layernorm_after"),
         *dense("MlpBlock_3/Dense_0", "mlp.fc1"),
         *dense("MlpBlock_3/Dense_1", "mlp.fc2"),
     )
-
-
-def _map_head(heads: int) -> tuple[Rule, ...]:
-    return (
+    map_head = (
         Rule("probe", "probe", as_is),
         *_attention("MultiHeadDotProductAttention_0", "", heads),
         *norm("LayerNorm_0", "layernorm"),
         *dense("MlpBlock_0/Dense_0", "mlp.fc1"),
         *dense("MlpBlock_0/Dense_1", "mlp.fc2"),
     )
+    return [
+        *within("", stem, _RESNET_ROOT),
+        *within("block{+}/unit{+}/", f"{stem}stages.{{}}.layers.{{}}.", _RESNET_UNIT),
+        Rule("embedding/kernel", "embeddings.patch_embeddings.projection.weight", channels_first),
+        Rule("embedding/bias", "embeddings.patch_embeddings.projection.bias", as_is),
+        Rule("cls", "embeddings.cls_token", as_is),
+        Rule(POSITIONS, "embeddings.position_embeddings", as_is),
+        *within("Transformer/encoderblock_{}/", "layers.{}.", encoder_block),
+        *norm("Transformer/encoder_norm", "layernorm"),
+        *within("MAPHead_0/", "pooler.map.", map_head),
+        *dense("pre_logits", "pooler.dense"),
+        *dense("projection", "projection"),
+        *_HEAD,
+    ]
 
 
-def _attention(theirs: str, ours: str, heads: int) -> list[Rule]:
-    rules = []
-    for their_name, our_name in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):
-        rules.append(Rule(f"{theirs}/{their_name}/kernel", f"{ours}{our_name}.weight", split_heads(heads)))
-        rules.append(Rule(f"{theirs}/{their_name}/bias", f"{ours}{our_name}.bias", flatten_heads(heads)))
-    rules.append(Rule(f"{theirs}/out/kernel", f"{ours}o_proj.weight", merge_heads(heads)))
-    rules.append(Rule(f"{theirs}/out/bias", f"{ours}o_proj.bias", as_is))
-    return rules
+def with_flat_norms(rules: list[Rule]) -> list[Rule]:
+    """Adapt rules to GroupNorm arrays of shape (channels,); released files have (1, 1, 1, channels)."""
+    return [rule._replace(layout=as_is) if rule.layout is flatten else rule for rule in rules]
 
 
 _one_by_one = Layout(  # (1, 1, in, out) -> (out, in): big_transfer's head is a convolution
@@ -135,87 +108,66 @@ def _big_transfer_norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
 
 
 class BitNames(NamedTuple):
-    """Rules of one of the codes.
+    """Table of one of the codes of BiT.
 
-    root: rules of the root; the name of its first array identifies the code.
-    unit_name: format of a unit's name, with the numbers of stage and unit.
-    unit, projection: rules of every unit, and additional rules of the first unit of each stage.
-    last, head: rules of the last norm and of the head.
+    root: name of the root convolution, which identifies the code.
+    head: names of the head's weight and bias.
+    table: the rules.
     head_axes: number of axes of the head's weight.
     """
 
-    root: tuple[Rule, ...]
-    unit_name: str
-    unit: tuple[Rule, ...]
-    projection: tuple[Rule, ...]
-    last: tuple[Rule, ...]
-    head: tuple[Rule, ...]
+    root: str
+    head: tuple[str, str]
+    table: list[Rule]
     head_axes: int = 2
 
 
+_UNITS, _BIT_HEAD = "resnet.stages.{}.layers.{}.", ("head/kernel", "head/bias")
+_BIG_TRANSFER_UNIT = (
+    *(_convolution(f"{letter}/standardized_conv2d", f"conv{number}") for number, letter in enumerate("abc", 1)),
+    *(rule for number, letter in enumerate("abc", 1) for rule in _big_transfer_norm(f"{letter}/", f"norm{number}")),
+    _convolution("a/proj/standardized_conv2d", "downsample.conv"),
+)
 BIT_NAMES = {
     "big_transfer": BitNames(
-        root=(Rule("resnet/root_block/standardized_conv2d/kernel", "convolution.weight", channels_first),),
-        unit_name="resnet/block{}/unit{:02d}/",
-        unit=tuple(
-            rule
-            for number, letter in enumerate("abc", 1)
-            for rule in (
-                *_big_transfer_norm(f"{letter}/", f"norm{number}"),
-                Rule(f"{letter}/standardized_conv2d/kernel", f"conv{number}.weight", channels_first),
-            )
-        ),
-        projection=(Rule("a/proj/standardized_conv2d/kernel", "downsample.conv.weight", channels_first),),
-        last=_big_transfer_norm("resnet/", "norm"),
-        head=(
+        "resnet/root_block/standardized_conv2d/kernel",
+        ("resnet/head/conv2d/kernel", "resnet/head/conv2d/bias"),
+        [
+            _convolution("resnet/root_block/standardized_conv2d", "resnet.convolution"),
+            *within("resnet/block{+}/unit{+02}/", _UNITS, _BIG_TRANSFER_UNIT),
+            *_big_transfer_norm("resnet/", "norm"),
             Rule("resnet/head/conv2d/kernel", "classifier.weight", _one_by_one),
             Rule("resnet/head/conv2d/bias", "classifier.bias", as_is),
-        ),
+        ],
         head_axes=4,
     ),
     "bit_paper": BitNames(
-        root=(Rule("root_block/conv_root/kernel", "convolution.weight", channels_first),),
-        unit_name="block{}/unit{:02d}/",
-        unit=RESNET_UNIT,
-        projection=RESNET_PROJECTION[:1],  # without a norm
-        last=norm("norm-pre-head", "norm", flatten),
-        head=HEAD,
+        "root_block/conv_root/kernel",
+        _BIT_HEAD,
+        [
+            _convolution("root_block/conv_root", "resnet.convolution"),
+            *within("block{+}/unit{+02}/", _UNITS, _RESNET_UNIT),
+            *norm("norm-pre-head", "norm", flatten),
+            *_HEAD,
+        ],
     ),
     "bit": BitNames(
-        root=RESNET_ROOT,
-        unit_name="block{}/unit{}/",
-        unit=RESNET_UNIT,
-        projection=RESNET_PROJECTION,
-        last=(),
-        head=HEAD,
+        "conv_root/kernel",
+        _BIT_HEAD,
+        [*within("", "resnet.", _RESNET_ROOT), *within("block{+}/unit{+}/", _UNITS, _RESNET_UNIT), *_HEAD],
     ),
 }
 
 
-def bit_rules(config: HfBiTConfig, has_head: bool, names: BitNames) -> list[Rule]:
-    """Return the rules of all arrays of a classifier or a bare network, with the names of one code."""
-    base = "bit." if has_head else ""
-    resnet = f"{base}resnet."
-    return table(
-        [
-            ("", resnet, names.root),
-            *resnet_units(config.depths, names.unit_name, 1, resnet, names.unit, names.projection),
-            ("", base, names.last),
-            ("", "", names.head if has_head else ()),
-        ]
-    )
-
-
-def original_rules(config: Any, with_head: bool, names: Collection[str]) -> list[Rule]:
+def original_rules(config: Any, names: Collection[str]) -> list[Rule]:
     """Return the rules of a model's parameters, with the names of the released files, sorted by them.
 
     Parameters that no released file has (relative positions, the decoder of masked patches) keep name and layout.
     """
     if isinstance(config, HfBiTConfig):
-        code = "bit" if config.layer_type == "bottleneck" else "big_transfer"
-        rules = bit_rules(config, with_head, BIT_NAMES[code])
+        table = BIT_NAMES["bit" if config.layer_type == "bottleneck" else "big_transfer"].table
     else:
-        rules = vit_rules(config, with_head)
-    rules = [rule for rule in rules if rule.ours in names]
+        table = vit_table(config)
+    rules = expand(table, names)
     others = set(names) - {rule.ours for rule in rules}
     return sorted([*rules, *(Rule(name, name, as_is) for name in others)])

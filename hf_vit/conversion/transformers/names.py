@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers.configuration_utils import PreTrainedConfig
 
@@ -48,13 +48,6 @@ SIGLIP_SETTINGS: dict[str, Any] = {  # SiglipVisionConfig
     "layer_norm_eps": 1e-6,
 }
 del SIGLIP_SETTINGS["initializer_range"], SIGLIP_SETTINGS["qkv_bias"]
-_SETTINGS = {
-    "vit": VIT_SETTINGS,
-    "vit_mae": VIT_SETTINGS,
-    "vit-hybrid": {**VIT_SETTINGS, "patch_size": 1},  # transformers 4.57, ViTHybridConfig
-    "bit": BIT_SETTINGS,
-    "siglip_vision_model": SIGLIP_SETTINGS,
-}
 SURPLUS = "hf_vit"  # field of config.json and preprocessor_config.json that transformers keeps and ignores
 # AutoModel gives every ViT a pooler, with random weights if there are none. One with the identity as its weight and
 # this activation returns the class token.
@@ -66,16 +59,6 @@ BIT_NUMBERS: dict[str, Any] = {**TIMM_NUMBERS, "pool_padding": "zero"}  # BitMax
 # BitConfig of a hybrid: the values with which its backbone equals the original's stem.
 _STEM_SETTINGS = {"layer_type": "bottleneck", "num_groups": 32, "width_factor": 1, "output_stride": 32}
 _STEM_DEFAULTS = {"layer_type": "preactivation", "embedding_size": 64, "depths": [3, 4, 6, 3]}
-
-# By `model_type`: the bare encoder and the classifier.
-_MODELS: dict[str, tuple[type[HfVisionPreTrainedModel], type[HfVisionPreTrainedModel]]] = {
-    "vit": (HfViTModel, HfViTForImageClassification),
-    "vit_mae": (HfViTModel, HfViTForImageClassification),
-    "vit-hybrid": (HfViTHybridModel, HfViTHybridForImageClassification),
-    "bit": (HfBiTModel, HfBiTForImageClassification),
-    "siglip_vision_model": (HfViTModel, HfViTForImageClassification),
-}
-_HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification", "BitForImageClassification")
 
 # Names in files of transformers -> ours, as regular expressions. transformers 5 writes the names of version 4.
 _STEM = r"embeddings\.patch_embeddings\.backbone\.bit\."
@@ -110,32 +93,53 @@ _SIGLIP_NAMES = {
     r"^head\.": "pooler.map.",
 }
 
-# Preprocessing of folders without any: from the preprocessor_config.json of the published google/vit-*,
-# facebook/vit-mae-* and google/vit-hybrid-*; for bit from timm's evaluation of the same weights.
-PRESETS: dict[str, dict[str, Any]] = {
-    "vit": {"preset": "transformers"},
-    "vit_mae": {"preset": "transformers", **IMAGENET},
-    "vit-hybrid": {"preset": "timm", "crop_pct": 1.0},
-    "bit": {"preset": "timm", "resample": 2, "crop_pct": 1.0},  # bilinear
-    "siglip_vision_model": {"preset": "transformers", "resample": 3},
+
+class TheirModel(NamedTuple):
+    """A model of transformers.
+
+    settings: its settings that have the same name here, with its defaults.
+    encoder, classifier: our classes.
+    names: their names of parameters -> ours.
+    preprocessing: arguments of `HfViTImageProcessor` for a folder without image processor.
+    """
+
+    settings: dict[str, Any]
+    encoder: type[HfVisionPreTrainedModel]
+    classifier: type[HfVisionPreTrainedModel]
+    names: dict[str, str]
+    preprocessing: dict[str, Any]
+
+
+# By `model_type`. `vit` and `vit_mae` are models of transformers 5, `vit-hybrid` of transformers 4.57. Preprocessing is
+# that of the preprocessor_config.json of the published google/vit-*, facebook/vit-mae-* and google/vit-hybrid-*; for
+# bit, that of timm's evaluation of the same weights (2 is bilinear, 3 bicubic).
+_VIT, _HYBRID = (HfViTModel, HfViTForImageClassification), (HfViTHybridModel, HfViTHybridForImageClassification)
+_CROPPED = {"preset": "timm", "crop_pct": 1.0}
+THEIR_MODELS = {
+    "vit": TheirModel(VIT_SETTINGS, *_VIT, _VIT_NAMES, {"preset": "transformers"}),
+    "vit_mae": TheirModel(VIT_SETTINGS, *_VIT, _VIT_NAMES, {"preset": "transformers", **IMAGENET}),
+    "vit-hybrid": TheirModel({**VIT_SETTINGS, "patch_size": 1}, *_HYBRID, _VIT_NAMES, _CROPPED),
+    "bit": TheirModel(BIT_SETTINGS, HfBiTModel, HfBiTForImageClassification, _BIT_NAMES, {**_CROPPED, "resample": 2}),
+    "siglip_vision_model": TheirModel(SIGLIP_SETTINGS, *_VIT, _SIGLIP_NAMES, {"preset": "transformers", "resample": 3}),
 }
-_NAMES = {"bit": _BIT_NAMES, "siglip_vision_model": _SIGLIP_NAMES}  # others: _VIT_NAMES
+_HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification", "BitForImageClassification")
 
 
 def is_of_transformers(settings: Mapping[str, Any]) -> bool:
     """Tell whether a config.json belongs to one of transformers' models that hf_vit reads."""
-    return settings.get("model_type") in _SETTINGS
+    return settings.get("model_type") in THEIR_MODELS
 
 
 def model_class_for(settings: Mapping[str, Any]) -> type[HfVisionPreTrainedModel]:
     """Return the class for a folder of transformers: a classifier if it has a head, else the bare encoder."""
     has_head = any(name in _HAS_HEAD for name in settings.get("architectures") or [])
-    return _MODELS[settings["model_type"]][has_head]
+    model = THEIR_MODELS[settings["model_type"]]
+    return model.classifier if has_head else model.encoder
 
 
 def our_name(name: str, model_type: str) -> str:
     """Return our name of a parameter."""
-    for pattern, ours in _NAMES.get(model_type, _VIT_NAMES).items():
+    for pattern, ours in THEIR_MODELS[model_type].names.items():
         name = re.sub(pattern, ours, name)
     return name
 
@@ -148,7 +152,7 @@ def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """
     general = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype", "num_labels", "quantization_config"}
     ours = {name: value for name, value in settings.items() if name in general and name != "architectures"}
-    shared = _SETTINGS[settings["model_type"]]
+    shared = THEIR_MODELS[settings["model_type"]].settings
     ours |= {name: settings.get(name, default) for name, default in shared.items()}
     surplus = surplus_of(settings).get("config", {})
     if settings["model_type"] == "bit":
@@ -181,14 +185,11 @@ def surplus_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
     bit = {**_STEM_DEFAULTS, **bit}
-    wrong = {name: bit[name] for name, value in _STEM_SETTINGS.items() if bit.get(name, value) != value}
-    if str(bit.get("global_padding")).upper() != "SAME":
-        wrong["global_padding"] = bit.get("global_padding")
-    if not bit.get("embedding_dynamic_padding"):
-        wrong["embedding_dynamic_padding"] = bit.get("embedding_dynamic_padding")
-    if wrong:
-        text = ", ".join(f"{name} {value!r}" for name, value in wrong.items())
-        raise ValueError(f"cannot read this hybrid: the ResNet stem of hf_vit does not support {text}")
+    _refuse_others(bit, _STEM_SETTINGS)
+    if _padding_of(bit) != ("SAME", True):
+        raise ValueError(
+            f"cannot read this hybrid: its stem has the padding {_padding_of(bit)} (expected 'SAME', True)"
+        )
     stages = [f"stage{number}" for number in range(1, len(bit["depths"]) + 1)]
     last = (bit.get("out_features") or stages[-1:])[-1]
     return {
@@ -199,22 +200,32 @@ def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
 
 
 def _translate_bit(settings: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    wrong = {name: settings[name] for name, value in _FIXED_SETTINGS.items() if settings.get(name, value) != value}
-    factor = settings.get("width_factor", 1)
-    sizes = [size * factor for size in settings.get("hidden_sizes", _HIDDEN_SIZES)]
-    if sizes != [4 * ours["embedding_size"] * 2**stage for stage in range(len(ours["depths"]))]:
-        wrong |= {"embedding_size": ours["embedding_size"], "hidden_sizes": sizes}
-    padding = (str(settings.get("global_padding")).upper(), bool(settings.get("embedding_dynamic_padding")))
-    known = {("SAME", True): "same"}
-    if ours["layer_type"] == "preactivation":
-        known["NONE", False] = "fixed"
-    if padding not in known:
-        wrong |= {"global_padding": settings.get("global_padding"), "embedding_dynamic_padding": padding[1]}
-        wrong["layer_type"] = ours["layer_type"]
-    if wrong:
-        text = ", ".join(f"{name} {value!r}" for name, value in wrong.items())
-        raise ValueError(f"cannot read this BiT of transformers: hf_vit does not support {text}")
+    sizes = [4 * ours["embedding_size"] * 2**stage for stage in range(len(ours["depths"]))]
+    widened = [size * settings.get("width_factor", 1) for size in settings.get("hidden_sizes", _HIDDEN_SIZES)]
+    if widened != sizes:
+        raise ValueError(
+            f"cannot read this BiT: its hidden_sizes times width_factor are {widened} (expected {sizes} for "
+            f"embedding_size {ours['embedding_size']})"
+        )
+    _refuse_others(settings, _FIXED_SETTINGS)
+    known = {("SAME", True): "same"} | ({("NONE", False): "fixed"} if ours["layer_type"] == "preactivation" else {})
+    if (padding := _padding_of(settings)) not in known:
+        raise ValueError(
+            f"cannot read this BiT: global_padding and embedding_dynamic_padding are {padding} with layer_type "
+            f"{ours['layer_type']!r} (expected {', '.join(map(str, known))})"
+        )
     return {"padding": known[padding]}
+
+
+def _padding_of(bit: Mapping[str, Any]) -> tuple[str, bool]:
+    return str(bit.get("global_padding")).upper(), bool(bit.get("embedding_dynamic_padding"))
+
+
+def _refuse_others(settings: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise ValueError for a setting that has another value than the only supported one."""
+    for name, value in expected.items():
+        if settings.get(name, value) != value:
+            raise ValueError(f"cannot read this model: {name} is {settings[name]!r} (expected {value!r})")
 
 
 def nearest_processor(settings: Mapping[str, Any]) -> dict[str, Any]:

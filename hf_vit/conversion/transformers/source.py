@@ -1,6 +1,6 @@
-"""Source of folders with transformers' own `vit`, `vit_mae`, `vit-hybrid`, `bit` or `siglip_vision_model`.
+"""Sources of transformers' folders: `vit`, `vit_mae`, `vit-hybrid`, `bit`, `siglip_vision_model`, and Flax's ViT.
 
-The tables are in `names`.
+The tables of settings and names are in `names`.
 """
 
 from pathlib import Path
@@ -13,12 +13,13 @@ from ...files.output import new_folder
 from ...files.reading import read_json_object
 from ...models.configuration_hf_bit import HfBiTConfig
 from ...models.configuration_hf_vision import wrong_types_refused
-from ...models.configuration_hf_vit import HfViTHybridConfig, as_pair
+from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ...models.utils import check_pushed
 from ..checkpoint import Checkpoint
+from ..jax.tables import dense, norm
 from ..source import (
     UNKNOWN_IMAGE_SIZE,
     Fields,
@@ -26,22 +27,27 @@ from ..source import (
     Model,
     Naming,
     Request,
+    RuleSource,
+    Shapes,
     Source,
+    StoredArray,
     Writer,
     Writing,
     build_config,
+    by,
     has_head,
+    length_of,
     other_numbers,
     projection,
     variants_of_the_paper,
     with_reason,
 )
-from ..tables import ConversionError, check_values
+from ..tables import ConversionError, Rule, as_is, channels_first, check_values, within
 from ..torch_files import read_shards
 from .names import (
     BIT_NUMBERS,
     NO_POOLER,
-    PRESETS,
+    THEIR_MODELS,
     VIT_SETTINGS,
     is_of_transformers,
     model_class_for,
@@ -131,25 +137,23 @@ class Transformers(Source, Writer):
             has_padding = config.padding == "same" or config.layer_type == "preactivation"
             others = other_numbers(config, BIT_NUMBERS)
             return others if has_padding else [*others, f"ResNet of layer_type {config.layer_type} with fixed padding"]
-        lacking = variants_of_the_paper(config) + projection(config)
-        if isinstance(config, HfViTHybridConfig):
-            lacking.append("ViT behind a ResNet")
+        found = variants_of_the_paper(config) + projection(config)
         if config.pooling == "map" and not config.use_cls_token and not has_head(model):
-            lacking += [f"{field} {getattr(config, field)} in a SigLIP tower" for field in _not_of_siglip(config)]
-            return lacking
-        if config.pooling != "cls" or not config.use_cls_token or config.norm_after_pooling:
-            lacking.append(f"pooling {config.pooling!r}, or ViT without a class token")
-        if config.position_embedding_type in ("sincos2d", "none"):
-            lacking.append(f"position embeddings of type {config.position_embedding_type}")
-        if has_head(model) and config.representation_size is not None:
-            lacking.append("pre-logits layer in front of a classifier")
-        if isinstance(model, HfViTForMaskedPatchPrediction):
-            rows, columns = config.grid_size
-            if config.patch_target != "pixels":
-                lacking.append(f"masked image model of patch_target {config.patch_target!r} (it predicts pixels)")
-            if rows != columns or not isinstance(config.patch_size, int):
-                lacking.append(f"masked image model of {rows} x {columns} patches (it has square grids)")
-        return lacking
+            return [*found, *(f"{name} {getattr(config, name)} in a SigLIP tower" for name in _not_of_siglip(config))]
+        is_bare, positions = not has_head(model), config.position_embedding_type
+        has_token = config.pooling == "cls" and config.use_cls_token and not config.norm_after_pooling
+        predicts = isinstance(model, HfViTForMaskedPatchPrediction)
+        is_square = isinstance(config.patch_size, int) and config.grid_size[0] == config.grid_size[1]
+        target, grid = config.patch_target, by(config.grid_size)
+        features = {
+            "ViT behind a ResNet": isinstance(config, HfViTHybridConfig),
+            f"pooling {config.pooling!r}, or ViT without a class token": not has_token,
+            f"position embeddings of type {positions}": positions in ("sincos2d", "none"),
+            "pre-logits layer in front of a classifier": not is_bare and config.representation_size is not None,
+            f"masked image model of patch_target {target!r} (it predicts pixels)": predicts and target != "pixels",
+            f"masked image model of {grid} patches (it has square grids)": predicts and not is_square,
+        }
+        return found + [feature for feature, is_used in features.items() if is_used]
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
         with new_folder(path, options.overwrite) as folder:
@@ -163,12 +167,12 @@ def preprocessing_of(checkpoint: Checkpoint) -> Inferred:
     file = folder / "preprocessor_config.json"
     if file.is_file():
         return Inferred(translate_processor(read_json_object(file)), "stated in preprocessor_config.json")
-    preset = PRESETS[checkpoint.settings["model_type"]]
+    usual = THEIR_MODELS[checkpoint.settings["model_type"]].preprocessing
     logger.warning(
-        f"{folder} holds no image processor. One was made with the preset {preset['preset']!r}, that of the published "
+        f"{folder} holds no image processor. One was made with the preset {usual['preset']!r}, that of the published "
         "models of this type. If the weights were trained with other values, set them on the processor."
     )
-    return Inferred(preset, "there is no preprocessor_config.json; that of the published models", is_assumed=True)
+    return Inferred(usual, "there is no preprocessor_config.json; that of the published models", is_assumed=True)
 
 
 def _not_of_siglip(config: Any) -> list[str]:
@@ -203,3 +207,54 @@ def _rebuilds_whole_patches(settings: dict[str, Any]) -> bool:
     defaults = {**VIT_SETTINGS, "encoder_stride": 16}  # of ViTConfig
     patch_size, stride = (settings.get(name, defaults[name]) for name in ("patch_size", "encoder_stride"))
     return settings.get("architectures") == [_MASKED_IMAGE_MODEL] and patch_size == stride
+
+
+_KERNEL = "embeddings/patch_embeddings/projection/kernel"
+_POOLER = "pooler/dense/kernel"
+_LINEAR = {  # linear layers of a block -> our names
+    "attention/attention/query": "attention.q_proj",
+    "attention/attention/key": "attention.k_proj",
+    "attention/attention/value": "attention.v_proj",
+    "attention/output/dense": "attention.o_proj",
+    "intermediate/dense": "mlp.fc1",
+    "output/dense": "mlp.fc2",
+}
+_FLAX_TABLE = [
+    Rule("embeddings/cls_token", "embeddings.cls_token", as_is),
+    Rule("embeddings/position_embeddings", "embeddings.position_embeddings", as_is),
+    Rule(_KERNEL, "embeddings.patch_embeddings.projection.weight", channels_first),
+    Rule(_KERNEL.replace("kernel", "bias"), "embeddings.patch_embeddings.projection.bias", as_is),
+    *within("encoder/layer/{}/", "layers.{}.", norm("layernorm_before", "layernorm_before")),
+    *within("encoder/layer/{}/", "layers.{}.", norm("layernorm_after", "layernorm_after")),
+    *(rule for names in _LINEAR.items() for rule in within("encoder/layer/{}/", "layers.{}.", dense(*names))),
+    *norm("layernorm", "layernorm"),
+    *dense("pooler/dense", "pooler.dense"),
+    *dense("classifier", "classifier"),
+]
+
+
+class FlaxTransformers(RuleSource):
+    """Models of modeling_flax_vit.py (transformers 4.44); the prefix `vit/` is present in classifiers only."""
+
+    head = ("classifier/kernel", "classifier/bias")
+    axes = {_POOLER: 2, "classifier/kernel": 2}  # noqa: RUF012
+
+    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+        if checkpoint.settings.get("model_type") != "vit" or not {_KERNEL, f"vit/{_KERNEL}"} & set(checkpoint.shapes):
+            return None
+        arrays = {name.removeprefix("vit/"): StoredArray(name) for name in checkpoint.shapes}
+        return Naming({"names": "transformers", "model_type": "vit", "framework": "flax"}, arrays)
+
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
+        with wrong_types_refused(f"the config.json of {checkpoint.path.parent}"):
+            fields = with_reason(translate_settings(checkpoint.settings), "stated in config.json")
+        fields["representation_size"] = length_of(_POOLER, shapes, 1)
+        if "classifier/kernel" in shapes:
+            fields["num_labels"] = length_of("classifier/kernel", shapes, 1)
+        return fields
+
+    def table(self, config: HfViTConfig) -> list[Rule]:
+        return _FLAX_TABLE
+
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
+        return preprocessing_of(checkpoint)

@@ -1,0 +1,482 @@
+"""Sources of the original JAX checkpoints: ViTs and hybrids of vit_jax, present-day Flax and big_vision; and BiT.
+
+The rules are in `tables`, with the names of the released files. This module translates the names of a file to them.
+
+In a released vit_jax file, the modules of a block are numbered by position (LayerNorm_0,
+MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3). Present-day Flax (and big_vision) numbers them per class.
+If a file also holds a text tower or a language model, the head of the image tower is a projection to an embedding.
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from ...catalog import find_released
+from ...catalog.class_names import BUILT_IN, built_in_class_names
+from ...catalog.evaluation import (
+    image_size_of_bit,
+    preprocessing_of_bit,
+    preprocessing_of_flexivit,
+    preset_of_vit,
+    sizes_of_flexivit,
+)
+from ...files.npz import write_npz
+from ...models.configuration_hf_bit import ORIGINALS, HfBiTConfig
+from ...models.configuration_hf_vision import MAX_LAYERS
+from ...models.configuration_hf_vit import HfViTHybridConfig, Size, as_pair, stem_stride
+from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
+from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+from ..checkpoint import Checkpoint
+from ..source import (
+    UNKNOWN_IMAGE_SIZE,
+    Fields,
+    Inferred,
+    Model,
+    Naming,
+    Request,
+    RuleSource,
+    Shapes,
+    StoredArray,
+    Writer,
+    Writing,
+    by,
+    has_array,
+    has_head,
+    image_size_of,
+    length_of,
+    one_or_pair,
+    other_numbers,
+    record_of,
+    variants_of_the_paper,
+    with_class_row,
+    with_reason,
+)
+from ..tables import ConversionError, Rule, count_units
+from .tables import BIT_NAMES, POSITIONS, vit_table, with_flat_norms
+
+_PREFIXES = ("params/img/", "opt/target/img/", "img/", "params/", "opt/target/", "")
+_TOWER = "img/"
+_OTHER_TOWERS = {"txt", "t", "llm"}  # other parts of a file with an image tower: text, temperature, language model
+_HEAD, _PROJECTION = "head/", "projection/"  # two names in the rules for the same name in files
+_KERNEL = "embedding/kernel"  # of the patches
+_BLOCK = "Transformer/encoderblock_0"
+_QUERY, _DENSE = f"{_BLOCK}/MultiHeadDotProductAttention_1/query/kernel", f"{_BLOCK}/MlpBlock_3/Dense_0/kernel"
+_STACKED = "Transformer/encoderblock/"
+_PER_CLASS = {
+    "LayerNorm_1": "LayerNorm_2",
+    "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1",
+    "MlpBlock_0": "MlpBlock_3",
+}
+_INLINED_MAP_HEAD = ("probe", "MlpBlock_0/", "MultiHeadDotProductAttention_0/", "LayerNorm_0/")
+_GROUP_NORM = re.compile(r"(^|/)(gn[^/]*|norm-pre-head)/scale$")
+_STEM_NUMBERS = {name: value for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
+# FlexiViT (arXiv 2212.08013): folder of the released files, and of a training run; its stored sizes and image size
+_FLEXIVIT = "big_vision/flexivit/"
+_FLEXIVIT_KERNEL, _FLEXIVIT_GRID, _FLEXIVIT_IMAGE_SIZE = (32, 32), (7, 7), 240
+_RGB = 3
+
+
+class Dialect(NamedTuple):
+    """Dialect of a file.
+
+    names: "vit_jax" (released), "flax" (present-day numbering) or "big_vision" (as flax, positions at the root); for
+        BiT a key of `BIT_NAMES`.
+    prefix: prefix of every name: "", "params/", "params/img/", "opt/target/" ...
+    stacked: arrays of all blocks are stacked, with a leading axis over depth.
+    """
+
+    names: str
+    prefix: str = ""
+    stacked: bool = False
+
+
+class JaxSource(RuleSource, Writer):
+    """A format of the original code."""
+
+    format = "jax"
+
+    def arrays(self, model: Model, dialect: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name in the rules, view of our parameter) of a model, and an untrained head that was dropped.
+
+        Args:
+            model: the model.
+            dialect: description of the dialect, see `Naming`.
+        """
+        state_dict, rules = model.state_dict(), self.rules(model)
+        for theirs, ours, layout in with_flat_norms(rules) if dialect.get("flat_group_norm") else rules:
+            yield theirs, layout.to_theirs(state_dict[ours])
+        dropped = record_of(model).get("left_out", {}).get("head")
+        if dropped and not has_head(model):
+            kernel = torch.zeros(dropped["shape"], dtype=model.dtype)
+            yield self.head[0], kernel
+            yield self.head[1], kernel.new_full(kernel.shape[-1:], dropped["bias"])
+
+    def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
+        """Return the class names of a released file, by its address; None for any other file."""
+        entry = find_released(checkpoint.location) if "://" in checkpoint.location else None
+        known = entry.facts.get("labels") if entry is not None else None
+        names = built_in_class_names(known) if known in BUILT_IN else None
+        return names if names is not None and len(names) == num_labels else None
+
+
+class Jax(JaxSource):
+    """The original's ViTs and hybrids; all sizes are read from the arrays."""
+
+    models = (HfViTModel, HfViTForImageClassification)
+    dialects = ("vit_jax", "flax", "big_vision")
+    head = ("head/kernel", "head/bias")
+    table = staticmethod(vit_table)  # pyright: ignore[reportAssignmentType]
+    axes = {  # noqa: RUF012
+        **{_KERNEL: 4, _QUERY: 3, _DENSE: 2, POSITIONS: 3, "conv_root/kernel": 4},
+        **{"pre_logits/kernel": 2, "head/kernel": 2, "projection/kernel": 2},
+    }
+
+    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+        if (prefix := _prefix_of(checkpoint.shapes)) is None:
+            return None
+        dialect, arrays = _translate(checkpoint, prefix)
+        root = prefix.removesuffix(_TOWER)
+        others = {name.removeprefix(root).split("/")[0] for name in checkpoint.shapes if not name.startswith(prefix)}
+        if prefix.endswith(_TOWER) and not _OTHER_TOWERS.isdisjoint(others):
+            arrays = {_renamed(name, _HEAD, _PROJECTION): stored for name, stored in arrays.items()}
+        if dialect.names == "big_vision":
+            arrays = with_class_row(checkpoint, arrays, "cls", POSITIONS, request.position_grid)
+        described = dialect._asdict() | _flat_norms(checkpoint, arrays)
+        if _has_patch_vectors(checkpoint.shapes):
+            described, arrays = {**described, "patch_vectors": True}, _as_convolution(checkpoint, arrays)
+        return Naming(described, arrays, sorted(others), _similarity(checkpoint, prefix))
+
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
+        patch_rows, patch_columns, channels, hidden_size = shapes[_KERNEL]
+        blocks = {match[1] for name in shapes if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))}
+        kernel = f"the kernel of the patches is {by(shapes[_KERNEL])}"
+        fields: Fields = {
+            "patch_size": Inferred(one_or_pair(patch_rows, patch_columns), kernel),
+            "num_channels": Inferred(channels, kernel),
+            "hidden_size": Inferred(hidden_size, kernel),
+            "num_hidden_layers": Inferred(len(blocks) or 1, "the number of encoder blocks"),
+            "num_attention_heads": Inferred(shapes[_QUERY][1], f"the kernel of the queries is {by(shapes[_QUERY])}"),
+            "intermediate_size": Inferred(shapes[_DENSE][1], f"the first kernel of the MLP is {by(shapes[_DENSE])}"),
+            "pooling": _pooling(shapes, checkpoint),
+            "use_cls_token": has_array("cls", shapes),
+            "representation_size": length_of("pre_logits/kernel", shapes, 1),
+        }
+        grid, stride = request.position_grid, 1
+        if _has_patch_vectors(checkpoint.shapes):
+            fields["position_interpolation"] = Inferred("bilinear", "patches are vectors, as in NaFlex")
+            positions = checkpoint.shapes.get(f"{_prefix_of(checkpoint.shapes)}pos_embedding", ())
+            grid = grid or (positions[:2] if len(positions) == 3 else None)
+        if "head/kernel" in shapes:
+            fields["num_labels"] = length_of("head/kernel", shapes, 1)
+        if "projection/kernel" in shapes:
+            fields["projection_dim"] = length_of("projection/kernel", shapes, 1)
+        if "conv_root/kernel" in shapes:
+            depths = count_units(shapes, r"block(\d+)/unit(\d+)/", first=1)
+            _, _, channels, width = shapes["conv_root/kernel"]
+            root = f"the kernel of the ResNet's root is {by(shapes['conv_root/kernel'])}"
+            fields["stem_depths"] = Inferred(depths, f"the ResNet has {len(depths)} stages, counted by their units")
+            fields |= with_reason({"stem_width": width, "num_channels": channels}, root)
+            stride = stem_stride(depths)
+        num_patches = shapes[POSITIONS][1] - ("cls" in shapes) if POSITIONS in shapes else None
+        pixels = patch_rows * stride, patch_columns * stride
+        image_size = image_size_of(num_patches, pixels, grid, checkpoint.path.name, "cls" in shapes)
+        if POSITIONS in shapes:
+            positions = Inferred("learned", f"there is a table of positions, {by(shapes[POSITIONS])}")
+            image_size = _as_released(image_size, checkpoint.location)
+        else:
+            reason = "there is no table of positions; big_vision then computes them"
+            positions = Inferred("sincos2d", reason, is_assumed=True)
+        fields |= {"position_embedding_type": positions, "image_size": image_size}
+        rows, columns = (size // side for size, side in zip(as_pair(image_size.value), pixels, strict=True))
+        return fields | _flexible_fields(fields, (rows, columns), checkpoint, request.patch_size)
+
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
+        location = checkpoint.location
+        if dialect.get("patch_vectors"):
+            return Inferred({"preset": "native"}, "patches are vectors, as in NaFlex, which keeps the aspect ratio")
+        if dialect["prefix"].endswith(_TOWER):
+            return _evaluated_as({"preset": "lit"}, "image towers", location)
+        if (of_flexivit := preprocessing_of_flexivit(location)) is not None:
+            return Inferred(of_flexivit, "the name of the file is FlexiViT's")
+        if dialect["names"] == "big_vision":
+            return _evaluated_as({"preset": "big_vision"}, "files of big_vision", location)
+        preset = preset_of_vit(location)
+        if preset == "augreg":
+            return Inferred({"preset": preset}, "the name or address of the file is AugReg's")
+        return _evaluated_as({"preset": preset}, "files of vit_jax", location)
+
+    def unsupported(self, model: Model, dialect: str) -> list[str]:
+        config: Any = model.config
+        found = variants_of_the_paper(config)
+        is_hybrid, is_big_vision = isinstance(config, HfViTHybridConfig), dialect == "big_vision"
+        differs = (config.hidden_act, config.layer_norm_eps) != ("gelu_pytorch_tanh", 1e-6)
+        pools_patches = config.pool_patches_only and config.use_cls_token and config.pooling in ("mean", "map")
+        features = {
+            "attention pooling (pooling='map')": not is_big_vision and config.pooling == "map",
+            "fixed sine-cosine positions": not is_big_vision and config.position_embedding_type == "sincos2d",
+            "kernel of another size than the patches (a flexible model)": not is_big_vision and config.is_flexible,
+            "ResNet stem": is_big_vision and is_hybrid,
+            "way to omit position embeddings": is_big_vision and config.position_embedding_type == "none",
+            "attention without biases": not config.qkv_bias,
+            f"{config.hidden_act} with LayerNorm epsilon {config.layer_norm_eps} (if the weights are a copy of an "
+            "original file, convert them with --set hidden_act=gelu_pytorch_tanh --set layer_norm_eps=1e-6 and "
+            "export that folder)": differs,
+            "LayerNorm after the pooling": config.norm_after_pooling,
+            "pooling without the class token": pools_patches,
+        }
+        found += [feature for feature, is_used in features.items() if is_used]
+        return found + (other_numbers(config, _STEM_NUMBERS) if is_hybrid else [])
+
+    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
+        dialect = {**record_of(model).get("dialect", {}), "names": options.dialect}
+        arrays = self.arrays(model, dialect)
+        write_npz(path, ((_name_in(options.dialect, name), array) for name, array in arrays))
+        return {}
+
+    def arrays(self, model: Model, dialect: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the arrays; big_vision has no position of the class token, so it is added to the token itself."""
+        config, base = model.config, cast(HfViTModel, model.base_model)
+        folds = dialect["names"] == "big_vision" and config.use_cls_token
+        has_table = config.position_embedding_type == "learned"
+        for name, array in super().arrays(model, dialect):
+            if folds and has_table and name == "cls":
+                row = base.embeddings.position_embeddings[:, :1].detach()
+                array = array + row if row.any() else array  # adding zero would change -0.0
+            if name == POSITIONS:
+                array = array[:, 1:] if folds else array
+                yield name, array[0].unflatten(0, config.stored_grid) if dialect.get("patch_vectors") else array
+            else:
+                yield name, array.flatten(0, 2) if name == _KERNEL and dialect.get("patch_vectors") else array
+
+
+def _prefix_of(names: Collection[str]) -> str | None:
+    return next((prefix for prefix in _PREFIXES if prefix + _KERNEL in names), None)
+
+
+def _translate(checkpoint: Checkpoint, prefix: str) -> tuple[Dialect, dict[str, StoredArray]]:
+    """Return the dialect, and name in the rules -> place of the arrays below a prefix."""
+    shapes = {name.removeprefix(prefix): shape for name, shape in checkpoint.shapes.items() if name.startswith(prefix)}
+    depths = {shape[0] for name, shape in shapes.items() if name.startswith(_STACKED) and shape}
+    if len(depths) > 1 or max(depths, default=0) > MAX_LAYERS:  # before names are made for each
+        raise ConversionError(
+            f"{checkpoint.path.name} has {', '.join(f'{depth:,}' for depth in sorted(depths))} stacked blocks; "
+            f"at most {MAX_LAYERS:,}, and one number of blocks, are read"
+        )
+    arrays = {}
+    for name in shapes:
+        match = re.match(r"Transformer/encoderblock(_\d+)?/([^/]+)(/.*)", name)
+        if match is not None:
+            number, module, rest = match.groups()
+            numbers = [number] if number or not depths else [f"_{index}" for index in range(max(depths))]
+            module = _PER_CLASS.get(module, module)
+            for index, one in enumerate(numbers):
+                stored = StoredArray(prefix + name, None if number or not depths else index)
+                arrays[f"Transformer/encoderblock{one}/{module}{rest}"] = stored
+        elif name in ("pos_embedding", "Transformer/pos_embedding"):
+            arrays[POSITIONS] = StoredArray(prefix + name)
+        else:
+            arrays[f"MAPHead_0/{name}" if name.startswith(_INLINED_MAP_HEAD) else name] = StoredArray(prefix + name)
+    per_class = any(re.match(r"Transformer/encoderblock(_\d+)?/MlpBlock_0/", name) for name in shapes)
+    of_big_vision = {"pos_embedding", "Transformer/pos_embedding", "MAPHead_0/probe", "probe"} & set(shapes)
+    if depths or of_big_vision or (per_class and POSITIONS not in arrays):
+        return Dialect("big_vision", prefix, bool(depths)), arrays
+    return Dialect("flax" if per_class else "vit_jax", prefix), arrays
+
+
+def _renamed(name: str, old: str, new: str) -> str:
+    return new + name.removeprefix(old) if name.startswith(old) else name
+
+
+def _name_in(dialect: str, name: str) -> str:
+    """Return a dialect's name for an array of the rules."""
+    name = _renamed(name, _PROJECTION, _HEAD)
+    if dialect == "vit_jax":
+        return name
+    if dialect == "big_vision" and name == POSITIONS:
+        return "pos_embedding"
+    for per_class, released in _PER_CLASS.items():
+        if name.startswith("Transformer/encoderblock"):
+            name = name.replace(f"/{released}/", f"/{per_class}/")
+    return name
+
+
+def _pooling(shapes: Shapes, checkpoint: Checkpoint) -> Inferred:
+    """Infer the pooling; a language model uses every token (PaliGemma)."""
+    if "MAPHead_0/probe" in shapes:
+        return Inferred("map", "there is a MAP head")
+    if "cls" in shapes:
+        return Inferred("cls", "there is an array cls, and no MAP head")
+    towers = tuple(prefix.replace(_TOWER, "llm/") for prefix in _PREFIXES if prefix.endswith(_TOWER))
+    if any(name.startswith(towers) for name in checkpoint.shapes):
+        return Inferred("none", "the file also holds a language model, which uses every token")
+    return Inferred("mean", "there is no array cls, and no MAP head")
+
+
+def _evaluated_as(settings: dict[str, Any], kind: str, location: str) -> Inferred:
+    """Infer the usual preprocessing of a kind of file: known for a released file (by its name), else assumed."""
+    if find_released(location) is not None:
+        return Inferred(settings, "evaluation of the released file of this name")
+    return Inferred(settings, f"no array shows it; evaluation of released {kind}", is_assumed=True)
+
+
+def _as_released(image_size: Inferred, location: str) -> Inferred:
+    """Return the image size; it is no longer an assumption if the catalog has a file of this name and image size."""
+    released = find_released(location)
+    if released is None or not image_size.is_assumed or image_size.value != released.facts.get("resolution"):
+        return image_size
+    reason = image_size.reason.removesuffix(", if the grid is square")
+    reason += f"; the released file of this name has images of {image_size.value} pixels"
+    return Inferred(image_size.value, reason)
+
+
+def _similarity(checkpoint: Checkpoint, prefix: str) -> dict[str, float]:
+    """Read temperature `t` (a logarithm) and bias `b` of the similarity of two towers, if the file holds them."""
+    root = prefix.removesuffix(_TOWER)
+    names = {name: root + name for name in ("t", "b")} if root != prefix else {}
+    single = {name: stored for name, stored in names.items() if math.prod(checkpoint.shapes.get(stored, (0,))) == 1}
+    numbers = {name: float(checkpoint.read(stored)) for name, stored in single.items()}
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
+
+
+def _flat_norms(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, bool]:
+    """Return the record's entry for GroupNorm arrays of shape (channels,), which an export restores."""
+    norms = [stored.name for name, stored in arrays.items() if _GROUP_NORM.search(name)]
+    return {"flat_group_norm": True} if any(len(checkpoint.shapes[name]) == 1 for name in norms) else {}
+
+
+def _flexible_fields(
+    fields: Mapping[str, Inferred], grid: tuple[int, int], checkpoint: Checkpoint, patch_size: Size | None
+) -> Fields:
+    """Infer the configuration fields that make a model flexible; return an empty dictionary for any other model.
+
+    Only the name of a released file shows that a model is flexible. Another file with FlexiViT's sizes may also be a
+    ViT-B/32 for 224 pixels, so the caller must state the patch size.
+
+    Args:
+        fields: inferred fields, with the kernel's size as the patch size.
+        grid: (rows, columns) of the position embeddings.
+        checkpoint: the open checkpoint.
+        patch_size: patch size that the caller states.
+
+    Raises:
+        ConversionError: the patch size is ambiguous, and the caller has not stated it.
+    """
+    is_of_vit_jax = any(name.endswith(POSITIONS) for name in checkpoint.shapes)
+    if fields["position_embedding_type"].value != "learned" or is_of_vit_jax or "stem_depths" in fields:
+        return {}
+    sizes = sizes_of_flexivit(checkpoint.location)
+    kernel = as_pair(fields["patch_size"].value)
+    has_its_buffers = kernel == _FLEXIVIT_KERNEL and grid == _FLEXIVIT_GRID
+    looks_flexible = (has_its_buffers and fields["pooling"].value == "mean") or _FLEXIVIT in checkpoint.location
+    if sizes is None and not looks_flexible:
+        return {}
+    if sizes is None and patch_size is None:
+        raise ConversionError(
+            f"cannot infer the patch size of {checkpoint.path.name}: its stored sizes are FlexiViT's ({kernel[0]} x "
+            f"{kernel[1]} kernel, {grid[0]} x {grid[1]} positions); state patch_size=16 (any from 8 to 48) for a "
+            f"FlexiViT at {_FLEXIVIT_IMAGE_SIZE} pixels, patch_size={kernel[0]} for a ViT with patches of {kernel[0]}"
+        )
+    known_patch, image_size = sizes or (patch_size, _FLEXIVIT_IMAGE_SIZE)
+    reason = "the name of the file is FlexiViT's" if sizes else "its stored sizes are FlexiViT's"
+    return {
+        "stored_patch_size": fields["patch_size"],
+        "position_grid": Inferred(grid, reason) if sizes else fields["image_size"]._replace(value=grid),
+        "patch_size": Inferred(known_patch, reason),
+        "image_size": Inferred(image_size, reason, is_assumed=sizes is None),
+        # half-pixel centers, antialiased: jax.image.resize(..., "linear")
+        "position_interpolation": Inferred("bilinear", "as in FlexiViT"),
+    }
+
+
+def _has_patch_vectors(shapes: Shapes) -> bool:
+    """Tell whether patches are vectors (SigLIP 2 NaFlex): the patch embedding is a matrix, positions are 3-D."""
+    prefix = _prefix_of(shapes)
+    return prefix is not None and len(shapes[prefix + _KERNEL]) == 2
+
+
+def _as_convolution(checkpoint: Checkpoint, arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
+    """Give NaFlex's arrays the shapes of the rules; the values of a patch are ordered row, column, channel.
+
+    Raises:
+        ConversionError: a patch is not a square with three channels, or positions are not on a grid.
+    """
+    file, kernel = checkpoint.path.name, arrays[_KERNEL]
+    values, hidden_size = checkpoint.shapes[kernel.name]
+    side = math.isqrt(values // _RGB)
+    if side * side * _RGB != values:
+        raise ConversionError(f"{file} has patches of {values} values (expected a square with {_RGB} channels)")
+    changed = {_KERNEL: kernel._replace(shape=(side, side, _RGB, hidden_size))}
+    if POSITIONS in arrays:
+        shape = checkpoint.shapes[arrays[POSITIONS].name]
+        if len(shape) != 3 or shape[2] != hidden_size:
+            raise ConversionError(f"{file} has positions of shape {shape} (expected (rows, columns, {hidden_size}))")
+        changed[POSITIONS] = arrays[POSITIONS]._replace(shape=(1, shape[0] * shape[1], hidden_size))
+    return arrays | changed
+
+
+class JaxBiT(JaxSource):
+    """BiT's checkpoints: big_transfer's released files, and those of big_vision's bit_paper.py and bit.py.
+
+    A code is recognized by the name of the root convolution. The ResNet of a hybrid also has the names of bit.py;
+    `Jax` reads hybrids.
+
+    Args:
+        code: a key of `BIT_NAMES` and of `ORIGINALS`.
+    """
+
+    models = (HfBiTModel, HfBiTForImageClassification)
+
+    def __init__(self, code: str):
+        self.code, self.names = code, BIT_NAMES[code]
+        self.is_released = code == "big_transfer"  # names of released files determine preprocessing and image size
+        self.dialects = ("big_transfer" if self.is_released else "big_vision",)
+        self.root, self.head = self.names.root, self.names.head
+        self.axes = {self.root: 4, self.head[0]: self.names.head_axes}
+
+    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+        """Return the naming; numbers of convolutions in some files of big_transfer (`..._conv2d_17`) are ignored."""
+        for prefix in ("opt/target/", "params/", ""):
+            own = {name.removeprefix(prefix): name for name in checkpoint.shapes if name.startswith(prefix)}
+            arrays = {re.sub(r"(?<=/standardized_conv2d)_\d+(?=/)", "", name): StoredArray(own[name]) for name in own}
+            if self.root in arrays:
+                beside = {name.split("/")[0] for name in checkpoint.shapes if not name.startswith(prefix)}
+                dialect = Dialect(self.code, prefix)._asdict() | _flat_norms(checkpoint, arrays)
+                return Naming(dialect, arrays, sorted(beside))
+        return None
+
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
+        _, _, channels, width = shapes[self.root]
+        depths = count_units(shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1) or [1]
+        root, image_size = f"the kernel of the root is {by(shapes[self.root])}", UNKNOWN_IMAGE_SIZE
+        if self.is_released:
+            image_size = image_size._replace(value=image_size_of_bit(checkpoint.location))
+            if find_released(checkpoint.location) is not None:
+                image_size = Inferred(image_size.value, "evaluation of the released file of this name")
+        fields = {
+            **with_reason({"num_channels": channels, "embedding_size": width}, root),
+            "depths": Inferred(depths, f"it has {len(depths)} stages, counted by their units"),
+            **with_reason(ORIGINALS[self.code], f"as in the code of {self.code}"),
+            "image_size": image_size,
+        }
+        if self.head[0] in shapes:
+            head = shapes[self.head[0]]
+            fields["num_labels"] = Inferred(head[-1], f"the kernel of the head is {by(head)}")
+        return fields
+
+    def table(self, config: HfBiTConfig) -> list[Rule]:
+        return self.names.table
+
+    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
+        settings = preprocessing_of_bit(checkpoint.location) if self.is_released else {"preset": "big_vision"}
+        return _evaluated_as(settings, f"files of {self.dialects[0]}", checkpoint.location)
+
+    def unsupported(self, model: Model, dialect: str) -> list[str]:
+        return other_numbers(model.config, ORIGINALS[self.code])
+
+    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
+        write_npz(path, self.arrays(model, record_of(model).get("dialect", {})))
+        return {}
