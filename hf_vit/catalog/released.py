@@ -117,8 +117,14 @@ def lost_by(copy: str) -> list[str]:
 
 def released_with(fingerprint: str) -> str | None:
     """Return the address of the released file with these numbers; None if the catalog does not have the fingerprint."""
-    paths = {known: path for path, known in released_facts()["fingerprints"].items()}
-    return f"gs://{paths[fingerprint]}.npz" if fingerprint in paths else None
+    paths = [path for path, known in released_facts()["fingerprints"].items() if known == fingerprint]
+    return f"gs://{paths[0]}.npz" if paths else None
+
+
+def original_of(copy: str) -> str | None:
+    """Return the address of the released file that a repository of the Hub is a copy of; None for any other name."""
+    paths = [path for path, copies in released_facts()["copies"].items() if copy in copies]
+    return f"gs://{paths[0]}.npz" if paths else None
 
 
 def bare_name(name: str) -> str:

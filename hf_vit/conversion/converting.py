@@ -1,14 +1,12 @@
 """Conversion of a checkpoint from any known source to a model and its image processor."""
 
-import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unicodedata import category
 
 import numpy as np
-import torch
 from safetensors import safe_open
 
 from ..catalog import address_of, lost_by
@@ -28,7 +26,7 @@ from ..models.utils import MANIFEST
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .exporting import check_readers, export
 from .jax.checkpoints import JaxSource
-from .jax.tables import original_rules
+from .jax.tables import fingerprint_of, original_arrays
 from .recognition import recognize
 from .source import (
     CONFIGURATIONS,
@@ -322,42 +320,16 @@ def fingerprint(source: str | Path, **options: Any) -> str:
         return (model.conversion_record or {})["fingerprint"]
     index = folder / "model.safetensors.index.json"
     weights = read_shards(index if index.is_file() else folder / "model.safetensors")
-    return _hash(_original_arrays(config_class.from_dict(settings), weights, weights.__getitem__))
+    return fingerprint_of(config_class.from_dict(settings), weights, weights.__getitem__)
 
 
 def _fingerprint(model: HfVisionPreTrainedModel, weights: Path | None) -> str:
     """Return the content fingerprint of a model as it was read; of the streamed weights if it is empty."""
     parameters = model.state_dict()
     if weights is None or model.device.type != "meta":
-        return _hash(_original_arrays(model.config, parameters, parameters.__getitem__))
+        return fingerprint_of(model.config, parameters, parameters.__getitem__)
     with safe_open(weights, "pt") as streamed:
-        return _hash(_original_arrays(model.config, parameters, streamed.get_tensor))
-
-
-def _original_arrays(
-    config: Any, names: Collection[str], read: Callable[[str], torch.Tensor]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, array) of a model in the layout of the released files, sorted by name.
-
-    Args:
-        names: our names of the parameters.
-        read: function that returns a parameter by our name.
-    """
-    for theirs, ours, layout in original_rules(config, names):
-        yield theirs, layout.to_theirs(read(ours).detach())
-
-
-def _hash(arrays: Iterator[tuple[str, torch.Tensor]]) -> str:
-    """Return the SHA-256 of the lines `<sha256 of the bytes>  <dtype>  <shape>  <name>` of all arrays.
-
-    Bytes are those of a little-endian, C-ordered float32 array: a conversion widens half precision, without loss.
-    """
-    lines = hashlib.sha256()
-    for name, tensor in arrays:
-        array = tensor.float().contiguous().numpy()
-        shape = "x".join(map(str, array.shape))
-        lines.update(f"{hashlib.sha256(array.data).hexdigest()}  {array.dtype}  {shape}  {name}\n".encode())
-    return lines.hexdigest()
+        return fingerprint_of(model.config, parameters, streamed.get_tensor)
 
 
 def read_as_original(copy: Checkpoint, location: str) -> Checkpoint:
@@ -372,6 +344,6 @@ def read_as_original(copy: Checkpoint, location: str) -> Checkpoint:
     source, naming = recognize(copy, Request())
     model, _, _ = source.read(copy, naming, Request())
     parameters = model.state_dict()
-    arrays = dict(_original_arrays(model.config, parameters, parameters.__getitem__))
+    arrays = dict(original_arrays(model.config, parameters, parameters.__getitem__))
     shapes = {name: tuple(array.shape) for name, array in arrays.items()}
     return Checkpoint(location, copy.path, {}, shapes, dict.fromkeys(arrays, "float32"), "", arrays.__getitem__)

@@ -5,13 +5,14 @@ import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTHybridConfig, HfViTHybridForImageClassification
 from hf_vit.catalog import address_of, copies_of
-from hf_vit.conversion import convert, export_jax, export_timm, export_transformers, fingerprint
+from hf_vit.conversion import ConversionError, convert, export_jax, export_timm, export_transformers, fingerprint
 from hf_vit.conversion.checkpoint import fetch_any, open_checkpoint
 from hf_vit.conversion.converting import read_as_original
 from hf_vit.conversion.recognition import recognize
@@ -189,7 +190,10 @@ def test_what_a_copy_has_lost_is_said(client, closed_bucket, tmp_path):
     output = client(with_bucket(closed_bucket, f"from hf_vit.cli import main\nmain({command!r})"))
     assert "pre-logits" in output
     record = json.loads((tmp_path / "out" / "conversion.json").read_text())
-    assert record["copy"] == {"name": "timm/vit_base_patch16_224.orig_in21k", "without": ["pre-logits layer", "head of zeros"]}
+    assert record["copy"] == {
+        "name": "timm/vit_base_patch16_224.orig_in21k",
+        "without": ["pre-logits layer", "head of zeros"],
+    }
 
 
 def test_mirrors_come_first(client, closed_bucket, tmp_path):
@@ -221,3 +225,24 @@ def test_a_resnet_of_timm_is_read_as_the_originals():
     assert model.config.weight_standardization_eps == 1e-10
     theirs, _ = convert(PEERS / "timm_bit.safetensors")
     assert all(torch.equal(array, theirs.state_dict()[name]) for name, array in model.state_dict().items())
+
+
+def test_a_copy_on_the_hub_is_exported_as_its_original(client, real_copy, tmp_path):
+    address, npz = real_copy
+    client(["export", copies_of(address)[0], str(tmp_path / "back.npz"), "--to", "jax"])
+    with np.load(npz) as original, np.load(tmp_path / "back.npz") as back:
+        assert set(original.files) == set(back.files)
+        for name in original.files:
+            assert (original[name].dtype, original[name].shape) == (back[name].dtype, back[name].shape)
+            assert original[name].tobytes() == back[name].tobytes()
+
+
+def test_changed_weights_of_a_copy_are_not_exported_as_the_original(tmp_path):
+    if not OF_TIMM.is_file():
+        pytest.skip("the real weights are not at hand")
+    model, _ = convert(OF_TIMM)
+    export_jax(model, tmp_path / "back.npz")
+    with torch.no_grad():
+        model.classifier.bias[0] += 1
+    with pytest.raises(ConversionError, match="hidden_act"):
+        export_jax(model, tmp_path / "changed.npz")

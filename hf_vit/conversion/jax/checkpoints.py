@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from transformers.utils import logging
 
-from ...catalog import find_released
+from ...catalog import find_released, original_of, released_with
 from ...catalog.class_names import BUILT_IN, built_in_class_names
 from ...catalog.evaluation import (
     image_size_of_bit,
@@ -56,7 +57,9 @@ from ..source import (
     with_reason,
 )
 from ..tables import ConversionError, Rule, count_units
-from .tables import BIT_NAMES, POSITIONS, vit_table, with_flat_norms
+from .tables import BIT_NAMES, POSITIONS, fingerprint_of, vit_table, with_flat_norms
+
+logger = logging.get_logger(__name__)
 
 _PREFIXES = ("params/img/", "opt/target/img/", "img/", "params/", "opt/target/", "")
 _TOWER = "img/"
@@ -114,6 +117,17 @@ class JaxSource(RuleSource, Writer):
             kernel = torch.zeros(dropped["shape"], dtype=model.dtype)
             yield self.head[0], kernel
             yield self.head[1], kernel.new_full(kernel.shape[-1:], dropped["bias"])
+
+    def original(self, model: Model) -> str | None:
+        """Return the address of the released file whose numbers a model still has; None if there is none.
+
+        A copy in another format has other definitions (GELU, epsilons), but is the same file in this one.
+        """
+        record = record_of(model)
+        address = original_of(str(record.get("source"))) or released_with(str(record.get("fingerprint")))
+        parameters = model.state_dict()
+        is_same = address and fingerprint_of(model.config, parameters, parameters.__getitem__) == record["fingerprint"]
+        return address if is_same else None
 
     def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
         """Return the class names of a released file, by its address; None for any other file."""
@@ -213,7 +227,6 @@ class Jax(JaxSource):
         config: Any = model.config
         found = variants_of_the_paper(config)
         is_hybrid, is_big_vision = isinstance(config, HfViTHybridConfig), dialect == "big_vision"
-        differs = (config.hidden_act, config.layer_norm_eps) != ("gelu_pytorch_tanh", 1e-6)
         pools_patches = config.pool_patches_only and config.use_cls_token and config.pooling in ("mean", "map")
         features = {
             "attention pooling (pooling='map')": not is_big_vision and config.pooling == "map",
@@ -222,16 +235,28 @@ class Jax(JaxSource):
             "ResNet stem": is_big_vision and is_hybrid,
             "way to omit position embeddings": is_big_vision and config.position_embedding_type == "none",
             "attention without biases": not config.qkv_bias,
-            f"{config.hidden_act} with LayerNorm epsilon {config.layer_norm_eps} (if the weights are a copy of an "
-            "original file, convert them with --set hidden_act=gelu_pytorch_tanh --set layer_norm_eps=1e-6 and "
-            "export that folder)": differs,
             "LayerNorm after the pooling": config.norm_after_pooling,
             "pooling without the class token": pools_patches,
         }
         found += [feature for feature, is_used in features.items() if is_used]
-        return found + (other_numbers(config, _STEM_NUMBERS) if is_hybrid else [])
+        numbers = self._other_numbers(config)
+        return found + (numbers if numbers and self.original(model) is None else [])
+
+    def _other_numbers(self, config: Any) -> list[str]:
+        numbers = other_numbers(config, _STEM_NUMBERS) if isinstance(config, HfViTHybridConfig) else []
+        if (config.hidden_act, config.layer_norm_eps) != ("gelu_pytorch_tanh", 1e-6):
+            numbers.append(
+                f"{config.hidden_act} with LayerNorm epsilon {config.layer_norm_eps} (if the weights are a copy of an "
+                "original file, convert them with --set hidden_act=gelu_pytorch_tanh --set layer_norm_eps=1e-6 and "
+                "export that folder)"
+            )
+        return numbers
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
+        if self._other_numbers(model.config):
+            logger.warning(
+                f"Written as {self.original(model)}, which its code computes with tanh GELU and other epsilons."
+            )
         dialect = {**record_of(model).get("dialect", {}), "names": options.dialect}
         arrays = self.arrays(model, dialect)
         write_npz(path, ((_name_in(options.dialect, name), array) for name, array in arrays))
@@ -475,7 +500,8 @@ class JaxBiT(JaxSource):
         return _evaluated_as(settings, f"files of {self.dialects[0]}", checkpoint.location)
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
-        return other_numbers(model.config, ORIGINALS[self.code])
+        numbers = other_numbers(model.config, ORIGINALS[self.code])
+        return numbers if not (numbers and self.is_released and self.original(model)) else []
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
         write_npz(path, self.arrays(model, record_of(model).get("dialect", {})))

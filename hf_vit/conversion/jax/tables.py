@@ -1,7 +1,10 @@
 """Tables of the original JAX checkpoints: ViTs with the names of the released vit_jax files, BiT for each code."""
 
-from collections.abc import Collection
+import hashlib
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
+
+import torch
 
 from ...models.configuration_hf_bit import HfBiTConfig
 from ..tables import (
@@ -159,10 +162,16 @@ BIT_NAMES = {
 }
 
 
-def original_rules(config: Any, names: Collection[str]) -> list[Rule]:
-    """Return the rules of a model's parameters, with the names of the released files, sorted by them.
+def original_arrays(
+    config: Any, names: Collection[str], read: Callable[[str], torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, array) of a model in the layout of the released files, sorted by name.
 
     Parameters that no released file has (relative positions, the decoder of masked patches) keep name and layout.
+
+    Args:
+        names: our names of the parameters.
+        read: function that returns a parameter by our name.
     """
     if isinstance(config, HfBiTConfig):
         table = BIT_NAMES["bit" if config.layer_type == "bottleneck" else "big_transfer"].table
@@ -170,4 +179,18 @@ def original_rules(config: Any, names: Collection[str]) -> list[Rule]:
         table = vit_table(config)
     rules = expand(table, names)
     others = set(names) - {rule.ours for rule in rules}
-    return sorted([*rules, *(Rule(name, name, as_is) for name in others)])
+    for theirs, ours, layout in sorted([*rules, *(Rule(name, name, as_is) for name in others)]):
+        yield theirs, layout.to_theirs(read(ours).detach())
+
+
+def fingerprint_of(config: Any, names: Collection[str], read: Callable[[str], torch.Tensor]) -> str:
+    """Return the SHA-256 of the lines `<sha256 of the bytes>  <dtype>  <shape>  <name>` of `original_arrays`.
+
+    Bytes are those of a little-endian, C-ordered float32 array: a conversion widens half precision, without loss.
+    """
+    lines = hashlib.sha256()
+    for name, tensor in original_arrays(config, names, read):
+        array = tensor.float().contiguous().numpy()
+        shape = "x".join(map(str, array.shape))
+        lines.update(f"{hashlib.sha256(array.data).hexdigest()}  {array.dtype}  {shape}  {name}\n".encode())
+    return lines.hexdigest()
