@@ -10,10 +10,9 @@ from safetensors.torch import load_file, save_file
 
 import hf_vit
 from hf_vit.loading import load, load_model, load_processor
-from hf_vit.models import configuration_hf_vision
 from hf_vit.prediction import Prediction, classify, most_likely, predict
 
-from .tiny_models import tiny, tiny_bit
+from .tiny_models import tiny
 
 
 def test_load_returns_model_and_processor(folder):
@@ -115,16 +114,6 @@ def test_predict_refuses_a_model_without_head(folder):
         classify(load_model(folder).vit, None, [])
 
 
-@pytest.mark.parametrize("kind", ["hf_vit", "hf_bit"])
-def test_config_json_is_read_once(tmp_path, monkeypatch, kind):
-    (tiny() if kind == "hf_vit" else tiny_bit()).save_pretrained(tmp_path)
-    model_class = hf_vit.HfBiTForImageClassification if kind == "hf_bit" else hf_vit.HfViTForImageClassification
-    read, true = [], configuration_hf_vision.read_json_object
-    monkeypatch.setattr(configuration_hf_vision, "read_json_object", lambda file: (read.append(file), true(file))[1])
-    model_class.from_pretrained(tmp_path, image_size=(40, 72), attn_implementation="eager", num_labels=5)
-    assert len(read) == 1
-
-
 def test_requests_of_loading_from_the_hub(hub, client):
     """Each file and the branch's commit are requested once, as by transformers' own models."""
     client("""
@@ -144,7 +133,7 @@ def test_requests_of_loading_from_the_hub(hub, client):
 
 
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json", "processor_config.json"])
-def test_code_of_a_folder_never_runs_and_nobody_is_asked(folder, monkeypatch, file):
+def test_code_of_a_folder_never_runs_and_no_prompt_appears(folder, monkeypatch, file):
     from hf_vit.analysis.compute import load_config
     from hf_vit.evaluation.models import load_pretrained
     from hf_vit.training.vtab import takes_presets

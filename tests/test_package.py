@@ -1,4 +1,4 @@
-"""`import hf_vit`: what it registers, what it shows of itself, and that the command `hf-vit` stays quick."""
+"""`import hf_vit`: public names and their types; what the command `hf-vit` imports."""
 
 import ast
 import os
@@ -20,18 +20,14 @@ from .tiny_models import save_tiny
 ROOT = Path(__file__).parents[1]
 # What pip writes for an entry of [project.scripts].
 CONSOLE_SCRIPT = """\
-import atexit
-import gc
 import sys
 from {module} import {function}
 sys.argv[0] = "hf-vit"
-atexit.register(lambda: print("frozen at the end:", gc.get_freeze_count()))
 try:
     status = {function}()
 finally:
     print("heavy:", sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
     print("needless:", sorted({needless!r} & set(sys.modules)))
-    print("collections:", gc.get_stats()[2]["collections"])
 sys.exit(status)
 """
 # Packages that may be installed, take long to import, and serve neither `convert` nor `predict`.
@@ -74,7 +70,7 @@ def test_help_of_the_command_needs_neither_torch_nor_transformers(console_script
 
 
 @pytest.mark.slow
-def test_a_command_imports_what_it_needs_with_few_garbage_collections(console_script, tmp_path):
+def test_a_command_imports_only_what_it_needs(console_script, tmp_path):
     image = tmp_path / "image.png"
     Image.new("RGB", (36, 20)).save(image)
     model = tmp_path / "model"
@@ -82,8 +78,6 @@ def test_a_command_imports_what_it_needs_with_few_garbage_collections(console_sc
     for done in (convert, run(console_script, "predict", model, image)):
         assert done.returncode == 0, done.stderr
         assert "needless: []" in done.stdout
-        assert re.search("collections: [01]\\n", done.stdout)  # of all objects; six with Python's own threshold
-        assert "frozen at the end: 0" in done.stdout  # nanobind reports what Python does not free, such as triton's
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a file declares is compared with what it holds before memory is taken: Linux's own count of memory judges."""
+"""Sizes that a file declares are checked before memory is taken; Linux counts the memory."""
 
 import json
 import os
@@ -54,10 +54,7 @@ def is_refused(action, message, error=ValueError, growth=60_000_000):
 def test_a_compressed_file_that_declares_too_many_bytes_is_refused(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "bomb.npz", **{name: np.zeros(1_000_000, bool) for name in "abc"})
     monkeypatch.setattr(limits, "_ALWAYS_ALLOWED_BYTES", 2**20)
-    message = (
-        r"bomb\.npz declares 3,000,\d+ bytes of arrays in \d,\d+; at most 1,048,576 are read; set HF_VIT_ALLOW=large"
-    )
-    with pytest.raises(NpzError, match=message):
+    with pytest.raises(NpzError, match=r"bomb\.npz .* 3,000,"):
         NpzReader(tmp_path / "bomb.npz")
     monkeypatch.setenv("HF_VIT_ALLOW", "private, large")
     with NpzReader(tmp_path / "bomb.npz") as reader:
@@ -107,10 +104,9 @@ def test_too_many_empty_stacked_blocks_are_refused(tmp_path):
     is_refused(lambda: convert(tmp_path / "a.npz"), "500,000")
 
 
-def test_expanded_tensors_need_no_more_memory_than_their_file(tmp_path):
+def test_expanded_tensors_are_refused(tmp_path):
     torch.save({"a": torch.zeros(1).expand(10**9)}, tmp_path / "expanded.pth")
-    message = r"expanded\.pth declares 4,000,000,000"
-    is_refused(lambda: torch_files.read_arrays(tmp_path / "expanded.pth"), message, ConversionError)
+    is_refused(lambda: torch_files.read_arrays(tmp_path / "expanded.pth"), "4,000,000,000", ConversionError)
 
 
 def test_an_image_file_that_declares_a_box_of_4_eib_is_refused(tmp_path):
@@ -121,7 +117,7 @@ def test_an_image_file_that_declares_a_box_of_4_eib_is_refused(tmp_path):
     (tmp_path / "a.jp2").write_bytes(
         content[:place] + b"\0\0\0\1jp2h" + (2**62).to_bytes(8, "big") + content[place + 8 :]
     )
-    is_refused(lambda: read_image(tmp_path / "a.jp2"), "cannot read", ImageReadingError)
+    is_refused(lambda: read_image(tmp_path / "a.jp2"), None, ImageReadingError)
 
 
 def test_an_old_pth_that_declares_more_than_it_holds_is_refused(tmp_path):
@@ -148,9 +144,7 @@ WIDE = {"hidden_size": 5_000, "intermediate_size": 20_000}
 
 @pytest.mark.parametrize("read", [HfViTForImageClassification.from_pretrained, AutoModel.from_pretrained, load])
 def test_a_config_json_of_a_larger_model_than_the_weights_is_refused(read, tmp_path):
-    """It took 3.4 GB and 50 seconds."""
-    message = r"describes 900,7\d\d,\d+ parameters"
-    is_refused(lambda: read(settings_of(tmp_path, **WIDE)), message)
+    is_refused(lambda: read(settings_of(tmp_path, **WIDE)), r"900,7\d\d,\d+")
 
 
 def test_a_config_json_without_weights_creates_no_model(tmp_path):
@@ -173,7 +167,7 @@ def test_a_too_large_or_too_deep_config_json_is_refused(tmp_path, monkeypatch):
     nested: dict = {}
     for _ in range(40):
         nested = {"a": [nested]}
-    with pytest.raises(ValueError, match="32 deep"):
+    with pytest.raises(ValueError, match="32"):
         HfViTForImageClassification.from_pretrained(settings_of(tmp_path, auto_map=nested))
     with open(settings_of(tmp_path) / "config.json", "r+b") as file:
         file.truncate(2**26 + 1)  # a file with a hole: nothing is written
@@ -220,14 +214,12 @@ def test_a_long_thin_image_is_not_resized_to_gigabytes():
 def test_an_array_of_a_million_channels_is_not_resized():
     processor = HfViTImageProcessor(size=14, do_convert_rgb=False, image_mean=0.5, image_std=0.5)
     many = np.zeros((2**20, 1, 3), np.uint8)
-    message = "cannot resize an image to 196 pixels of 1,048,576 channels: at most 67,108,864 are computed"
-    is_refused(lambda: processor(many, input_data_format="channels_first"), message, ImageReadingError)
+    is_refused(lambda: processor(many, input_data_format="channels_first"), "1,048,576", ImageReadingError)
 
 
 def test_a_pipe_is_refused_without_waiting(tmp_path):
-
     os.mkfifo(tmp_path / "pipe.png")
-    with pytest.raises(ImageReadingError, match="it is not a regular file"):
+    with pytest.raises(ImageReadingError, match="regular file"):
         read_image(tmp_path / "pipe.png")
 
 
