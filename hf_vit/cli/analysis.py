@@ -76,6 +76,7 @@ def compute(
     if output is not None:
         _draw_runs(runs, output, overwrite)
         return
+    from .. import registration as registration  # AutoConfig must know our types
     from ..analysis import compute_report
     from ..analysis.training_runs import table_rows
 

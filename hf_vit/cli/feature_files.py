@@ -1,6 +1,5 @@
 """Feature files: names of images, their features, and the identity of the model."""
 
-import csv
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 
 from ..files.output import new_file
-from ..files.predictions import as_cell
+from ..files.predictions import Table
 
 SUFFIXES = (".parquet", ".npz", ".csv")
 _KEY = b"hf_vit"  # key in the metadata of a parquet file
@@ -95,12 +94,12 @@ def _npz_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
 @contextmanager
 def _csv_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
     with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
+        tables: list[Table] = []
 
         def write(names: list[str], features: np.ndarray) -> None:
-            if not file.tell():
-                table.writerow(["file", *(f"feature_{number}" for number in range(features.shape[1]))])
-            table.writerows([as_cell(name), *row] for name, row in zip(names, features.tolist(), strict=True))
+            if not tables:
+                tables.append(Table(file, ["file", *(f"feature_{number}" for number in range(features.shape[1]))]))
+            tables[0].extend([name, *row] for name, row in zip(names, features.tolist(), strict=True))
 
         yield write
 

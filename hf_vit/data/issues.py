@@ -12,6 +12,7 @@ import numpy as np
 
 from ..files.messages import did_you_mean, shorten
 from ..files.output import new_file
+from ..files.predictions import Table
 from ..settings.fields import DataSettings
 from .sources import load_split, names_of_splits
 
@@ -45,9 +46,8 @@ class Issue(NamedTuple):
 def write_issues(issues: Iterable[Issue], path: Path) -> None:
     """Write issues as CSV."""
     with new_file(path, overwrite=True) as file, open(file, "w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(Issue._fields)
-        writer.writerows(issue._replace(score=f"{issue.score:.4f}") for issue in issues)
+        table = Table(stream, Issue._fields)
+        table.extend(issue._replace(score=f"{issue.score:.4f}") for issue in issues)
 
 
 def read_issues(path: str) -> list[dict[str, str]]:
@@ -67,7 +67,7 @@ def read_issues(path: str) -> list[dict[str, str]]:
     for line, row in enumerate(rows, start=2):
         if None in row or not row["image"]:
             raise ValueError(f"{path}, row {line}: {'too many columns' if None in row else 'no image is named'}")
-    return [{name: (value or "").strip() for name, value in row.items()} for row in rows]
+    return [{name: re.sub(r"^'(?=[=@+-])", "", (value or "").strip()) for name, value in row.items()} for row in rows]
 
 
 def name_images(split: "Split", settings: DataSettings, spec: str) -> list[str]:

@@ -1,6 +1,5 @@
 """Results of a classifier on images with several labels: report.html and predictions.csv."""
 
-import csv
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 
 from ..files.output import write_text
 from ..files.pages import render_page
+from ..files.predictions import Table
 from ..files.versions import versions_of
 from .multi_label import average_precision, score_labels
 from .result_page import HeldOut, name_files, picture_data, thumbnail
@@ -41,14 +41,13 @@ def write_multi_label_results(
 def _as_csv(held_out: HeldOut, files: Sequence[str], labels: np.ndarray, predicted: np.ndarray) -> str:
     """Return CSV with a row per image: row in the split, file, labels, predicted labels, score of each class."""
     text, names = io.StringIO(), held_out.names
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "file", "labels", "predictions", *names])
+    table = Table(text, ["row", "file", "labels", "predictions", *names])
     columns = held_out.predictions["index"], labels, predicted, held_out.predictions["scores"]
     for index, its_labels, its_predictions, scores in zip(*columns, strict=True):
         joined = [
             ";".join(names[n] for n in np.flatnonzero(chosen).tolist()) for chosen in (its_labels, its_predictions)
         ]
-        writer.writerow([index, files[index], *joined, *(f"{score:.6g}" for score in scores)])
+        table.extend([[index, files[index], *joined, *(f"{score:.6g}" for score in scores)]])
     return text.getvalue()
 
 

@@ -1,7 +1,6 @@
 """Results of a classifier on a split: report.html, predictions.csv, and what the model card shows by class."""
 
 import base64
-import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from ..data.labels import distinguish
 from ..data.splits import Split
 from ..files.output import new_file, write_text
 from ..files.pages import page_color, render_page
+from ..files.predictions import Table
 from ..files.versions import versions_of
 from ..models.image_reading import ImageReadingError, read_picture
 
@@ -149,13 +149,13 @@ def _as_csv(held_out: HeldOut, files: Sequence[str]) -> str:
     ranks = range(1, found["ranked"].shape[1] + 1)
     suffixes = ["", *(f"_{rank}" for rank in ranks[1:])]
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "file", "label", *(name + s for s in suffixes for name in ("prediction", "probability"))])
+    header = ["row", "file", "label", *(name + s for s in suffixes for name in ("prediction", "probability"))]
+    table = Table(text, header)
     columns = (found[name] for name in ("index", "label", "ranked", "probabilities"))
     for index, label, ranked, probabilities in zip(*columns, strict=True):
         pairs = zip(ranked, probabilities, strict=True)
         best = [entry for number, value in pairs for entry in (held_out.names[number], f"{value:.6g}")]
-        writer.writerow([index, files[index], held_out.name_label(label), *best])
+        table.extend([[index, files[index], held_out.name_label(label), *best]])
     return text.getvalue()
 
 

@@ -2,7 +2,8 @@
 
 import csv
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, TextIO
 
 import torch
@@ -100,10 +101,9 @@ def predictions_writer(kind: str, file: TextIO, in_percent: bool = True) -> Call
         in_percent: write the scores of a text in percent, for probabilities.
     """
     if kind == "csv":
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["image", "rank", "label", "score"])
-        return lambda image, predictions: table.writerows(
-            [as_cell(image), rank, as_cell(entry.label), entry.score] for rank, entry in enumerate(predictions, start=1)
+        table = Table(file, ["image", "rank", "label", "score"])
+        return lambda image, predictions: table.extend(
+            [image, rank, entry.label, entry.score] for rank, entry in enumerate(predictions, start=1)
         )
     if kind == "jsonl":
         return lambda image, predictions: print(
@@ -116,7 +116,21 @@ def predictions_writer(kind: str, file: TextIO, in_percent: bool = True) -> Call
     )
 
 
-def as_cell(text: str) -> str:
-    """Quote text that a spreadsheet would compute as a formula (owasp.org/www-community/attacks/CSV_Injection)."""
+class Table:
+    """Writer of CSV whose text is never computed as a formula (owasp.org/www-community/attacks/CSV_Injection)."""
+
+    def __init__(self, file: TextIO, header: Iterable[Any]):
+        self._writer = csv.writer(file, lineterminator="\n")
+        self.extend([header])
+
+    def extend(self, rows: Iterable[Iterable[Any]]) -> None:
+        """Write rows."""
+        self._writer.writerows([_as_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+
+
+def _as_cell(text: str) -> str:
     text = printable(text)  # also \r, which the csv module leaves unquoted
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+_FORMULA = re.compile(r"[=@\t]|[+-](?![\d.]+(e[+-]?\d+)?$)")  # a number is no formula

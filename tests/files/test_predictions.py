@@ -7,7 +7,8 @@ import torch
 
 import hf_vit
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.files.predictions import distances_to_classes, lowest_scores, most_likely, predictions_writer
+from hf_vit.data.issues import Issue, read_issues, write_issues
+from hf_vit.files.predictions import Table, distances_to_classes, lowest_scores, most_likely, predictions_writer
 
 SHAPE = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
 SHAPE |= {"image_size": 8, "patch_size": 4, "num_labels": 3}
@@ -58,3 +59,11 @@ def test_an_image_far_from_all_classes_has_none(tmp_path):
     assert next(hf_vit.predict(str(tmp_path), [image], reject=True)) == []
     with pytest.raises(ValueError, match="calibrate"):
         most_likely(logits, HfViTConfig(**SHAPE), reject=True)
+
+
+def test_cells_are_neither_formulas_nor_controls(tmp_path):
+    file = io.StringIO()
+    Table(file, ["=1"]).extend([["+A1", -3.5], ["-2.5e-05", "@x"], ["\x1b[31m", "a-b"]])
+    assert file.getvalue() == "'=1\n'+A1,-3.5\n-2.5e-05,'@x\n\\x1b[31m,a-b\n"
+    write_issues([Issue("=a.png", "label", 0.5, "-cat")], tmp_path / "issues.csv")
+    assert [(row["image"], row["label"]) for row in read_issues(str(tmp_path / "issues.csv"))] == [("=a.png", "-cat")]

@@ -339,7 +339,9 @@ def test_only_what_belongs_to_a_model_is_pushed_and_the_rest_is_named(hub, clien
     for name in ("conversion.json", "metrics.json"):
         (folder / name).write_text("{}")
     address = "https://me:hidden@example.org/x-{0..9}.tar?signature=hidden"
-    (folder / "card_data.json").write_text(json.dumps({"dataset": address, "command": f"finetune --dataset '{address}'"}))
+    (folder / "card_data.json").write_text(
+        json.dumps({"dataset": address, "command": f"finetune --dataset '{address}'"})
+    )
     results = {"recipe.yaml", "learning_curve.png", "confusion_matrix.png", "vit.onnx"}
     for name in (*results, ".hf_vit"):
         (folder / name).write_text("part of it")
