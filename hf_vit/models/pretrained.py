@@ -103,12 +103,14 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
             config_class.check_model_type(settings, str(name))
             if not kwargs.get("force_download"):
                 check_pushed(name, where, thorough=verify)
+            of_loading = {key: kwargs.pop(key) for key in ("dtype", "torch_dtype") if key in kwargs}
             fields = kwargs if config is None else {}
             try:
                 stored, unused = config_class.from_dict(settings, return_unused_kwargs=True, **fields)
             except ValueError as error:
                 raise ValueError(f"cannot load {name}: {error}") from error
             config, kwargs = (stored, unused) if config is None else (config, kwargs)
+            kwargs |= of_loading
         wanted = {**{field: getattr(config, field) for field in _ADAPTED if hasattr(config, field)}, **asked}
         config = copy.deepcopy(config)
         for field in wanted:
