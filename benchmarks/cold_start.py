@@ -9,8 +9,6 @@ transformers share: torch, and transformers' base class of models.
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -68,28 +66,19 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 def measure(directory: Path, options: argparse.Namespace) -> dict:
     result = common.run_apart(__file__, options.folder, options.image, "--threads", options.threads, "--apart")
     program, folder = directory / "model.onnx", directory / "transformers"
-    run(_COMMAND, "export", options.folder, folder, "--to", "transformers")
-    run(_COMMAND, "export", options.folder, program, "--to", "onnx")
+    common.run_python("-c", _COMMAND, "export", options.folder, folder, "--to", "transformers")
+    common.run_python("-c", _COMMAND, "export", options.folder, program, "--to", "onnx")
     starts = {
         "hf-vit predict": (_COMMAND, "predict", options.folder, options.image, "--json"),
         "transformers pipeline": (_PIPELINE, folder, options.image),
         "ONNX Runtime": (_ONNX_RUNTIME, program, options.image, options.folder),
     }
     for name, start in starts.items():
-        report_progress(f"{name}: {run(*start).splitlines()[-1][:100]}")
-    contest = {name: lambda start=start: run(*start) for name, start in {**starts, "imports": (_IMPORTS,)}.items()}
+        report_progress(f"{name}: {common.run_python('-c', *start).splitlines()[-1][:100]}")
+    starts["imports"] = (_IMPORTS,)
+    contest = {name: lambda start=start: common.run_python("-c", *start) for name, start in starts.items()}
     turns = common.take_turns(contest, least=options.rounds, most=options.rounds, warm_up=1)
     return {**result, "turns": turns}
-
-
-def run(program: str, *arguments: object) -> str:
-    """Run a Python program to its end; return its output."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=environment)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command[3:])}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
-    return done.stdout
 
 
 def as_markdown(results: dict[str, dict]) -> str:

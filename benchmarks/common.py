@@ -19,6 +19,7 @@ import time
 import types
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -145,15 +146,19 @@ class Failed(Exception):
     """Error of a process that ended without a result; the message is its last line of output."""
 
 
-def run_apart(program: str | Path, *arguments: object) -> dict:
-    """Run a Python program; return the last line of its output, parsed as JSON."""
-    command = [sys.executable, str(program), *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, encoding="utf-8", env={**os.environ, "HF_HUB_OFFLINE": "1"}
-    )
+def run_python(*arguments: object) -> str:
+    """Run Python with these arguments, without the Hub; return its output."""
+    command = [sys.executable, *map(str, arguments)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=environment)
     if done.returncode:
         raise Failed((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
+
+
+def run_apart(program: str | Path, *arguments: object) -> dict:
+    """Run a Python program; return the last line of its output, parsed as JSON."""
+    return json.loads(run_python(program, *arguments).splitlines()[-1])
 
 
 def report_progress(text: str) -> None:
@@ -196,7 +201,11 @@ def _describe_machine() -> dict:
         "flags": [flag for flag in _CPU_FLAGS if flag in flags],
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": dict(filter(lambda item: item[1], ((package, _version(package)) for package in _PACKAGES))),
+        "versions": {
+            package: importlib.metadata.version(package)
+            for package in _PACKAGES
+            if find_spec(package.replace("-", "_"))
+        },
         "torch": [line.strip() for line in torch.__config__.parallel_info().splitlines() if line.strip()],
     }
 
@@ -208,13 +217,6 @@ def _processor() -> tuple[str, set[str]]:
         return platform.processor() or platform.machine(), set()
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     return facts.get("model name", platform.machine()), set(facts.get("flags", facts.get("Features", "")).split())
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def stamp() -> dict:

@@ -32,7 +32,7 @@ _OURS = (PLAIN, OPTIMIZED)
 _BACKENDS = {"hf_vit openvino": "openvino", "hf_vit onnxruntime": "onnxruntime"}
 PEERS = ("transformers", "timm", "torchvision", "vit-pytorch")
 JAX = "JAX/Flax"
-_RUNTIMES = ("OpenVINO", "ONNX Runtime")  # as in runtimes.py
+_RUNTIMES = ("OpenVINO", "ONNX Runtime")
 CONTESTANTS = (*_OURS, *_BACKENDS, *PEERS, JAX, *_RUNTIMES)
 _OTHER_WEIGHTS = ("vit-pytorch",)
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}  # relative to the largest output
@@ -277,11 +277,10 @@ def _with_backend(model: Any, name: str, line: Line) -> Any:
 
 
 def _build_runtime(name: str, line: Line, folder: Path) -> Contestant:
-    import runtimes
-    from contestants import existing
+    from contestants import existing, load_runtime
 
     pixels = images(line)
-    function = runtimes.load(name, existing(folder), line.dtype, tuple(pixels.shape))
+    function = load_runtime(name, existing(folder), line.dtype, tuple(pixels.shape))
     return Contestant(lambda: function(pixels.numpy()), lambda: [function(pixels.numpy())])
 
 

@@ -9,9 +9,7 @@ columns; the rest of its time is the start and the end of Python.
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -106,13 +104,7 @@ def start(name: str, folder: Path, image_size: int) -> dict:
     """Run the program of one contestant."""
     imports, model = _LOADING[name]
     program = _PROGRAM.format(imports=imports, model=model)
-    command = [sys.executable, "-c", program, str(common.HERE), str(folder / name), str(image_size)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, encoding="utf-8", env={**os.environ, "HF_HUB_OFFLINE": "1"}
-    )
-    if done.returncode:
-        raise common.Failed((done.stderr.strip().splitlines() or ["no message"])[-1])
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(common.run_python("-c", program, common.HERE, folder / name, image_size).splitlines()[-1])
 
 
 def as_markdown(results: dict[str, dict]) -> str:

@@ -15,7 +15,6 @@ import csv
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import common
@@ -110,8 +109,14 @@ def main(argv: list[str] | None = None) -> None:
     for kind, cost in costs.items():
         is_wanted = kind.name in options.kinds if options.kinds else kind.name not in kept
         if is_wanted and cost["multiply_adds"] <= options.most * 1e9:
-            for name, result in measured_apart(kind, options):
-                kept = common.keep(_KEPT, {name: result}) if options.write else kept | {name: result}
+            report_progress(kind.name)
+            limits = ["--threads", options.threads, "--seconds", options.seconds]
+            try:
+                result = {kind.name: common.run_apart(__file__, "--apart", kind.name, *limits)}
+            except Failed as error:
+                report_progress(f"{kind.name} failed: {error}")
+            else:
+                kept = common.keep(_KEPT, result) if options.write else kept | result
     rows = [row_of(kind, cost, kept.get(kind.name)) for kind, cost in costs.items()]
     print(as_markdown(rows, kept))
     if options.write:
@@ -155,16 +160,6 @@ def build(kind: Kind) -> Any:
     model = AutoModelForImageClassification.from_config(config).eval()
     torch.nn.init.normal_(model.classifier.weight, std=0.02)
     return model
-
-
-def measured_apart(kind: Kind, options: argparse.Namespace) -> Iterator[tuple[str, dict]]:
-    """The result of a kind, or nothing where its process failed."""
-    report_progress(kind.name)
-    limits = ["--threads", options.threads, "--seconds", options.seconds]
-    try:
-        yield kind.name, common.run_apart(__file__, "--apart", kind.name, *limits)
-    except Failed as error:
-        report_progress(f"{kind.name} failed: {error}")
 
 
 def measure(options: argparse.Namespace) -> dict:

@@ -22,6 +22,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def _transformers(options: argparse.Namespace, files: list[str], dtype: str) -> 
     return classify
 
 
-def _timm(options: argparse.Namespace, files: list[str], dtype: str, workers: int = 0) -> _Contestant:
+def _timm(options: argparse.Namespace, files: list[str], dtype: str, in_workers: bool = False) -> _Contestant:
     import torch
     from contestants import LOADERS
     from PIL import Image
@@ -217,17 +218,14 @@ def _timm(options: argparse.Namespace, files: list[str], dtype: str, workers: in
         def __getitem__(self, index: int) -> torch.Tensor:
             return transform(Image.open(files[index]).convert("RGB"))
 
-    loader = DataLoader(Files(), _BATCH, num_workers=workers, persistent_workers=workers > 0)
+    workers = options.threads if in_workers else 0
+    loader = DataLoader(Files(), _BATCH, num_workers=workers, persistent_workers=in_workers)
 
     @torch.inference_mode()
     def classify() -> list[int]:
         return torch.cat([model(images.to(getattr(torch, dtype))) for images in loader]).argmax(-1).tolist()
 
     return classify
-
-
-def _timm_with_workers(options: argparse.Namespace, files: list[str], dtype: str) -> _Contestant:
-    return _timm(options, files, dtype, workers=options.threads)
 
 
 def _openvino_program(options: argparse.Namespace, dtype: str, hint: str) -> Any:
@@ -281,17 +279,13 @@ def _decode(file: str) -> Any:
     return np.asarray(Image.open(io.BytesIO(Path(file).read_bytes())).convert("RGB"))[None]
 
 
-def _ours_openvino(options: argparse.Namespace, files: list[str], dtype: str) -> _Contestant:
-    return _ours(options, files, dtype, backend="openvino")
-
-
 _LOADERS: dict[str, Callable[[argparse.Namespace, list[str], str], _Contestant]] = {
     "hf_vit": _ours,
     "hf_vit, one after another": _ours_in_turn,
-    "hf_vit openvino": _ours_openvino,
+    "hf_vit openvino": partial(_ours, backend="openvino"),
     "transformers": _transformers,
     "timm": _timm,
-    "timm, workers": _timm_with_workers,
+    "timm, workers": partial(_timm, in_workers=True),
     "OpenVINO": _openvino,
     "OpenVINO, asynchronous": _openvino_asynchronous,
 }

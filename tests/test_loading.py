@@ -34,7 +34,7 @@ def test_load_sets_the_image_size_of_model_and_processor(folder):
     ("harm", "message"),
     [
         ("lost", r"classifier\.weight"),
-        ("misspelt", r"classifier\.weight"),
+        ("misspelled", r"classifier\.weight"),
         ("reshaped", r"classifier\.bias"),
         ("more", r"classifier\.scale"),
     ],
@@ -45,7 +45,7 @@ def test_an_incomplete_head_is_refused(folder, harm, message):
     bias, weight = weights.pop("classifier.bias"), weights.pop("classifier.weight")
     heads = {
         "lost": {"bias": bias},
-        "misspelt": {"bias": bias, "weigth": weight},
+        "misspelled": {"bias": bias, "weigth": weight},
         "reshaped": {"bias": bias[:, None], "weight": weight},
         "more": {"bias": bias, "weight": weight, "scale": bias.clone()},
     }

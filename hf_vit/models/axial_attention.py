@@ -103,5 +103,5 @@ def replace_convolutions(resnet: ResNetStem, image_size: Size, numbers: StemNumb
                 AxialAttention(channels, columns, False, numbers.group_norm_eps),
                 nn.AvgPool2d(stride, ceil_mode=True) if stride > 1 else nn.Identity(),
             )
-            unit.norm2 = nn.Identity()  # attention has normalised its output
+            unit.norm2 = nn.Identity()  # attention has normalized its output
             rows, columns = -(-rows // stride), -(-columns // stride)

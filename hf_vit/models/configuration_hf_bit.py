@@ -55,7 +55,7 @@ ORIGINALS: dict[str, dict[str, Any]] = {
 
 @strict
 class HfBiTConfig(HfVisionConfig):
-    r"""A ResNet with GroupNorm and standardised weights (Big Transfer, arXiv 1912.11370).
+    r"""A ResNet with GroupNorm and standardized weights (Big Transfer, arXiv 1912.11370).
 
     Fields have the names of transformers' `BitConfig` where it has them too. The defaults are a BiT-R50x1 with the
     numbers of google-research/big_transfer.
@@ -68,7 +68,7 @@ class HfBiTConfig(HfVisionConfig):
         layer_type: "preactivation" (ResNet-v2, BiT's) or "bottleneck" (ResNet-v1, that of big_vision's bit.py).
         image_size: size at which the weights are evaluated, an int or (height, width) in pixels; others work too.
         group_norm_eps: epsilon of every GroupNorm.
-        weight_standardization_eps: epsilon of the standardised weights.
+        weight_standardization_eps: epsilon of the standardized weights.
         weight_standardization_form: add that epsilon to the "variance" or to the "std".
         padding: padding of the convolutions: "fixed" (3 pixels around the image, 1 around every 3x3 convolution) or
             "same" (TensorFlow's, which depends on the size).

@@ -97,10 +97,10 @@ class HfViTConfig(HfVisionConfig):
             token, which belongs to no row.
         position_interpolation: how learned position embeddings are resampled for other image sizes: "jax" (bilinear,
             aligned corners), "jax_exact" (the same with the original's rounding fault), "bilinear" or "bicubic"
-            (half-pixel centres, antialiased, as in timm) or "bicubic_aliased" (not antialiased, as in transformers).
+            (half-pixel centers, antialiased, as in timm) or "bicubic_aliased" (not antialiased, as in transformers).
         pool_patches_only: exclude the class token from "mean" and "map" pooling, as timm does.
         norm_after_pooling: apply the final LayerNorm after the pooling (timm's `fc_norm`); `last_hidden_state` is then
-            not normalised.
+            not normalized.
         image_size_history: earlier image sizes of resampled position embeddings, the training size first; None if they
             were never resampled.
         label_thresholds: score from which on each class is predicted, for images with several labels; chosen on
@@ -351,7 +351,7 @@ def stem_stride(stem_depths: Sequence[int]) -> int:
 
 @strict
 class HfViTHybridConfig(HfViTConfig):
-    r"""A Vision Transformer on the feature map of a ResNet stem (BiT: GroupNorm and standardised weights).
+    r"""A Vision Transformer on the feature map of a ResNet stem (BiT: GroupNorm and standardized weights).
 
     `patch_size` is in pixels of the stem's feature map, as in the original. Other arguments: see `HfViTConfig`.
 
@@ -359,7 +359,7 @@ class HfViTHybridConfig(HfViTConfig):
         stem_depths: units per stage, such as [3, 4, 9]; empty for the root convolution and max-pool alone.
         stem_width: channels of the root convolution, a multiple of 32 (the groups of its GroupNorm).
         group_norm_eps: epsilon of every GroupNorm of the stem.
-        weight_standardization_eps: epsilon of its standardised weights.
+        weight_standardization_eps: epsilon of its standardized weights.
         weight_standardization_form: add that epsilon to the "std", as in the original, or to the "variance", as in timm
             and transformers.
     """

@@ -76,9 +76,9 @@ class FlexibleSizes(HfVisionPreTrainedModel):
         check_size("patch_size", patch_size)
         before, base = self.config.image_size, cast(HfVisionPreTrainedModel, self.base_model)
         self._set_sizes(patch_size, before if image_size is None else image_size)
-        base._image_size_noted = False
+        base._has_warned_of_image_size = False
         if not processor_follows:
-            self._say_image_size(before)
+            self._warn_of_processor_size(before)
 
     def make_flexible(self) -> None:
         """Keep kernel and position embeddings as stored from now on; each forward resizes them to the sizes in use.
@@ -100,7 +100,7 @@ class FlexibleSizes(HfVisionPreTrainedModel):
             self._resize_weights(as_pair(config.patch_size), grid)
             config.stored_patch_size = config.position_grid = None
 
-    def _take_image_size(self, image_size: Size) -> None:
+    def _apply_image_size(self, image_size: Size) -> None:
         self._set_sizes(self.config.patch_size, image_size)
 
     def _set_sizes(self, patch_size: Size, image_size: Size) -> None:

@@ -77,11 +77,11 @@ class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
             | preset | resize | result |
             | --- | --- | --- |
             | "vit_jax" | bilinear without antialias, squashed to `size` | not rounded |
-            | "augreg" | area, short side 256 (448), then centre crop 224 (384) | rounded down |
-            | "big_vision" | area, short side 8/7 of the centre crop | rounded down |
+            | "augreg" | area, short side 256 (448), then center crop 224 (384) | rounded down |
+            | "big_vision" | area, short side 8/7 of the center crop | rounded down |
             | "lit" | bilinear without antialias, squashed | rounded down |
             | "bit" | bilinear without antialias, squashed to `size` | not rounded |
-            | "timm" | Pillow's bicubic, short side crop / 0.9 (from 384 on: / 1.0), then centre crop | rounded |
+            | "timm" | Pillow's bicubic, short side crop / 0.9 (from 384 on: / 1.0), then center crop | rounded |
             | "transformers" | Pillow's bilinear, squashed | rounded |
             | "native" | Pillow's bilinear, aspect ratio kept, cut into patches | rounded |
 
@@ -95,7 +95,7 @@ class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
         antialias: widen the filter when the image shrinks.
         resize_output: "float", "truncated" (cast to uint8 like TensorFlow) or "rounded" (to uint8, like Pillow).
         rescale_factor, image_mean, image_std: the result is (level * rescale_factor - image_mean) / image_std.
-        num_channels: number of channels of the model. Grey images are repeated; colours become grey for 1 channel.
+        num_channels: number of channels of the model. Gray images are repeated; colors become gray for 1 channel.
         background: red, green and blue behind transparent images.
         patch_size: patch size in pixels, an int or (height, width), for "native".
         max_num_patches: maximum number of patches of an image, for "native"; default: as many as an image of `size`

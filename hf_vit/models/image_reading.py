@@ -441,7 +441,7 @@ def _check_range(tensor: torch.Tensor, highest: int, expected: str, name: str):
 def _convert_channels(
     levels: torch.Tensor, num_channels: int, background: tuple[int, ...] | list[int], name: str
 ) -> torch.Tensor:
-    """Convert to (..., num_channels, height, width): grey is repeated, alpha is composited."""
+    """Convert to (..., num_channels, height, width): gray is repeated, alpha is composited."""
     channels = levels.shape[-3]
     if channels == num_channels:
         return levels
@@ -450,16 +450,16 @@ def _convert_channels(
     if num_channels in (1, 3) and channels in (2, 3, 4):
         if channels == 2:
             levels = levels[..., [0, 0, 0, 1], :, :]
-        colour = levels if channels == 3 else composite(levels, background)
-        return colour if num_channels == 3 else _luma(colour)
+        color = levels if channels == 3 else composite(levels, background)
+        return color if num_channels == 3 else _luma(color)
     raise ImageReadingError(f"{name} has {channels} channels (expected {num_channels})")
 
 
 def composite(levels: torch.Tensor, background: tuple[int, ...] | list[int]) -> torch.Tensor:
-    """Lay RGBA levels (..., 4, height, width) over a background colour; return (..., 3, height, width)."""
-    colour, alpha = levels[..., :3, :, :].float(), levels[..., 3:, :, :].float()
+    """Lay RGBA levels (..., 4, height, width) over a background color; return (..., 3, height, width)."""
+    color, alpha = levels[..., :3, :, :].float(), levels[..., 3:, :, :].float()
     behind = torch.tensor(background, dtype=torch.float32, device=levels.device)[:, None, None]
-    blended = (colour * alpha + behind * (255 - alpha)) / 255
+    blended = (color * alpha + behind * (255 - alpha)) / 255
     return blended if levels.is_floating_point() else blended.round().to(torch.uint8)
 
 

@@ -105,7 +105,7 @@ def fit_grid(height: int, width: int, patch_size: tuple[int, int], max_num_patch
 
 
 def center_window(size: tuple[int, int], crop_size: tuple[int, int], round_half: bool) -> Window:
-    """Return the rows and columns of a centre crop, at most the whole image.
+    """Return the rows and columns of a center crop, at most the whole image.
 
     If an odd number of pixels is removed, big_vision's `central_crop` cuts the larger half from the end; torchvision's
     `CenterCrop` rounds the half to even (`round_half`).
@@ -201,9 +201,9 @@ def _resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Win
 
 @lru_cache(maxsize=512)
 def _bilinear_taps(old: int, new: int, part: range, values: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Return two neighbours and the weight of the second: `tf.image.resize(method="bilinear")` in float32.
+    """Return two neighbors and the weight of the second: `tf.image.resize(method="bilinear")` in float32.
 
-    Pixels have half-pixel centres, and `values` values each (see `spread`).
+    Pixels have half-pixel centers, and `values` values each (see `spread`).
     """
     scale = np.float32(old) / np.float32(new)
     position = (np.arange(part.start, part.stop, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)

@@ -1,6 +1,6 @@
 """BiT ResNets, built from the units of the hybrids' stem, pre- or post-activation.
 
-Feature maps are (batch, channels, rows, columns). Loading, saving and initialisation are those of `pretrained`.
+Feature maps are (batch, channels, rows, columns). Loading, saving and initialization are those of `pretrained`.
 """
 
 from typing import Any, Unpack
@@ -54,7 +54,7 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
     def _resnet(self) -> Any:
         return self.base_model.resnet
 
-    def _take_image_size(self, image_size: Size) -> None:
+    def _apply_image_size(self, image_size: Size) -> None:
         """Set another image size, an int or (height, width) in pixels.
 
         Raises:
@@ -64,7 +64,7 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
             raise ValueError(
                 f"cannot set image_size {image_size}: the positions of axial attention are for {self.config.image_size}"
             )
-        super()._take_image_size(image_size)
+        super()._apply_image_size(image_size)
 
     def _images(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Check the images and convert them to the weights' dtype."""
@@ -99,7 +99,7 @@ class HfBiTModel(HfBiTPreTrainedModel):
             output of every stage.
         """
         feature_map = self.resnet(self._images(pixel_values))
-        self.note_image_size(pixel_values, kwargs.get("interpolate_pos_encoding"))  # pyright: ignore - as in a ViT
+        self.warn_of_image_size(pixel_values, kwargs.get("interpolate_pos_encoding"))  # pyright: ignore - as in a ViT
         if self.norm is not None:
             feature_map = relu(self.norm(feature_map))
         return BaseModelOutputWithPoolingAndNoAttention(
@@ -108,7 +108,7 @@ class HfBiTModel(HfBiTPreTrainedModel):
 
 
 class HfBiTForImageClassification(HfBiTPreTrainedModel):
-    """BiT ResNet with a linear head; a new head is initialised with zeros, as in the papers."""
+    """BiT ResNet with a linear head; a new head is initialized with zeros, as in the papers."""
 
     _keys_to_ignore_on_load_unexpected = []  # noqa: RUF012
 
@@ -139,7 +139,7 @@ class HfBiTForImageClassification(HfBiTPreTrainedModel):
 class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
     """Feature maps of the root and the stages, for detection and segmentation.
 
-    Pre-activation maps are sums of residuals and not normalised; the norm before the head belongs to the classifier.
+    Pre-activation maps are sums of residuals and not normalized; the norm before the head belongs to the classifier.
     """
 
     has_attentions = False

@@ -611,7 +611,7 @@ class HfViTModel(HfViTEncoder):
         grid = None
         if spatial_shapes is None:
             grid = self.grid_of(pixel_values, patch_size)
-            self.note_image_size(pixel_values, interpolate_pos_encoding)
+            self.warn_of_image_size(pixel_values, interpolate_pos_encoding)
         elif pixel_attention_mask is None:
             pixel_attention_mask = patch_mask(spatial_shapes, pixel_values)
         hidden_states = self.embeddings(pixel_values, grid, spatial_shapes, patch_size, bool_masked_pos)

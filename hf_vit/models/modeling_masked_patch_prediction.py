@@ -136,7 +136,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
             ValueError: both are given, or `bool_masked_pos` has another shape.
         """
         grid = self.grid_of(pixel_values)
-        self.vit.note_image_size(pixel_values, interpolate_pos_encoding)
+        self.vit.warn_of_image_size(pixel_values, interpolate_pos_encoding)
         embeddings = self.vit.embeddings
         patches = embeddings.embed_patches(pixel_values)
         if bool_masked_pos is not None:
@@ -202,7 +202,7 @@ def patch_targets(pixel_values: torch.Tensor, grid: tuple[int, int], kind: str) 
         kind: a `patch_target` of `HfViTConfig`.
 
     Returns:
-        "mean_color": class number of the patch's mean colour at 3 bits per channel, (batch, patches).
+        "mean_color": class number of the patch's mean color at 3 bits per channel, (batch, patches).
         "downsized": the same for each cell of the patch shrunk to 4 x 4, (batch, patches, 16).
         "pixels": its pixel values, (batch, patches, channels * height * width).
     """
@@ -236,6 +236,6 @@ def compare(
         return (logits - targets).square().mean(dim=-1), torch.zeros_like(logits[..., 0])
     if kind == "mean_color":
         targets = targets.unsqueeze(-1)
-    logits = logits.unflatten(-1, (-1, LEVELS**num_channels))  # (batch, patches, cells, colours)
+    logits = logits.unflatten(-1, (-1, LEVELS**num_channels))  # (batch, patches, cells, colors)
     losses = F.cross_entropy(logits.flatten(0, 2), targets.flatten(), reduction="none").view(targets.shape)
     return losses.mean(dim=-1), (logits.argmax(dim=-1) == targets).float().mean(dim=-1)

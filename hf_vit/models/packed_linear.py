@@ -83,7 +83,7 @@ class FrozenLinear(nn.Linear):
 
     weight = property(_refuse)  # pyright: ignore[reportAssignmentType]
 
-    def take_weight_of(self, linear: nn.Linear, rows: int) -> None:
+    def take_weight_from(self, linear: nn.Linear, rows: int) -> None:
         """Copy or pack the weight of a layer, for products with `rows` rows of inputs."""
         weight = linear.weight.detach()
         self._dtype, self.is_packed = weight.dtype, gains_from_packing(weight)
@@ -123,7 +123,7 @@ class FrozenConv2d(StandardizedConv2d):
 
     weight = property(_refuse)  # pyright: ignore[reportAssignmentType]
 
-    def take_weight_of(self, conv: StandardizedConv2d, rows: int) -> None:
+    def take_weight_from(self, conv: StandardizedConv2d, rows: int) -> None:
         """Standardize the weight of a convolution; `rows` is not used."""
         self._weight = conv.standardized_weight().contiguous(memory_format=torch.channels_last)
 
@@ -188,7 +188,7 @@ def freeze(model: _Module, rows: int) -> _Module:
         vars(one).update(copy.deepcopy(vars(module), memo))
         if isinstance(one, FrozenLinear | FrozenConv2d):
             del one._parameters["weight"]
-            one.take_weight_of(module, rows)
+            one.take_weight_from(module, rows)
     copied = frozen[model]
     for parameter in copied.parameters():
         parameter.requires_grad_(False)

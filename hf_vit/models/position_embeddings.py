@@ -70,7 +70,7 @@ def resize_position_embeddings(
         old_grid, new_grid: (rows, columns) of patches.
         method: "jax": bilinear with aligned corners, as `scipy.ndimage.zoom(order=1)` in `interpolate_posembed`,
             google-research/vision_transformer, vit_jax/checkpoint.py. "jax_exact": the same with that function's
-            rounding fault, see `_linear_weights`. "bilinear", "bicubic": half-pixel centres, antialiased, as in timm.
+            rounding fault, see `_linear_weights`. "bilinear", "bicubic": half-pixel centers, antialiased, as in timm.
             "bicubic_aliased": not antialiased, as in transformers.
 
     Returns:
@@ -128,8 +128,8 @@ def resize_relative_embeddings(
     special, distances = embeddings.split([num_special, num_distances], dim=1)
     new_reach = [size - 1 for size in new_grid]
     old_reach = [old - 1 if new > 1 else 0 for old, new in zip(old_grid, new_grid, strict=True)]  # 0 if one row is left
-    old_places, _ = _places_of_distances(old_grid, old_reach, embeddings.device)
-    new_places, counts = _places_of_distances(new_grid, new_reach, embeddings.device)
+    old_places, _ = _indices_of_distances(old_grid, old_reach, embeddings.device)
+    new_places, counts = _indices_of_distances(new_grid, new_reach, embeddings.device)
     old_size, new_size = ((2 * rows + 1, 2 * columns + 1) for rows, columns in (old_reach, new_reach))
     wide = distances.to(torch.promote_types(embeddings.dtype, torch.float32))
     spread = resize_position_embeddings(wide[:, old_places], old_size, new_size, 0, method)
@@ -139,7 +139,7 @@ def resize_relative_embeddings(
     return torch.cat([special, (folded / totals[:, None]).to(embeddings.dtype)], dim=1)
 
 
-def _places_of_distances(grid: Grid, reach: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _indices_of_distances(grid: Grid, reach: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """List the distances on a grid of up to `reach` rows and columns in both directions.
 
     Returns:

@@ -32,7 +32,7 @@ _TRUNCATED_STD = 0.87962566103423978
 
 
 class HfViTHead(nn.Linear):
-    """A linear head; a new one is initialised with zeros, as in the paper."""
+    """A linear head; a new one is initialized with zeros, as in the paper."""
 
     def initialize(self) -> None:
         """Set the weights to zero."""
@@ -53,12 +53,12 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
 
-    # Parameters that may be missing from a checkpoint or have another shape; they are re-initialised with a warning.
+    # Parameters that may be missing from a checkpoint or have another shape; they are re-initialized with a warning.
     _new_when_missing: tuple[str, ...] = ("classifier.",)
     _reinit_message = (
         "The classification head of {name} does not fit and was reinitialized to zeros. Train it before use."
     )
-    _image_size_noted = False  # the warning about images of another size was given, or is not needed
+    _has_warned_of_image_size = False  # the warning about images of another size was given, or is not needed
     conversion_record: dict[str, Any] | None = None  # source of converted weights
 
     def __init__(self, config: HfVisionConfig, *args: Any, **kwargs: Any):
@@ -228,25 +228,25 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
             ValueError: the model cannot have this size.
         """
         before = self.config.image_size
-        self._take_image_size(image_size)
+        self._apply_image_size(image_size)
         base: Any = self.base_model
-        base._image_size_noted = False
+        base._has_warned_of_image_size = False
         if not processor_follows:
-            self._say_image_size(before)
+            self._warn_of_processor_size(before)
 
-    def _say_image_size(self, before: Size) -> None:
+    def _warn_of_processor_size(self, before: Size) -> None:
         """Warn that the model's image size has changed, and the image processor's has not."""
         image_size = self.config.image_size
         if as_pair(image_size) == as_pair(before):
             return
         logger.warning_once(
-            f"{self.name_or_path or 'The model'} now takes images of {_in_words(image_size)} pixels, not "
-            f"{_in_words(before)}, but its image processor was not changed: load both with hf_vit.load("
+            f"{self.name_or_path or 'The model'} now takes images of {_describe_size(image_size)} pixels, not "
+            f"{_describe_size(before)}, but its image processor was not changed: load both with hf_vit.load("
             f"{self.name_or_path or 'FOLDER'!r}, image_size={image_size}), or change the processor yourself and call "
             "set_image_size(..., processor_follows=True)."
         )
 
-    def _take_image_size(self, image_size: Size) -> None:
+    def _apply_image_size(self, image_size: Size) -> None:
         """Set another image size, and change the parameters that depend on it."""
         self.config.image_size = image_size
         self.config.validate_architecture()
@@ -288,20 +288,20 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
         if len(shape) != 4 or shape[1] != channels:
             raise ValueError(f"pixel_values has shape {shape}; expected (batch, {channels}, height, width)")
 
-    def note_image_size(self, pixel_values: torch.Tensor, is_asked: bool | None) -> None:
+    def warn_of_image_size(self, pixel_values: torch.Tensor, is_intended: bool | None) -> None:
         """Warn, once for this model, that images have another size; a compiled or exported forward never warns.
 
         Args:
             pixel_values: (batch, num_channels, height, width)
-            is_asked: the caller wants positions to follow the images, so that no warning is needed.
+            is_intended: the caller wants positions to follow the images, so that no warning is needed.
         """
-        if is_asked or is_recorded() or self._image_size_noted:
+        if is_intended or is_recorded() or self._has_warned_of_image_size:
             return
         size, own = (pixel_values.shape[-2], pixel_values.shape[-1]), as_pair(self.config.image_size)
         if size != own:
-            self._image_size_noted = True
+            self._has_warned_of_image_size = True
             logger.warning(
-                f"The images have {_in_words(size)} pixels, but the model is for {_in_words(own)}, to which its image "
+                f"The images have {_describe_size(size)} pixels, but the model is for {_describe_size(own)}, to which its image "
                 f"processor resizes: load both at one size with hf_vit.load({self.name_or_path or 'FOLDER'!r}, "
                 "image_size=...), or pass interpolate_pos_encoding=True if this size is intended."
             )
@@ -334,7 +334,7 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a module as the original does (vit_jax/models_vit.py, models_resnet.py; else flax's defaults).
+        """Initialize a module as the original does (vit_jax/models_vit.py, models_resnet.py; else flax's defaults).
 
         A module with its own rule has a method `initialize`. transformers calls this for modules that own parameters;
         its own rule (random weights, norms one, biases zero) comes first.
@@ -354,7 +354,7 @@ def is_recorded() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
 
 
-def _in_words(size: Size) -> str:
+def _describe_size(size: Size) -> str:
     """Format a size: `224` -> "224 x 224"."""
     return " x ".join(map(str, as_pair(size)))
 

@@ -1,4 +1,4 @@
-"""BiT's ResNets, with GroupNorm and standardised weights: the stem of the hybrids, and the network of `hf_bit`.
+"""BiT's ResNets, with GroupNorm and standardized weights: the stem of the hybrids, and the network of `hf_bit`.
 
 There are two kinds of units: post-activation, as in vit_jax/models_resnet.py (google-research/vision_transformer) and
 models/bit.py (google-research/big_vision); and pre-activation, as in models/bit_paper.py there and in big_transfer.
@@ -87,14 +87,14 @@ def standardize(weight: torch.Tensor, numbers: StemNumbers = _ORIGINAL) -> torch
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """Convolution with standardised weights and without bias."""
+    """Convolution with standardized weights and without bias."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int, numbers: StemNumbers):
         super().__init__(in_channels, out_channels, kernel_size, stride=stride, bias=False)
         self.numbers = numbers
 
     def standardized_weight(self) -> torch.Tensor:
-        """Return the standardised weight."""
+        """Return the standardized weight."""
         return standardize(self.weight, self.numbers)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ class StandardizedConv2d(nn.Conv2d):
         return self.convolve(images, self.standardized_weight())
 
     def convolve(self, images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Convolve with a weight that is standardised already."""
+        """Convolve with a weight that is standardized already."""
         if self.numbers.padding == "fixed":
             return conv2d(images, weight, stride=self.stride, padding=(self.kernel_size[0] - 1) // 2)
         return conv2d(_pad_same(images, self.kernel_size[0], self.stride[0]), weight, stride=self.stride)
@@ -116,7 +116,7 @@ class GroupNorm(nn.GroupNorm):
 
 
 class LastGroupNorm(GroupNorm):
-    """Last norm of a post-activation unit, initialised with zeros, so that a new unit passes on its input."""
+    """Last norm of a post-activation unit, initialized with zeros, so that a new unit passes on its input."""
 
     def initialize(self) -> None:
         """Set the weights to zero."""
@@ -124,7 +124,7 @@ class LastGroupNorm(GroupNorm):
 
 
 class Downsample(nn.Module):
-    """Projection of the residual where a unit changes the shape; normalised only in post-activation units."""
+    """Projection of the residual where a unit changes the shape; normalized only in post-activation units."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, numbers: StemNumbers, has_norm: bool = True):
         super().__init__()

@@ -24,12 +24,12 @@ VARIANTS = {
     "axial": {"attention_axes": "axial", "pooling": "mean", "num_hidden_layers": 2},
 }
 ROWS, COLUMNS = GRID = (5, 6)  # of the tiny models
-NOT_SAID = r"has no (position embeddings (in every|of type)|axial attention)"
+UNSUPPORTED = r"has no (position embeddings (in every|of type)|axial attention)"
 RESIZED = {"image_size": (12, 54)}  # 3 x 9 patches
 
 
 def every(names: str):
-    """Parametrise with the variants whose names contain one of these words."""
+    """Parametrize with the variants whose names contain one of these words."""
     chosen = {name: fields for name, fields in VARIANTS.items() if any(word in name for word in names.split())}
     return pytest.mark.parametrize("fields", chosen.values(), ids=chosen)
 
@@ -206,7 +206,7 @@ def test_the_backbone_and_masked_patch_prediction_support_the_variants(fields, t
 
 
 @every("D relative")
-def test_initialisation_of_the_tables(fields):
+def test_initialization_of_the_tables(fields):
     torch.manual_seed(0)
     config = tiny(**fields).config
     config.image_size, config.initializer_range = (400, 360), 0.05
@@ -255,9 +255,9 @@ def test_unsupported_combinations_are_refused():
 def test_exports_refuse_the_variants_that_their_formats_lack(fields, tmp_path):
     model = tiny(**{**fields, "image_size": 24, "patch_size": 4})
     for export, path in ((export_jax, "a.npz"), (export_timm, "a.safetensors"), (export_transformers, "folder")):
-        with pytest.raises(ConversionError, match=NOT_SAID):
+        with pytest.raises(ConversionError, match=UNSUPPORTED):
             export(model, tmp_path / path)
-    with pytest.raises(ConversionError, match=NOT_SAID):
+    with pytest.raises(ConversionError, match=UNSUPPORTED):
         export_jax(model, tmp_path / "b.npz", dialect="big_vision")
     assert not list(tmp_path.iterdir())
 

@@ -181,15 +181,15 @@ def test_results_on_a_gpu_are_equal(preset):
 
 
 def test_images_with_other_numbers_of_channels():
-    grey = random_pixels(9, 7, channels=1)
-    torch.testing.assert_close(process(grey), process(np.repeat(grey, 3, -1)))
-    assert process(grey, num_channels=1).shape == (1, 1, 224, 224)
+    gray = random_pixels(9, 7, channels=1)
+    torch.testing.assert_close(process(gray), process(np.repeat(gray, 3, -1)))
+    assert process(gray, num_channels=1).shape == (1, 1, 224, 224)
     five = random_pixels(37, 53, channels=5)
     assert process(five, num_channels=5).shape == (1, 5, 224, 224)
     rgba = random_pixels(37, 53, channels=4)
     assert process(rgba, image_mean=[0.0] * 4, image_std=[1.0] * 4).shape == (1, 4, 224, 224)
     assert process(rgba, image_mean=0.0, image_std=1.0).shape == (1, 4, 224, 224)
-    assert process(grey, do_convert_rgb=False, image_mean=0.5, image_std=0.5).shape == (1, 1, 224, 224)
+    assert process(gray, do_convert_rgb=False, image_mean=0.5, image_std=0.5).shape == (1, 1, 224, 224)
     with pytest.raises(ImageReadingError, match="image_mean"):
         process(rgba, do_convert_rgb=False)
 

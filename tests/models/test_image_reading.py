@@ -17,8 +17,8 @@ from hf_vit.models.image_reading import ImageReadingError, logger, read_image
 
 HEIGHT, WIDTH = 11, 17
 RNG = np.random.default_rng(7)
-GREY = RNG.integers(0, 256, (HEIGHT, WIDTH), dtype=np.uint8)
-COLOUR = RNG.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+GRAY = RNG.integers(0, 256, (HEIGHT, WIDTH), dtype=np.uint8)
+COLOR = RNG.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
 ALPHA = RNG.integers(0, 256, (HEIGHT, WIDTH), dtype=np.uint8)
 BACKGROUND = (200, 100, 50)
 
@@ -34,37 +34,37 @@ def read(image, **options):
     return read_image(image, **options).movedim(-3, -1).numpy()
 
 
-def repeat(grey):
-    return np.repeat(grey[..., None], 3, axis=-1)
+def repeat(gray):
+    return np.repeat(gray[..., None], 3, axis=-1)
 
 
-def over(colour, alpha, background):
+def over(color, alpha, background):
     share = alpha[..., None] / 255
-    return np.floor(colour * share + np.array(background) * (1 - share) + 0.5)
+    return np.floor(color * share + np.array(background) * (1 - share) + 0.5)
 
 
 # Where it comes from
 
 
 def test_types_of_sources(tmp_path):
-    data = encode(Image.fromarray(COLOUR))
+    data = encode(Image.fromarray(COLOR))
     path = tmp_path / "picture.png"
     path.write_bytes(data)
     sources = [path, str(path), data, bytearray(data), memoryview(data), io.BytesIO(data), Image.open(path)]
     sources += [{"bytes": data, "path": None}, {"bytes": None, "path": str(path)}]
-    sources += ["data:image/png;base64," + base64.b64encode(data).decode(), Image.fromarray(COLOUR)]
+    sources += ["data:image/png;base64," + base64.b64encode(data).decode(), Image.fromarray(COLOR)]
     for source in sources:
-        np.testing.assert_array_equal(read(source), COLOUR)
+        np.testing.assert_array_equal(read(source), COLOR)
 
 
 def test_an_image_is_read_from_an_address(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
-    (tmp_path / "picture.png").write_bytes(encode(Image.fromarray(COLOUR)))
+    (tmp_path / "picture.png").write_bytes(encode(Image.fromarray(COLOR)))
     handler = functools.partial(QuietHandler, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
-        np.testing.assert_array_equal(read(f"{address}/picture.png"), COLOUR)
+        np.testing.assert_array_equal(read(f"{address}/picture.png"), COLOR)
         with pytest.raises(ImageReadingError, match="404"):
             read(f"{address}/nothing.png")
         server.shutdown()
@@ -80,44 +80,44 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "P", "1"])
 def test_modes_that_pillow_converts(mode):
-    image = Image.fromarray(COLOUR).convert(mode)
+    image = Image.fromarray(COLOR).convert(mode)
     np.testing.assert_array_equal(read(image), np.asarray(image.convert("RGB")))
 
 
-def test_colours_of_a_cmyk_jpeg():
-    image = Image.fromarray(COLOUR).resize((64, 64)).convert("CMYK")
+def test_colors_of_a_cmyk_jpeg():
+    image = Image.fromarray(COLOR).resize((64, 64)).convert("CMYK")
     data = encode(image, "JPEG", quality=95)
     np.testing.assert_array_equal(read(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
 
 
-def test_grey_is_repeated():
-    np.testing.assert_array_equal(read(encode(Image.fromarray(GREY))), repeat(GREY))
-    np.testing.assert_array_equal(read(Image.fromarray(GREY), num_channels=1), GREY[..., None])
-    np.testing.assert_array_equal(read(Image.fromarray(GREY), num_channels=None), GREY[..., None])
+def test_gray_is_repeated():
+    np.testing.assert_array_equal(read(encode(Image.fromarray(GRAY))), repeat(GRAY))
+    np.testing.assert_array_equal(read(Image.fromarray(GRAY), num_channels=1), GRAY[..., None])
+    np.testing.assert_array_equal(read(Image.fromarray(GRAY), num_channels=None), GRAY[..., None])
 
 
 def test_transparent_images_are_composited_on_the_background():
-    rgba = Image.fromarray(np.dstack([COLOUR, ALPHA]))
-    np.testing.assert_array_equal(read(encode(rgba)), over(COLOUR, ALPHA, (255, 255, 255)))
-    np.testing.assert_array_equal(read(encode(rgba), background=BACKGROUND), over(COLOUR, ALPHA, BACKGROUND))
-    grey = Image.fromarray(np.dstack([GREY, ALPHA]), "LA")
-    np.testing.assert_array_equal(read(encode(grey), background=BACKGROUND), over(repeat(GREY), ALPHA, BACKGROUND))
+    rgba = Image.fromarray(np.dstack([COLOR, ALPHA]))
+    np.testing.assert_array_equal(read(encode(rgba)), over(COLOR, ALPHA, (255, 255, 255)))
+    np.testing.assert_array_equal(read(encode(rgba), background=BACKGROUND), over(COLOR, ALPHA, BACKGROUND))
+    gray = Image.fromarray(np.dstack([GRAY, ALPHA]), "LA")
+    np.testing.assert_array_equal(read(encode(gray), background=BACKGROUND), over(repeat(GRAY), ALPHA, BACKGROUND))
 
 
-def test_a_transparent_colour_of_a_palette_and_of_a_plain_image():
-    palette = Image.fromarray(COLOUR).quantize(8)
+def test_a_transparent_color_of_a_palette_and_of_a_plain_image():
+    palette = Image.fromarray(COLOR).quantize(8)
     data = encode(palette, transparency=3)
-    colours = np.asarray(palette.convert("RGB"))
-    expected = np.where(np.asarray(palette)[..., None] == 3, BACKGROUND, colours)
+    colors = np.asarray(palette.convert("RGB"))
+    expected = np.where(np.asarray(palette)[..., None] == 3, BACKGROUND, colors)
     np.testing.assert_array_equal(read(data, background=BACKGROUND), expected)
-    half = np.where(np.arange(WIDTH)[:, None] < 8, COLOUR, (1, 2, 3)).astype(np.uint8)
+    half = np.where(np.arange(WIDTH)[:, None] < 8, COLOR, (1, 2, 3)).astype(np.uint8)
     data = encode(Image.fromarray(half), transparency=(1, 2, 3))
     np.testing.assert_array_equal(read(data)[:, 8:], np.full((HEIGHT, WIDTH - 8, 3), 255))
-    np.testing.assert_array_equal(read(data)[:, :8], COLOUR[:, :8])
+    np.testing.assert_array_equal(read(data)[:, :8], COLOR[:, :8])
 
 
 def test_transparent_palette_mode():
-    image = Image.fromarray(COLOUR).quantize(8).convert("PA")
+    image = Image.fromarray(COLOR).quantize(8).convert("PA")
     np.testing.assert_array_equal(read(image), np.asarray(image.convert("RGB")))
 
 
@@ -135,8 +135,8 @@ def test_sixteen_bits_keep_their_precision(kind):
 
 
 def test_floating_point_image():
-    image = Image.fromarray((GREY / 255).astype(np.float32))
-    np.testing.assert_array_equal(read(encode(image, "TIFF")), repeat(GREY))
+    image = Image.fromarray((GRAY / 255).astype(np.float32))
+    np.testing.assert_array_equal(read(encode(image, "TIFF")), repeat(GRAY))
     with pytest.raises(ImageReadingError, match="255"):
         read(Image.fromarray(np.array([[0, 255]], dtype=np.float32)))
 
@@ -147,7 +147,7 @@ def test_floating_point_image():
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_exif_orientation_is_applied(orientation, kind):
-    image = Image.fromarray(np.kron(COLOUR, np.ones((8, 8, 1), dtype=np.uint8)))
+    image = Image.fromarray(np.kron(COLOR, np.ones((8, 8, 1), dtype=np.uint8)))
     exif = Image.Exif()
     exif[0x0112] = orientation
     upright = np.asarray(Image.open(io.BytesIO(encode(image, kind))))
@@ -191,7 +191,7 @@ def test_the_first_frame_is_used_with_a_warning(kind):
 
 @pytest.mark.parametrize("kind", ["WEBP", "AVIF", "BMP", "JPEG2000"])
 def test_other_formats(kind):
-    image = Image.fromarray(np.kron(COLOUR, np.ones((8, 8, 1), dtype=np.uint8)))
+    image = Image.fromarray(np.kron(COLOR, np.ones((8, 8, 1), dtype=np.uint8)))
     try:
         data = encode(image, kind, **({"lossless": True} if kind == "WEBP" else {}))
     except (KeyError, OSError):
@@ -218,17 +218,17 @@ def test_reduced_decoding_gives_at_least_the_requested_size():
 @pytest.mark.parametrize(
     "array",
     [
-        COLOUR.astype(np.int64),
-        COLOUR.astype(np.uint32),
-        COLOUR.astype(np.uint64),
-        COLOUR.astype(np.float32) / 255,
-        COLOUR / np.longdouble(255),
-        COLOUR / 255,
-        COLOUR.astype(np.uint16) * 257,
-        COLOUR.astype(">u2") * 257,
-        COLOUR[::-1][::-1],
-        np.asfortranarray(COLOUR),
-        np.frombuffer(COLOUR.tobytes(), np.uint8).reshape(COLOUR.shape),  # read-only
+        COLOR.astype(np.int64),
+        COLOR.astype(np.uint32),
+        COLOR.astype(np.uint64),
+        COLOR.astype(np.float32) / 255,
+        COLOR / np.longdouble(255),
+        COLOR / 255,
+        COLOR.astype(np.uint16) * 257,
+        COLOR.astype(">u2") * 257,
+        COLOR[::-1][::-1],
+        np.asfortranarray(COLOR),
+        np.frombuffer(COLOR.tobytes(), np.uint8).reshape(COLOR.shape),  # read-only
     ],
     ids=[
         *("int64", "uint32", "uint64", "float32", "longdouble", "float64", "uint16", "big-endian", "reversed twice"),
@@ -236,34 +236,34 @@ def test_reduced_decoding_gives_at_least_the_requested_size():
     ],
 )
 def test_types_of_arrays(array):
-    np.testing.assert_array_equal(read(array), COLOUR)
-    np.testing.assert_array_equal(read(array.transpose(2, 0, 1)), COLOUR)
+    np.testing.assert_array_equal(read(array), COLOR)
+    np.testing.assert_array_equal(read(array.transpose(2, 0, 1)), COLOR)
     if array.dtype.isnative and array.dtype.itemsize <= 8 and array.flags.writeable and min(array.strides) > 0:
-        np.testing.assert_array_equal(read(torch.from_numpy(array)), COLOUR)
+        np.testing.assert_array_equal(read(torch.from_numpy(array)), COLOR)
 
 
 def test_half_precision_is_accurate_to_one_level():
     for dtype in (torch.float16, torch.bfloat16):
-        half = (torch.from_numpy(COLOUR) / 255).to(dtype)
-        assert np.abs(read(half) - COLOUR).max() < 1
+        half = (torch.from_numpy(COLOR) / 255).to(dtype)
+        assert np.abs(read(half) - COLOR).max() < 1
 
 
 def test_arrays_of_two_dimensions_and_truth_values():
-    np.testing.assert_array_equal(read(GREY), repeat(GREY))
-    np.testing.assert_array_equal(read(GREY > 99), repeat(np.where(GREY > 99, 255, 0)))
+    np.testing.assert_array_equal(read(GRAY), repeat(GRAY))
+    np.testing.assert_array_equal(read(GRAY > 99), repeat(np.where(GRAY > 99, 255, 0)))
 
 
 def test_alpha_in_arrays_is_the_same_as_in_files():
-    rgba = np.dstack([COLOUR, ALPHA])
+    rgba = np.dstack([COLOR, ALPHA])
     for array in (rgba, torch.from_numpy(rgba), rgba / 255):
         expected = read(Image.fromarray(rgba), background=BACKGROUND)
         assert np.abs(read(array, background=BACKGROUND) - expected.astype(float)).max() <= 0.5
 
 
-def test_one_channel_equals_pillows_grey():
-    expected = np.asarray(Image.fromarray(COLOUR).convert("L"))
-    np.testing.assert_array_equal(read(COLOUR, num_channels=1)[..., 0], expected)
-    assert np.abs(read(COLOUR / 255, num_channels=1)[..., 0] - expected).max() <= 0.51
+def test_one_channel_equals_pillows_gray():
+    expected = np.asarray(Image.fromarray(COLOR).convert("L"))
+    np.testing.assert_array_equal(read(COLOR, num_channels=1)[..., 0], expected)
+    assert np.abs(read(COLOR / 255, num_channels=1)[..., 0] - expected).max() <= 0.51
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_bad_images_are_refused(image, message):
 
 def test_a_wrong_number_of_channels_is_refused():
     with pytest.raises(ImageReadingError, match="3 channels"):
-        read_image(COLOUR, num_channels=5, input_data_format="channels_last", name="photo")
+        read_image(COLOR, num_channels=5, input_data_format="channels_last", name="photo")
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "TIFF", "WEBP"])
@@ -338,7 +338,7 @@ def test_truncated_files_are_refused(kind, part):
 
 
 def test_a_damaged_file_is_refused():
-    data = bytearray(encode(Image.fromarray(COLOUR)))
+    data = bytearray(encode(Image.fromarray(COLOR)))
     data[60:70] = b"\0" * 10
     with pytest.raises(ImageReadingError, match=r"cannot read photo: ."):
         read_image(bytes(data), name="photo")
@@ -367,7 +367,7 @@ def test_checksums_of_a_png_are_verified(of):
 
 def test_eps_does_not_start_ghostscript(tmp_path, monkeypatch):
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *args: pytest.fail("a program was started"))
-    data = encode(Image.fromarray(COLOUR), "EPS")
+    data = encode(Image.fromarray(COLOR), "EPS")
     (tmp_path / "picture.jpg").write_bytes(data)
     for source in (tmp_path / "picture.jpg", data, Image.open(io.BytesIO(data))):
         with pytest.raises(ImageReadingError):
@@ -382,7 +382,7 @@ def test_heic_is_read_with_pillow_heif(brand):
     """The first brand is that of phones; files of other programs begin with the general one."""
     plugin = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
     plugin.register_heif_opener()  # to write it
-    heic = encode(Image.fromarray(COLOUR).resize((64, 48)), "HEIF").replace(b"ftypheic", b"ftyp" + brand)
+    heic = encode(Image.fromarray(COLOR).resize((64, 48)), "HEIF").replace(b"ftypheic", b"ftyp" + brand)
     np.testing.assert_array_equal(read(heic), np.asarray(plugin.open_heif(io.BytesIO(heic))))
 
 

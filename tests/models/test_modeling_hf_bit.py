@@ -1,4 +1,4 @@
-"""BiT ResNets: outputs compared with the goldens and a NumPy forward, loading, gradients and initialisation."""
+"""BiT ResNets: outputs compared with the goldens and a NumPy forward, loading, gradients and initialization."""
 
 import json
 
@@ -186,7 +186,7 @@ def test_another_number_of_labels_gives_a_zero_head_and_other_mismatches_are_ref
         HfBiTForImageClassification.from_pretrained(tmp_path)
 
 
-def test_initialisation_equals_the_original():
+def test_initialization_equals_the_original():
     """flax's defaults: kernels with variance 1 / fan-in, zero head, zero last norm of a post-activation unit."""
     torch.manual_seed(0)
     model = HfBiTForImageClassification(HfBiTConfig(**TINY_BIT, layer_type="bottleneck"))

@@ -154,7 +154,7 @@ def test_images_of_a_wrong_shape_are_refused():
         model(torch.zeros(2, 3, 21, 36))
 
 
-def test_initialisation_equals_the_original():
+def test_initialization_equals_the_original():
     torch.manual_seed(0)
     config = HfViTConfig(hidden_size=96, intermediate_size=160, num_attention_heads=3, num_hidden_layers=2)
     config.representation_size, config.num_labels = 64, 7
@@ -171,7 +171,7 @@ def test_initialisation_equals_the_original():
     assert parameters["vit.embeddings.position_embeddings"].std() == pytest.approx(0.02, rel=5e-2)
 
 
-def test_a_replaced_head_is_zero_when_it_is_initialised():
+def test_a_replaced_head_is_zero_when_it_is_initialized():
     model = tiny()
     model.classifier = HfViTHead(14, 5)
     model._init_weights(model.classifier)

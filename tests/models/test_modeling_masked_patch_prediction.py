@@ -53,7 +53,7 @@ def test_a_share_below_one_patch_is_refused():
         sample_corruption(2, PATCHES, share=0.01)
 
 
-def test_mean_colour_has_three_bits_a_channel():
+def test_mean_color_has_three_bits_a_channel():
     colors = torch.tensor([[-1.0, 0.0, 1.0], [-0.76, -0.74, 0.99]]).view(2, 3, 1, 1)
     # levels 0, 4, 7 and 0 (0.12 of 1), 1 (0.13), 7
     assert color_classes(colors).flatten().tolist() == [0 * 64 + 4 * 8 + 7, 0 * 64 + 1 * 8 + 7]
@@ -75,7 +75,7 @@ def test_targets_of_each_patch(pixel_values):
 
 @pytest.mark.parametrize(("target", "outputs"), [("mean_color", 512), ("downsized", 8192), ("pixels", 192)])
 def test_output_width_and_first_loss(pixel_values, target, outputs):
-    """A new head is zero, so every colour is as likely as any other: log 512."""
+    """A new head is zero, so every color is as likely as any other: log 512."""
     model = make(patch_target=target)
     output = model(pixel_values)
     assert output.logits.shape == (3, PATCHES, outputs)

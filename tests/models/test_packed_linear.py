@@ -1,9 +1,7 @@
 """The frozen copy of `optimize_for_inference`: equal outputs, an untouched original, one error for everything else."""
 
 import copy
-import os
 import pickle
-import subprocess
 import sys
 
 import pytest
@@ -17,7 +15,8 @@ from hf_vit.models import packed_linear
 from hf_vit.models.configuration_hf_bit import ORIGINALS
 from hf_vit.models.packed_linear import FrozenConv2d, FrozenLinear, FrozenModelError
 
-from ..tiny_models import BIT_PIXELS, TINY, VARIANTS, images, randomize, save_tiny, tiny, tiny_bit
+from ..processes import finish, start
+from ..tiny_models import TINY, VARIANTS, images, randomize, save_tiny, tiny
 
 HAS_BFLOAT16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
@@ -256,16 +255,8 @@ def test_a_forward_replaced_by_other_code_is_kept():
     torch.testing.assert_close(ours, expected, rtol=0, atol=2e-5)
 
 
-@torch.no_grad()
-def test_bit_variants():
-    model = tiny_bit()
-    torch.testing.assert_close(
-        model.optimize_for_inference()(BIT_PIXELS).logits, model(BIT_PIXELS).logits, rtol=1e-5, atol=1e-4
-    )
-
-
 MEMORY = """
-import sys, torch
+import ctypes, sys, torch
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.models import packed_linear
 
@@ -273,7 +264,8 @@ def memory():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
-packed_linear.gains_from_packing = lambda weight: sys.argv[1] == "packed"
+ctypes.CDLL(None).mallopt(-3, 100_000)  # M_MMAP_THRESHOLD: freed memory is given back at once
+packed_linear.gains_from_packing = lambda weight: IS_PACKED
 config = HfViTConfig(hidden_size=256, num_attention_heads=2, intermediate_size=4096, num_hidden_layers=1, image_size=32)
 with torch.inference_mode():  # modules of torch are imported and small buffers are allocated before it counts
     HfViTForImageClassification(config).optimize_for_inference()(torch.zeros(1, 3, 32, 32))
@@ -290,10 +282,8 @@ print((memory() - before) / plain)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("kind", ["packed", pytest.param("plain", marks=pytest.mark.slow)])
-def test_a_frozen_model_takes_the_memory_of_a_plain_one(kind):
-    """In a process of its own, which gives freed memory back at once; 110 MiB of weights."""
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "100000"}
-    command = [sys.executable, "-c", MEMORY, kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "plain"])
+def test_a_frozen_model_takes_the_memory_of_a_plain_one(is_packed):
+    """In a process of its own; 110 MiB of weights."""
+    done = finish(start(MEMORY.replace("IS_PACKED", str(is_packed))))
     assert 0.9 < float(done.stdout) < 1.1
