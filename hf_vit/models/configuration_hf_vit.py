@@ -184,14 +184,8 @@ class HfViTConfig(HfVisionConfig):
         """
         refuse_unknown("variant", name, VARIANTS)
         width, patch_size, stem_depths = VARIANTS[name]
-        layers, hidden_size, intermediate_size, heads = _WIDTHS[width]
-        fields: dict[str, Any] = {
-            "num_hidden_layers": layers,
-            "hidden_size": hidden_size,
-            "intermediate_size": intermediate_size,
-            "num_attention_heads": heads,
-            "patch_size": patch_size,
-        }
+        sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+        fields: dict[str, Any] = {**dict(zip(sizes, _WIDTHS[width], strict=True)), "patch_size": patch_size}
         if name.endswith("-gap-norep"):
             fields["pooling"] = "mean"
         if stem_depths is None:

@@ -1,7 +1,7 @@
 """Other patch sizes (FlexiViT), other image sizes, and images of different sizes in one batch (NaFlex)."""
 
 from copy import copy
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,11 +74,9 @@ class FlexibleSizes(HfVisionPreTrainedModel):
                 the nearest sizes.
         """
         check_size("patch_size", patch_size)
-        before, base = self.config.image_size, cast(HfVisionPreTrainedModel, self.base_model)
+        before = self.config.image_size
         self._set_sizes(patch_size, before if image_size is None else image_size)
-        base._has_warned_of_image_size = False
-        if not processor_follows:
-            self._warn_of_processor_size(before)
+        self._note_new_size(before, processor_follows)
 
     def make_flexible(self) -> None:
         """Keep kernel and position embeddings as stored from now on; each forward resizes them to the sizes in use.

@@ -620,7 +620,8 @@ class HfViTModel(HfViTEncoder):
         if pixel_attention_mask is not None:
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
         # The head of most models needs the class token alone, so the last layer computes no other.
-        shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in _RECORDED)
+        recorded = ("output_hidden_states", "output_attentions")  # these show all tokens
+        shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in recorded)
         first_is_enough = only_pooled and self.config.pooling == "cls" and attention_mask is None and not shows_all
         hidden_states, _ = self.encode(hidden_states, grid, attention_mask, 1 if first_is_enough else None, **kwargs)
         norm_after = self.layernorm if self.config.norm_after_pooling else None
@@ -630,9 +631,6 @@ class HfViTModel(HfViTEncoder):
         return HfViTModelOutput(
             last_hidden_state=last_hidden_state, pooler_output=pooler_output, image_embeds=image_embeds
         )
-
-
-_RECORDED = ("output_hidden_states", "output_attentions")  # these need all tokens of every layer
 
 
 class HfViTForImageClassification(HfViTPreTrainedModel):

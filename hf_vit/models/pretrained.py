@@ -229,22 +229,18 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
         """
         before = self.config.image_size
         self._apply_image_size(image_size)
-        base: Any = self.base_model
-        base._has_warned_of_image_size = False
-        if not processor_follows:
-            self._warn_of_processor_size(before)
+        self._note_new_size(before, processor_follows)
 
-    def _warn_of_processor_size(self, before: Size) -> None:
-        """Warn that the model's image size has changed, and the image processor's has not."""
-        image_size = self.config.image_size
-        if as_pair(image_size) == as_pair(before):
-            return
-        logger.warning_once(
-            f"{self.name_or_path or 'The model'} now takes images of {_describe_size(image_size)} pixels, not "
-            f"{_describe_size(before)}, but its image processor was not changed: load both with hf_vit.load("
-            f"{self.name_or_path or 'FOLDER'!r}, image_size={image_size}), or change the processor yourself and call "
-            "set_image_size(..., processor_follows=True)."
-        )
+    def _note_new_size(self, before: Size, processor_follows: bool) -> None:
+        """Warn that the image size has changed, unless the caller changes the image processor too."""
+        cast(Any, self.base_model)._has_warned_of_image_size = False
+        (old_height, old_width), (height, width) = as_pair(before), as_pair(self.config.image_size)
+        if not processor_follows and (height, width) != (old_height, old_width):
+            logger.warning_once(
+                f"{self.name_or_path or 'The model'} now takes images of {height} x {width} pixels, not {old_height} x "
+                f"{old_width}. Its image processor was not changed: load both with hf_vit.load(..., image_size=...), "
+                "or change it and call set_image_size(..., processor_follows=True)."
+            )
 
     def _apply_image_size(self, image_size: Size) -> None:
         """Set another image size, and change the parameters that depend on it."""
@@ -269,9 +265,7 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
         Raises:
             ValueError: the number is invalid, or the model predicts pixels.
         """
-        before, after = self.config.num_channels, copy.copy(self.config)
-        after.num_channels = num_channels
-        after.validate_architecture()
+        before, self.config.num_channels = self.config.num_channels, num_channels  # an invalid number is refused here
         convolution = next(module for module in self.modules() if isinstance(module, nn.Conv2d))
         kernel = convolution.weight
         if num_channels == 1:
@@ -280,7 +274,7 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
             repeats = math.ceil(num_channels / before)
             adapted = kernel.repeat(1, repeats, 1, 1)[:, :num_channels] * (before / num_channels)
         convolution.weight = nn.Parameter(adapted, kernel.requires_grad)
-        convolution.in_channels = self.config.num_channels = num_channels
+        convolution.in_channels = num_channels
 
     def check_images(self, pixel_values: torch.Tensor) -> None:
         """Raise ValueError unless images are (batch, num_channels, height, width)."""
@@ -301,9 +295,8 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
         if size != own:
             self._has_warned_of_image_size = True
             logger.warning(
-                f"The images have {_describe_size(size)} pixels, but the model is for {_describe_size(own)}, to which its image "
-                f"processor resizes: load both at one size with hf_vit.load({self.name_or_path or 'FOLDER'!r}, "
-                "image_size=...), or pass interpolate_pos_encoding=True if this size is intended."
+                f"The images have {size[0]} x {size[1]} pixels, but the model is for {own[0]} x {own[1]}: load both "
+                "with hf_vit.load(..., image_size=...), or pass interpolate_pos_encoding=True."
             )
 
     def optimize_for_inference(self: _Model, batch_size: int = 1) -> _Model:
@@ -352,11 +345,6 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
 def is_recorded() -> bool:
     """Tell whether torch records the computation for other inputs: torch.compile, torch.export, torch.jit.trace."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
-
-
-def _describe_size(size: Size) -> str:
-    """Format a size: `224` -> "224 x 224"."""
-    return " x ".join(map(str, as_pair(size)))
 
 
 def lecun_normal_(weight: torch.Tensor) -> None:
