@@ -86,12 +86,8 @@ def describe_unknown(names: Iterable[str]) -> str:
 
 def sha256_of(path: str | os.PathLike) -> str:
     """Return the hexadecimal sha256 of a file; other threads run meanwhile."""
-    digest = hashlib.sha256()
-    block = memoryview(bytearray(1 << 20))
-    with open(path, "rb", buffering=0) as file:
-        while length := file.readinto(block):
-            digest.update(block[:length])
-    return digest.hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # Reading of text and JSON from untrusted sources: with size limits, and errors that name the file.
