@@ -117,9 +117,10 @@ def quantize(
         record["held_out"] = {"images": len(logits), "agreement": agreement, "largest_logit_difference": difference}
         if (labels := _labels(files, model.config)) is not None:
             of_held_out = labels[held_out]
-            record["top1"] = {"images": len(of_held_out)}
-            for name, predicted in (("int8", classes), ("float32", expected.argmax(dim=1))):
-                record["top1"][name] = (predicted == of_held_out).double().mean().item()
+            int8_top1, float32_top1 = (
+                (predicted == of_held_out).double().mean().item() for predicted in (classes, expected.argmax(dim=1))
+            )
+            record["top1"] = {"images": len(of_held_out), "int8": int8_top1, "float32": float32_top1}
         if agreement < min_agreement:
             raise ValueError(
                 f"cannot quantize {folder}: {agreement:.1%} of {int(held_out.sum())} predictions agree with float32 "
